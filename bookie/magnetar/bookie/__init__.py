@@ -1,0 +1,1 @@
+"""Storage daemon: journal, caches, entry log, index, garbage collection, server."""

@@ -1,0 +1,1 @@
+"""Ledger client: write and read handles, quorum, ensemble change, recovery, placement."""

@@ -1,0 +1,1 @@
+"""Deterministic ledger machines: events and now in, instructions out; never awaits."""

@@ -1,0 +1,1 @@
+"""MetadataStore: the interface and its embedded, ZooKeeper and simulated implementations."""

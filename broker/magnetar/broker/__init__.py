@@ -1,0 +1,1 @@
+"""Broker: managed ledgers, cursors, topics, subscriptions, dispatch, ownership."""

@@ -1,0 +1,1 @@
+"""The one command, magnetar; the only room that may see every other."""

@@ -1,0 +1,1 @@
+"""The thin asyncio client; depends on magnetar.proto and magnetar.runtime only."""

@@ -1,0 +1,1 @@
+"""Process kit: framed server and connection, clock, settings, logs, metrics, lifecycle, files."""
