@@ -1,1 +1,1 @@
-"""Pure wire vocabulary: ids, frames, commands, entry and batch formats, errors. No I/O."""
+"""Ids, errors, frames, commands, batches and entries: pure functions over bytes, without I/O or clock."""

@@ -1,0 +1,494 @@
+"""Commands of both hops: the header of a frame is a msgpack array `[command number, request id, fields...]`.
+
+Arrays only grow at the end: unknown trailing fields are ignored, absent ones take their default. A request id of 0 means
+that no answer is wanted; answers carry the id of their request. Growing lists stand in the payload as fixed-size rows,
+never in the header (WIRE.md draws them).
+
+>>> decode_command(Flow(0, consumer_id=3, messages=100).encode())
+Flow(request_id=0, consumer_id=3, messages=100, bytes=0)
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import msgpack
+import msgspec
+
+from .errors import Action, MagnetarError, MalformedFrame, UnknownCommand, error_from_wire
+
+PROTOCOL_VERSION = 1
+MIN_PROTOCOL_VERSION = 1
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Command(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="command"):
+    """Base of all headers."""
+
+    request_id: int
+
+    NUMBER: ClassVar[int] = 0
+
+    def encode(self) -> bytes:
+        """The header's bytes."""
+        return _encoder.encode(self)
+
+
+# --- both hops -------------------------------------------------------------------------------------------------------
+
+
+class Connect(Command, tag=1):
+    """First frame of a connection. Payload: authentication data."""
+
+    protocol_version: int
+    min_protocol_version: int
+    features: list[str] = []
+    max_frame_bytes: int = 0
+    peer: str = ""
+    auth_method: str = "none"
+
+
+class Connected(Command, tag=2):
+    """Answer to Connect: what both peers will use. Payload: authentication data."""
+
+    protocol_version: int
+    features: list[str] = []
+    max_frame_bytes: int = 0
+    max_message_bytes: int = 0
+    peer: str = ""
+
+
+class AuthChallenge(Command, tag=3):
+    """Reserved: a further round of authentication, either way."""
+
+    auth_method: str = ""
+
+
+class Ping(Command, tag=4):
+    """Keep-alive, either way; answered by Pong."""
+
+
+class Pong(Command, tag=5):
+    """Answer to Ping."""
+
+
+class Ok(Command, tag=6):
+    """Success. `result` is what the request's docstring says."""
+
+    result: Any = None
+
+
+class Failed(Command, tag=7):
+    """Failure of the request, or with request id 0 of the connection, which closes after it."""
+
+    code: int = 1
+    action: int = int(Action.GIVE_UP)
+    message: str = ""
+
+    def to_error(self) -> MagnetarError:
+        """The error to raise."""
+        return error_from_wire(self.code, self.action, self.message)
+
+    @classmethod
+    def of(cls, request_id: int, error: MagnetarError) -> Failed:
+        """The frame that tells `error`."""
+        return cls(request_id, error.code, int(error.action), error.message)
+
+
+# --- client to broker and back -------------------------------------------------------------------------------------
+
+
+class Lookup(Command, tag=16):
+    """Where is the topic served? Ok: {"url": str}."""
+
+    topic: str
+    authoritative: bool = False
+
+
+class Partitions(Command, tag=17):
+    """How many partitions has the topic? Ok: {"partitions": int}, 0 if it is not partitioned."""
+
+    topic: str
+
+
+class CreateProducer(Command, tag=18):
+    """Ok: {"name": str, "epoch": int, "last_sequence_id": int (-1 if none known)}."""
+
+    producer_id: int
+    topic: str
+    name: str | None = None
+    epoch: int = 0
+    access_mode: str = "shared"
+    properties: dict[str, str] = {}
+
+
+class Send(Command, tag=19):
+    """A group: the payload is 1..m batches back to back. Constant per producer and epoch. Answered by Receipt rows."""
+
+    producer_id: int
+    epoch: int
+
+
+class Receipt(Command, tag=20):
+    """Durable groups of a producer. Payload: ReceiptRow rows in sequence order."""
+
+    producer_id: int
+    epoch: int
+
+
+class SendFailed(Command, tag=21):
+    """The group that starts with `sequence_id`, and all after it in this epoch, were not stored."""
+
+    producer_id: int
+    epoch: int
+    sequence_id: int
+    code: int = 1
+    action: int = int(Action.GIVE_UP)
+    message: str = ""
+
+
+class CloseProducer(Command, tag=22):
+    """Either way; from the broker (request id 0): the topic moved, look up again. Ok: null."""
+
+    producer_id: int
+
+
+class Subscribe(Command, tag=23):
+    """Ok: {"epoch": int}. `start`: see SeekTo. `durable` false makes a reader's cursor. `type`: exclusive, shared, ..."""
+
+    consumer_id: int
+    topic: str
+    subscription: str
+    type: str = "exclusive"
+    start: tuple[str, Any] = ("latest", None)
+    durable: bool = True
+    name: str = ""
+    epoch: int = 0
+    properties: dict[str, str] = {}
+
+
+class Flow(Command, tag=24):
+    """Grants permits: messages and bytes, added to what is left."""
+
+    consumer_id: int
+    messages: int
+    bytes: int = 0
+
+
+class Deliver(Command, tag=25):
+    """Batches of one entry. Payload: `ack_set_rows` AckSetRow rows, then an entry slice.
+
+    `consumer_epoch` rises with every seek: a delivery of an older epoch is dropped by the client.
+    """
+
+    consumer_id: int
+    consumer_epoch: int
+    ledger: int
+    entry: int
+    partition: int = -1
+    redelivery_count: int = 0
+    ack_set_rows: int = 0
+
+
+class Ack(Command, tag=26):
+    """Payload: AckRow rows. `cumulative`: one row, everything up to its last message.
+
+    With a request id, Ok (null) comes when the cursor's change is durable.
+    """
+
+    consumer_id: int
+    cumulative: bool = False
+
+
+class Redeliver(Command, tag=27):
+    """Negative acknowledgement. Payload: AckRow rows; none: everything this consumer has not acknowledged."""
+
+    consumer_id: int
+
+
+class Unsubscribe(Command, tag=28):
+    """Deletes the subscription. Ok: null."""
+
+    consumer_id: int
+
+
+class Seek(Command, tag=29):
+    """Moves the cursor. Ok: {"epoch": int}; deliveries with a lower epoch are stale.
+
+    `start` is ["earliest", null], ["latest", null], ["id", 24 bytes] (inclusive) or ["time", ms since the epoch].
+    """
+
+    consumer_id: int
+    start: tuple[str, Any]
+
+
+class CloseConsumer(Command, tag=30):
+    """Either way, as CloseProducer."""
+
+    consumer_id: int
+
+
+class EndOfTopic(Command, tag=31):
+    """Reserved: the topic was terminated and everything was delivered."""
+
+    consumer_id: int
+
+
+class ActiveConsumer(Command, tag=32):
+    """Reserved: tells a failover consumer whether it is the active one."""
+
+    consumer_id: int
+    active: bool = False
+
+
+class LastMessageId(Command, tag=33):
+    """Ok: the last confirmed message id of the consumer's topic as 24 bytes, or null if the topic is empty."""
+
+    consumer_id: int
+
+
+class GetSchema(Command, tag=34):
+    """Reserved."""
+
+
+class Transaction(Command, tag=35):
+    """Reserved."""
+
+
+class ListTopics(Command, tag=48):
+    """Ok: [topic name, ...], sorted. Empty namespace: all."""
+
+    namespace: str = ""
+
+
+class TopicStats(Command, tag=49):
+    """Ok: a map of figures (WIRE.md)."""
+
+    topic: str
+
+
+class CreateTopic(Command, tag=50):
+    """Ok: null."""
+
+    topic: str
+    partitions: int = 0
+
+
+class DeleteTopic(Command, tag=51):
+    """Ok: null. Refused while producers or consumers are connected unless `force`."""
+
+    topic: str
+    force: bool = False
+
+
+class DeleteSubscription(Command, tag=52):
+    """Ok: null. Refused while consumers are connected unless `force`."""
+
+    topic: str
+    subscription: str
+    force: bool = False
+
+
+class TopicLedgers(Command, tag=64):
+    """Reserved: the ledgers of a topic for readers that go to the bookies themselves."""
+
+    topic: str
+
+
+class AttachLedgers(Command, tag=65):
+    """Reserved: atomic bulk publish of closed ledgers."""
+
+    topic: str
+
+
+# --- ledger client to bookie and back --------------------------------------------------------------------------------
+
+
+class AddEntry(Command, tag=96):
+    """Payload: a ledger entry (40-byte header and payload). Answered by AddDone rows. `recovery` passes the fence."""
+
+    recovery: bool = False
+
+
+class AddDone(Command, tag=97):
+    """Payload: AddDoneRow rows, one frame per journal sync."""
+
+
+class ReadEntries(Command, tag=98):
+    """Entries first..last, as many as fit in `max_bytes` but at least one.
+
+    Ok: {"sizes": [int, ...], "last_add_confirmed": int}; payload: the entries back to back. EntryNotFound when `first` is
+    not there. `fence` fences the ledger first and answers once that is durable.
+    """
+
+    ledger_id: int
+    first: int
+    last: int
+    max_bytes: int = 0
+    fence: bool = False
+
+
+class ReadLastConfirmed(Command, tag=99):
+    """Ok: {"last_add_confirmed": int, "last_entry": int}; LedgerNotFound if never written here and not fenced."""
+
+    ledger_id: int
+    fence: bool = False
+
+
+class WriteLastConfirmed(Command, tag=100):
+    """Explicit LAC of an idle writer. Ok: null."""
+
+    ledger_id: int
+    last_add_confirmed: int
+
+
+class BookieInfo(Command, tag=101):
+    """Ok: {"bookie_id": str, "free_bytes": int, "total_bytes": int, "read_only": bool}."""
+
+
+class WaitLastConfirmed(Command, tag=102):
+    """Reserved: long-poll read."""
+
+    ledger_id: int
+
+
+class ListLedgers(Command, tag=103):
+    """Reserved."""
+
+
+class ListEntries(Command, tag=104):
+    """Reserved."""
+
+    ledger_id: int
+
+
+class ForceLedger(Command, tag=105):
+    """Reserved: deferred sync."""
+
+    ledger_id: int
+
+
+class DeleteLedger(Command, tag=106):
+    """Reserved."""
+
+    ledger_id: int
+
+
+class RepairLedger(Command, tag=107):
+    """Reserved."""
+
+    ledger_id: int
+
+
+COMMANDS: dict[int, type[Command]] = {}
+for _cls in Command.__subclasses__():
+    _number = _cls.__struct_config__.tag
+    assert isinstance(_number, int)
+    assert _number not in COMMANDS
+    _cls.NUMBER = _number
+    COMMANDS[_number] = _cls
+
+RESERVED: frozenset[type[Command]] = frozenset(
+    cls for cls in COMMANDS.values() if (cls.__doc__ or "").startswith("Reserved")
+)
+
+_decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in COMMANDS.items()}
+
+
+def decode_command(header: bytes) -> Command:
+    """Raises UnknownCommand (details: "request_id", "number") or MalformedFrame."""
+    number = peek_number(header)
+    decoder = _decoders.get(number)
+    if decoder is None:
+        raise UnknownCommand(
+            f"command {number} is not known here; this peer speaks protocol version {PROTOCOL_VERSION}",
+            number=number,
+            request_id=peek_request_id(header),
+        )
+    try:
+        return decoder.decode(header)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise MalformedFrame(
+            f"the header of command {number} cannot be decoded: {error}", request_id=peek_request_id(header)
+        ) from None
+
+
+def peek_number(header: bytes) -> int:
+    """The command number. Raises MalformedFrame if there is none."""
+    fields = _fields(header)
+    if fields and isinstance(fields[0], int):
+        return fields[0]
+    raise MalformedFrame("a frame header is not an array that starts with a command number")
+
+
+def peek_request_id(header: bytes) -> int:
+    """The request id, 0 if there is none to be found."""
+    fields = _fields(header)
+    return fields[1] if len(fields) > 1 and isinstance(fields[1], int) else 0
+
+
+def _fields(header: bytes) -> list[Any]:
+    try:
+        fields = msgpack.unpackb(header, strict_map_key=False)
+    except Exception:  # noqa: BLE001 - any failure of the decoder means the same: not a header
+        raise MalformedFrame("a frame header is not msgpack") from None
+    return fields if isinstance(fields, list) else []
+
+
+# --- rows in payloads ------------------------------------------------------------------------------------------------
+
+
+class ReceiptRow(NamedTuple):
+    """`count` messages from `sequence_id` on are stored from (ledger, entry, index) on; u64 u32 u64 u64 u32."""
+
+    sequence_id: int
+    count: int
+    ledger: int
+    entry: int
+    index: int
+
+
+class AckRow(NamedTuple):
+    """Messages first_index..last_index of an entry, both included; u64 u64 u32 u32."""
+
+    ledger: int
+    entry: int
+    first_index: int
+    last_index: int
+
+
+class AckSetRow(NamedTuple):
+    """Messages of the delivered slice that are acknowledged already, both ends included; u32 u32."""
+
+    first_index: int
+    last_index: int
+
+
+class AddDoneRow(NamedTuple):
+    """Outcome of one add: code 0 is success, else an error code; u64 u64 u32."""
+
+    ledger_id: int
+    entry_id: int
+    code: int
+
+
+RECEIPT_ROW = struct.Struct(">QIQQI")
+ACK_ROW = struct.Struct(">QQII")
+ACK_SET_ROW = struct.Struct(">II")
+ADD_DONE_ROW = struct.Struct(">QQI")
+
+
+def encode_rows(layout: struct.Struct, rows: Iterable[tuple[int, ...]]) -> bytes:
+    """Rows back to back."""
+    pack = layout.pack
+    return b"".join([pack(*row) for row in rows])
+
+
+def decode_rows(layout: struct.Struct, payload: bytes | memoryview) -> Iterator[tuple[Any, ...]]:
+    """Inverse of `encode_rows`. Raises MalformedFrame unless the length is a multiple of the row."""
+    if len(payload) % layout.size:
+        raise MalformedFrame(f"a payload of {len(payload)} bytes is not made of rows of {layout.size}")
+    return layout.iter_unpack(payload)

@@ -1,0 +1,127 @@
+"""Frames: `u32 length | u16 header length | header | payload`, big-endian; `length` counts all that follows it.
+
+The header is a msgpack array (`commands`), the payload opaque bytes. `FrameParser` is sans-I/O: bytes in, *runs* out.
+A run is a header and the payloads of consecutive frames that had exactly this header, because what a busy connection
+carries (the SENDs of one producer, the adds of one ledger client) repeats its header to the byte, and handling a run
+costs one look-up instead of one per frame.
+
+>>> parser = FrameParser(max_frame_bytes=1024)
+>>> parser.feed(encode_frame(b"h", b"one") + encode_frame(b"h", b"two") + encode_frame(b"g", b"")[:3])
+[(b'h', [b'one', b'two'])]
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from .errors import FrameTooLarge, MalformedFrame
+
+_PREFIX = struct.Struct(">IH")
+PREFIX_BYTES = _PREFIX.size
+DEFAULT_MAX_MESSAGE_BYTES = 5 * 1024 * 1024
+FRAME_OVERHEAD_BYTES = 64 * 1024
+DEFAULT_MAX_FRAME_BYTES = DEFAULT_MAX_MESSAGE_BYTES + FRAME_OVERHEAD_BYTES
+MAX_HEADER_BYTES = 65_535
+
+Run = tuple[bytes, list[bytes]]
+
+
+def frame_prefix(header: bytes, payload_bytes: int) -> bytes:
+    """Length fields and header of a frame whose payload of `payload_bytes` bytes is written after it."""
+    return _PREFIX.pack(2 + len(header) + payload_bytes, len(header)) + header
+
+
+def encode_frame(header: bytes, payload: bytes = b"") -> bytes:
+    """One whole frame."""
+    return b"".join((_PREFIX.pack(2 + len(header) + len(payload), len(header)), header, payload))
+
+
+def encode_frames(header: bytes, payloads: Sequence[bytes]) -> bytes:
+    """Frames with one header and many payloads, as one bytes object to write at once."""
+    size = 2 + len(header)
+    pack, count = _PREFIX.pack, len(header)
+    parts: list[bytes] = []
+    for payload in payloads:
+        parts += (pack(size + len(payload), count), header, payload)
+    return b"".join(parts)
+
+
+class FrameParser:
+    """Cuts a byte stream into runs of frames. Payloads are copies, so they pin no receive buffer.
+
+    A bad frame ends the stream, since no border is known after it: `error` is set, `feed` returns what came before it
+    and nothing afterwards, and the connection must be closed.
+    """
+
+    __slots__ = ("_max", "_missing", "_parts", "error")
+
+    def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
+        self._max = max_frame_bytes
+        self._parts: list[bytes] = []
+        # Bytes that the unfinished frame in _parts still lacks (at least; 1 while its prefix is incomplete).
+        self._missing = 0
+        self.error: FrameTooLarge | MalformedFrame | None = None
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """Largest frame accepted, counted after its length field."""
+        return self._max
+
+    @max_frame_bytes.setter
+    def max_frame_bytes(self, value: int) -> None:
+        self._max = value
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of an unfinished frame that are held."""
+        return sum(map(len, self._parts))
+
+    def feed(self, data: bytes) -> list[Run]:
+        """Returns the runs that `data` completes; look at `error` after each call."""
+        if self.error is not None:
+            return []
+        if self._parts:
+            if len(data) < self._missing:
+                self._parts.append(data)
+                self._missing -= len(data)
+                return []
+            self._parts.append(data)
+            data = b"".join(self._parts)
+            self._parts = []
+        runs: list[Run] = []
+        last_header: bytes | None = None
+        payloads: list[bytes] = []
+        position, end, limit = 0, len(data), self._max
+        unpack_from = _PREFIX.unpack_from
+        # About 0.45 us a frame of 150 bytes; a copy of such a slice is cheaper than a memoryview of it.
+        while end - position >= 6:
+            length, header_length = unpack_from(data, position)
+            if length > limit or header_length + 2 > length:
+                self.error = self._bad_frame(length, header_length)
+                return runs
+            body = position + 6 + header_length
+            following = position + 4 + length
+            if following > end:
+                break
+            header = data[position + 6 : body]
+            if header != last_header:
+                payloads = []
+                runs.append((header, payloads))
+                last_header = header
+            payloads.append(data[body:following])
+            position = following
+        if position < end:
+            rest = data[position:] if position else data
+            self._parts = [rest]
+            self._missing = 1 if end - position < 6 else unpack_from(data, position)[0] + 4 - (end - position)
+        return runs
+
+    def _bad_frame(self, length: int, header_length: int) -> MalformedFrame | FrameTooLarge:
+        if length > self._max:
+            return FrameTooLarge(
+                f"a frame of {length} bytes exceeds the limit of {self._max}; "
+                "send smaller messages or raise max_message_bytes",
+                length=length,
+            )
+        return MalformedFrame(f"a frame of {length} bytes cannot hold a header of {header_length} bytes")

@@ -1,0 +1,119 @@
+"""Identifiers: message ids and topic names.
+
+A message id is (ledger, entry, index in the entry, partition). Ids of one partition are ordered as the topic is:
+
+>>> MessageId(7, 0, 3) < MessageId(7, 1, 0) < MessageId(8, 0, 0)
+True
+>>> MessageId.from_bytes(MessageId(7, 1, 0).to_bytes())
+MessageId(ledger=7, entry=1, index=0, partition=-1)
+
+Topic names are `persistent://tenant/namespace/name`; a short name means `persistent://public/default/name`.
+
+>>> str(TopicName.parse("orders"))
+'persistent://public/default/orders'
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import NamedTuple
+
+from .errors import InvalidArgument, InvalidTopicName
+
+MAX_ENTRY_ID = (1 << 43) - 1
+MAX_MESSAGES_PER_ENTRY = 1 << 20
+MAX_BATCHES_PER_ENTRY = 65_535
+NO_PARTITION = -1
+
+_MESSAGE_ID = struct.Struct(">QQIi")
+
+
+class MessageId(NamedTuple):
+    """Position of one message: ordered, hashable, 24 bytes in its byte form (big-endian u64 u64 u32 i32)."""
+
+    ledger: int
+    entry: int
+    index: int
+    partition: int = NO_PARTITION
+
+    def to_bytes(self) -> bytes:
+        """24 bytes that `from_bytes` reads back."""
+        return _MESSAGE_ID.pack(*self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> MessageId:
+        """Raises InvalidArgument unless `data` is what `to_bytes` made."""
+        if len(data) != _MESSAGE_ID.size:
+            raise InvalidArgument(f"a message id has {_MESSAGE_ID.size} bytes, not {len(data)}")
+        return cls(*_MESSAGE_ID.unpack(data))
+
+    def __str__(self) -> str:
+        return f"{self.ledger}:{self.entry}:{self.index}" + (
+            f":{self.partition}" if self.partition != NO_PARTITION else ""
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> MessageId:
+        """Reads the text form `ledger:entry:index[:partition]`."""
+        try:
+            return cls(*(int(part) for part in text.split(":")))
+        except (ValueError, TypeError):
+            raise InvalidArgument(f"not a message id: {text!r} (want ledger:entry:index)") from None
+
+
+_PART = re.compile(r"[-=:.\w]+")
+_MAX_NAME = 255
+
+
+class TopicName(NamedTuple):
+    """A parsed topic name. `domain` is "persistent" or "non-persistent"."""
+
+    domain: str
+    tenant: str
+    namespace: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> TopicName:
+        """Parses a full, a `tenant/namespace/name` or a short name. Raises InvalidTopicName, which shows the forms."""
+        domain, separator, rest = text.partition("://")
+        if not separator:
+            domain, rest = "persistent", text
+            if "/" not in rest:
+                rest = f"public/default/{rest}"
+        parts = rest.split("/")
+        if domain not in ("persistent", "non-persistent") or len(parts) != 3:
+            raise InvalidTopicName(
+                f"not a topic name: {text!r} (want persistent://tenant/namespace/name, or just a name)"
+            )
+        for part in parts:
+            if not _PART.fullmatch(part) or part in (".", "..") or len(part) > _MAX_NAME:
+                raise InvalidTopicName(
+                    f"not a topic name: {text!r} ({part[:40]!r} must be 1 to {_MAX_NAME} letters, digits or -=:._)"
+                )
+        return cls(domain, *parts)
+
+    @property
+    def short(self) -> str:
+        """The name alone for topics of public/default, else the full name: for people to read."""
+        if (self.domain, self.tenant, self.namespace) == ("persistent", "public", "default"):
+            return self.name
+        return str(self)
+
+    @property
+    def namespace_name(self) -> str:
+        """`tenant/namespace`."""
+        return f"{self.tenant}/{self.namespace}"
+
+    def __str__(self) -> str:
+        return f"{self.domain}://{self.tenant}/{self.namespace}/{self.name}"
+
+
+def check_subscription_name(name: str) -> str:
+    """Returns `name`, or raises InvalidArgument."""
+    if not _PART.fullmatch(name) or name in (".", "..") or len(name) > _MAX_NAME:
+        raise InvalidArgument(
+            f"not a subscription name: {name[:40]!r} (1 to {_MAX_NAME} letters, digits or -=:._)"
+        )
+    return name

@@ -1,0 +1,62 @@
+"""The 40 bytes that the ledger client puts before each payload, and that bookie and reader verify.
+
+    u64 ledger id | u64 entry id | i64 last add confirmed | u64 length | u64 digest | payload
+
+`length` is the sum of the payload bytes of the ledger up to and with this entry; the digest is xxh3-64 over the first
+32 bytes and the payload (CORRECTNESS.md rule 20: ledger, entry, LAC and length are covered, so a re-add is digested anew).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import xxhash
+
+from .errors import EntryDamaged
+
+_FIELDS = struct.Struct(">QQqQ")
+_DIGEST = struct.Struct(">Q")
+LEDGER_ENTRY_HEADER_BYTES = _FIELDS.size + _DIGEST.size
+NO_ENTRY = -1
+
+
+class LedgerEntryHeader(NamedTuple):
+    """Header fields. `last_add_confirmed` is -1 while nothing is confirmed; `length` is in bytes."""
+
+    ledger_id: int
+    entry_id: int
+    last_add_confirmed: int
+    length: int
+
+
+def encode_ledger_entry(
+    ledger_id: int, entry_id: int, last_add_confirmed: int, length: int, payload: bytes
+) -> bytes:
+    """The entry as bookies store it. One copy of `payload`; the digest costs 20 us a MB."""
+    fields = _FIELDS.pack(ledger_id, entry_id, last_add_confirmed, length)
+    digest = xxhash.xxh3_64(fields)
+    digest.update(payload)
+    return b"".join((fields, digest.digest(), payload))
+
+
+def decode_ledger_entry_header(data: bytes) -> LedgerEntryHeader:
+    """Reads the header without verifying the digest. Raises EntryDamaged when `data` is too short."""
+    if len(data) < LEDGER_ENTRY_HEADER_BYTES:
+        raise EntryDamaged(f"a ledger entry has at least {LEDGER_ENTRY_HEADER_BYTES} bytes, not {len(data)}")
+    return LedgerEntryHeader(*_FIELDS.unpack_from(data))
+
+
+def verify_ledger_entry(data: bytes) -> LedgerEntryHeader:
+    """Checks the digest and returns the header. Raises EntryDamaged."""
+    header = decode_ledger_entry_header(data)
+    view = memoryview(data)
+    digest = xxhash.xxh3_64(view[: _FIELDS.size])
+    digest.update(view[LEDGER_ENTRY_HEADER_BYTES:])
+    if digest.intdigest() != _DIGEST.unpack_from(data, _FIELDS.size)[0]:
+        raise EntryDamaged(
+            f"entry {header.entry_id} of ledger {header.ledger_id} does not match its digest",
+            ledger_id=header.ledger_id,
+            entry_id=header.entry_id,
+        )
+    return header
