@@ -25,7 +25,7 @@ MIN_PROTOCOL_VERSION = 1
 _encoder = msgspec.msgpack.Encoder()
 
 
-class Command(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="command"):
+class Command(msgspec.Struct, array_like=True, gc=False, tag_field="command"):
     """Base of all headers."""
 
     request_id: int
@@ -433,7 +433,7 @@ def peek_request_id(header: bytes) -> int:
 def _fields(header: bytes) -> list[Any]:
     try:
         fields = msgpack.unpackb(header, strict_map_key=False)
-    except Exception:  # noqa: BLE001 - any failure of the decoder means the same: not a header
+    except Exception:
         raise MalformedFrame("a frame header is not msgpack") from None
     return fields if isinstance(fields, list) else []
 
@@ -442,13 +442,13 @@ def _fields(header: bytes) -> list[Any]:
 
 
 class ReceiptRow(NamedTuple):
-    """`count` messages from `sequence_id` on are stored from (ledger, entry, index) on; u64 u32 u64 u64 u32."""
+    """`message_count` messages from `sequence_id` on lie from (ledger, entry, first_index) on; u64 u32 u64 u64 u32."""
 
     sequence_id: int
-    count: int
+    message_count: int
     ledger: int
     entry: int
-    index: int
+    first_index: int
 
 
 class AckRow(NamedTuple):

@@ -99,6 +99,8 @@ class Entry:
     """
 
     __slots__ = (
+        "_names",
+        "_producer_names",
         "append_time_ms",
         "base_index",
         "base_offset",
@@ -110,8 +112,6 @@ class Entry:
         "first_index",
         "message_count",
         "producers",
-        "_names",
-        "_producer_names",
     )
 
     def __init__(self, data: bytes, offset: int = 0) -> None:

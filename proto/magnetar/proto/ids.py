@@ -34,7 +34,7 @@ class MessageId(NamedTuple):
 
     ledger: int
     entry: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is of no use here
     partition: int = NO_PARTITION
 
     def to_bytes(self) -> bytes:

@@ -1,0 +1,143 @@
+"""Batches: what goes in comes out, damage is seen, lengths are checked."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.proto.batch import (
+    META_EVENT_TIMES_MS,
+    META_PROPERTIES,
+    META_SEQUENCE_IDS,
+    admit_groups,
+    decode_batch,
+    decode_batch_header,
+    encode_batch,
+    encode_single,
+)
+from magnetar.proto.compression import MAX_RAW_COLUMN_BYTES, Compression, compress, decompress
+from magnetar.proto.errors import ChecksumMismatch, InvalidArgument, MagnetarError, MalformedFrame
+
+values_strategy = st.lists(st.one_of(st.none(), st.binary(max_size=60)), min_size=1, max_size=20)
+
+
+@given(values_strategy, st.sampled_from(list(Compression)), st.data())
+def test_round_trip(values: list[bytes | None], compression: Compression, data: st.DataObject) -> None:
+    n = len(values)
+    column = st.lists(st.one_of(st.none(), st.text(max_size=5)), min_size=n, max_size=n)
+    keys = data.draw(st.one_of(st.none(), column))
+    properties = [{"a": "b"}] * n if data.draw(st.booleans()) else None
+    times: list[int | None] | None = [5] * n if data.draw(st.booleans()) else None
+    encoded = encode_batch(
+        values,
+        sequence_id=3,
+        publish_time_ms=11,
+        keys=keys,
+        properties=properties,
+        event_times_ms=times,
+        key_hash=9,
+        compression=compression,
+        extensions={1: 77, 200: "unknown"},
+    )
+    batch = decode_batch(encoded)
+    assert batch.values == values
+    assert batch.keys == keys
+    assert (batch.metadata or {}).get(META_PROPERTIES) == properties
+    assert (batch.metadata or {}).get(META_EVENT_TIMES_MS) == times
+    assert batch.extensions == {1: 77, 200: "unknown"}
+    header = batch.header
+    assert (header.message_count, header.sequence_id, header.publish_time_ms, header.key_hash) == (
+        n,
+        3,
+        11,
+        9,
+    )
+    assert header.size == len(encoded)
+
+
+def test_single_is_the_short_form_of_the_same_batch() -> None:
+    assert encode_single(b"v", 5, 6) == encode_batch([b"v"], sequence_id=5, publish_time_ms=6)
+    assert decode_batch(encode_single(b"", 5, 6)).values == [b""]
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_every_flipped_bit_is_noticed(compression: Compression) -> None:
+    encoded = encode_batch(
+        [b"hello"] * 4, sequence_id=1, publish_time_ms=2, keys=["k"] * 4, compression=compression
+    )
+    for bit in range(len(encoded) * 8):
+        damaged = bytearray(encoded)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((ChecksumMismatch, MalformedFrame)):
+            decode_batch(bytes(damaged))
+        with pytest.raises((ChecksumMismatch, MalformedFrame)):
+            admit_groups([bytes(damaged)])
+
+
+def test_random_bytes_raise_nothing_but_our_errors() -> None:
+    rng = random.Random(1)
+    good = encode_batch([b"x"] * 3, sequence_id=0, publish_time_ms=0, keys=["a", "b", None])
+    for _ in range(3000):
+        data = bytearray(good[: rng.randrange(len(good) + 1)])
+        for _ in range(rng.randrange(4)):
+            if data:
+                data[rng.randrange(len(data))] = rng.randrange(256)
+        for offset in (0, 3):
+            with contextlib.suppress(MagnetarError):
+                decode_batch(bytes(data), offset, verify=False)
+        with contextlib.suppress(MagnetarError):
+            admit_groups([bytes(data)])
+
+
+def test_admit_splits_groups_and_names_the_bad_payload() -> None:
+    one = encode_single(b"1", 10, 0)
+    two = encode_batch([b"2", b"3"], sequence_id=11, publish_time_ms=0)
+    admitted = admit_groups([one, one + two, two])
+    assert admitted.batches == [one, one, two, two]
+    assert admitted.counts == [1, 1, 2, 2]
+    assert admitted.sequence_ids == [10, 10, 11, 11]
+    for bad in (b"", one[:-1], one + two[:-1], one + b"\0", one[:-1] + b"\0"):
+        with pytest.raises((ChecksumMismatch, MalformedFrame)) as caught:
+            admit_groups([one, bad])
+        assert caught.value.details["position"] == 1
+
+
+def test_columns_of_other_lengths_are_refused() -> None:
+    with pytest.raises(MalformedFrame):
+        decode_batch(encode_batch([b"1", b"2"], sequence_id=0, publish_time_ms=0, keys=["a"]))
+    with pytest.raises(MalformedFrame):
+        decode_batch(encode_batch([b"1", b"2"], sequence_id=0, publish_time_ms=0, sequence_ids=[4]))
+    ids = encode_batch([b"1", b"2"], sequence_id=4, publish_time_ms=0, sequence_ids=[4, 9])
+    assert (decode_batch(ids).metadata or {})[META_SEQUENCE_IDS] == [4, 9]
+
+
+def test_unknown_format_asks_for_an_upgrade() -> None:
+    data = bytearray(encode_single(b"1", 0, 0))
+    data[12] = 9
+    with pytest.raises(MalformedFrame, match="upgrade"):
+        decode_batch(bytes(data), verify=False)
+    assert decode_batch_header(bytes(data)).format == 9
+
+
+@pytest.mark.parametrize("codec", [Compression.LZ4, Compression.ZSTD])
+def test_inflation_is_bounded(codec: Compression) -> None:
+    packed = compress(codec, b"a" * 1000)
+    assert decompress(codec, packed) == b"a" * 1000
+    for wrong in (999, 1001, 0, MAX_RAW_COLUMN_BYTES + 1, 0xFFFFFFFF):
+        with pytest.raises(MalformedFrame):
+            decompress(codec, struct.pack(">I", wrong) + packed[4:])
+    with pytest.raises(MalformedFrame):
+        decompress(codec, b"\0\0")
+    with pytest.raises(MalformedFrame):
+        decompress(7, packed)
+
+
+def test_compression_names() -> None:
+    assert Compression.parse("zstd") is Compression.ZSTD
+    with pytest.raises(InvalidArgument, match="none, lz4, zstd"):
+        Compression.parse("brotli")

@@ -1,0 +1,58 @@
+"""Message ids and names."""
+
+from __future__ import annotations
+
+import pytest
+
+from magnetar.proto.errors import InvalidArgument, InvalidTopicName
+from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
+
+
+def test_message_ids_are_ordered_hashable_and_read_back() -> None:
+    ids = [MessageId(1, 2, 3), MessageId(1, 2, 4), MessageId(1, 3, 0), MessageId(2, 0, 0, 5)]
+    backwards = ids[::-1]
+    assert sorted(backwards) == ids
+    assert len(set(ids + ids)) == 4
+    for one in ids:
+        assert MessageId.from_bytes(one.to_bytes()) == one
+        assert MessageId.parse(str(one)) == one
+    with pytest.raises(InvalidArgument):
+        MessageId.from_bytes(b"x")
+    for text in ("", "1:2", "a:b:c", "1:2:3:4:5"):
+        with pytest.raises(InvalidArgument):
+            MessageId.parse(text)
+
+
+def test_topic_names() -> None:
+    assert TopicName.parse("orders") == ("persistent", "public", "default", "orders")
+    assert TopicName.parse("a/b/c") == ("persistent", "a", "b", "c")
+    assert str(TopicName.parse("non-persistent://a/b/c")) == "non-persistent://a/b/c"
+    assert TopicName.parse("orders").short == "orders"
+    assert TopicName.parse("a/b/c").short == "persistent://a/b/c"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a b",
+        "a/b",
+        "a/b/c/d",
+        "x://a/b/c",
+        "persistent://a/b",
+        "a//c",
+        "../x/y",
+        "a/b/..",
+        "n" * 256,
+        "a\n",
+    ],
+)
+def test_names_that_are_none(text: str) -> None:
+    with pytest.raises(InvalidTopicName, match="not a topic name"):
+        TopicName.parse(text)
+
+
+def test_subscription_names() -> None:
+    assert check_subscription_name("billing-1") == "billing-1"
+    with pytest.raises(InvalidArgument):
+        check_subscription_name("a/b")
