@@ -6,14 +6,23 @@ Async tests run on uvloop, as the daemons do; a test that must hold on the plain
 A test that takes an argument `sim_seed` runs once per seed: `--sim-seeds N` gives the seeds 0..N-1,
 `--sim-seed S` replays the one that failed. The seed is part of the test's name, so the line that pytest
 prints for a failure is also the command that replays it.
+
+A test may take 60 s (`timeout` in pyproject.toml, or its own `@pytest.mark.timeout(N)`). pytest-timeout's
+alarm signal fails the one test and goes on, but under an idle uvloop it hangs for good: the exception from the
+signal handler never leaves the loop. So an async test is cancelled from inside its loop at its limit, and if
+it will not be cancelled, the timer thread ends the whole run with every stack printed, BACKSTOP_S later.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 import pytest
 
 DEFAULT_SIM_SEEDS = 10
+BACKSTOP_S = 15
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,6 +41,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     one: int | None = metafunc.config.getoption("--sim-seed")
     seeds = [one] if one is not None else list(range(metafunc.config.getoption("--sim-seeds")))
     metafunc.parametrize("sim_seed", seeds, ids=[f"seed{seed}" for seed in seeds])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Bound every async test from inside its loop; see the module docstring."""
+    chosen = config.getoption("timeout", None)  # --timeout
+    default = float(config.getini("timeout") if chosen is None else chosen)
+    for item in items:
+        if not isinstance(item, pytest.Function) or not inspect.iscoroutinefunction(item.obj):
+            continue
+        marker = item.get_closest_marker("timeout")
+        limit_s = float(marker.args[0]) if marker is not None and marker.args else default
+        if limit_s > 0:
+            item.obj = _bounded(item.obj, limit_s)
+            item.add_marker(pytest.mark.timeout(limit_s + BACKSTOP_S, method="thread"), append=False)
+
+
+def _bounded(
+    test: Callable[..., Coroutine[Any, Any, None]], limit_s: float
+) -> Callable[..., Coroutine[Any, Any, None]]:
+    @functools.wraps(test)
+    async def run(*args: Any, **kwargs: Any) -> None:
+        bound = asyncio.timeout(limit_s)
+        try:
+            async with bound:
+                await test(*args, **kwargs)
+        except TimeoutError:
+            if bound.expired():
+                pytest.fail(f"still running after {limit_s:g} s; cancelled at the line above")
+            raise
+
+    return run
 
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]

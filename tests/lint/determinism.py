@@ -61,7 +61,8 @@ FILES = frozenset({"io.open", "io.FileIO", "codecs.open"}) | frozenset(
 FILE_MODULES = ("shutil", "tempfile", "glob", "fcntl")
 PATH_METHODS = frozenset(
     "open read_text read_bytes write_text write_bytes touch mkdir rmdir unlink rename replace exists"
-    " is_file is_dir stat lstat iterdir glob rglob walk resolve samefile symlink_to hardlink_to readlink chmod owner".split()
+    " is_file is_dir stat lstat iterdir glob rglob walk resolve samefile symlink_to hardlink_to"
+    " readlink chmod owner".split()
 )
 
 NETWORK = frozenset(
