@@ -11,7 +11,8 @@
     │   │   UnsupportedVersion, Unsupported, ChecksumMismatch, MessageTooLarge, NotAuthorized, AuthenticationFailed
     └── FinalError            nothing the caller does helps (action GIVE_UP)
         ├── TopicNotFound, SubscriptionNotFound, ConsumerBusy, ProducerFenced, LedgerNotFound, EntryNotFound,
-        │   LedgerFenced, LedgerClosed, EntryDamaged, UnknownLedgerState, BookieReadOnly, StorageFailed, AlreadyExists
+        │   LedgerFenced, LedgerClosed, EntryDamaged, UnknownLedgerState, BookieReadOnly, StorageFailed
+        │   (DiskFull), AlreadyExists
 
 Codes are part of the wire protocol (WIRE.md): they are never reused. A code that a peer does not know is decoded as the
 class of its action, which travels with it.
@@ -313,6 +314,12 @@ class MessageLost(FinalError):
     """The position was trimmed or deleted."""
 
     code = 95
+
+
+class DiskFull(StorageFailed):
+    """No space is left on the disk; what was stored before is safe, and writing works again once there is space."""
+
+    code = 96
 
 
 def _tree(root: type[MagnetarError]) -> list[type[MagnetarError]]:

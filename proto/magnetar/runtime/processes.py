@@ -1,0 +1,169 @@
+"""Lean helper processes: the bookie's journal writer and storage helper.
+
+A helper is one Python file that imports next to nothing (about 9 MB resident), started as `python -I -S FILE ARGUMENTS`.
+Two pipes tell each side about the end of the other, whatever ended it:
+
+    daemon  --- life line: the helper's standard input ------->  helper   reads EOF when the daemon is gone
+    daemon  <-- death_fd: a pipe that only the helper holds ----  helper   EOF when the helper is gone
+
+So a helper must watch descriptor 0 and end when it reads EOF (after finishing what it has to), must read nothing else
+from it, and must start no process that inherits its descriptors. Helpers have a session of their own: Ctrl-C at the terminal
+reaches the daemon only, which still needs its journal writer to drain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+from magnetar.proto.errors import StorageFailed
+
+__all__ = ["HelperProcess", "spawn_helper"]
+
+_REAP_RETRY_S = 0.001
+
+
+def spawn_helper(script: str, arguments: Sequence[str], pass_fds: Sequence[int]) -> HelperProcess:
+    """Starts the Python file `script`; descriptors keep their numbers, so pass them in `arguments`.
+
+    Its standard error is the daemon's. Raises StorageFailed when the process cannot be started.
+    """
+    lifeline_read, lifeline_write = os.pipe()
+    death_read, death_write = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", script, *arguments],
+            stdin=lifeline_read,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[*pass_fds, death_write],
+            start_new_session=True,
+            # Of the environment only what finds the interpreter's libraries.
+            env={
+                name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ
+            },
+        )
+    except OSError as error:
+        os.close(lifeline_write)
+        os.close(death_read)
+        raise StorageFailed(f"cannot start the helper process {script}: {error.strerror}") from error
+    finally:
+        os.close(lifeline_read)
+        os.close(death_write)
+    os.set_blocking(death_read, False)
+    return HelperProcess(process, lifeline_write, death_read)
+
+
+class HelperProcess:
+    """A running helper. The owner closes it with `stop` or `close`; nothing else ends it while the daemon lives."""
+
+    def __init__(self, process: subprocess.Popen[bytes], lifeline_fd: int, death_fd: int) -> None:
+        self.pid = process.pid
+        # Readable (EOF) once the helper is gone; -1 after `close`.
+        self.death_fd = death_fd
+        self._process = process
+        self._lifeline_fd = lifeline_fd
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watched = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._callbacks: list[Callable[[int], None]] = []
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, the negative signal number, or None while it runs (or has not been reaped)."""
+        return self._process.returncode
+
+    def on_exit(self, callback: Callable[[int], None]) -> None:
+        """Calls `callback(returncode)` once from the running loop when the helper ends, however it ends."""
+        loop = asyncio.get_running_loop()
+        if self._process.returncode is not None:
+            loop.call_soon(callback, self._process.returncode)
+            return
+        self._callbacks.append(callback)
+        if not self._watched and self._timer is None:
+            self._loop = loop
+            self._watched = True
+            loop.add_reader(self.death_fd, self._reap)
+
+    def terminate(self) -> None:
+        """Sends SIGTERM."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+        self._signal(signal.SIGKILL)
+
+    def hang_up(self) -> None:
+        """Closes the life line: the helper finishes what it has and ends."""
+        if self._lifeline_fd >= 0:
+            os.close(self._lifeline_fd)
+            self._lifeline_fd = -1
+
+    async def wait(self) -> int:
+        """Waits for the end and returns the exit code."""
+        ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def note(code: int) -> None:
+            if not ended.done():
+                ended.set_result(code)
+
+        self.on_exit(note)
+        try:
+            return await ended
+        finally:
+            with contextlib.suppress(ValueError):
+                self._callbacks.remove(note)
+
+    async def stop(self, timeout_s: float) -> int:
+        """Hangs up and waits; after `timeout_s` kills. Returns the exit code; the helper is gone and closed then."""
+        self.hang_up()
+        try:
+            return await asyncio.wait_for(self.wait(), timeout_s)
+        except TimeoutError:
+            self.kill()
+            return await self.wait()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stops watching, hangs up and kills what still runs. May be called twice."""
+        self.hang_up()
+        self._unwatch()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._callbacks.clear()
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        if self.death_fd >= 0:
+            os.close(self.death_fd)
+            self.death_fd = -1
+
+    def _signal(self, number: signal.Signals) -> None:
+        # poll() reaps first, so the number cannot hit a stranger that got the same pid.
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def _unwatch(self) -> None:
+        if self._watched and self._loop is not None:
+            self._watched = False
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self.death_fd)
+
+    def _reap(self) -> None:
+        """The pipe breaks a moment before the process can be waited for: try until it can."""
+        self._unwatch()
+        self._timer = None
+        code = self._process.poll()
+        if code is None:
+            assert self._loop is not None
+            self._timer = self._loop.call_later(_REAP_RETRY_S, self._reap)
+            return
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(code)
