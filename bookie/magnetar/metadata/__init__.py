@@ -1,1 +1,9 @@
-"""MetadataStore: the interface and its embedded, ZooKeeper and simulated implementations."""
+"""Metadata: what daemons must agree on, as versioned values behind one interface.
+
+`store` is the interface, `embedded` keeps it in RocksDB for one machine, `memory` in memory for tests and simulation.
+"""
+
+from .store import Check, Create, Delete, MetadataStore, Operation, Put, Session, Versioned, Watch
+
+# The stores are imported from their modules, so that a user of the interface does not load RocksDB.
+__all__ = ["Check", "Create", "Delete", "MetadataStore", "Operation", "Put", "Session", "Versioned", "Watch"]

@@ -3,7 +3,7 @@
     MagnetarError
     ├── RetryableError        try again, the same call may succeed (action RETRY)
     │   ├── ServiceNotReady, TooManyRequests, BookieUnavailable, NotEnoughBookies, TopicBusy,
-    │   │   RequestTimeout, ConnectionLost, VersionConflict, InProgress
+    │   │   RequestTimeout, ConnectionLost, VersionConflict, InProgress, ReceiveTimeout, ProducerQueueFull, SendTimeout
     ├── LookupAgainError      ask where the topic lives, then try there (action LOOK_UP)
     │   └── TopicNotServed
     ├── InvalidCallError      the call is wrong, fix it (action FIX_CALL)
@@ -140,6 +140,24 @@ class QuorumLost(RetryableError):
     """Too few bookies answered for the outcome to be known; try again."""
 
     code = 29
+
+
+class ReceiveTimeout(RetryableError):
+    """No message arrived in the time given to receive."""
+
+    code = 36
+
+
+class ProducerQueueFull(RetryableError):
+    """The producer's unconfirmed messages fill its memory bound; wait for some to be confirmed."""
+
+    code = 37
+
+
+class SendTimeout(RequestTimeout):
+    """A message was not confirmed within send_timeout; whether it was stored is not known."""
+
+    code = 38
 
 
 class TopicNotServed(LookupAgainError):
@@ -314,6 +332,18 @@ class MessageLost(FinalError):
     """The position was trimmed or deleted."""
 
     code = 95
+
+
+class NotFoundInStore(FinalError):
+    """The metadata store has no such node."""
+
+    code = 96
+
+
+class NodeNotEmpty(FinalError):
+    """The metadata node has nodes below it; delete those first."""
+
+    code = 97
 
 
 class DiskFull(StorageFailed):

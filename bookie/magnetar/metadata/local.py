@@ -1,0 +1,404 @@
+"""The metadata store of one process: the tree of nodes over an ordered key-value storage.
+
+Keys (all integers big-endian):
+
+    f                         format version, u32
+    n NAME \\0 NAME \\0 ...      a node: u64 version | u64 session id, 0 if it is not ephemeral | value
+    e u64 session id  PATH    empty; finds the nodes of a session without reading the tree
+    s NAME                    a sequence: u64 next id
+
+Names are joined by \\0, which sorts before every character that a name may have, so a node's descendants stand together
+and `children` jumps over each child's subtree with one seek.
+
+Commits are synced inline: metadata operations are rare (a new ledger, a new topic), a synced write takes 0.2 ms, and a
+thread would have to wait for the interpreter lock under load. So there are no interleavings to think of either.
+A session lives as long as the process: those that a crash left behind are purged when the store is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Iterator, Sequence
+
+from magnetar.proto.errors import (
+    AlreadyClosed,
+    AlreadyExists,
+    DataDirectoryError,
+    InvalidArgument,
+    MagnetarError,
+    NodeNotEmpty,
+    NotFoundInStore,
+    StorageFailed,
+    VersionConflict,
+)
+
+from .key_value import KeyValue
+from .store import MAX_VALUE_BYTES, Check, Create, Delete, Operation, Put, Session, Versioned, split_path
+
+FORMAT_VERSION = 1
+
+_FORMAT_KEY = b"f"
+_NODE = b"n"
+_EPHEMERAL = b"e"
+_SEQUENCE = b"s"
+_SESSIONS = _SEQUENCE + b"\x00sessions"  # no caller's sequence has a name that starts with \0
+_NODE_FIELDS = struct.Struct(">QQ")
+_U32 = struct.Struct(">I")
+_U64 = struct.Struct(">Q")
+
+
+class LocalSession:
+    """A session of this process."""
+
+    def __init__(self, store: LocalMetadataStore, session_id: int) -> None:
+        self.session_id = session_id
+        self.lost = False
+        self._store = store
+        self._callbacks: list[Callable[[], None]] = []
+        self._closed = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether nodes may still be made with it."""
+        return not self._closed and not self.lost
+
+    def when_lost(self, callback: Callable[[], None]) -> None:
+        """See Session; at once (from the loop) if it is lost already."""
+        if self.lost:
+            asyncio.get_running_loop().call_soon(callback)
+        else:
+            self._callbacks.append(callback)
+
+    def lose(self) -> None:
+        """The session ended by itself."""
+        if not self.usable:
+            return
+        self.lost = True
+        for callback in self._callbacks:
+            asyncio.get_running_loop().call_soon(callback)
+
+    async def close(self) -> None:
+        """Deletes the session's nodes."""
+        if self.usable:
+            self._closed = True
+            self._store.purge(self.session_id)
+
+
+class LocalWatch:
+    """A registered callback of `LocalMetadataStore.watch`."""
+
+    def __init__(self, store: LocalMetadataStore, path: str, callback: Callable[[str], None]) -> None:
+        self.path = path
+        self._store = store
+        self._callback = callback
+        self._scheduled = False
+        self._closed = False
+
+    def changed(self) -> None:
+        """Calls back in the next loop turn, once for all changes until then."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._call)
+
+    def close(self) -> None:
+        """See Watch."""
+        if not self._closed:
+            self._closed = True
+            self._store.forget(self)
+
+    def _call(self) -> None:
+        self._scheduled = False
+        if not self._closed:
+            self._callback(self.path)
+
+
+class LocalMetadataStore:
+    """MetadataStore over a KeyValue. Opening it checks the format and purges the ephemerals of a dead process."""
+
+    def __init__(self, storage: KeyValue) -> None:
+        self._storage = storage
+        self._watches: dict[str, list[LocalWatch]] = {}
+        self._sessions: dict[int, LocalSession] = {}
+        self._closed = False
+        self._failure: StorageFailed | None = None
+        self._check_format()
+        self._purge_all()
+
+    async def get(self, path: str) -> Versioned | None:
+        """See MetadataStore."""
+        self._check_open()
+        data = self._storage.get(_node_key(path))
+        return None if data is None else Versioned(data[16:], _U64.unpack_from(data)[0])
+
+    async def create(self, path: str, value: bytes, *, session: Session | None = None) -> int:
+        """See MetadataStore."""
+        await self.commit([Create(path, value, session)])
+        return 0
+
+    async def put(self, path: str, value: bytes, *, version: int) -> int:
+        """See MetadataStore."""
+        await self.commit([Put(path, value, version)])
+        return version + 1
+
+    async def delete(self, path: str, *, version: int | None = None) -> None:
+        """See MetadataStore."""
+        await self.commit([Delete(path, version)])
+
+    async def children(self, path: str) -> list[str]:
+        """See MetadataStore."""
+        self._check_open()
+        start, end = _below(path)
+        names = []
+        while (key := self._storage.first_key(start, end)) is not None:
+            name = key[len(_below(path)[0]) :].partition(b"\x00")[0]
+            names.append(name.decode())
+            start = _below(path)[0] + name + b"\x01"  # behind the child and everything below it
+        return names
+
+    async def next_id(self, name: str) -> int:
+        """See MetadataStore."""
+        self._check_open()
+        if not name or name < " ":
+            raise InvalidArgument(f"not the name of a sequence: {name!r}")
+        return self._next_id(_SEQUENCE + name.encode())
+
+    async def commit(self, operations: Sequence[Operation]) -> None:
+        """See MetadataStore."""
+        self._check_open()
+        transaction = _Transaction(self._storage)
+        for index, operation in enumerate(operations):
+            try:
+                self._check_session(operation)
+                transaction.apply(operation)
+            except MagnetarError as error:
+                error.details["index"] = index
+                raise
+        self._write(transaction.changes)
+        for path in transaction.changed_paths:
+            self._tell(path)
+
+    def watch(self, path: str, callback: Callable[[str], None]) -> LocalWatch:
+        """See MetadataStore."""
+        self._check_open()
+        split_path(path)
+        watch = LocalWatch(self, path, callback)
+        self._watches.setdefault(path, []).append(watch)
+        return watch
+
+    def forget(self, watch: LocalWatch) -> None:
+        """Takes a watch out (LocalWatch.close calls it)."""
+        watches = self._watches.get(watch.path, [])
+        if watch in watches:
+            watches.remove(watch)
+            if not watches:
+                del self._watches[watch.path]
+
+    async def open_session(self, timeout_s: float) -> LocalSession:
+        """See MetadataStore. The timeout is not needed here: nothing but the end of the process ends the session."""
+        self._check_open()
+        session = LocalSession(self, self._next_id(_SESSIONS) + 1)  # 0 means "not ephemeral" in a node
+        self._sessions[session.session_id] = session
+        return session
+
+    def expire(self, session_id: int) -> None:
+        """Ends a session as silence would: its nodes go, its holder is told. For tests and the simulation."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.lose()
+            self.purge(session_id)
+
+    async def close(self) -> None:
+        """See MetadataStore."""
+        if self._closed:
+            return
+        try:
+            if self._failure is None:
+                for session in list(self._sessions.values()):
+                    await session.close()
+        finally:
+            self._closed = True
+            for watch in [watch for watches in self._watches.values() for watch in watches]:
+                watch.close()
+            self._storage.close()
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AlreadyClosed("the metadata store is closed")
+
+    def _check_session(self, operation: Operation) -> None:
+        if isinstance(operation, Create) and operation.session is not None:
+            session = self._sessions.get(operation.session.session_id)
+            if session is not operation.session or not session.usable:
+                raise AlreadyClosed(
+                    f"metadata session {operation.session.session_id} has ended; open a new one"
+                )
+
+    def _check_format(self) -> None:
+        data = self._storage.get(_FORMAT_KEY)
+        if data is None:
+            if self._storage.first_key(b"", b"\xff") is not None:
+                raise DataDirectoryError(
+                    "the metadata store has no format version, so it is not one of Magnetar's; "
+                    "point the setting data_dir at the right directory"
+                )
+            self._write({_FORMAT_KEY: _U32.pack(FORMAT_VERSION)})
+        elif data != _U32.pack(FORMAT_VERSION):
+            raise DataDirectoryError(
+                f"the metadata store has format version {int.from_bytes(data)}, this release reads {FORMAT_VERSION}; "
+                "start the release that wrote it"
+            )
+
+    def _next_id(self, key: bytes) -> int:
+        data = self._storage.get(key)
+        value: int = 0 if data is None else _U64.unpack(data)[0]
+        self._write({key: _U64.pack(value + 1)})
+        return value
+
+    def _write(self, changes: dict[bytes, bytes | None]) -> None:
+        if self._failure is not None:
+            raise StorageFailed(self._failure.message)
+        if not changes:
+            return
+        try:
+            self._storage.write_synced(changes)
+        except StorageFailed as failure:
+            # What a failed sync left behind is not known (rule 4), so nothing may be built upon it.
+            self._failure = failure
+            for session in list(self._sessions.values()):
+                session.lose()
+            raise
+
+    def purge(self, session_id: int) -> None:
+        """Deletes the nodes of a session (LocalSession.close calls it)."""
+        self._sessions.pop(session_id, None)
+        if self._failure is None:
+            self._purge(_EPHEMERAL + _U64.pack(session_id), _EPHEMERAL + _U64.pack(session_id + 1))
+
+    def _purge_all(self) -> None:
+        self._purge(_EPHEMERAL, bytes([_EPHEMERAL[0] + 1]))
+
+    def _purge(self, start: bytes, end: bytes) -> None:
+        changes: dict[bytes, bytes | None] = {}
+        paths = []
+        for key in list(self._storage.keys(start, end)):
+            changes[key] = None
+            path = key[9:].decode()
+            changes[_node_key(path)] = None
+            paths.append(path)
+        self._write(changes)
+        for path in paths:
+            self._tell(path)
+
+    def _tell(self, path: str) -> None:
+        """Watches of the node and its parent, and of ancestors up to one that exists: their lists may have changed."""
+        if not self._watches:
+            return
+        for watch in self._watches.get(path, ()):
+            watch.changed()
+        for ancestor in _ancestors(path):
+            for watch in self._watches.get(ancestor, ()):
+                watch.changed()
+            if ancestor == "/" or self._storage.get(_node_key(ancestor)) is not None:
+                return
+
+
+class _Transaction:
+    """Operations applied on top of the storage, nothing written yet."""
+
+    def __init__(self, storage: KeyValue) -> None:
+        self._storage = storage
+        self.changes: dict[bytes, bytes | None] = {}
+        self.changed_paths: dict[str, None] = {}
+
+    def apply(self, operation: Operation) -> None:
+        """Adds the operation's changes, or raises."""
+        match operation:
+            case Create(path, value, session):
+                self._create(path, value, session)
+            case Put(path, value, version):
+                data = self._expect(path, version)
+                _check_value(path, value)
+                self._change(path, _U64.pack(version + 1) + data[8:16] + value)
+            case Delete(path, version):
+                data = self._expect(path, version)
+                if self._has_children(path):
+                    raise NodeNotEmpty(f"{path} has nodes below it; delete those first", path=path)
+                self._change(path, None)
+                if session_id := _U64.unpack_from(data, 8)[0]:
+                    self.changes[_ephemeral_key(session_id, path)] = None
+            case Check(path, version):
+                self._check(path, version)
+
+    def _create(self, path: str, value: bytes, session: Session | None) -> None:
+        if self._get(path) is not None:
+            raise AlreadyExists(f"{path} exists already", path=path)
+        _check_value(path, value)
+        session_id = 0 if session is None else session.session_id
+        self._change(path, _NODE_FIELDS.pack(0, session_id) + value)
+        if session_id:
+            self.changes[_ephemeral_key(session_id, path)] = b""
+
+    def _check(self, path: str, version: int | None) -> None:
+        if version is not None:
+            self._expect(path, version)
+        elif self._get(path) is not None:
+            raise VersionConflict(f"{path} exists, and should not", path=path)
+
+    def _expect(self, path: str, version: int | None) -> bytes:
+        data = self._get(path)
+        if data is None:
+            raise NotFoundInStore(f"{path} does not exist", path=path)
+        found = _U64.unpack_from(data)[0]
+        if version is not None and found != version:
+            raise VersionConflict(f"{path} has version {found}, not {version}; read it again", path=path)
+        return data
+
+    def _get(self, path: str) -> bytes | None:
+        key = _node_key(path)
+        return self.changes[key] if key in self.changes else self._storage.get(key)
+
+    def _has_children(self, path: str) -> bool:
+        start, end = _below(path)
+        if any(start <= key < end and value is not None for key, value in self.changes.items()):
+            return True
+        return any(key not in self.changes for key in self._storage.keys(start, end))
+
+    def _change(self, path: str, data: bytes | None) -> None:
+        self.changes[_node_key(path)] = data
+        self.changed_paths[path] = None
+
+
+def _check_value(path: str, value: bytes) -> None:
+    if len(value) > MAX_VALUE_BYTES:
+        raise InvalidArgument(
+            f"the value of {path} has {len(value)} bytes; at most {MAX_VALUE_BYTES} are allowed"
+        )
+
+
+def _node_key(path: str) -> bytes:
+    names = split_path(path)
+    if not names:
+        raise InvalidArgument("the root / has no value; name a node below it")
+    return _NODE + "\x00".join(names).encode()
+
+
+def _below(path: str) -> tuple[bytes, bytes]:
+    """Range of the keys of all descendants."""
+    names = split_path(path)
+    if not names:
+        return _NODE, bytes([_NODE[0] + 1])
+    stem = _NODE + "\x00".join(names).encode()
+    return stem + b"\x00", stem + b"\x01"
+
+
+def _ephemeral_key(session_id: int, path: str) -> bytes:
+    return _EPHEMERAL + _U64.pack(session_id) + path.encode()
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    while path != "/":
+        path = path.rpartition("/")[0] or "/"
+        yield path

@@ -1,0 +1,158 @@
+"""The MetadataStore interface: a small tree of versioned values, shared by everything that must agree.
+
+Paths are `/a/b/c`. A node has a value (bytes) and a version that starts at 0 and rises by one with each `put`; a node that
+was deleted and made again starts at 0. Parents need not exist: `/a/b/c` implies `/a` and `/a/b`, which are listed by
+`children` and have no value of their own. All writes are conditional on versions, so two writers cannot both win:
+
+>>> import asyncio
+>>> from magnetar.metadata.memory import MemoryMetadataStore
+>>> async def example():
+...     store = MemoryMetadataStore()
+...     await store.create("/topics/orders", b"first")
+...     node = await store.get("/topics/orders")
+...     await store.put("/topics/orders", b"second", version=node.version)
+...     return await store.get("/topics/orders"), await store.children("/topics")
+>>> asyncio.run(example())
+(Versioned(value=b'second', version=1), ['orders'])
+
+Every write is durable when it returns. After a write failed with StorageFailed its outcome is not known and the store
+takes no further writes: the process stops and opens the store again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from magnetar.proto.errors import InvalidArgument
+
+MAX_PATH_BYTES = 4096
+# Below ZooKeeper's default of 1 MiB a packet, so that a value written here fits there too.
+MAX_VALUE_BYTES = 1_000_000
+
+
+class Versioned(NamedTuple):
+    """A node's value, and the version that the next conditional write names."""
+
+    value: bytes
+    version: int
+
+
+class Create(NamedTuple):
+    """Makes a node. AlreadyExists if it is there."""
+
+    path: str
+    value: bytes
+    session: Session | None = None
+
+
+class Put(NamedTuple):
+    """Replaces a value. VersionConflict unless the node has this version; NotFoundInStore if it is gone."""
+
+    path: str
+    value: bytes
+    version: int
+
+
+class Delete(NamedTuple):
+    """Removes a node, whatever its version if `version` is None. VersionConflict, NotFoundInStore, NodeNotEmpty."""
+
+    path: str
+    version: int | None = None
+
+
+class Check(NamedTuple):
+    """Changes nothing. VersionConflict unless the node has this version (None: unless it is absent)."""
+
+    path: str
+    version: int | None
+
+
+Operation = Create | Put | Delete | Check
+
+
+class Watch(Protocol):
+    """A registered callback."""
+
+    def close(self) -> None:
+        """No call comes after this, not even one already scheduled. May be called again."""
+        ...
+
+
+class Session(Protocol):
+    """Proof of life of a process: nodes made with it vanish when it ends."""
+
+    session_id: int  # never used twice in the life of a store
+    lost: bool  # once true, never false again: whoever holds something by this session stops at once
+
+    def when_lost(self, callback: Callable[[], None]) -> None:
+        """Calls back once, from the event loop, when the session ends by anything but `close`."""
+        ...
+
+    async def close(self) -> None:
+        """Deletes the session's nodes. May be called again."""
+        ...
+
+
+class MetadataStore(Protocol):
+    """What every store offers. Any call may raise StorageFailed; after `close` all raise AlreadyClosed."""
+
+    async def get(self, path: str) -> Versioned | None:
+        """The node, or None. Parents that are only implied are None too."""
+        ...
+
+    async def create(self, path: str, value: bytes, *, session: Session | None = None) -> int:
+        """Returns the version, 0. AlreadyExists. With a session the node is ephemeral; a lost one: AlreadyClosed."""
+        ...
+
+    async def put(self, path: str, value: bytes, *, version: int) -> int:
+        """Returns the new version. VersionConflict, NotFoundInStore."""
+        ...
+
+    async def delete(self, path: str, *, version: int | None = None) -> None:
+        """VersionConflict, NotFoundInStore, NodeNotEmpty."""
+        ...
+
+    async def children(self, path: str) -> list[str]:
+        """Names directly below, sorted by their UTF-8 bytes; [] if there are none. "/" is the root."""
+        ...
+
+    async def next_id(self, name: str) -> int:
+        """0, 1, 2... per name; never repeats, whatever crashes; a crash may leave a gap."""
+        ...
+
+    async def commit(self, operations: Sequence[Operation]) -> None:
+        """All or nothing, in order, each seeing those before it. The error's detail `index` says which one failed."""
+        ...
+
+    def watch(self, path: str, callback: Callable[[str], None]) -> Watch:
+        """Calls back with `path` after the node, or its list of children, or a child's value, changed.
+
+        Comes from the event loop, never from within a call of the store. Changes that follow closely may be told as
+        one, and now and then one is told that changed nothing here: read again, and compare. Stays until closed.
+        """
+        ...
+
+    async def open_session(self, timeout_s: float) -> Session:
+        """A session that ends when its holder was silent for `timeout_s` seconds, or with its process."""
+        ...
+
+    async def close(self) -> None:
+        """Ends the sessions of this process, then releases the store. May be called again."""
+        ...
+
+
+def split_path(path: str) -> list[str]:
+    """The names of `/a/b`. Raises InvalidArgument for what is not an absolute, plain path; "/" has no names."""
+    if path == "/":
+        return []
+    names = path.split("/")
+    if names.pop(0) or not names or any(name in ("", ".", "..") for name in names):
+        raise InvalidArgument(
+            f"not a metadata path: {path!r} (want /name/name, without empty names, . and ..)"
+        )
+    if any(character < " " for character in path) or len(path.encode()) > MAX_PATH_BYTES:
+        raise InvalidArgument(
+            f"not a metadata path: {path[:80]!r} (no control characters, at most {MAX_PATH_BYTES} bytes)"
+        )
+    return names

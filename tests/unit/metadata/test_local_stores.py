@@ -1,0 +1,131 @@
+"""What is special about each store: the lock, damage, a failing disk, a model that must equal RocksDB."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from magnetar.metadata.embedded import EmbeddedMetadataStore, RocksKeyValue
+from magnetar.metadata.key_value import ModelKeyValue
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto.errors import DataDirectoryError, StorageFailed
+
+
+async def test_a_second_opener_is_told_what_to_do(tmp_path: Path) -> None:
+    store = EmbeddedMetadataStore(str(tmp_path / "m"))
+    with pytest.raises(DataDirectoryError, match=r"held by another process.*data_dir"):
+        EmbeddedMetadataStore(str(tmp_path / "m"))
+    await store.create("/still", b"works")
+    await store.close()
+    await EmbeddedMetadataStore(str(tmp_path / "m")).close()
+
+
+def test_a_directory_that_cannot_be_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DataDirectoryError, match="cannot be opened"):
+        EmbeddedMetadataStore(str(tmp_path / "file"))
+
+
+async def crashed_copy(directory: Path, copy: Path) -> Path:
+    """What a kill -9 would leave of the store: closing it would flush the log away. Returns the log."""
+    shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("LOCK"))
+    (log,) = copy.glob("*.log")
+    return log
+
+
+async def test_damage_before_the_tail_refuses_to_open(tmp_path: Path) -> None:
+    store = EmbeddedMetadataStore(str(tmp_path / "m"))
+    for number in range(50):
+        await store.create(f"/node{number}", b"x" * 100)
+    log = await crashed_copy(tmp_path / "m", tmp_path / "copy")
+    await store.close()
+    data = bytearray(log.read_bytes())
+    assert len(data) > 5000
+    data[1000] ^= 0x40
+    log.write_bytes(data)
+    with pytest.raises(DataDirectoryError, match=r"cannot be opened.*backup"):
+        EmbeddedMetadataStore(str(tmp_path / "copy"))
+
+
+async def test_a_torn_tail_is_dropped(tmp_path: Path) -> None:
+    store = EmbeddedMetadataStore(str(tmp_path / "m"))
+    await store.create("/first", b"x" * 100)
+    await store.create("/last", b"x" * 100)
+    log = await crashed_copy(tmp_path / "m", tmp_path / "copy")
+    await store.close()
+    log.write_bytes(log.read_bytes()[:-20])
+    store = EmbeddedMetadataStore(str(tmp_path / "copy"))
+    assert await store.children("/") == ["first"]
+    await store.close()
+
+
+async def test_foreign_and_future_formats_are_refused(tmp_path: Path) -> None:
+    storage = RocksKeyValue(str(tmp_path / "foreign"))
+    storage.write_synced({b"key": b"value"})
+    storage.close()
+    with pytest.raises(DataDirectoryError, match="not one of Magnetar's"):
+        EmbeddedMetadataStore(str(tmp_path / "foreign"))
+    storage = RocksKeyValue(str(tmp_path / "future"))
+    storage.write_synced({b"f": (99).to_bytes(4)})
+    storage.close()
+    with pytest.raises(DataDirectoryError, match="format version 99"):
+        EmbeddedMetadataStore(str(tmp_path / "future"))
+    # The lock is free again after each refusal.
+    RocksKeyValue(str(tmp_path / "future")).close()
+
+
+async def test_after_a_failed_sync_nothing_is_written_any_more() -> None:
+    disk = ModelKeyValue()
+    store = MemoryMetadataStore(disk)
+    session = await store.open_session(4)
+    disk.fail_writes("no space")
+    with pytest.raises(StorageFailed, match="no space"):
+        await store.create("/a", b"")
+    disk.fail_writes(None)
+    assert session.lost
+    with pytest.raises(StorageFailed, match="no space"):
+        await store.create("/b", b"")
+    await store.close()
+    successor = MemoryMetadataStore(disk)
+    assert await successor.children("/") == []
+
+
+async def test_a_store_left_behind_by_a_crash_is_shut_out() -> None:
+    disk = ModelKeyValue()
+    stale = MemoryMetadataStore(disk)
+    await stale.create("/a", b"")
+    MemoryMetadataStore(disk)
+    with pytest.raises(StorageFailed, match="successor"):
+        await stale.put("/a", b"late", version=0)
+
+
+KEYS = st.binary(min_size=1, max_size=3).map(lambda key: bytes(byte % 4 for byte in key))
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.dictionaries(KEYS, st.none() | st.binary(max_size=2), max_size=4), max_size=6), KEYS, KEYS)
+def test_the_model_equals_rocksdb(
+    tmp_path_factory: pytest.TempPathFactory,
+    batches: list[dict[bytes, bytes | None]],
+    low: bytes,
+    high: bytes,
+) -> None:
+    real = RocksKeyValue(str(tmp_path_factory.mktemp("rocks") / "db"))
+    model = ModelKeyValue().open()
+    for batch in batches:
+        real.write_synced(batch)
+        model.write_synced(batch)
+    assert list(real.keys(b"", b"\xff")) == list(model.keys(b"", b"\xff"))
+    assert list(real.keys(low, high)) == list(model.keys(low, high))
+    assert real.first_key(low, high) == model.first_key(low, high)
+    assert real.get(low) == model.get(low)
+    real.close()
+
+
+def test_the_interface_loads_no_rocksdb() -> None:
+    code = "import sys, magnetar.metadata; sys.exit('rocksdict' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

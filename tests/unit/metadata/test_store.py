@@ -1,0 +1,279 @@
+"""One suite for every metadata store: what MetadataStore promises."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from magnetar.metadata import Check, Create, Delete, Put, Versioned
+from magnetar.metadata.embedded import EmbeddedMetadataStore
+from magnetar.metadata.key_value import ModelKeyValue
+from magnetar.metadata.local import LocalMetadataStore
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto.errors import (
+    AlreadyClosed,
+    AlreadyExists,
+    InvalidArgument,
+    NodeNotEmpty,
+    NotFoundInStore,
+    VersionConflict,
+)
+
+Reopen = Callable[[], LocalMetadataStore]
+
+
+@pytest.fixture(params=["memory", "embedded"])
+def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Reopen:
+    """Opens the store; called again, opens a successor on the same storage."""
+    if request.param == "memory":
+        disk = ModelKeyValue()
+        return lambda: MemoryMetadataStore(disk)
+    return lambda: EmbeddedMetadataStore(str(tmp_path / "deep" / "metadata"))
+
+
+@pytest_asyncio.fixture
+async def store(reopen: Reopen) -> AsyncIterator[LocalMetadataStore]:
+    opened = reopen()
+    yield opened
+    await opened.close()
+
+
+async def turn() -> None:
+    """Lets what was scheduled by call_soon run."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def test_create_get_put_delete(store: LocalMetadataStore) -> None:
+    assert await store.get("/a") is None
+    assert await store.create("/a", b"one") == 0
+    assert await store.get("/a") == Versioned(b"one", 0)
+    assert await store.put("/a", b"two", version=0) == 1
+    assert await store.get("/a") == (b"two", 1)
+    await store.delete("/a", version=1)
+    assert await store.get("/a") is None
+    assert await store.create("/a", b"again") == 0
+
+
+async def test_conflicts(store: LocalMetadataStore) -> None:
+    await store.create("/a", b"")
+    with pytest.raises(AlreadyExists):
+        await store.create("/a", b"")
+    with pytest.raises(VersionConflict, match="version 0, not 7"):
+        await store.put("/a", b"x", version=7)
+    with pytest.raises(VersionConflict):
+        await store.delete("/a", version=1)
+    with pytest.raises(NotFoundInStore):
+        await store.put("/b", b"x", version=0)
+    with pytest.raises(NotFoundInStore):
+        await store.delete("/b")
+    assert await store.get("/a") == (b"", 0)
+
+
+async def test_children_are_direct_sorted_and_implied(store: LocalMetadataStore) -> None:
+    for path in ("/t/b/x", "/t/b/y", "/t/b-2", "/t/b.3/q", "/t/a", "/tt", "/t/b0", "/t/ü"):
+        await store.create(path, b"")
+    assert await store.children("/t") == ["a", "b", "b-2", "b.3", "b0", "ü"]
+    assert await store.children("/t/b") == ["x", "y"]
+    assert await store.children("/") == ["t", "tt"]
+    assert await store.children("/t/a") == []
+    assert await store.get("/t") is None, "an implied parent has no value"
+
+
+async def test_a_node_with_nodes_below_it_stays(store: LocalMetadataStore) -> None:
+    await store.create("/a", b"")
+    await store.create("/a/b/c", b"")
+    with pytest.raises(NodeNotEmpty):
+        await store.delete("/a")
+    await store.commit([Delete("/a/b/c"), Delete("/a")])
+    assert await store.children("/") == []
+
+
+async def test_commit_is_all_or_nothing(store: LocalMetadataStore) -> None:
+    await store.create("/a", b"1")
+    await store.create("/b", b"1")
+    with pytest.raises(VersionConflict) as failure:
+        await store.commit([Put("/a", b"2", 0), Create("/c", b""), Put("/b", b"2", 5)])
+    assert failure.value.details["index"] == 2
+    assert (await store.get("/a"), await store.get("/c")) == ((b"1", 0), None)
+    await store.commit([Put("/a", b"2", 0), Put("/a", b"3", 1), Create("/c", b""), Check("/b", 0)])
+    assert await store.get("/a") == (b"3", 2)
+    await store.commit([])
+
+
+async def test_commit_checks(store: LocalMetadataStore) -> None:
+    await store.create("/a", b"")
+    await store.commit([Check("/a", 0), Check("/b", None)])
+    for check in (Check("/a", None), Check("/a", 1)):
+        with pytest.raises(VersionConflict):
+            await store.commit([check, Create("/never", b"")])
+    with pytest.raises(NotFoundInStore):
+        await store.commit([Check("/b", 0)])
+    with pytest.raises(NodeNotEmpty):
+        await store.commit([Create("/x", b""), Create("/x/y", b""), Delete("/x")])
+    await store.commit([Create("/x", b""), Create("/x/y", b""), Delete("/x/y"), Delete("/x")])
+    assert await store.children("/") == ["a"]
+
+
+async def test_sequences_count_per_name(store: LocalMetadataStore) -> None:
+    assert [await store.next_id("ledgers") for _ in range(3)] == [0, 1, 2]
+    assert await store.next_id("other") == 0
+    with pytest.raises(InvalidArgument):
+        await store.next_id("")
+
+
+async def test_sequences_never_repeat_after_a_crash(reopen: Reopen) -> None:
+    store = reopen()
+    taken = [await store.next_id("ledgers") for _ in range(3)]
+    store._storage.close()  # no clean close: only what was synced is there
+    successor = reopen()
+    assert await successor.next_id("ledgers") > max(taken)
+    await successor.close()
+
+
+async def test_everything_survives_a_crash(reopen: Reopen) -> None:
+    store = reopen()
+    await store.create("/a/b", b"value")
+    await store.put("/a/b", b"value 2", version=0)
+    store._storage.close()
+    successor = reopen()
+    assert await successor.get("/a/b") == (b"value 2", 1)
+    await successor.close()
+
+
+async def test_sessions_end_with_close(store: LocalMetadataStore) -> None:
+    session = await store.open_session(4)
+    other = await store.open_session(4)
+    assert session.session_id != other.session_id
+    await store.create("/bookies/a", b"", session=session)
+    await store.create("/bookies/b", b"", session=other)
+    await session.close()
+    await session.close()
+    assert await store.children("/bookies") == ["b"]
+    with pytest.raises(AlreadyClosed):
+        await store.create("/bookies/a", b"", session=session)
+
+
+async def test_ephemerals_of_a_dead_process_are_purged_at_open(reopen: Reopen) -> None:
+    store = reopen()
+    session = await store.open_session(4)
+    await store.create("/bookies/a", b"", session=session)
+    await store.create("/bookies/kept", b"")
+    first_id = session.session_id
+    store._storage.close()
+    successor = reopen()
+    assert await successor.children("/bookies") == ["kept"]
+    assert (await successor.open_session(4)).session_id > first_id
+    await successor.close()
+
+
+async def test_a_deleted_ephemeral_leaves_nothing_for_its_session_to_delete(
+    store: LocalMetadataStore,
+) -> None:
+    session = await store.open_session(4)
+    await store.create("/a", b"", session=session)
+    await store.delete("/a")
+    await store.create("/a", b"for good")
+    await session.close()
+    assert await store.get("/a") == (b"for good", 0)
+
+
+async def test_an_expired_session_tells_its_holder_and_loses_its_nodes(store: LocalMetadataStore) -> None:
+    session = await store.open_session(4)
+    await store.create("/a", b"", session=session)
+    told = []
+    session.when_lost(lambda: told.append("lost"))
+    store.expire(session.session_id)
+    assert session.lost
+    assert told == []
+    await turn()
+    assert told == ["lost"]
+    assert await store.get("/a") is None
+    session.when_lost(lambda: told.append("late"))
+    await turn()
+    assert told == ["lost", "late"]
+
+
+async def test_watches_tell_of_the_node_and_its_children_later_and_once(store: LocalMetadataStore) -> None:
+    told: list[str] = []
+    watch = store.watch("/t", told.append)
+    await store.create("/t/a", b"")
+    await store.put("/t/a", b"1", version=0)
+    assert told == [], "never from within a call"
+    await turn()
+    assert told == ["/t"]
+    await store.create("/t", b"")
+    await turn()
+    assert told == ["/t", "/t"]
+    await store.create("/other", b"")
+    await store.create("/t/a/deep", b"")  # /t/a exists: the children of /t are the same
+    await turn()
+    assert told == ["/t", "/t"]
+    await store.create("/t/implied/deep", b"")
+    await turn()
+    assert told == ["/t", "/t", "/t"], "a new implied child"
+    await store.delete("/t/implied/deep")
+    await turn()
+    assert len(told) == 4
+    await store.delete("/t/a/deep")
+    watch.close()
+    watch.close()
+    await turn()
+    assert len(told) == 4
+
+
+async def test_no_watch_call_after_close(store: LocalMetadataStore) -> None:
+    told: list[str] = []
+    watch = store.watch("/a", told.append)
+    await store.create("/a", b"")
+    watch.close()
+    await turn()
+    assert told == []
+
+
+async def test_a_watch_may_use_the_store(store: LocalMetadataStore) -> None:
+    seen: list[list[str]] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def reread() -> None:
+        seen.append(await store.children("/t"))
+        if len(seen) == 1:
+            await store.create("/t/b", b"")
+
+    store.watch("/t", lambda _: tasks.append(asyncio.ensure_future(reread())))
+    await store.create("/t/a", b"")
+    while len(seen) < 2:
+        await turn()
+    await asyncio.gather(*tasks)
+    assert seen == [["a"], ["a", "b"]]
+
+
+@pytest.mark.parametrize(
+    "path", ["", "a", "/a/", "//a", "/a//b", "/a/../b", "/./a", "/a\x00b", "/" + "x" * 5000]
+)
+async def test_bad_paths(store: LocalMetadataStore, path: str) -> None:
+    with pytest.raises(InvalidArgument, match="not a metadata path"):
+        await store.get(path)
+    with pytest.raises(InvalidArgument):
+        await store.create(path, b"")
+    with pytest.raises(InvalidArgument):
+        store.watch(path, lambda _: None)
+
+
+async def test_bad_values(store: LocalMetadataStore) -> None:
+    with pytest.raises(InvalidArgument, match="at most 1000000"):
+        await store.create("/a", bytes(1_000_001))
+    with pytest.raises(InvalidArgument, match="root"):
+        await store.create("/", b"")
+
+
+async def test_a_closed_store_says_so(reopen: Reopen) -> None:
+    store = reopen()
+    await store.close()
+    await store.close()
+    with pytest.raises(AlreadyClosed):
+        await store.get("/a")
+    with pytest.raises(AlreadyClosed):
+        await store.commit([Create("/a", b"")])
