@@ -3,7 +3,8 @@
     MagnetarError
     ├── RetryableError        try again, the same call may succeed (action RETRY)
     │   ├── ServiceNotReady, TooManyRequests, BookieUnavailable, NotEnoughBookies, TopicBusy,
-    │   │   RequestTimeout, ConnectionLost, VersionConflict, InProgress, ReceiveTimeout, ProducerQueueFull, SendTimeout
+    │   │   RequestTimeout, ConnectionLost, VersionConflict, InProgress,
+    │   ├── ReceiveTimeout, ProducerQueueFull, SendTimeout
     ├── LookupAgainError      ask where the topic lives, then try there (action LOOK_UP)
     │   └── TopicNotServed
     ├── InvalidCallError      the call is wrong, fix it (action FIX_CALL)
@@ -158,6 +159,12 @@ class SendTimeout(RequestTimeout):
     """A message was not confirmed within send_timeout; whether it was stored is not known."""
 
     code = 38
+
+
+class ProducerBusy(RetryableError):
+    """The producer name is in use by a producer that is connected."""
+
+    code = 31
 
 
 class TopicNotServed(LookupAgainError):
