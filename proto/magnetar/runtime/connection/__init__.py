@@ -1,0 +1,32 @@
+"""One framed connection, either side, either hop: handshake, keep-alive, requests and backpressure both ways."""
+
+from .authentication import (
+    AllowAll,
+    Authenticated,
+    AuthenticationExchange,
+    Authenticator,
+    Challenge,
+    Credentials,
+    NoAuthentication,
+    NoCredentials,
+)
+from .connection import Connection, Reply, open_connection
+from .options import ConnectionHandler, ConnectionOptions
+from .server import FramedServer
+
+__all__ = [
+    "AllowAll",
+    "Authenticated",
+    "AuthenticationExchange",
+    "Authenticator",
+    "Challenge",
+    "Connection",
+    "ConnectionHandler",
+    "ConnectionOptions",
+    "Credentials",
+    "FramedServer",
+    "NoAuthentication",
+    "NoCredentials",
+    "Reply",
+    "open_connection",
+]

@@ -1,0 +1,110 @@
+"""The accepting side: one listening port, a handler per connection."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+
+from magnetar.proto.errors import InvalidSetting, MagnetarError, ServiceNotReady, TooManyRequests
+
+from .connection import Connection
+from .options import ConnectionHandler, ConnectionOptions
+
+_BACKLOG = 1024
+
+
+class FramedServer:
+    """Made by `start`; owned by a daemon, which closes it."""
+
+    def __init__(self, handler_factory: Callable[[], ConnectionHandler], options: ConnectionOptions) -> None:
+        self.addresses: list[tuple[str, int]] = []
+        self._handler_factory = handler_factory
+        self._options = options
+        self._server: asyncio.Server | None = None
+        # A dict for its order: connections are closed in the order in which they came.
+        self._connections: dict[Connection, None] = {}
+        self._drained: asyncio.Future[None] | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        host: str,
+        port: int,
+        handler_factory: Callable[[], ConnectionHandler],
+        options: ConnectionOptions,
+    ) -> FramedServer:
+        """Listens on `host` and `port` (0: a free one). Raises InvalidSetting when that cannot be done."""
+        self = cls(handler_factory, options)
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                self._accept, host, port, ssl=options.tls, backlog=_BACKLOG
+            )
+        except OSError as error:
+            raise listen_error(error, host, port, options.port_setting) from error
+        self.addresses = [_host_and_port(sock.getsockname()) for sock in self._server.sockets]
+        return self
+
+    @property
+    def connections(self) -> list[Connection]:
+        """Those that are open, oldest first."""
+        return list(self._connections)
+
+    def stop_accepting(self) -> None:
+        """Closes the port; connections stay."""
+        if self._server is not None:
+            self._server.close()
+
+    async def close(self, drain_seconds: float) -> None:
+        """Closes the port, tells every peer ServiceNotReady, flushes, and after `drain_seconds` aborts what is left."""
+        self.stop_accepting()
+        for connection in self.connections:
+            connection.close(ServiceNotReady("the service is stopping; connect again later"))
+        await self._all_gone(drain_seconds)
+        for connection in self.connections:
+            connection.abort()
+        await self._all_gone(1.0)
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    async def _all_gone(self, timeout_s: float) -> None:
+        if not self._connections:
+            return
+        self._drained = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._drained], timeout=timeout_s)
+        self._drained = None
+
+    def _accept(self) -> Connection:
+        handler = self._handler_factory()
+        connection = Connection(handler, self._options, accepting=True, on_closed=self._closed)
+        if len(self._connections) >= self._options.max_connections:
+            connection.refuse(
+                TooManyRequests(f"{len(self._connections)} connections are open already; try again later")
+            )
+        self._connections[connection] = None
+        return connection
+
+    def _closed(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+        if not self._connections and self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+
+def listen_error(error: OSError, host: str, port: int, setting: str) -> MagnetarError:
+    """What to tell an operator when listening fails."""
+    if error.errno == errno.EADDRINUSE:
+        return InvalidSetting(
+            f"port {port} on {host or 'all addresses'} is in use by another process; stop it, or choose another "
+            f"port with the setting {setting!r}",
+            setting=setting,
+        )
+    return InvalidSetting(
+        f"cannot listen on {host}:{port}: {error.strerror or error}; check the settings of host and {setting!r}",
+        setting=setting,
+    )
+
+
+def _host_and_port(name: object) -> tuple[str, int]:
+    assert isinstance(name, tuple)
+    return str(name[0]), int(name[1])
