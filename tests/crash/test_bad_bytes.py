@@ -1,7 +1,7 @@
 """Raw bytes thrown at the ports of a real service: it answers or closes, goes on serving, and does not grow.
 
-100,000 mutated frames (MAGNETAR_FRAMES for more), before and after the handshake, at the broker's and the bookie's port: valid
-frames with flipped bytes, cut short, with wrong lengths, unknown commands, and plain noise.
+100,000 mutated frames (MAGNETAR_FRAMES for more), before and after the handshake, at the ports of broker and bookie: valid frames
+with flipped bytes, cut short, with wrong lengths, unknown commands, and plain noise.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import struct
 from pathlib import Path
 
 import pytest
-from support.service import Service, resident_bytes
 
 from magnetar.client import connect
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch, encode_single
 from magnetar.proto.frames import encode_frame
 from magnetar.proto.ledger_entry import encode_ledger_entry
+from support.service import Service, resident_bytes
 
 FRAMES = int(os.environ.get("MAGNETAR_FRAMES", "100000"))
 FRAMES_PER_CONNECTION = 50

@@ -1,4 +1,4 @@
-"""The README's tour, run as it stands: the console blocks in a shell, the Python blocks in a Python, against a real service."""
+"""The README's tour, run as it stands: console blocks in a shell, Python blocks in a Python, against a real service."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.service import Service
 
 README = Path(__file__).parents[2] / "README.md"
