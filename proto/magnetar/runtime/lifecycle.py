@@ -1,0 +1,180 @@
+"""The life of a daemon: start in order, ready, drain and stop in reverse order, or stop dead.
+
+    starting --start() returned--> ready --SIGTERM or SIGINT--> stopping --all stopped--> exit 0
+       |                             |                             |
+       | error: one message,         | fail(error): one message,   | second signal: exit 128 + signal at once
+       | stop what runs, exit 1      | exit 70 at once, no drain   |
+       | (78 for a wrong setting)    | (rule 4: acknowledge nothing more)
+
+`start` makes the components one after another and registers how each is stopped as soon as it runs:
+
+    async def start(daemon: Daemon) -> None:
+        bookie = await Bookie.open(settings, components)
+        bookie.on_failure = daemon.fail
+        daemon.on_stop("bookie", bookie.close)
+
+    sys.exit(run_daemon("standalone", start, drain_seconds=10))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+from magnetar.proto.errors import InvalidSetting, MagnetarError
+
+__all__ = ["EXIT_CONFIG", "EXIT_FAILED", "Daemon", "new_event_loop", "run_daemon"]
+
+EXIT_STOP_FAILED = 1
+EXIT_FAILED = 70  # EX_SOFTWARE: a component failed; the supervisor restarts us, and we recover
+EXIT_CONFIG = 78  # EX_CONFIG: an operator must act; restarting does not help
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_log = logging.getLogger("magnetar.lifecycle")
+
+
+class Daemon:
+    """One run. `state` is "starting", "ready" or "stopping"."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        drain_seconds: float = 10.0,
+        exit_now: Callable[[int], object] = os._exit,
+    ) -> None:
+        self.name = name
+        self.state = "starting"
+        self.drain_seconds = drain_seconds
+        self._exit_now = exit_now
+        self._stops: list[tuple[str, Callable[[], Awaitable[object]]]] = []
+        self._stop_asked: asyncio.Event = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        """True between start and stop: for /ready."""
+        return self.state == "ready"
+
+    def on_stop(self, name: str, stop: Callable[[], Awaitable[object]]) -> None:
+        """Registers how a component that now runs is stopped; the last registered stops first."""
+        self._stops.append((name, stop))
+
+    def fail(self, error: MagnetarError) -> None:
+        """Fail-stop: exits with code 70 before anything else happens. Nothing is drained or acknowledged any more."""
+        _log.critical("%s stops: %s: %s", self.name, type(error).__name__, error.message)
+        _flush_logs()
+        self._exit_now(EXIT_FAILED)
+
+    def stop(self) -> None:
+        """Asks for a clean stop, as the first SIGTERM does. A second call does nothing."""
+        self._stop_asked.set()
+
+    async def run(self, start: Callable[[Daemon], Awaitable[object]]) -> int:
+        """Runs until a signal or `stop`; returns the exit code. Every component has been stopped then."""
+        loop = asyncio.get_running_loop()
+        handled = [number for number in _SIGNALS if self._handle(loop, number)]
+        try:
+            code = await self._start(start)
+            if code is None:
+                await self._stop_asked.wait()
+                code = 0
+            self.state = "stopping"
+            return await self._stop_all() or code
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+
+    async def _start(self, start: Callable[[Daemon], Awaitable[object]]) -> int | None:
+        """None when ready, else the exit code."""
+        starting = asyncio.ensure_future(start(self))
+        asked = asyncio.ensure_future(self._stop_asked.wait())
+        await asyncio.wait([starting, asked], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+        asked.cancel()
+        try:
+            await starting
+        except asyncio.CancelledError:
+            return 0
+        except MagnetarError as error:
+            _log.critical("%s cannot start: %s", self.name, error.message)
+            return EXIT_CONFIG if isinstance(error, InvalidSetting) else EXIT_STOP_FAILED
+        except Exception:
+            _log.critical("%s cannot start", self.name, exc_info=True)
+            return EXIT_FAILED
+        # What was built at the start lives as long as the process: keep the collector off it (a full pass under load
+        # took 109 ms).
+        gc.collect()
+        gc.freeze()
+        if not self._stop_asked.is_set():
+            self.state = "ready"
+        return None
+
+    async def _stop_all(self) -> int:
+        """Stops in reverse order within `drain_seconds` in total; what does not stop in time is left to the exit."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.drain_seconds
+        code = 0
+        while self._stops:
+            name, stop = self._stops.pop()
+            try:
+                async with asyncio.timeout(max(deadline - loop.time(), 0.1)):
+                    await stop()
+            except TimeoutError:
+                _log.error("%s did not stop within the drain time of %g s", name, self.drain_seconds)
+                code = EXIT_STOP_FAILED
+            except Exception:
+                _log.exception("stopping %s failed", name)
+                code = EXIT_STOP_FAILED
+        return code
+
+    def _handle(self, loop: asyncio.AbstractEventLoop, number: signal.Signals) -> bool:
+        try:
+            loop.add_signal_handler(number, self._signalled, number)
+        except (NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread
+            return False
+        return True
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._stop_asked.is_set():
+            _log.warning("%s: second %s, stopping at once", self.name, number.name)
+            _flush_logs()
+            self._exit_now(128 + number)
+            return
+        _log.info("%s: %s, draining for %g s at most", self.name, number.name, self.drain_seconds)
+        self._stop_asked.set()
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop where it is installed, else asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def run_daemon(
+    name: str, start: Callable[[Daemon], Awaitable[object]], *, drain_seconds: float = 10.0
+) -> int:
+    """Runs a daemon on a new event loop in the main thread; returns the exit code."""
+
+    async def main() -> int:
+        return await Daemon(name, drain_seconds=drain_seconds).run(start)
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main())
+
+
+def _flush_logs() -> None:
+    for handler in logging.getLogger().handlers:
+        with contextlib.suppress(Exception):
+            handler.flush()
+    with contextlib.suppress(Exception):
+        sys.stderr.flush()
