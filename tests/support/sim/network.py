@@ -1,0 +1,243 @@
+"""The simulated network: listeners, and links between two transports each.
+
+A link is a TCP connection: bytes arrive in order, after a latency drawn from the seed, cut into pieces as the seed has it,
+through a window of bounded size, so a peer that stops reading makes the other side's write buffer grow. It can be cut
+(both ends see a reset at their own time, what was on its way is lost from some byte on) or stalled (a partition: nothing
+arrives until it heals). When a process dies its peers see the end of the stream or a reset, after a latency.
+
+Hosts are names; 127.0.0.1, localhost, 0.0.0.0 and "" are the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from support.sim.process import SimProcess, current_process
+from support.sim.transport import SimTransport
+
+if TYPE_CHECKING:
+    from support.sim.loop import SimLoop
+
+LOOPBACK = frozenset({"", "127.0.0.1", "localhost", "0.0.0.0", "::", "::1"})
+FIRST_FREE_PORT = 40_000
+
+
+def host_name(host: Any) -> str:
+    """The host that a listener or a client means."""
+    text = "" if host is None else str(host)
+    return "127.0.0.1" if text in LOOPBACK else text
+
+
+class SimServer(asyncio.AbstractServer):
+    """A listening socket. Made by `SimNetwork.listen`."""
+
+    def __init__(
+        self, network: SimNetwork, factory: Callable[[], asyncio.Protocol], host: str, port: int
+    ) -> None:
+        self.factory = factory
+        self.process = current_process()
+        self.context = contextvars.copy_context()
+        self.address = (host, port)
+        self._network = network
+
+    @property
+    def sockets(self) -> tuple[SimSocket, ...]:
+        """One per address; empty once closed."""
+        return (SimSocket(self.address),) if self.is_serving() else ()
+
+    def is_serving(self) -> bool:
+        """See asyncio."""
+        return self._network.listeners.get(self.address) is self
+
+    def close(self) -> None:
+        """Takes no more connections; those that exist stay."""
+        if self.is_serving():
+            del self._network.listeners[self.address]
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """See asyncio."""
+        return self._network.loop
+
+    async def start_serving(self) -> None:
+        """It does already."""
+
+    async def serve_forever(self) -> None:
+        """Until cancelled."""
+        await self._network.loop.create_future()
+
+    async def wait_closed(self) -> None:
+        """See asyncio (3.11: returns at once)."""
+
+
+class SimSocket:
+    """As much of a socket as production code looks at."""
+
+    def __init__(self, address: tuple[str, int], family: int = 2) -> None:
+        self._address = address
+        self.family = family
+
+    def getsockname(self) -> tuple[str, int]:
+        """(host, port)."""
+        return self._address
+
+    def setsockopt(self, *_: Any) -> None:
+        """Options have no meaning here."""
+
+    def getsockopt(self, *_: Any) -> int:
+        """Options have no meaning here."""
+        return 0
+
+    def fileno(self) -> int:
+        """There is no descriptor."""
+        return -1
+
+
+class Link:
+    """One connection: the client's transport and the server's."""
+
+    def __init__(self, number: int, client: SimTransport, server: SimTransport) -> None:
+        self.number = number
+        self.client = client
+        self.server = server
+
+    @property
+    def alive(self) -> bool:
+        """Neither end has been told of an end."""
+        return not (self.client.lost or self.server.lost)
+
+    @property
+    def over(self) -> bool:
+        """Both ends are gone."""
+        return self.client.lost and self.server.lost
+
+    def cut(self) -> None:
+        """The connection breaks: each end learns it in its own time, or by what it sends."""
+        for end in (self.client, self.server):
+            end.break_off(ConnectionResetError(errno.ECONNRESET, "connection reset (simulated)"))
+
+    def stall(self) -> None:
+        """Nothing arrives any more, either way; nobody is told."""
+        for end in (self.client, self.server):
+            end.incoming_stalled = True
+
+    def heal(self) -> None:
+        """What was held back by `stall` arrives."""
+        for end in (self.client, self.server):
+            end.incoming_stalled = False
+            end.arrive()
+
+
+class SimNetwork:
+    """All listeners and links of a run. Latencies are virtual seconds, uniform between the two."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self.loop = loop
+        self.latency = (30e-6, 400e-6)
+        self.tail_latency = (0.01, 0.02)  # chance and size (mean seconds) of a much later packet
+        self.cut_in_pieces = True  # split reads at random bytes
+        self.partitioned = False  # True: links stall, and new connections hang
+        self.listeners: dict[tuple[str, int], SimServer] = {}
+        self.links: dict[int, Link] = {}
+        self._next_port = FIRST_FREE_PORT
+        self._next_link = 0
+        self._hanging: list[asyncio.Future[None]] = []  # connects that wait for the partition to heal
+
+    def draw_latency(self) -> float:
+        """Virtual seconds that one packet takes."""
+        rng = self.loop.rng
+        latency = rng.uniform(*self.latency)
+        if rng.random() < self.tail_latency[0]:
+            latency += rng.expovariate(1 / self.tail_latency[1])
+        return latency
+
+    def listen(self, factory: Callable[[], asyncio.Protocol], host: Any, port: int) -> SimServer:
+        """Raises OSError(EADDRINUSE) as a real socket does."""
+        name = host_name(host)
+        if port == 0:
+            self._next_port += 1
+            port = self._next_port
+        if (name, port) in self.listeners:
+            raise OSError(errno.EADDRINUSE, f"error while attempting to bind on {(name, port)}: in use")
+        server = self.listeners[name, port] = SimServer(self, factory, name, port)
+        self.loop.trace.record("listen", name, port)
+        return server
+
+    async def connect(
+        self, factory: Callable[[], asyncio.Protocol], host: Any, port: int
+    ) -> tuple[SimTransport, asyncio.Protocol]:
+        """Makes a link. Hangs while the network is partitioned."""
+        await asyncio.sleep(self.draw_latency())
+        while self.partitioned:
+            healed: asyncio.Future[None] = self.loop.create_future()
+            self._hanging.append(healed)
+            await healed
+            await asyncio.sleep(self.draw_latency())
+        server = self.listeners.get((host_name(host), port))
+        if server is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed ({host!r}, {port})")
+        self._next_link += 1
+        self._next_port += 1
+        number = self._next_link
+        here, there = (host_name(host), self._next_port), server.address
+        client = SimTransport(self, number, "c", contextvars.copy_context(), here, there)
+        accepted = SimTransport(self, number, "s", server.context.copy(), there, here)
+        client.peer, accepted.peer = accepted, client
+        self.links[number] = Link(number, client, accepted)
+        self.loop.trace.record("connect", number, port)
+        accepted.start(server.factory)
+        started = self.loop.create_future()
+        client.start(factory, started)
+        await started
+        return client, client.get_protocol()
+
+    def live_links(self) -> list[Link]:
+        """Links whose two ends still stand, oldest first."""
+        return [link for link in self._links() if link.alive]
+
+    def _links(self) -> list[Link]:
+        for number in [number for number, link in self.links.items() if link.over]:
+            del self.links[number]
+        return list(self.links.values())
+
+    def cut_one(self) -> bool:
+        """Cuts a link that the seed chooses; False when there is none."""
+        links = self.live_links()
+        if not links:
+            return False
+        link = self.loop.rng.choice(links)
+        self.loop.trace.fault("cut", link.number)
+        link.cut()
+        return True
+
+    def partition(self, seconds: float) -> None:
+        """Nothing arrives anywhere for so long; connections stay up unless somebody's keep-alive gives up."""
+        if self.partitioned:
+            return
+        self.loop.trace.fault("partition", f"{seconds:.3f}")
+        self.partitioned = True
+        for link in self._links():
+            link.stall()
+        self.loop.call_outside(seconds, self._heal)
+
+    def _heal(self) -> None:
+        self.loop.trace.record("heal")
+        self.partitioned = False
+        for link in self._links():
+            link.heal()
+        hanging, self._hanging = self._hanging, []
+        for future in hanging:
+            if not future.done():
+                future.set_result(None)
+
+    def process_died(self, process: SimProcess) -> None:
+        """Closes its listeners; its peers are told after a latency."""
+        for address in [a for a, server in self.listeners.items() if server.process is process]:
+            del self.listeners[address]
+        for link in self._links():
+            for end in (link.client, link.server):
+                if end.process is process:
+                    end.owner_died()

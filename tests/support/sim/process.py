@@ -1,0 +1,131 @@
+"""Simulated processes: who owns a callback, and what a crash takes away.
+
+Every callback, task, transport and timer belongs to the process that was current when it was made; the tag travels in
+a context variable, as asyncio copies contexts into tasks and callbacks anyway. Killing a process drops all of these:
+nothing of it runs again, not even a `finally`, exactly as after kill -9. What belongs to no process (the test itself)
+survives everything.
+
+A dead process's coroutines must not be collected while the run lasts, since closing a coroutine would run its `finally`
+blocks. They are kept in `Graveyard` and closed, muted, when the loop is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import warnings
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from support.sim.loop import SimLoop
+
+_process: contextvars.ContextVar[SimProcess | None] = contextvars.ContextVar("sim_process", default=None)
+
+
+class ProcessKilled(BaseException):
+    """Raised inside a process that was killed while it ran (a crash in the middle of a disk call).
+
+    It unwinds the stack of the one running callback; whatever `except` and `finally` do on the way reaches neither disk
+    nor network, because both refuse a dead process.
+    """
+
+
+def current_process() -> SimProcess | None:
+    """The process in whose name the running code runs, or None for the test itself."""
+    return _process.get()
+
+
+def owner_of(context: contextvars.Context) -> SimProcess | None:
+    """The process to which callbacks with this context belong."""
+    return context.get(_process)
+
+
+class SimProcess:
+    """One incarnation of a process. Made by `SimLoop.start_process`."""
+
+    def __init__(self, loop: SimLoop, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.paused = False
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self.generators: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
+        self.stalled: list[asyncio.Handle] = []  # callbacks that became due while paused, in order
+        self._loop = loop
+        self._context = contextvars.copy_context()
+        self._context.run(_process.set, self)
+        self._at_death: list[Callable[[], None]] = []
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], *, name: str | None = None) -> asyncio.Task[Any]:
+        """Starts a task that belongs to this process."""
+        return self._loop.create_task(coroutine, name=name, context=self._context.copy())
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a function in the name of this process."""
+        return self._context.copy().run(function, *arguments)
+
+    def at_death(self, callback: Callable[[], None]) -> None:
+        """Registers what the outside world does when this process dies (sockets reset, page cache lost)."""
+        self._at_death.append(callback)
+
+    def kill(self) -> None:
+        """Ends the process at once: none of its code runs again. Raises ProcessKilled when called from inside it."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.stalled.clear()
+        self._loop.trace.record("kill", self.name)
+        self._loop.graveyard.bury(self)
+        for callback in self._at_death:
+            callback()
+        if current_process() is self:
+            raise ProcessKilled(self.name)
+
+    def pause(self, seconds: float) -> None:
+        """Nothing of the process runs for `seconds` (a stopped or starved process); then it goes on where it was."""
+        if self.paused or not self.alive:
+            return
+        self.paused = True
+        self._loop.trace.fault("pause", self.name, f"{seconds:.3f}")
+        self._loop.call_outside(seconds, self._resume)
+
+    def _resume(self) -> None:
+        self.paused = False
+        if self.alive:
+            stalled, self.stalled = self.stalled, []
+            self._loop.requeue(stalled)
+
+
+class Graveyard:
+    """Keeps what dead processes were in the middle of."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._generators: list[AsyncGenerator[Any, Any]] = []
+
+    def bury(self, process: SimProcess) -> None:
+        """Takes over the tasks and generators of a process that has just died."""
+        for task in list(process.tasks):
+            self.keep(task)
+        self._generators += list(process.generators)
+
+    def keep(self, task: asyncio.Task[Any]) -> None:
+        """Takes over one task; nobody shall hear of how it ended."""
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        if task.done():
+            task._log_traceback = False
+        self._tasks.append(task)
+
+    def close(self) -> None:
+        """Closes the coroutines; what their `finally` blocks do or raise no longer matters to anybody."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # coroutines that a finally makes and can no longer await
+            for task in self._tasks:
+                coroutine = task.get_coro()
+                with contextlib.suppress(BaseException):  # a finally of a dead process has no say
+                    if isinstance(coroutine, Coroutine):
+                        coroutine.close()
+            self._tasks.clear()
+            self._generators.clear()

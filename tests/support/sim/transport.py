@@ -1,0 +1,314 @@
+"""One end of a simulated TCP connection, as asyncio's transports behave.
+
+    write -> outgoing (the write buffer that the protocol is told of) -> on the wire -> the peer's `arrived` -> data_received
+
+What is on the wire and in the peer's `arrived` together is bounded by a window, as by the kernel's two socket buffers. The
+end of the stream (FIN) travels behind the bytes; a reset overtakes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from support.sim.process import SimProcess, owner_of
+from support.sim.trace import digest
+
+if TYPE_CHECKING:
+    from support.sim.network import SimNetwork
+
+WINDOWS = (16 * 1024, 64 * 1024, 256 * 1024, 1024 * 1024)
+READ_BYTES = 256 * 1024
+
+
+class SimTransport(asyncio.Transport):
+    """Made in pairs by `SimNetwork.connect`; `peer` is the other end."""
+
+    peer: SimTransport
+
+    def __init__(
+        self,
+        network: SimNetwork,
+        number: int,
+        side: str,
+        context: contextvars.Context,
+        here: tuple[str, int],
+        there: tuple[str, int],
+    ) -> None:
+        super().__init__({"sockname": here, "peername": there})
+        self.lost = False  # connection_lost is on its way or done
+        self.incoming_stalled = False
+        self.process: SimProcess | None = owner_of(context)
+        self._network = network
+        self._loop = network.loop
+        self._name = f"{number}{side}"
+        self._context = context
+        self._protocol: asyncio.Protocol | None = None
+        self._window = self._loop.rng.choice(WINDOWS)
+        self._outgoing = bytearray()
+        self._unread = 0  # bytes sent that the peer's protocol has not got yet
+        self._wire: deque[bytes | None] = (
+            deque()
+        )  # pieces on their way to the peer, in order; None is the end
+        self._due = 0  # pieces of _wire whose time has come; more than 0 only while the peer is stalled
+        self._last_arrival = 0.0  # nothing sent later arrives before this moment
+        self._arrived = bytearray()
+        self._end_arrived = False
+        self._end_told = False
+        self._closing = False
+        self._reading_paused = False
+        self._writing_paused = False
+        self._low, self._high = 16 * 1024, 64 * 1024
+
+    # --- asyncio.Transport ---------------------------------------------------------------------------------------
+
+    def get_protocol(self) -> asyncio.Protocol:
+        """The protocol that is told of everything."""
+        assert self._protocol is not None
+        return self._protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """See asyncio."""
+        assert isinstance(protocol, asyncio.Protocol)
+        self._protocol = protocol
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """sockname, peername, socket."""
+        if name == "socket":
+            from support.sim.network import SimSocket
+
+            return SimSocket(super().get_extra_info("sockname"))
+        return super().get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        """See asyncio."""
+        return self._closing or self.lost
+
+    def is_reading(self) -> bool:
+        """See asyncio."""
+        return not (self._reading_paused or self.is_closing())
+
+    def pause_reading(self) -> None:
+        """See asyncio (no error when closing or paused)."""
+        self._reading_paused = True
+
+    def resume_reading(self) -> None:
+        """See asyncio."""
+        if self._reading_paused:
+            self._reading_paused = False
+            self._soon(self._deliver)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that the network has not taken yet."""
+        return len(self._outgoing)
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """(low, high)."""
+        return self._low, self._high
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """See asyncio."""
+        if high is None:
+            high = 64 * 1024 if low is None else 4 * low
+        self._high, self._low = high, high // 4 if low is None else low
+        self._maybe_pause()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Never blocks; what the window has no room for is buffered."""
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"data: a bytes-like object is required, not {type(data).__name__}")
+        if self.lost or self._closing or not data or self._dead():
+            return
+        self._outgoing += data
+        self._send()
+        self._maybe_pause()
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        """One write of all the parts."""
+        self.write(b"".join(list_of_data))
+
+    def write_eof(self) -> None:
+        """Not in Magnetar's protocols."""
+        raise NotImplementedError
+
+    def can_write_eof(self) -> bool:
+        """See asyncio."""
+        return False
+
+    def close(self) -> None:
+        """Sends what is buffered, then the end; connection_lost(None) when it is sent."""
+        if self._closing or self.lost:
+            return
+        self._closing = True
+        if not self._outgoing:
+            self._finish_closing()
+
+    def abort(self) -> None:
+        """Drops what is buffered; the peer sees a reset."""
+        if self.lost:
+            return
+        self._lose(None)
+        self._reset_peer()
+
+    # --- what the network does to it -------------------------------------------------------------------------------
+
+    def start(
+        self, factory: Callable[[], asyncio.Protocol], started: asyncio.Future[None] | None = None
+    ) -> None:
+        """Makes the protocol and tells it of the connection, in the name of its process."""
+
+        def connected() -> None:
+            self._protocol = factory()
+            self._protocol.connection_made(self)
+            self._soon(self._deliver)
+            if started is not None and not started.done():
+                started.set_result(None)
+
+        self._soon(connected)
+
+    def break_off(self, error: Exception) -> None:
+        """The connection is broken: this end is told at a time of its own, and nothing more arrives."""
+        self._wire.clear()
+        self._due = 0
+        self._outgoing.clear()
+        if not self.lost:
+            self._outside(self._network.draw_latency() * 3, self._lose, error)
+
+    def owner_died(self) -> None:
+        """The kernel closes the dead process's socket: the end behind what was sent, or a reset."""
+        self.lost = True
+        self._outgoing.clear()
+        if self._arrived or self._loop.rng.random() < 0.5:
+            self._reset_peer()
+        else:
+            self._put_on_wire(None)
+
+    def arrive(self) -> None:
+        """Takes what is due from the wire of the peer."""
+        if self.incoming_stalled:
+            return
+        peer = self.peer
+        while peer._due and peer._wire:
+            peer._due -= 1
+            piece = peer._wire.popleft()
+            if piece is None:
+                self._end_arrived = True
+            elif self.lost:  # a closed socket answers bytes with a reset
+                self._reset_peer()
+            else:
+                self._arrived += piece
+        if not self.lost:
+            self._soon(self._deliver)
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _dead(self) -> bool:
+        return self.process is not None and not self.process.alive
+
+    def _soon(self, callback: Callable[..., None], *arguments: Any) -> None:
+        self._loop.call_soon(callback, *arguments, context=self._context)
+
+    def _outside(self, delay: float, callback: Callable[..., None], *arguments: Any) -> None:
+        # Even what the network does to this end runs in the name of its process: a dead one is told nothing.
+        self._loop.call_later(delay, callback, *arguments, context=self._context)
+
+    def _send(self) -> None:
+        """Moves buffered bytes onto the wire as far as the window has room."""
+        while self._outgoing and self._unread < self._window:
+            size = min(len(self._outgoing), self._window - self._unread)
+            if self._network.cut_in_pieces and size > 1 and self._loop.rng.random() < 0.1:
+                size = self._loop.rng.randrange(1, size)
+            piece = bytes(self._outgoing[:size])
+            del self._outgoing[:size]
+            self._unread += size
+            self._put_on_wire(piece)
+
+    def _put_on_wire(self, piece: bytes | None) -> None:
+        # An arrival takes the oldest piece, whichever it was made for: the order holds although latencies differ.
+        self._wire.append(piece)
+        arrival = max(self._loop.time() + self._network.draw_latency(), self._last_arrival)
+        self._last_arrival = arrival
+        self._loop.call_at(arrival, self._piece_arrives, context=contextvars.Context())
+
+    def _piece_arrives(self) -> None:
+        self._due = min(self._due + 1, len(self._wire))
+        self.peer.arrive()
+
+    def _deliver(self) -> None:
+        """Gives the protocol what has arrived, then the end of the stream."""
+        if self.lost or self._protocol is None or self._reading_paused:
+            return
+        if self._arrived and not self._closing:
+            size = min(len(self._arrived), READ_BYTES)
+            if self._network.cut_in_pieces and size > 1 and self._loop.rng.random() < 0.1:
+                size = self._loop.rng.randrange(1, size)
+            data = bytes(self._arrived[:size])
+            del self._arrived[:size]
+            self.peer._acknowledge_later(size)
+            self._loop.trace.record("recv", self._name, size, digest(data))
+            self._protocol.data_received(data)
+            self._soon(self._deliver)
+        elif self._end_arrived and not self._end_told:
+            self._end_told = True
+            if not self._protocol.eof_received():
+                self.close()
+
+    def _acknowledge_later(self, size: int) -> None:
+        self._loop.call_at(
+            self._loop.time() + self._network.draw_latency(), self._acknowledged, size, context=self._context
+        )
+
+    def _acknowledged(self, size: int) -> None:
+        self._unread -= size
+        if self.lost:
+            return
+        self._send()
+        if self._writing_paused and len(self._outgoing) <= self._low and self._protocol is not None:
+            self._writing_paused = False
+            self._protocol.resume_writing()
+        if self._closing and not self._outgoing:
+            self._finish_closing()
+
+    def _maybe_pause(self) -> None:
+        if not self._writing_paused and len(self._outgoing) > self._high and self._protocol is not None:
+            self._writing_paused = True
+            self._protocol.pause_writing()
+
+    def _finish_closing(self) -> None:
+        if not self.lost:
+            # Unread bytes at a close make the kernel send a reset instead of the end.
+            if self._arrived:
+                self._reset_peer()
+            else:
+                self._put_on_wire(None)
+            self._lose(None)
+
+    def _reset_peer(self) -> None:
+        peer = self.peer
+        if not peer.lost:
+            reset = ConnectionResetError(errno.ECONNRESET, "connection reset by peer (simulated)")
+            peer._outside(self._network.draw_latency(), peer._reset, reset)
+
+    def _reset(self, error: Exception) -> None:
+        if self.incoming_stalled:
+            self._outside(0.05, self._reset, error)  # a partition holds resets back as well
+        else:
+            self._lose(error)
+
+    def _lose(self, error: Exception | None) -> None:
+        """Tells the protocol, once, that the connection is gone."""
+        if self.lost:
+            return
+        self.lost = True
+        self._outgoing.clear()
+        self._loop.trace.record("lost", self._name, type(error).__name__)
+
+        def tell() -> None:
+            assert self._protocol is not None
+            self._protocol.connection_lost(error)
+
+        self._soon(tell)

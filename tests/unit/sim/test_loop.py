@@ -1,0 +1,295 @@
+"""The simulated loop keeps asyncio's promises, is the same under one seed, and forgets dead processes."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from support.sim import ProcessKilled, SimClock, SimLoop, SimulationDeadlock, SimulationFailed
+
+
+@pytest.fixture
+def loop() -> Any:
+    made = SimLoop(seed=1)
+    yield made
+    made.close()
+
+
+def test_time_is_virtual_and_timers_are_not_early(loop: SimLoop) -> None:
+    async def main() -> tuple[float, float]:
+        start = asyncio.get_running_loop().time()
+        await asyncio.sleep(3000)
+        return start, asyncio.get_running_loop().time()
+
+    start, end = loop.run(main())
+    assert 3000 <= end - start < 3000.01
+
+
+def test_call_soon_is_first_in_first_out_across_turns(loop: SimLoop) -> None:
+    seen: list[int] = []
+
+    async def main() -> None:
+        for number in range(100):
+            loop.call_soon(seen.append, number)
+        await asyncio.sleep(0.1)
+
+    loop.run(main())
+    assert seen == list(range(100))
+
+
+def test_order_of_equal_timers_depends_on_the_seed() -> None:
+    def order(seed: int) -> list[int]:
+        loop = SimLoop(seed)
+        seen: list[int] = []
+
+        async def main() -> None:
+            when = loop.time() + 1
+            for number in range(20):
+                loop.call_at(when, seen.append, number)
+            await asyncio.sleep(2)
+
+        loop.run(main())
+        loop.close()
+        return seen
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    assert sorted(order(1)) == list(range(20))
+
+
+def test_cancelled_timer_does_not_run(loop: SimLoop) -> None:
+    async def main() -> None:
+        loop.call_later(0.5, pytest.fail, "ran").cancel()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await asyncio.sleep(60)
+
+    loop.run(main())
+    assert loop.time() < 3
+
+
+def test_executor_runs_later_and_hands_back_result_and_error(loop: SimLoop) -> None:
+    async def main() -> None:
+        before = loop.time()
+        assert await loop.run_in_executor(None, lambda: 7) == 7
+        assert loop.time() > before
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.to_thread(lambda: 1 // 0)
+
+    loop.run(main())
+
+
+def test_failing_callback_fails_the_run(loop: SimLoop) -> None:
+    async def main() -> None:
+        loop.call_soon(lambda: 1 // 0)
+        await asyncio.sleep(60)
+
+    with pytest.raises(SimulationFailed, match="ZeroDivisionError"):
+        loop.run(main())
+
+
+def test_unwatched_task_that_failed_fails_the_run(loop: SimLoop) -> None:
+    async def broken() -> None:
+        raise ValueError("nobody looks")
+
+    async def main() -> None:
+        asyncio.create_task(broken())  # noqa: RUF006 - dropping it is the point
+        await asyncio.sleep(1)
+
+    with pytest.raises(SimulationFailed, match="nobody looks"):
+        loop.run(main())
+
+
+def test_deadlock_is_told_with_the_place_that_waits(loop: SimLoop) -> None:
+    async def main() -> None:
+        await loop.create_future()
+
+    with pytest.raises(SimulationDeadlock, match="test_loop"):
+        loop.run(main())
+
+
+def test_no_finally_of_a_killed_process_runs(loop: SimLoop) -> None:
+    cleaned: list[str] = []
+    process = loop.start_process("victim")
+
+    async def generator() -> AsyncIterator[int]:
+        try:
+            yield 1
+            await asyncio.sleep(60)
+            yield 2
+        finally:
+            cleaned.append("generator")
+
+    async def victim() -> None:
+        try:
+            async with asyncio.timeout(100):
+                async for _ in generator():
+                    pass
+        finally:
+            cleaned.append("task")
+
+    async def main() -> None:
+        process.spawn(victim())
+        process.call(loop.call_later, 5.0, cleaned.append, "timer")
+        await asyncio.sleep(1)
+        process.kill()
+        await asyncio.sleep(10)
+        assert cleaned == []
+
+    loop.run(main())
+    assert cleaned == []
+
+
+def test_children_of_a_process_belong_to_it(loop: SimLoop) -> None:
+    ticks: list[float] = []
+    process = loop.start_process("parent")
+
+    async def ticking() -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            ticks.append(loop.time())
+
+    async def parent() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ticking())
+            await loop.run_in_executor(None, lambda: loop.call_later(0.05, ticks.append, 0.0))
+
+    async def main() -> None:
+        process.spawn(parent())
+        await asyncio.sleep(1)
+        process.kill()
+        count = len(ticks)
+        assert count == 10
+        await asyncio.sleep(5)
+        assert len(ticks) == count
+
+    loop.run(main())
+
+
+def test_kill_from_inside_ends_the_running_callback(loop: SimLoop) -> None:
+    reached: list[str] = []
+    process = loop.start_process("suicide")
+
+    async def suicide() -> None:
+        try:
+            process.kill()
+        except Exception:  # an ordinary handler must not survive a kill
+            reached.append("except")
+        reached.append("after")
+
+    async def main() -> None:
+        process.spawn(suicide())
+        await asyncio.sleep(1)
+
+    loop.run(main())
+    assert reached == []
+    assert not process.alive
+    assert not issubclass(ProcessKilled, Exception)
+
+
+def test_pause_delays_and_keeps_the_order(loop: SimLoop) -> None:
+    seen: list[tuple[int, float]] = []
+    process = loop.start_process("slow")
+
+    async def main() -> None:
+        for number in range(5):
+            process.call(
+                loop.call_later, 0.1 * number, lambda number=number: seen.append((number, loop.time()))
+            )
+        process.pause(10)
+        await asyncio.sleep(20)
+
+    loop.run(main())
+    assert [number for number, _ in seen] == list(range(5))
+    assert seen[0][1] > 10
+    assert loop.trace.faults["pause"] == 1
+
+
+def test_signal_reaches_the_handler_of_its_process(loop: SimLoop) -> None:
+    got: list[str] = []
+    one, two = loop.start_process("one"), loop.start_process("two")
+    for process in (one, two):
+        process.call(loop.add_signal_handler, 15, got.append, process.name)
+
+    async def main() -> None:
+        loop.deliver_signal(two, 15)
+        await asyncio.sleep(0.1)
+
+    loop.run(main())
+    assert got == ["two"]
+
+
+def test_sets_of_tasks_iterate_in_the_order_of_their_numbers(loop: SimLoop) -> None:
+    async def main() -> list[str]:
+        tasks = [asyncio.create_task(asyncio.sleep(0.001), name=str(n)) for n in range(50)]
+        done, _ = await asyncio.wait(tasks)
+        return [task.get_name() for task in done]
+
+    first = loop.run(main())
+    other = SimLoop(seed=1)
+    junk = [object() for _ in range(1000)]  # other addresses
+    assert other.run(main_again(other)) == first
+    other.close()
+    del junk
+
+
+async def main_again(loop: SimLoop) -> list[str]:
+    tasks = [loop.create_task(asyncio.sleep(0.001), name=str(n)) for n in range(50)]
+    done, _ = await asyncio.wait(tasks)
+    return [task.get_name() for task in done]
+
+
+def test_clock_follows_virtual_time(loop: SimLoop) -> None:
+    clock = SimClock(loop)
+
+    async def main() -> int:
+        before = clock.now_ms()
+        await asyncio.sleep(1.5)
+        return clock.now_ms() - before
+
+    assert loop.run(main()) == 1500
+
+
+def test_same_seed_same_trace() -> None:
+    def hash_of(seed: int) -> str:
+        loop = SimLoop(seed)
+        process = loop.start_process("p")
+
+        async def busy() -> None:
+            while True:
+                await loop.run_in_executor(None, lambda: None)
+                loop.trace.record("tick")
+
+        async def main() -> None:
+            process.spawn(busy())
+            await asyncio.sleep(1)
+            process.kill()
+
+        with contextlib.closing(loop):
+            loop.run(main())
+        return loop.trace.hexdigest()
+
+    assert hash_of(3) == hash_of(3)
+    assert hash_of(3) != hash_of(4)
+
+
+def test_what_a_dead_process_starts_in_its_last_moment_never_runs(loop: SimLoop) -> None:
+    ran: list[str] = []
+    process = loop.start_process("last words")
+
+    async def late() -> None:
+        ran.append("late")
+
+    def die(create: Callable[..., Any]) -> None:
+        with contextlib.suppress(BaseException):
+            process.kill()
+        create(late())
+
+    async def main() -> None:
+        process.call(die, loop.create_task)
+        await asyncio.sleep(1)
+
+    loop.run(main())
+    assert ran == []

@@ -1,0 +1,203 @@
+"""The simulated network: bytes in order, bounded windows, cuts, partitions, dead peers."""
+
+import asyncio
+import random
+from typing import Any, cast
+
+import pytest
+
+from support.sim import SimLoop, SimProcess
+
+
+class Recorder(asyncio.Protocol):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.pieces = 0
+        self.events: list[str] = []
+        self.errors: list[Exception | None] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.events.append("made")
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        self.pieces += 1
+
+    def eof_received(self) -> None:
+        self.events.append("eof")
+
+    def pause_writing(self) -> None:
+        self.events.append("pause")
+
+    def resume_writing(self) -> None:
+        self.events.append("resume")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.events.append("lost")
+        self.errors.append(error)
+
+
+@pytest.fixture
+def loop() -> Any:
+    made = SimLoop(seed=5)
+    yield made
+    made.close()
+
+
+async def pair(loop: SimLoop, server: SimProcess | None = None) -> tuple[Recorder, Recorder]:
+    accepted: list[Recorder] = []
+
+    def factory() -> Recorder:
+        accepted.append(Recorder())
+        return accepted[-1]
+
+    process = server or loop.start_process("server")
+    listening = await process.spawn(loop.create_server(factory, "127.0.0.1", 0))
+    _, client = await loop.create_connection(Recorder, "localhost", listening.sockets[0].getsockname()[1])
+    await asyncio.sleep(0.1)
+    return cast(Recorder, client), accepted[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_arrive_complete_in_order_and_in_pieces(seed: int) -> None:
+    loop = SimLoop(seed)
+    sent = random.Random(seed).randbytes(3_000_000)
+
+    async def main() -> None:
+        client, server = await pair(loop)
+        position = 0
+        while position < len(sent):
+            size = loop.rng.choice((1, 10, 1000, 100_000))
+            client.transport.writelines(
+                [sent[position : position + size // 2], sent[position + size // 2 : position + size]]
+            )
+            position += size
+        client.transport.close()
+        await asyncio.sleep(10)
+        assert server.data == sent
+        assert server.events == ["made", "eof", "lost"]
+        assert client.events[-1] == "lost"
+        assert client.errors == [None]
+        assert server.pieces > 3
+
+    loop.run(main())
+    loop.close()
+
+
+def test_peer_that_stops_reading_fills_the_write_buffer_and_pauses_the_writer(loop: SimLoop) -> None:
+    async def main() -> None:
+        client, server = await pair(loop)
+        server.transport.pause_reading()
+        for _ in range(100):
+            client.transport.write(bytes(50_000))
+            await asyncio.sleep(0.01)
+        assert client.events == ["made", "pause"]
+        assert client.transport.get_write_buffer_size() > 3_000_000
+        assert not server.data
+        server.transport.resume_reading()
+        await asyncio.sleep(5)
+        assert client.events == ["made", "pause", "resume"]
+        assert client.transport.get_write_buffer_size() == 0
+        assert len(server.data) == 5_000_000
+
+    loop.run(main())
+
+
+def test_abort_loses_the_buffer_and_resets_the_peer(loop: SimLoop) -> None:
+    async def main() -> None:
+        client, server = await pair(loop)
+        client.transport.write(bytes(5_000_000))
+        client.transport.abort()
+        await asyncio.sleep(5)
+        assert len(server.data) < 5_000_000
+        assert isinstance(server.errors[0], ConnectionResetError)
+        assert client.errors == [None]
+        client.transport.write(b"into the void")
+
+    loop.run(main())
+
+
+def test_nobody_listens_is_refused_and_a_port_is_taken_once(loop: SimLoop) -> None:
+    async def main() -> None:
+        with pytest.raises(ConnectionRefusedError):
+            await loop.create_connection(Recorder, "127.0.0.1", 1)
+        server = await loop.create_server(Recorder, "127.0.0.1", 7650)
+        with pytest.raises(OSError, match="in use"):
+            await loop.create_server(Recorder, "localhost", 7650)
+        server.close()
+        await server.wait_closed()
+        await loop.create_server(Recorder, "127.0.0.1", 7650)
+
+    loop.run(main())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_killed_process_is_noticed_by_its_peer_and_never_told_itself(seed: int) -> None:
+    loop = SimLoop(seed)
+
+    async def main() -> None:
+        process = loop.start_process("server")
+        client, server = await pair(loop, process)
+        server.transport.write(b"before the end")
+        process.kill()
+        await asyncio.sleep(1)
+        assert client.events[-1] == "lost"
+        assert server.events == ["made"]
+        assert bytes(client.data) in (b"", b"before the end")
+        with pytest.raises(ConnectionRefusedError):
+            await loop.create_connection(
+                Recorder, "127.0.0.1", server.transport.get_extra_info("sockname")[1]
+            )
+
+    loop.run(main())
+    loop.close()
+
+
+def test_cut_reaches_both_ends_and_loses_what_was_on_its_way(loop: SimLoop) -> None:
+    async def main() -> None:
+        client, server = await pair(loop)
+        client.transport.write(bytes(1000))
+        assert loop.network.cut_one()
+        await asyncio.sleep(1)
+        for end in (client, server):
+            assert isinstance(end.errors[0], ConnectionResetError)
+        assert not server.data
+        assert not loop.network.cut_one()
+        assert loop.trace.faults["cut"] == 1
+
+    loop.run(main())
+
+
+def test_partition_holds_everything_back_until_it_heals(loop: SimLoop) -> None:
+    async def main() -> None:
+        client, server = await pair(loop)
+        loop.network.partition(30)
+        client.transport.write(b"late")
+        port = server.transport.get_extra_info("sockname")[1]
+        late = asyncio.create_task(loop.create_connection(Recorder, "127.0.0.1", port))
+        await asyncio.sleep(29)
+        assert not server.data
+        assert not late.done()
+        await asyncio.sleep(2)
+        assert server.data == b"late"
+        assert late.done()
+        assert loop.trace.faults["partition"] == 1
+
+    loop.run(main())
+
+
+def test_process_that_dies_behind_a_partition_is_noticed_after_it(loop: SimLoop) -> None:
+    async def main() -> None:
+        process = loop.start_process("server")
+        client, _ = await pair(loop, process)
+        loop.network.partition(30)
+        process.kill()
+        await asyncio.sleep(25)
+        assert client.events == ["made"]
+        await asyncio.sleep(10)
+        assert client.events[-1] == "lost"
+
+    loop.run(main())
