@@ -60,6 +60,9 @@ class SimTransport(asyncio.Transport):
         self._end_arrived = False
         self._end_told = False
         self._closing = False
+        self._eof_written = False  # write_eof was called
+        self._end_wanted = False  # the end is due behind what is buffered
+        self._end_sent = False
         self._reading_paused = False
         self._writing_paused = False
         self._low, self._high = 16 * 1024, 64 * 1024
@@ -121,6 +124,8 @@ class SimTransport(asyncio.Transport):
         """Never blocks; what the window has no room for is buffered."""
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"data: a bytes-like object is required, not {type(data).__name__}")
+        if self._eof_written:
+            raise RuntimeError("Cannot call write() after write_eof()")
         if self.lost or self._closing or not data or self._dead():
             return
         self._outgoing += data
@@ -132,12 +137,14 @@ class SimTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def write_eof(self) -> None:
-        """Not in Magnetar's protocols."""
-        raise NotImplementedError
+        """The end travels behind what is buffered; reading goes on."""
+        if not (self._end_wanted or self._closing or self.lost or self._dead()):
+            self._eof_written = self._end_wanted = True
+            self._maybe_send_end()
 
     def can_write_eof(self) -> bool:
         """See asyncio."""
-        return False
+        return True
 
     def close(self) -> None:
         """Sends what is buffered, then the end; connection_lost(None) when it is sent."""
@@ -185,7 +192,8 @@ class SimTransport(asyncio.Transport):
         if self._arrived or self._loop.rng.random() < 0.5:
             self._reset_peer()
         else:
-            self._put_on_wire(None)
+            self._end_wanted = True
+            self._maybe_send_end()
 
     def arrive(self) -> None:
         """Takes what is due from the wire of the peer."""
@@ -270,6 +278,7 @@ class SimTransport(asyncio.Transport):
         if self._writing_paused and len(self._outgoing) <= self._low and self._protocol is not None:
             self._writing_paused = False
             self._protocol.resume_writing()
+        self._maybe_send_end()
         if self._closing and not self._outgoing:
             self._finish_closing()
 
@@ -284,8 +293,14 @@ class SimTransport(asyncio.Transport):
             if self._arrived:
                 self._reset_peer()
             else:
-                self._put_on_wire(None)
+                self._end_wanted = True
+                self._maybe_send_end()
             self._lose(None)
+
+    def _maybe_send_end(self) -> None:
+        if self._end_wanted and not self._end_sent and not self._outgoing:
+            self._end_sent = True
+            self._put_on_wire(None)
 
     def _reset_peer(self) -> None:
         peer = self.peer
