@@ -1,0 +1,1 @@
+"""One module per scenario; each has `play(seed, trace)` and `EXPECTED_FAULTS`."""

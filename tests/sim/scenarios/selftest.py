@@ -1,0 +1,33 @@
+"""A scenario that goes wrong on purpose, so that the runner can be seen to notice.
+
+Seed 3 violates an invariant, seed 5 ends its process, seed 7 lets the order of a set of strings into the trace; the others
+are well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from support.sim import SimLoop, Trace
+
+EXPECTED_FAULTS = ("selftest",)
+
+
+def play(seed: int, trace: Trace) -> dict[str, int]:
+    """See the module."""
+    loop = SimLoop(seed, trace=trace)
+
+    async def main() -> None:
+        await asyncio.sleep(1)
+        trace.fault("selftest")
+        assert seed != 3, "an invariant that does not hold"
+        if seed == 5:
+            os._exit(9)
+        if seed == 7:
+            for name in {f"name-{number}" for number in range(20)}:
+                trace.record("order", name)
+
+    loop.run(main())
+    loop.close()
+    return {"runs": 1}
