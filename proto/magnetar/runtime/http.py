@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from aiohttp import web
 
-from .connection.server import listen_error
+from .connection.addresses import listen_error
 from .metrics import CONTENT_TYPE, Metrics
 
 __all__ = ["HttpServer"]

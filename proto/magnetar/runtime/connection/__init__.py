@@ -10,8 +10,10 @@ from .authentication import (
     NoAuthentication,
     NoCredentials,
 )
-from .connection import Connection, Reply, open_connection
+from .connect import open_connection
+from .connection import Connection
 from .options import ConnectionHandler, ConnectionOptions
+from .requests import Reply
 from .server import FramedServer
 
 __all__ = [

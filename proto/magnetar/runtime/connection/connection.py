@@ -20,49 +20,40 @@ import enum
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 
-from magnetar.proto.commands import COMMANDS, Command, Failed, Ok, Ping, Pong, decode_command, peek_number
+from magnetar.proto.commands import Command, Failed, Ok, Ping, Pong, decode_command
 from magnetar.proto.errors import (
     ConnectionLost,
     FrameTooLarge,
     MagnetarError,
     MalformedFrame,
-    RequestTimeout,
-    TooManyRequests,
     UnknownCommand,
 )
 from magnetar.proto.frames import FrameParser, Run, encode_frame, frame_prefix
 
-from .handshake import MAX_HANDSHAKE_FRAME_BYTES, AcceptingHandshake, ConnectingHandshake, Negotiated
+from .addresses import format_address
+from .handshake import (
+    MAX_HANDSHAKE_FRAME_BYTES,
+    AcceptingHandshake,
+    ConnectingHandshake,
+    Negotiated,
+    shake_hands,
+)
+from .kinds import FOR_HANDLER, KINDS, kind_of
 from .liveness import Liveness, Observed, Verdict
 from .options import ConnectionHandler, ConnectionOptions
-from .output import LARGE_BYTES, Piece, gather
+from .output import Output, Piece
+from .requests import PendingRequests, Reply
 
 _log = logging.getLogger("magnetar.connection")
 
 _PING = encode_frame(Ping(0).encode())
 _PONG = encode_frame(Pong(0).encode())
-_FLUSH_BYTES = 256 * 1024
 _MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 _OWN_WRITES = "answers"  # reason for a pause of reading while the peer does not take what it asked for
-
-# What a frame is, by the number in its second byte (msgpack writes numbers below 128 as themselves).
-_UNKNOWN, _INTERNAL, _FOR_HANDLER = 0, 1, 2
-_LAST_INTERNAL = 7
-_KINDS = bytes(
-    _UNKNOWN if number not in COMMANDS else _INTERNAL if number <= _LAST_INTERNAL else _FOR_HANDLER
-    for number in range(256)
-)
-
-
-class Reply(NamedTuple):
-    """A successful answer."""
-
-    result: Any
-    payload: bytes
 
 
 class _State(enum.Enum):
@@ -73,7 +64,7 @@ class _State(enum.Enum):
 
 
 class Connection(asyncio.Protocol):
-    """One connection. Not made directly: `open_connection` and `FramedServer` do.
+    """One connection. Not made directly: `open_connection` and `FramedServer` do (`refusal`: it is full).
 
     Attributes are valid from `connection_ready` on: `principal` (whom the peer authenticated as; "" on the connecting
     side), `peer` (the name the peer gave), `peer_version`, `features`, `max_frame_bytes`, `max_message_bytes`.
@@ -85,7 +76,9 @@ class Connection(asyncio.Protocol):
         options: ConnectionOptions,
         *,
         accepting: bool,
-        on_closed: Callable[[Connection], None] | None = None,
+        on_closed: Callable[[Connection], object] = lambda _connection: None,
+        on_fault: Callable[[Connection, MagnetarError], object] = lambda _connection, _error: None,
+        refusal: MagnetarError | None = None,
     ) -> None:
         self.principal = ""
         self.peer = ""
@@ -102,6 +95,7 @@ class Connection(asyncio.Protocol):
         self._handler = handler
         self._accepting = accepting
         self._on_closed = on_closed
+        self._on_fault = on_fault
         self._state = _State.HANDSHAKE
         self._handshake = (AcceptingHandshake if accepting else ConnectingHandshake)(options)
         self._parser = FrameParser(MAX_HANDSHAKE_FRAME_BYTES if accepting else options.max_frame_bytes)
@@ -109,22 +103,14 @@ class Connection(asyncio.Protocol):
         # Resolved with None when ready, or with the error; awaited by open_connection.
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self._error: MagnetarError | None = None
-        self._requests: dict[int, asyncio.Future[Reply]] = {}
-        self._last_request_id = 0
-        # Frames of this loop turn; _out_large: one of the pieces is not to be joined.
-        self._out: list[Piece] = []
-        self._out_bytes = 0
-        self._out_large = False
-        self._flush_scheduled = False
-        # Inside data_received, whose end flushes: no callback is needed then.
-        self._in_turn = False
+        self._requests = PendingRequests(self._loop, options.max_pending_requests, self.describe)
+        self._output = Output(self._loop)
         self._pauses: dict[str, None] = {}
         self._reads = 0
         self._runs = 0
         self._discarded_bytes = 0
         self._liveness: Liveness | None = None
-        # Set by a server that is full, before the socket is connected.
-        self._refusal: MagnetarError | None = None
+        self._refusal = refusal
         # One timer at a time: handshake timeout, then keep-alive, then close timeout.
         self._timer: asyncio.TimerHandle | None = None
 
@@ -133,17 +119,14 @@ class Connection(asyncio.Protocol):
     @property
     def buffered_bytes(self) -> int:
         """Bytes sent and not yet taken by the kernel."""
-        return self._out_bytes + (self._transport.get_write_buffer_size() if not self.closed else 0)
+        if self._state is _State.CLOSED:
+            return 0
+        return self._output.pending_bytes + self._transport.get_write_buffer_size()
 
     @property
     def closed(self) -> bool:
         """True when nothing can be sent any more."""
         return self._state is not _State.READY
-
-    @property
-    def pending_requests(self) -> int:
-        """Requests without an answer."""
-        return len(self._requests)
 
     def send(self, header: bytes, payload: Piece | Sequence[Piece] = b"") -> None:
         """Queues one frame; a sequence is the parts of one payload. Dropped when closed (the handler was told, or will be).
@@ -154,36 +137,30 @@ class Connection(asyncio.Protocol):
             return
         if isinstance(payload, (bytes, bytearray, memoryview)):
             size = len(payload)
-            parts: Sequence[Piece] = (payload,) if size else ()
+            pieces: list[Piece] = [frame_prefix(header, size), payload]
         else:
-            parts = payload
-            size = sum(map(len, parts))
+            size = sum(map(len, payload))
+            pieces = [frame_prefix(header, size), *payload]
         if 2 + len(header) + size > self.max_frame_bytes:
             raise FrameTooLarge(
                 f"a frame of {2 + len(header) + size} bytes exceeds the {self.max_frame_bytes} agreed with the peer; "
                 "send smaller messages or raise max_message_bytes on both sides",
                 length=2 + len(header) + size,
             )
-        out = self._out
-        out.append(frame_prefix(header, size))
-        out += parts
-        if size >= LARGE_BYTES:
-            self._out_large = True
-        self._queued(6 + len(header) + size)
+        self._output.add(pieces, 6 + len(header) + size)
+        if not self.writable:
+            self._restrain()
 
     def send_encoded(self, frames: Piece) -> None:
         """Queues frames that are encoded already (`encode_frames`), each of which must respect `max_frame_bytes`."""
-        if self._state is not _State.READY:
-            return
-        self._out.append(frames)
-        if len(frames) >= LARGE_BYTES:
-            self._out_large = True
-        self._queued(len(frames))
+        if self._state is _State.READY:
+            self._output.add((frames,), len(frames))
+            if not self.writable:
+                self._restrain()
 
     def next_request_id(self) -> int:
         """Counts up from 1."""
-        self._last_request_id += 1
-        return self._last_request_id
+        return self._requests.next_id()
 
     async def request(self, command: Command, payload: bytes = b"", *, timeout: float) -> Reply:
         """Sends and waits for the answer. A request id of 0 is replaced by `next_request_id()`.
@@ -193,22 +170,14 @@ class Connection(asyncio.Protocol):
         """
         if self._state is not _State.READY:
             raise self._lost()
-        if len(self._requests) >= self.options.max_pending_requests:
-            raise TooManyRequests(
-                f"{len(self._requests)} requests to {self.describe()} wait for an answer already"
-            )
         if command.request_id == 0:
-            command = msgspec.structs.replace(command, request_id=self.next_request_id())
-        request_id = command.request_id
-        answer: asyncio.Future[Reply] = self._loop.create_future()
-        self._requests[request_id] = answer
-        timer = self._loop.call_later(timeout, self._expire, request_id, timeout, type(command).__name__)
+            command = msgspec.structs.replace(command, request_id=self._requests.next_id())
+        answer = self._requests.add(command, timeout)
         try:
             self.send(command.encode(), payload)
             return await answer
         finally:
-            timer.cancel()
-            self._requests.pop(request_id, None)
+            self._requests.forget(command.request_id)
 
     def answer(self, request_id: int, result: Any = None, payload: Piece | Sequence[Piece] = b"") -> None:
         """Sends Ok, unless the id says that no answer is wanted."""
@@ -226,7 +195,7 @@ class Connection(asyncio.Protocol):
 
     def pause_reading(self, reason: str) -> None:
         """Stops reading until every reason is withdrawn. Frames of the read in progress still arrive."""
-        if not self._pauses and self._state in (_State.HANDSHAKE, _State.READY):
+        if not self._pauses and self._state is _State.READY and not self._transport.is_closing():
             self._transport.pause_reading()
         self._pauses[reason] = None
 
@@ -234,7 +203,7 @@ class Connection(asyncio.Protocol):
         """Withdraws a reason; fine if it is not there."""
         if reason in self._pauses:
             del self._pauses[reason]
-            if not self._pauses and self._state in (_State.HANDSHAKE, _State.READY):
+            if not self._pauses and self._state is _State.READY and not self._transport.is_closing():
                 self._transport.resume_reading()
 
     @property
@@ -252,30 +221,27 @@ class Connection(asyncio.Protocol):
         self._error = self._error or error
         if error is not None:
             request_id = self._handshake.request_id if self._state is _State.HANDSHAKE else 0
-            self._out.append(encode_frame(Failed.of(request_id, error).encode()))
-        self._flush()
+            self._output.add((encode_frame(Failed.of(request_id, error).encode()),), 0)
         self._begin_closing()
 
     def abort(self) -> None:
         """Closes at once; what is queued is lost."""
         if self._state is not _State.CLOSED:
             self._stop(_State.CLOSING)
+            self._output.drop()
             self._transport.abort()
 
     def describe(self) -> str:
         """The peer, for messages: its name and address."""
         return f"{self.peer} at {self.address}" if self.peer else self.address
 
-    def refuse(self, error: MagnetarError) -> None:
-        """For a server, before the socket is connected: tell `error` and close."""
-        self._refusal = error
-
     # --- asyncio.Protocol -----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is connected: start the handshake."""
         self._transport = cast(asyncio.Transport, transport)
-        self.address = _address(transport.get_extra_info("peername"))
+        self._output.attach(self._transport)
+        self.address = format_address(transport.get_extra_info("peername"))
         with contextlib.suppress(OSError, AttributeError):
             # Finds a dead peer even while reading is paused and the keep-alive cannot hear.
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -297,7 +263,7 @@ class Connection(asyncio.Protocol):
             return
         parser = self._parser
         runs = parser.feed(data)
-        self._in_turn = True
+        self._output.in_turn = True
         try:
             if runs:
                 self._runs += len(runs)
@@ -309,15 +275,15 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             self._handler_failed(error)
         finally:
-            self._in_turn = False
-        if self._out:
-            self._flush()
+            self._output.in_turn = False
+        self._output.flush()
 
     def eof_received(self) -> bool:
         """The peer closed its side; so do we."""
         if self._error is None and self._state in (_State.HANDSHAKE, _State.READY):
             cut = " in the middle of a frame" if self._parser.pending_bytes else ""
             self._error = ConnectionLost(f"{self.describe()} closed the connection{cut}")
+            self._wind_up()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -326,12 +292,10 @@ class Connection(asyncio.Protocol):
         if exc is not None and self._error is None and not was_closing:
             self._error = ConnectionLost(f"the connection to {self.describe()} broke: {exc}")
         self._stop(_State.CLOSED)
-        if self._on_closed is not None:
-            self._on_closed(self)
-        if not self.ready.done():
-            self.ready.set_exception(self._lost())
-            self.ready.exception()  # nobody may be waiting (accepting side): that is fine
-        elif self.ready.exception() is None:
+        self._output.drop()
+        self._on_closed(self)
+        self._not_ready(self._lost())
+        if self._liveness is not None:
             try:
                 self._handler.connection_closed(self._error)
             except Exception:
@@ -358,18 +322,18 @@ class Connection(asyncio.Protocol):
         """In stream order; the usual read is all for the handler and goes there as one list."""
         start = 0
         for position, (header, payloads) in enumerate(runs):
-            kind = _KINDS[header[1]] if len(header) > 1 and 0x90 < header[0] < 0xA0 else _UNKNOWN
-            if kind == _FOR_HANDLER:
+            if len(header) > 1 and KINDS[header[1]] == FOR_HANDLER and 0x90 < header[0] < 0xA0:
                 continue
-            if kind == _UNKNOWN and _for_handler(peek_number(header)):
-                continue  # written in a longer form than needed
+            if kind_of(header) == FOR_HANDLER:
+                continue
             if start < position:
                 self._handler.runs_received(runs[start:position])
             start = position + 1
-            self._receive_internal(header, payloads)
+            if self._state is _State.READY:
+                self._receive_internal(header, payloads)
             if self._state is not _State.READY:
                 return
-        if self._state is _State.READY and start < len(runs):
+        if start < len(runs):
             self._handler.runs_received(runs[start:] if start else runs)
 
     def _receive_internal(self, header: bytes, payloads: list[bytes]) -> None:
@@ -382,45 +346,47 @@ class Connection(asyncio.Protocol):
                 raise
             for _ in payloads:
                 self.answer_error(request_id, error)
-            self._spare_answers()
             return
         if isinstance(command, Ok):
             for payload in payloads:
-                self._resolve(command.request_id, Reply(command.result, payload))
+                self._requests.resolve(command.request_id, Reply(command.result, payload))
         elif isinstance(command, Failed):
             if command.request_id == 0:
                 self._error = command.to_error()
                 self._begin_closing()
             else:
-                self._reject(command.request_id, command.to_error())
+                self._requests.reject(command.request_id, command.to_error())
         elif isinstance(command, Ping):
             # One answer to a run of pings: the peer wants to know that we live, not how often.
             self.send_encoded(_PONG)
-            self._spare_answers()
         elif not isinstance(command, Pong):
             raise MalformedFrame(f"{type(command).__name__} after the end of the handshake")
 
-    def _spare_answers(self) -> None:
-        """A peer that asks and does not read its answers is not read either."""
-        if not self.writable and self._accepting:
+    def _restrain(self) -> None:
+        """A peer that asks and does not read its answers: first it is not read any more, then it is cut."""
+        buffered = self.buffered_bytes
+        if self._accepting and buffered > 2 * self.options.high_water_bytes:
             self.pause_reading(_OWN_WRITES)
+        if buffered > self.options.max_buffered_bytes:
+            self._error = ConnectionLost(
+                f"{self.describe()} does not read: {buffered} bytes wait for it, more than "
+                f"{self.options.max_buffered_bytes}"
+            )
+            self._on_fault(self, self._error)
+            self.abort()
 
     def _receive_handshake(self, runs: list[Run]) -> list[Run]:
         """Feeds the handshake; returns the runs after it."""
-        for position, (header, payloads) in enumerate(runs):
-            for number, payload in enumerate(payloads):
-                try:
-                    answer, negotiated = self._handshake.receive(header, payload)
-                except MagnetarError as error:
-                    self._handshake_failed(error)
-                    return []
-                if answer:
-                    self._transport.write(answer)
-                if negotiated is not None:
-                    self._become_ready(negotiated)
-                    rest = [(header, payloads[number + 1 :])] if number + 1 < len(payloads) else []
-                    return rest + runs[position + 1 :]
-        return []
+        try:
+            answers, negotiated, runs = shake_hands(self._handshake, runs)
+        except MagnetarError as error:
+            self._handshake_failed(error)
+            return []
+        if answers:
+            self._transport.write(answers)
+        if negotiated is not None:
+            self._become_ready(negotiated)
+        return runs
 
     def _become_ready(self, negotiated: Negotiated) -> None:
         self.principal = negotiated.principal
@@ -433,26 +399,32 @@ class Connection(asyncio.Protocol):
         self.writable = True
         self._liveness = Liveness(self.options.ping_interval_s, self._loop.time())
         self._set_timer(self.options.ping_interval_s, self._tick)
-        self.ready.set_result(None)
+        if not self.ready.done():
+            self.ready.set_result(None)
         self._handler.connection_ready(self)
+
+    def _not_ready(self, error: MagnetarError) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(error)
+            self.ready.exception()  # nobody waits on the accepting side, and that is fine
 
     def _handshake_failed(self, error: MagnetarError) -> None:
         self._error = error
-        self._log_fault(error)
+        self._not_ready(error)
+        self._on_fault(self, error)
         self.close(error if self._accepting else None)
 
     def _handshake_timed_out(self) -> None:
+        limit_s = self.options.handshake_timeout_s
         self._handshake_failed(
-            ConnectionLost(
-                f"{self.address} did not finish the handshake within {self.options.handshake_timeout_s:g} s"
-            )
+            ConnectionLost(f"{self.address} did not finish the handshake within {limit_s:g} s")
         )
 
     def _bad_stream(self, error: MagnetarError) -> None:
         if self._state is _State.HANDSHAKE:
             self._handshake_failed(self._handshake.stream_error(error))
         elif self._state is _State.READY:
-            self._log_fault(error)
+            self._on_fault(self, error)
             self.close(error)
 
     def _handler_failed(self, error: Exception) -> None:
@@ -460,79 +432,17 @@ class Connection(asyncio.Protocol):
             request_id = error.details.get("request_id", 0)
             if self._state is _State.READY and isinstance(request_id, int) and request_id > 0:
                 self.answer_error(request_id, error)
-            self._log_fault(error)
+            self._on_fault(self, error)
             self.close(error)
         else:
             _log.error("handler of %s failed; closing this connection", self.describe(), exc_info=error)
             self.close(MagnetarError("internal error; the log of this service has the details"))
 
-    def _log_fault(self, error: MagnetarError) -> None:
-        # The peer's fault, and the peer was told: at INFO, so that a hostile one cannot fill the log of warnings.
-        _log.info("%s: %s: %s", self.describe(), type(error).__name__, error.message)
-
-    # --- requests -------------------------------------------------------------------------------------------------------
-
-    def _resolve(self, request_id: int, reply: Reply) -> None:
-        answer = self._requests.pop(request_id, None)
-        if answer is not None and not answer.done():
-            answer.set_result(reply)
-
-    def _reject(self, request_id: int, error: MagnetarError) -> None:
-        answer = self._requests.pop(request_id, None)
-        if answer is not None and not answer.done():
-            answer.set_exception(error)
-
-    def _expire(self, request_id: int, timeout: float, name: str) -> None:
-        self._reject(
-            request_id,
-            RequestTimeout(
-                f"{self.describe()} did not answer {name} within {timeout:g} s; it may still happen"
-            ),
-        )
-
     def _lost(self) -> MagnetarError:
-        """A fresh error for each that waits: raising adds a traceback to it."""
+        """Why it ended, as an error to raise."""
         if self._error is None:
             return ConnectionLost(f"the connection to {self.describe() or 'the peer'} is closed")
         return type(self._error)(self._error.message, **self._error.details)
-
-    # --- sending --------------------------------------------------------------------------------------------------------
-
-    def _queued(self, size: int) -> None:
-        self._out_bytes += size
-        if self._out_bytes >= _FLUSH_BYTES:
-            self._flush()
-        elif not self._in_turn and not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush_later)
-
-    def _flush_later(self) -> None:
-        self._flush_scheduled = False
-        self._flush()
-
-    def _flush(self) -> None:
-        out = self._out
-        if not out or self._state is _State.CLOSED:
-            return
-        self._out = []
-        self._out_bytes = 0
-        if self._out_large:
-            self._out_large = False
-            self._transport.writelines(gather(out))
-        else:
-            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
-        if not self.writable and self._state is _State.READY:
-            self._check_hard_limit()
-
-    def _check_hard_limit(self) -> None:
-        buffered = self._transport.get_write_buffer_size()
-        if buffered > self.options.max_buffered_bytes:
-            self._error = ConnectionLost(
-                f"{self.describe()} does not read: {buffered} bytes wait for it, more than "
-                f"{self.options.max_buffered_bytes}"
-            )
-            _log.warning("%s; cutting the connection", self._error.message)
-            self.abort()
 
     # --- keep-alive and closing -----------------------------------------------------------------------------------------
 
@@ -547,9 +457,8 @@ class Connection(asyncio.Protocol):
         verdict = self._liveness.tick(self._loop.time(), observed)
         interval = self.options.ping_interval_s
         if verdict is Verdict.SILENT or verdict is Verdict.STALLED:
-            what = "was silent" if verdict is Verdict.SILENT else "left a frame unfinished"
-            self._error = ConnectionLost(f"{self.describe()} {what} for {2 * interval:g} s")
-            _log.info("%s", self._error.message)
+            self._error = ConnectionLost(f"{self.describe()} {verdict.value} for {2 * interval:g} s")
+            self._on_fault(self, self._error)
             self.abort()
             return
         if verdict is Verdict.PING and self.writable:
@@ -558,14 +467,22 @@ class Connection(asyncio.Protocol):
 
     def _begin_closing(self) -> None:
         """Half-closes, so that what was sent arrives: closing with unread input would make the kernel reset instead."""
-        self._stop(_State.CLOSING)
+        self._wind_up()
+        if self._transport.is_closing():
+            return
         if self._pauses:
             self._pauses.clear()
             self._transport.resume_reading()
-        if self._transport.can_write_eof() and not self._transport.is_closing():
+        if self._transport.can_write_eof():
             self._transport.write_eof()
         else:
             self._transport.close()
+
+    def _wind_up(self) -> None:
+        """Nothing is sent any more; what was has `close_timeout_s` to leave."""
+        self._stop(_State.CLOSING)
+        self._output.flush()
+        self._output.drop()
         self._set_timer(self.options.close_timeout_s, self._transport.abort)
 
     def _discard(self, count: int) -> None:
@@ -579,44 +496,4 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        requests, self._requests = self._requests, {}
-        for answer in requests.values():
-            if not answer.done():
-                answer.set_exception(self._lost())
-
-
-async def open_connection(
-    host: str, port: int, handler: ConnectionHandler, options: ConnectionOptions
-) -> Connection:
-    """Connects and shakes hands within `handshake_timeout_s`. Raises ConnectionLost, or what the server answered."""
-    loop = asyncio.get_running_loop()
-    connection: Connection | None = None
-    try:
-        async with asyncio.timeout(options.handshake_timeout_s):
-            _, connection = await loop.create_connection(
-                lambda: Connection(handler, options, accepting=False), host, port, ssl=options.tls
-            )
-            await connection.ready
-    except TimeoutError:
-        raise ConnectionLost(
-            f"{host}:{port} did not answer within {options.handshake_timeout_s:g} s; is it a Magnetar service?"
-        ) from None
-    except OSError as error:
-        raise ConnectionLost(
-            f"cannot connect to {host}:{port}: {error.strerror or error}; is the service running there?"
-        ) from error
-    finally:
-        if connection is not None and connection.closed:
-            connection.abort()
-    return connection
-
-
-def _for_handler(number: int) -> bool:
-    return number > _LAST_INTERNAL and number in COMMANDS
-
-
-def _address(peername: Any) -> str:
-    if isinstance(peername, tuple) and len(peername) >= 2:
-        host, port = peername[:2]
-        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-    return str(peername) if peername else "an unknown address"
+        self._requests.fail_all(self._lost())

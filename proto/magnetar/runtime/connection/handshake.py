@@ -25,7 +25,7 @@ from magnetar.proto.commands import (
     decode_command,
 )
 from magnetar.proto.errors import AuthenticationFailed, MagnetarError, MalformedFrame, UnsupportedVersion
-from magnetar.proto.frames import FRAME_OVERHEAD_BYTES, encode_frame
+from magnetar.proto.frames import FRAME_OVERHEAD_BYTES, Run, encode_frame
 
 from .authentication import MAX_ROUNDS, Authenticated, AuthenticationExchange
 from .options import ConnectionOptions
@@ -76,7 +76,7 @@ class AcceptingHandshake:
 
     def receive(self, header: bytes, payload: bytes) -> tuple[bytes, Negotiated | None]:
         """Raises the error to tell the peer."""
-        command = _decode(header) if self._connect is not None else _first(header)
+        command = decode_command(header) if self._connect is not None else _first(header)
         if self._connect is None:
             if not isinstance(command, Connect):
                 raise MalformedFrame(_NOT_MAGNETAR)
@@ -162,7 +162,7 @@ class ConnectingHandshake:
 
     def receive(self, header: bytes, payload: bytes) -> tuple[bytes, Negotiated | None]:
         """Raises the error that the server told, or that it must be told."""
-        command = _decode(header)
+        command = decode_command(header)
         if isinstance(command, Failed):
             raise command.to_error()
         if isinstance(command, AuthChallenge):
@@ -193,13 +193,24 @@ class ConnectingHandshake:
         )
 
 
+def shake_hands(
+    handshake: AcceptingHandshake | ConnectingHandshake, runs: list[Run]
+) -> tuple[bytes, Negotiated | None, list[Run]]:
+    """Feeds frames until the end of the handshake: bytes to send, the outcome, and the runs that came after it."""
+    answers = b""
+    for position, (header, payloads) in enumerate(runs):
+        for number, payload in enumerate(payloads, 1):
+            answer, negotiated = handshake.receive(header, payload)
+            answers += answer
+            if negotiated is not None:
+                rest = [(header, payloads[number:])] if number < len(payloads) else []
+                return answers, negotiated, rest + runs[position + 1 :]
+    return answers, None, []
+
+
 def _message_bytes(own: ConnectionOptions, max_frame_bytes: int) -> int:
     # A peer with tiny frames still gets something to send: half the frame is left to the header then.
     return min(own.max_message_bytes, max(max_frame_bytes - FRAME_OVERHEAD_BYTES, max_frame_bytes // 2))
-
-
-def _decode(header: bytes) -> Command:
-    return decode_command(header)
 
 
 def _first(header: bytes) -> Command:

@@ -29,8 +29,8 @@ class Verdict(enum.Enum):
 
     FINE = "fine"
     PING = "ping"
-    SILENT = "silent"
-    STALLED = "stalled"
+    SILENT = "was silent"
+    STALLED = "left a frame unfinished"
 
 
 class Liveness:

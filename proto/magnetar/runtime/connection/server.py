@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import errno
+import logging
 from collections.abc import Callable
 
-from magnetar.proto.errors import InvalidSetting, MagnetarError, ServiceNotReady, TooManyRequests
+from magnetar.proto.errors import MagnetarError, ServiceNotReady, TooManyRequests
 
+from .addresses import listen_error
 from .connection import Connection
 from .options import ConnectionHandler, ConnectionOptions
 
+_log = logging.getLogger("magnetar.connection")
 _BACKLOG = 1024
+# Faults of peers are logged, but a hostile peer must not be able to fill a disk with them.
+_FAULT_LINES = 10
+_FAULT_WINDOW_S = 10.0
 
 
 class FramedServer:
@@ -25,6 +30,8 @@ class FramedServer:
         # A dict for its order: connections are closed in the order in which they came.
         self._connections: dict[Connection, None] = {}
         self._drained: asyncio.Future[None] | None = None
+        self._fault_window_start = 0.0
+        self._faults_in_window = 0
 
     @classmethod
     async def start(
@@ -77,32 +84,36 @@ class FramedServer:
 
     def _accept(self) -> Connection:
         handler = self._handler_factory()
-        connection = Connection(handler, self._options, accepting=True, on_closed=self._closed)
+        refusal: MagnetarError | None = None
         if len(self._connections) >= self._options.max_connections:
-            connection.refuse(
-                TooManyRequests(f"{len(self._connections)} connections are open already; try again later")
+            refusal = TooManyRequests(
+                f"{len(self._connections)} connections are open already; try again later"
             )
+        connection = Connection(
+            handler,
+            self._options,
+            accepting=True,
+            on_closed=self._closed,
+            on_fault=self._fault,
+            refusal=refusal,
+        )
         self._connections[connection] = None
         return connection
+
+    def _fault(self, connection: Connection, error: MagnetarError) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._fault_window_start >= _FAULT_WINDOW_S:
+            if self._faults_in_window > _FAULT_LINES:
+                _log.info("%d more faults of peers", self._faults_in_window - _FAULT_LINES)
+            self._fault_window_start, self._faults_in_window = now, 0
+        self._faults_in_window += 1
+        if self._faults_in_window <= _FAULT_LINES:
+            _log.info("%s: %s: %s", connection.describe(), type(error).__name__, error.message)
 
     def _closed(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
         if not self._connections and self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
-
-
-def listen_error(error: OSError, host: str, port: int, setting: str) -> MagnetarError:
-    """What to tell an operator when listening fails."""
-    if error.errno == errno.EADDRINUSE:
-        return InvalidSetting(
-            f"port {port} on {host or 'all addresses'} is in use by another process; stop it, or choose another "
-            f"port with the setting {setting!r}",
-            setting=setting,
-        )
-    return InvalidSetting(
-        f"cannot listen on {host}:{port}: {error.strerror or error}; check the settings of host and {setting!r}",
-        setting=setting,
-    )
 
 
 def _host_and_port(name: object) -> tuple[str, int]:

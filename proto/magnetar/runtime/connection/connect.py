@@ -1,0 +1,41 @@
+"""The connecting side."""
+
+from __future__ import annotations
+
+import asyncio
+
+from magnetar.proto.errors import ConnectionLost
+
+from .connection import Connection
+from .options import ConnectionHandler, ConnectionOptions
+
+
+async def open_connection(
+    host: str, port: int, handler: ConnectionHandler, options: ConnectionOptions
+) -> Connection:
+    """Connects and shakes hands within `handshake_timeout_s`.
+
+    Raises ConnectionLost (nobody there, no answer, cut off), or the error that the server answered.
+    """
+    loop = asyncio.get_running_loop()
+    connection: Connection | None = None
+    connected = False
+    try:
+        async with asyncio.timeout(options.handshake_timeout_s):
+            _, connection = await loop.create_connection(
+                lambda: Connection(handler, options, accepting=False), host, port, ssl=options.tls
+            )
+            await connection.ready
+            connected = True
+            return connection
+    except TimeoutError:
+        raise ConnectionLost(
+            f"{host}:{port} did not answer within {options.handshake_timeout_s:g} s; is it a Magnetar service?"
+        ) from None
+    except OSError as error:
+        raise ConnectionLost(
+            f"cannot connect to {host}:{port}: {error.strerror or error}; is the service running there?"
+        ) from error
+    finally:
+        if connection is not None and not connected:
+            connection.abort()
