@@ -1,1 +1,36 @@
-"""Ledger client: write and read handles, quorum, ensemble change, recovery, placement."""
+"""The ledger client: replicated, append-only ledgers over bookies, with the protocol in the client as in BookKeeper.
+
+`core` decides without I/O; `client`, `writer`, `reader` and `recover` are its asyncio shells; `transport` is the seam to
+bookies, `tcp_transport` and `local_transport` are what stands behind it.
+"""
+
+from .client import LedgerClient
+from .core.metadata import Ensemble, LedgerMetadata, LedgerState
+from .directory import BookieDirectory, RegisteredBookies, StaticBookies
+from .local_transport import LocalTransport
+from .placement import Placement, RandomPlacement
+from .reader import LedgerReader
+from .settings import LedgerSettings
+from .transport import AddCallback, BookieTransport, LastConfirmed, ReadResult
+from .writer import ConfirmCallback, LedgerWriter
+
+__all__ = [
+    "AddCallback",
+    "BookieDirectory",
+    "BookieTransport",
+    "ConfirmCallback",
+    "Ensemble",
+    "LastConfirmed",
+    "LedgerClient",
+    "LedgerMetadata",
+    "LedgerReader",
+    "LedgerSettings",
+    "LedgerState",
+    "LedgerWriter",
+    "LocalTransport",
+    "Placement",
+    "RandomPlacement",
+    "ReadResult",
+    "RegisteredBookies",
+    "StaticBookies",
+]

@@ -1,0 +1,132 @@
+"""LedgerClient: create, open, recover and delete ledgers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+
+from magnetar.metadata.store import MetadataStore
+from magnetar.proto.errors import AlreadyClosed, LedgerNotFound, NotFoundInStore
+from magnetar.runtime.clock import Clock
+
+from .components import LEDGER_SEQUENCE, LedgerComponents, ledger_path
+from .core.metadata import LedgerMetadata
+from .core.quorum import Striping
+from .directory import BookieDirectory
+from .placement import Placement, RandomPlacement
+from .reader import LedgerReader
+from .recover import recover as recover_ledger
+from .settings import LedgerSettings
+from .transport import BookieTransport
+from .writer import LedgerWriter
+
+
+class LedgerClient:
+    """Ledgers over a metadata store and bookies. It owns neither; `close` ends only what it started itself."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        transport: BookieTransport,
+        bookies: BookieDirectory,
+        settings: LedgerSettings,
+        rng: random.Random,
+        clock: Clock,
+        *,
+        placement: Placement | None = None,
+    ) -> None:
+        self._components = LedgerComponents(
+            metadata, transport, bookies, placement or RandomPlacement(), settings, rng, clock
+        )
+        self._writers: dict[LedgerWriter, None] = {}
+        self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
+        self._closed = False
+
+    async def create(
+        self,
+        *,
+        ensemble_size: int | None = None,
+        write_quorum: int | None = None,
+        ack_quorum: int | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> LedgerWriter:
+        """A new ledger, open for this writer; what is not given comes from the settings.
+
+        InvalidSetting unless Qa <= Qw <= E; NotEnoughBookies if fewer than E are writable.
+        """
+        self._check_open()
+        c = self._components
+        striping = Striping(
+            c.settings.ensemble_size if ensemble_size is None else ensemble_size,
+            c.settings.write_quorum if write_quorum is None else write_quorum,
+            c.settings.ack_quorum if ack_quorum is None else ack_quorum,
+        )
+        bookies = c.placement.ensemble(striping, c.bookies.writable(), c.rng)
+        metadata = LedgerMetadata.create(striping, bookies, c.clock.now_ms(), properties or {})
+        ledger_id = await c.metadata.next_id(LEDGER_SEQUENCE)
+        version = await c.metadata.create(ledger_path(ledger_id), metadata.encode())
+        self._check_open()
+        writer = LedgerWriter(c, ledger_id, metadata, version, self._forget)
+        self._writers[writer] = None
+        return writer
+
+    async def open(self, ledger_id: int, *, recover: bool) -> LedgerReader:
+        """The ledger for reading. LedgerNotFound.
+
+        With `recover` a ledger that is not closed is fenced, recovered and closed first: its writer, if it lives, will
+        get LedgerFenced. QuorumLost and NotEnoughBookies change nothing and can be tried again. Without it an open
+        ledger can be read up to what was confirmed when `read_last_confirmed` was called last (here: now).
+        """
+        self._check_open()
+        found = await self._components.read_metadata(ledger_id)
+        if recover and not found.metadata.closed:
+            metadata = await self._recover(ledger_id)
+            return LedgerReader(self._components, ledger_id, metadata)
+        reader = LedgerReader(self._components, ledger_id, found.metadata)
+        if not reader.closed:
+            await reader.read_last_confirmed()
+        return reader
+
+    async def delete(self, ledger_id: int) -> None:
+        """Deletes the ledger's metadata; bookies drop its entries when they next collect garbage. LedgerNotFound."""
+        self._check_open()
+        try:
+            await self._components.metadata.delete(ledger_path(ledger_id))
+        except NotFoundInStore:
+            raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger_id=ledger_id) from None
+
+    async def close(self) -> None:
+        """Detaches all writers, leaving their ledgers open (the next owner recovers them), and stops recoveries."""
+        self._closed = True
+        for writer in list(self._writers):
+            writer.detach()
+        recoveries = list(self._recoveries.values())
+        for task in recoveries:
+            task.cancel()
+        await asyncio.gather(*recoveries, return_exceptions=True)
+
+    async def _recover(self, ledger_id: int) -> LedgerMetadata:
+        """Recoveries of one ledger share one task, which goes on when one of those who wait is cancelled."""
+        task = self._recoveries.get(ledger_id)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._recover_once(ledger_id))
+            self._recoveries[ledger_id] = task
+            task.add_done_callback(lambda done: self._recovered(ledger_id, done))
+        return await asyncio.shield(task)
+
+    async def _recover_once(self, ledger_id: int) -> LedgerMetadata:
+        found = await self._components.read_metadata(ledger_id)
+        return await recover_ledger(self._components, ledger_id, found)
+
+    def _recovered(self, ledger_id: int, task: asyncio.Task[LedgerMetadata]) -> None:
+        del self._recoveries[ledger_id]
+        if not task.cancelled():
+            task.exception()  # looked at, in case all who waited were cancelled
+
+    def _forget(self, writer: LedgerWriter) -> None:
+        self._writers.pop(writer, None)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AlreadyClosed("the ledger client is closed")

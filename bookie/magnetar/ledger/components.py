@@ -1,0 +1,87 @@
+"""What writers, readers and recoveries of one ledger client share, and ledger metadata in the store."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from magnetar.metadata.store import MetadataStore
+from magnetar.proto.errors import FinalError, LedgerNotFound, MagnetarError, NotFoundInStore, VersionConflict
+from magnetar.runtime.clock import Clock
+
+from .core.events import (
+    BookiesChosen,
+    ChooseBookies,
+    MetadataFailed,
+    MetadataFound,
+    MetadataWritten,
+    NoBookies,
+)
+from .core.metadata import LedgerMetadata
+from .directory import BookieDirectory
+from .placement import Placement
+from .settings import LedgerSettings
+from .transport import BookieTransport
+
+LEDGERS_PATH = "/ledgers"
+LEDGER_SEQUENCE = "ledgers"
+
+
+def ledger_path(ledger_id: int) -> str:
+    """The node of a ledger's metadata."""
+    return f"{LEDGERS_PATH}/{ledger_id:020d}"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerComponents:
+    """Injected; owned by whoever made the client."""
+
+    metadata: MetadataStore
+    transport: BookieTransport
+    bookies: BookieDirectory
+    placement: Placement
+    settings: LedgerSettings
+    rng: random.Random
+    clock: Clock
+
+    async def read_metadata(self, ledger_id: int) -> MetadataFound:
+        """What the store has. Raises LedgerNotFound."""
+        node = await self.metadata.get(ledger_path(ledger_id))
+        if node is None:
+            raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger_id=ledger_id)
+        return MetadataFound(LedgerMetadata.decode(node.value, ledger_id), node.version)
+
+    async def find_metadata(self, ledger_id: int) -> MetadataFound | MetadataFailed:
+        """The same as an event."""
+        try:
+            return await self.read_metadata(ledger_id)
+        except MagnetarError as error:
+            return MetadataFailed(error)
+
+    async def write_metadata(
+        self, ledger_id: int, metadata: LedgerMetadata, version: int
+    ) -> MetadataWritten | MetadataFound | MetadataFailed:
+        """Compare-and-set. The event says what holds now; after MetadataFailed that is not known."""
+        try:
+            return MetadataWritten(
+                await self.metadata.put(ledger_path(ledger_id), metadata.encode(), version=version)
+            )
+        except VersionConflict:
+            return await self.find_metadata(ledger_id)
+        except NotFoundInStore:
+            return MetadataFailed(LedgerNotFound(f"ledger {ledger_id} was deleted", ledger_id=ledger_id))
+        except MagnetarError as error:
+            return MetadataFailed(error)
+        except Exception as error:
+            return MetadataFailed(FinalError(f"the metadata store failed: {error!r}"))
+
+    def choose(self, ask: ChooseBookies, ensemble: tuple[str, ...]) -> BookiesChosen | NoBookies:
+        """Asks the placement policy."""
+        try:
+            return BookiesChosen(
+                self.placement.replacements(
+                    ask.positions, ensemble, self.bookies.writable(), ask.exclude, self.rng
+                )
+            )
+        except MagnetarError as error:
+            return NoBookies(error.message)

@@ -1,0 +1,213 @@
+"""What the cores are told (events) and what they want done (instructions).
+
+The shell carries instructions out in the order given, and tells the outcome as an event. `Confirm` is the only one that
+reaches the caller of `append`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from magnetar.proto.errors import MagnetarError
+
+from .metadata import LedgerMetadata
+from .pending import PendingAdd
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AddFailed:
+    """A bookie refused an add, could not be reached, or stayed silent for the add timeout (rule 21)."""
+
+    bookie: str
+    entry_id: int
+    code: int  # an error code of proto.errors
+
+
+@dataclass(frozen=True, slots=True)
+class AddStored:
+    """A bookie stored a re-added entry durably."""
+
+    bookie: str
+    entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class BookiesChosen:
+    """Answer to ChooseBookies: the bookie for each position."""
+
+    bookies: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class NoBookies:
+    """Answer to ChooseBookies: there are not as many."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataWritten:
+    """Answer to WriteMetadata: it is durable under this version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataFound:
+    """Answer to ReadMetadata, and to WriteMetadata when the version had changed: what is there."""
+
+    metadata: LedgerMetadata
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataFailed:
+    """Answer to either when the store could not serve, or the node is gone."""
+
+    error: MagnetarError
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRequested:
+    """The writer's owner wants it closed, after what is outstanding."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleTick:
+    """The explicit-LAC interval passed (rule 19)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastConfirmedTold:
+    """Answer to TellLastConfirmed: every bookie has it."""
+
+    last_add_confirmed: int
+
+
+@dataclass(frozen=True, slots=True)
+class LastConfirmedRead:
+    """Answer to ReadLastConfirmed. `code` 0: known; else an error code."""
+
+    bookie: str
+    last_add_confirmed: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRead:
+    """Answer to ReadEntry. `code` 0: `entry` is there and its digest was verified; `length` is from its header."""
+
+    bookie: str
+    entry_id: int
+    entry: bytes
+    length: int
+    code: int
+
+
+# --- instructions ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendAdds:
+    """Send these (entry id, entry) to a bookie, in this order."""
+
+    bookie: str
+    adds: Sequence[tuple[int, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Tell the callers of `append`, in this order; with an error: all of them failed."""
+
+    first_entry: int
+    adds: Sequence[PendingAdd]
+    error: MagnetarError | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseBookies:
+    """Pick a bookie for each position, none of them in `exclude`."""
+
+    positions: tuple[int, ...]
+    exclude: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMetadata:
+    """Compare-and-set."""
+
+    metadata: LedgerMetadata
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMetadata:
+    """Read what the store has now."""
+
+
+@dataclass(frozen=True, slots=True)
+class TellLastConfirmed:
+    """Write the explicit LAC to these bookies."""
+
+    bookies: tuple[str, ...]
+    last_add_confirmed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLastConfirmed:
+    """Fence the ledger at this bookie and read its LAC."""
+
+    bookie: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEntry:
+    """Recovery read: fences as well, verifies the digest."""
+
+    bookie: str
+    entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The ledger is closed, with this result."""
+
+    metadata: LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Closing or recovering did not work."""
+
+    error: MagnetarError
+
+
+Event = (
+    AddFailed
+    | AddStored
+    | BookiesChosen
+    | NoBookies
+    | MetadataWritten
+    | MetadataFound
+    | MetadataFailed
+    | CloseRequested
+    | IdleTick
+    | LastConfirmedTold
+    | LastConfirmedRead
+    | EntryRead
+)
+Instruction = (
+    SendAdds
+    | Confirm
+    | ChooseBookies
+    | WriteMetadata
+    | ReadMetadata
+    | TellLastConfirmed
+    | ReadLastConfirmed
+    | ReadEntry
+    | Finished
+    | Failed
+)

@@ -1,0 +1,366 @@
+"""Recovery of a ledger whose writer is gone: fence it, find its end, close it.
+
+    begin ──> MARKING ──> FENCING ──> BASE ──> ENTRIES ──> CLOSING ──> done
+              (IN_RECOVERY)  (LAC)    (length)  (read, re-add)  (compare-and-set)
+
+* FENCING asks the whole last ensemble for its LAC, fencing it, until every write set has fewer than Qa unknown (rule 13).
+* The first entry to recover is max(LAC, first entry of the last ensemble - 1) + 1; the entry before it, BASE, was
+  confirmed and is read for the ledger's length up to there.
+* An entry exists when one bookie has it, and is absent after Qw-Qa+1 explicit negatives; anything else aborts, which
+  truncates nothing and can be repeated (rule 14). Reads use the ensemble as it was when recovery began (rule 15).
+* What exists is added again as it was stored, to Qa bookies at least. Its piggybacked LAC stays the writer's, although a
+  higher one is known: an advanced LAC would tell the next recovery to skip entries whose new bookies are not in the
+  metadata before the closing compare-and-set (rule 15). So the bytes, the digest in them and all replicas stay equal.
+* Whoever loses a compare-and-set adopts what it finds: CLOSED is the result, anything else starts over (rule 16).
+"""
+
+from __future__ import annotations
+
+import enum
+
+from magnetar.proto.errors import (
+    ERRORS_BY_CODE,
+    EntryNotFound,
+    LedgerNotFound,
+    MagnetarError,
+    NotEnoughBookies,
+    QuorumLost,
+)
+from magnetar.proto.ledger_entry import NO_ENTRY
+
+from .events import (
+    AddFailed,
+    AddStored,
+    BookiesChosen,
+    ChooseBookies,
+    EntryRead,
+    Event,
+    Failed,
+    Finished,
+    Instruction,
+    LastConfirmedRead,
+    MetadataFailed,
+    MetadataFound,
+    MetadataWritten,
+    NoBookies,
+    ReadEntry,
+    ReadLastConfirmed,
+    SendAdds,
+    WriteMetadata,
+)
+from .last_confirmed import LastConfirmedQuorum
+from .metadata import Bookies, LedgerMetadata, LedgerState
+
+# Entries that are being read or added again at a time.
+WINDOW_ENTRIES = 64
+# A start over means that another recovery, or the writer's ensemble change, came first: each makes progress.
+MAX_STARTS = 10
+
+_NEGATIVE = frozenset((EntryNotFound.code, LedgerNotFound.code))
+
+
+class RecoveryState(enum.Enum):
+    """See the drawing above."""
+
+    NEW = "new"
+    MARKING = "marking"
+    FENCING = "fencing"
+    BASE = "base"
+    ENTRIES = "entries"
+    CLOSING = "closing"
+    DONE = "done"
+
+
+class _Recovered:
+    """An entry past the base: first being looked for, then being added again."""
+
+    __slots__ = ("acked", "answered", "codes", "entry", "length", "negatives")
+
+    def __init__(self) -> None:
+        self.entry: bytes | None = None
+        self.length = 0
+        self.negatives = 0
+        self.answered: dict[str, None] = {}
+        self.codes: list[int] = []  # of answers that say neither yes nor no
+        self.acked = 0  # bits of positions in the current ensemble
+
+
+class RecoveryCore:
+    """Sans-I/O; `handle` is the one mutator."""
+
+    def __init__(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> None:
+        self.ledger_id = ledger_id
+        self.state = RecoveryState.NEW
+        self.metadata = metadata  # in the store; ensemble changes made here are in `_changed`
+        self.version = version
+        self.striping = metadata.striping
+        self.starts = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._changed = self.metadata  # what the closing compare-and-set will write, but for state and end
+        self._reading: Bookies = self.metadata.last_ensemble.bookies  # the ensemble when recovery began
+        self._quorum = LastConfirmedQuorum(self.striping, self._reading)
+        self._base = NO_ENTRY  # last entry known to be confirmed
+        self._base_asked: list[str] = []  # replicas not yet asked for the base
+        self._base_codes: list[int] = []
+        self._entries: dict[int, _Recovered] = {}  # _first .. : read or added again, not done with; in order
+        self._first = 0  # everything below is done with
+        self._next_read = 0
+        self._next_add = 0  # entries from here on are not found yet; _first <= _next_add <= _next_read
+        self._last: int | None = None  # last entry of the ledger, once known
+        self._length = 0  # payload bytes up to _next_add - 1
+        self._failing: dict[int, int] = {}  # position -> error code, being replaced
+        self._gone: dict[int, None] = {}  # positions whose bookie failed and has no replacement
+        self._excluded: dict[str, None] = {}
+
+    def begin(self) -> list[Instruction]:
+        """Starts (or starts over) with `metadata`."""
+        self.starts += 1
+        if self.starts > MAX_STARTS:
+            return self._fail(
+                QuorumLost(f"recovery of {self._name} was overtaken {MAX_STARTS} times; try again")
+            )
+        self._reset()
+        match self.metadata.state:
+            case LedgerState.CLOSED:
+                return self._finish()
+            case LedgerState.OPEN:
+                self.state = RecoveryState.MARKING
+                return [WriteMetadata(self.metadata.in_recovery(), self.version)]
+            case LedgerState.IN_RECOVERY:
+                self.state = RecoveryState.FENCING
+                return [ReadLastConfirmed(bookie) for bookie in self._reading]
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Takes an event; answers to questions of a state that is over are ignored."""
+        match event:
+            case MetadataWritten(version):
+                return self._metadata_written(version)
+            case MetadataFound(metadata, version):
+                self.metadata, self.version = metadata, version
+                return self.begin()
+            case MetadataFailed(error):
+                return self._fail(error)
+            case LastConfirmedRead(bookie, last_add_confirmed, code) if self.state is RecoveryState.FENCING:
+                return self._last_confirmed_read(bookie, last_add_confirmed, code)
+            case EntryRead() if self.state is RecoveryState.BASE:
+                return self._base_read(event)
+            case EntryRead() if self.state is RecoveryState.ENTRIES:
+                return self._entry_read(event)
+            case AddStored(bookie, entry_id) if self.state is RecoveryState.ENTRIES:
+                return self._added(bookie, entry_id)
+            case AddFailed(bookie, _, code) if self.state is RecoveryState.ENTRIES:
+                return self._add_failed(bookie, code)
+            case BookiesChosen(bookies) if self.state is RecoveryState.ENTRIES:
+                return self._replace(dict(bookies))
+            case NoBookies(reason) if self.state is RecoveryState.ENTRIES:
+                return self._no_replacement(reason)
+            case _:
+                return []
+
+    # --- metadata ----------------------------------------------------------------------------------------------------
+
+    def _metadata_written(self, version: int) -> list[Instruction]:
+        if self.state is RecoveryState.MARKING:
+            self.metadata, self.version = self.metadata.in_recovery(), version
+            self.starts -= 1  # not a start over
+            return self.begin()
+        assert self.state is RecoveryState.CLOSING
+        assert self._last is not None
+        self.metadata, self.version = self._changed.close(self._last, self._length), version
+        return self._finish()
+
+    def _finish(self) -> list[Instruction]:
+        self.state = RecoveryState.DONE
+        return [Finished(self.metadata)]
+
+    def _fail(self, error: MagnetarError) -> list[Instruction]:
+        self.state = RecoveryState.DONE
+        return [Failed(error)]
+
+    # --- where to begin ----------------------------------------------------------------------------------------------
+
+    def _last_confirmed_read(self, bookie: str, last_add_confirmed: int, code: int) -> list[Instruction]:
+        self._quorum.answered(bookie, last_add_confirmed, code)
+        if self._quorum.covered:
+            return self._read_base(self._quorum.last_add_confirmed)
+        if self._quorum.complete:
+            return self._fail(self._quorum.lost(self.ledger_id))
+        return []
+
+    def _read_base(self, last_add_confirmed: int) -> list[Instruction]:
+        self._base = max(last_add_confirmed, self.metadata.last_ensemble.first_entry - 1)
+        self._first = self._next_read = self._next_add = self._base + 1
+        if self._base == NO_ENTRY:
+            return self._read_on()
+        self.state = RecoveryState.BASE
+        bookies = self.metadata.ensemble_of(self._base).bookies
+        self._base_asked = [bookies[position] for position in self.striping.write_set(self._base)]
+        return [ReadEntry(self._base_asked.pop(0), self._base)]
+
+    def _base_read(self, event: EntryRead) -> list[Instruction]:
+        if event.entry_id != self._base:
+            return []
+        if event.code == 0:
+            self._length = event.length
+            return self._read_on()
+        self._base_codes.append(event.code)
+        if self._base_asked:
+            return [ReadEntry(self._base_asked.pop(0), self._base)]
+        return self._fail(self._unreadable(self._base, self._base_codes))
+
+    # --- entries -----------------------------------------------------------------------------------------------------
+
+    def _read_on(self) -> list[Instruction]:
+        """Keeps the window full while the end is not known."""
+        self.state = RecoveryState.ENTRIES
+        instructions: list[Instruction] = []
+        while self._last is None and self._next_read < self._first + WINDOW_ENTRIES:
+            entry_id = self._next_read
+            self._entries[entry_id] = _Recovered()
+            self._next_read += 1
+            instructions += [
+                ReadEntry(self._reading[position], entry_id) for position in self.striping.write_set(entry_id)
+            ]
+        return instructions
+
+    def _entry_read(self, event: EntryRead) -> list[Instruction]:
+        found = self._entries.get(event.entry_id)
+        if found is None or event.entry_id < self._next_add or event.bookie in found.answered:
+            return []
+        found.answered[event.bookie] = None
+        if event.code == 0 and found.entry is None:
+            found.entry, found.length = event.entry, event.length
+        elif event.code in _NEGATIVE:
+            found.negatives += 1
+        elif event.code:
+            found.codes.append(event.code)
+        return self._decide()
+
+    def _decide(self) -> list[Instruction]:
+        """Goes through the entries in order as far as their fate is known."""
+        instructions: list[Instruction] = []
+        while self._last is None and self._next_add < self._next_read:
+            found = self._entries[self._next_add]
+            if found.entry is not None:
+                self._length = found.length
+                instructions += self._send(self._next_add, found.entry)
+                self._next_add += 1
+            elif found.negatives >= self.striping.negatives_for_absence:
+                self._last = self._next_add - 1
+                for entry_id in range(self._next_add, self._next_read):
+                    del self._entries[entry_id]
+            elif len(found.answered) == self.striping.write_quorum:
+                return self._fail(self._unreadable(self._next_add, found.codes))
+            else:
+                break
+        return instructions + self._after_adds()
+
+    def _send(self, entry_id: int, entry: bytes) -> list[Instruction]:
+        bookies = self._changed.last_ensemble.bookies
+        return [
+            SendAdds(bookies[position], [(entry_id, entry)])
+            for position in self.striping.write_set(entry_id)
+            if position not in self._gone and position not in self._failing
+        ]
+
+    def _after_adds(self) -> list[Instruction]:
+        """Drops what has its quorum, in order; then closes or reads on."""
+        if self._failing:
+            return []
+        if error := self._unreachable_quorum(""):
+            return self._fail(error)
+        while self._first < self._next_add:
+            if self._entries[self._first].acked.bit_count() < self.striping.ack_quorum:
+                break
+            del self._entries[self._first]
+            self._first += 1
+        if self._last is not None and self._first > self._last:
+            self.state = RecoveryState.CLOSING
+            return [WriteMetadata(self._changed.close(self._last, self._length), self.version)]
+        return self._read_on()
+
+    def _added(self, bookie: str, entry_id: int) -> list[Instruction]:
+        found = self._entries.get(entry_id)
+        bookies = self._changed.last_ensemble.bookies
+        if found is None or bookie not in bookies:
+            return []
+        found.acked |= (1 << bookies.index(bookie)) & self.striping.mask(entry_id)
+        return self._after_adds()
+
+    # --- bookies that fail -------------------------------------------------------------------------------------------
+
+    def _add_failed(self, bookie: str, code: int) -> list[Instruction]:
+        bookies = self._changed.last_ensemble.bookies
+        if bookie not in bookies:
+            return []
+        position = bookies.index(bookie)
+        if position in self._failing or position in self._gone:
+            return []
+        self._failing[position] = code
+        self._excluded[bookie] = None
+        exclude = dict.fromkeys((*bookies, *self._excluded))
+        return [ChooseBookies((position,), tuple(exclude))]
+
+    def _replace(self, chosen: dict[int, str]) -> list[Instruction]:
+        """The change is kept here until the closing compare-and-set (rule 15)."""
+        bookies = list(self._changed.last_ensemble.bookies)
+        for position, bookie in chosen.items():
+            bookies[position] = bookie
+            self._failing.pop(position, None)
+        self._changed = self._changed.with_ensemble(self._first, tuple(bookies))
+        instructions: list[Instruction] = []
+        for entry_id in range(self._first, self._next_add):
+            found = self._entries[entry_id]
+            assert found.entry is not None
+            for position, bookie in chosen.items():
+                if self.striping.mask(entry_id) & 1 << position:
+                    found.acked &= ~(1 << position)
+                    instructions.append(SendAdds(bookie, [(entry_id, found.entry)]))
+        return instructions + self._after_adds()
+
+    def _no_replacement(self, reason: str) -> list[Instruction]:
+        """Goes on with the bookies that are left, as long as Qa of each write set are."""
+        self._gone.update(dict.fromkeys(self._failing))
+        self._failing.clear()
+        error = self._unreachable_quorum(reason)
+        return self._fail(error) if error else self._after_adds()
+
+    def _unreachable_quorum(self, reason: str) -> NotEnoughBookies | None:
+        for entry_id in range(self._first, self._next_add):
+            write_set = self.striping.write_set(entry_id)
+            stored = self._entries[entry_id].acked
+            usable = sum(1 for p in write_set if p not in self._gone or stored & 1 << p)
+            if usable < self.striping.ack_quorum:
+                return NotEnoughBookies(
+                    f"recovery of {self._name} cannot store entry {entry_id} on {self.striping.ack_quorum} bookies: "
+                    f"{', '.join(self._excluded)} failed {reason}".rstrip()
+                )
+        return None
+
+    def _unreadable(self, entry_id: int, codes: list[int]) -> MagnetarError:
+        names = sorted({getattr(ERRORS_BY_CODE.get(code), "__name__", str(code)) for code in codes})
+        return QuorumLost(
+            f"recovery of {self._name} stops at entry {entry_id}: whether it was confirmed is not known "
+            f"({', '.join(names)}); bring its bookies back and try again",
+            ledger_id=self.ledger_id,
+            entry_id=entry_id,
+        )
+
+    @property
+    def _name(self) -> str:
+        return f"ledger {self.ledger_id}"
+
+    def check(self) -> None:
+        """Asserts the invariants; tests call it after every event."""
+        if self.state is RecoveryState.ENTRIES:
+            assert self._first <= self._next_add <= self._next_read
+            end = self._next_add if self._last is not None else self._next_read
+            assert list(self._entries) == list(range(self._first, end))
+            assert all(self._entries[e].entry is not None for e in range(self._first, self._next_add))
+            assert self._next_read - self._first <= WINDOW_ENTRIES
+        if self.state is RecoveryState.CLOSING:
+            assert not self._entries, "closed only after every re-add"
+            assert not self._failing
+        self._changed.check()

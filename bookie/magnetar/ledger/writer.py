@@ -1,0 +1,242 @@
+"""LedgerWriter: the asyncio shell around `core.writer`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from magnetar.proto.errors import EntryNotFound, MagnetarError
+from magnetar.proto.ledger_entry import NO_ENTRY
+
+from .components import LedgerComponents
+from .core.events import (
+    AddFailed,
+    ChooseBookies,
+    CloseRequested,
+    Confirm,
+    Failed,
+    Finished,
+    IdleTick,
+    Instruction,
+    LastConfirmedTold,
+    ReadMetadata,
+    SendAdds,
+    TellLastConfirmed,
+    WriteMetadata,
+)
+from .core.metadata import LedgerMetadata
+from .core.pending import PendingAdd
+from .core.writer import WriterCore, WriterState
+from .reader import read_entries
+
+# entry id, whole ledger entry, None or why it was not confirmed.
+ConfirmCallback = Callable[[int, bytes, MagnetarError | None], None]
+
+
+class LedgerWriter:
+    """The one writer of an open ledger. Made by LedgerClient.create."""
+
+    def __init__(
+        self,
+        components: LedgerComponents,
+        ledger_id: int,
+        metadata: LedgerMetadata,
+        version: int,
+        forget: Callable[[LedgerWriter], None],
+    ) -> None:
+        self.ledger_id = ledger_id
+        self._components = components
+        self._core = WriterCore(ledger_id, metadata, version)
+        self._forget = forget
+        self._loop = asyncio.get_running_loop()
+        self._add = components.transport.add
+        self._added = self._on_added  # one bound method for all adds
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._closing: asyncio.Future[LedgerMetadata] | None = None
+        self._lac_interval_s = components.settings.explicit_lac_interval_s
+        self._lac_delay_s = self._lac_interval_s  # doubles while a bookie does not take it
+        self._lac_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def last_add_pushed(self) -> int:
+        """Entry id of the last append, confirmed or not; -1 for none. After a failure equal to last_add_confirmed."""
+        return self._core.last_add_pushed
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """Last entry that its ack quorum has; -1 for none."""
+        return self._core.last_add_confirmed
+
+    @property
+    def length(self) -> int:
+        """Payload bytes up to last_add_pushed."""
+        return self._core.length
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Bytes of the entries that are not confirmed yet, headers included."""
+        return self._core.outstanding_bytes
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """As last known here."""
+        return self._core.metadata
+
+    def append(self, payload: bytes, confirmed: ConfirmCallback) -> int:
+        """Appends an entry and returns its id at once; `confirmed` is called when the ack quorum has it durably.
+
+        The calls come in entry order and never from within `append`. After a failure (LedgerFenced, LedgerClosed,
+        NotEnoughBookies, ...) the entry has no id: -1 is returned, and the error comes in a later turn of the loop.
+        """
+        core = self._core
+        if core.error is not None or core.close_requested:
+            self._loop.call_soon(confirmed, NO_ENTRY, b"", core.refusal())
+            return NO_ENTRY
+        entry, bookies = core.append(payload, confirmed)
+        entry_id = core.last_add_pushed
+        for bookie in bookies:
+            self._add(bookie, entry, self.ledger_id, entry_id, recovery=False, done=self._added)
+        return entry_id
+
+    async def close(self) -> LedgerMetadata:
+        """Waits for what is outstanding, then closes the ledger by compare-and-set; returns the final metadata.
+
+        After a failure it closes at last_add_confirmed. LedgerFenced if another owner closed it differently or is
+        recovering it; StorageFailed and others of the metadata store: call again. May be called more than once.
+        """
+        future = self._closing
+        if future is None:
+            future = self._closing = self._loop.create_future()
+            # Whoever asked may be cancelled; then nobody is left to look at an error.
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._run(self._core.handle(CloseRequested()))
+        return await asyncio.shield(future)
+
+    async def read(self, first: int, last: int, *, max_bytes: int = 0) -> list[bytes]:
+        """Verified ledger entries first..last; see LedgerReader.read. EntryNotFound past last_add_confirmed."""
+        if not 0 <= first <= last or first > self.last_add_confirmed:
+            raise EntryNotFound(
+                f"ledger {self.ledger_id} has no entries {first}..{last} yet: confirmed up to {self.last_add_confirmed}"
+            )
+        last = min(last, self.last_add_confirmed)
+        return await read_entries(
+            self._components, self.ledger_id, self._core.metadata, first, last, max_bytes
+        )
+
+    def detach(self) -> None:
+        """Leaves the ledger as it is, open: stops timers and tasks and calls nobody back any more (as a crash would)."""
+        self._stop_timer()
+        for task in self._tasks:
+            task.cancel()
+        for add in self._core.pending:
+            add.context = _ignore
+        self._forget(self)
+
+    # --- the way back ------------------------------------------------------------------------------------------------
+
+    def _on_added(self, bookie: str, _ledger_id: int, entry_id: int, code: int) -> None:
+        core = self._core
+        if code:
+            self._run(core.handle(AddFailed(bookie, entry_id, code)))
+            return
+        confirmed = core.stored(bookie, entry_id)
+        if confirmed:
+            self._confirm(core.last_add_confirmed + 1 - len(confirmed), confirmed, None)
+            if core.state is WriterState.DRAINING:
+                self._run(core.drained())
+
+    def _confirm(self, entry_id: int, adds: Sequence[PendingAdd], error: MagnetarError | None) -> None:
+        for add in adds:
+            try:
+                add.context(entry_id, add.entry, error)
+            except Exception as failure:
+                self._loop.call_exception_handler(
+                    {"message": f"a confirm callback of ledger {self.ledger_id} failed", "exception": failure}
+                )
+            entry_id += 1
+        if self._lac_timer is None and self._lac_interval_s and error is None:
+            self._lac_timer = self._loop.call_later(self._lac_delay_s, self._idle_tick)
+
+    def _run(self, instructions: list[Instruction]) -> None:
+        """Carries out instructions, and those that their immediate answers bring."""
+        queue = deque(instructions)
+        while queue:
+            match queue.popleft():
+                case SendAdds(bookie, adds):
+                    for entry_id, entry in adds:
+                        self._add(bookie, entry, self.ledger_id, entry_id, recovery=False, done=self._added)
+                case Confirm(first, adds, error):
+                    self._confirm(first, adds, error)
+                case ChooseBookies() as ask:
+                    ensemble = self._core.metadata.last_ensemble.bookies
+                    queue.extend(self._core.handle(self._components.choose(ask, ensemble)))
+                case WriteMetadata(metadata, version):
+                    self._start(self._write_metadata(metadata, version))
+                case ReadMetadata():
+                    self._start(self._read_metadata())
+                case TellLastConfirmed(bookies, last_add_confirmed):
+                    self._start(self._tell_last_confirmed(bookies, last_add_confirmed))
+                case Finished(metadata):
+                    self._ended(metadata)
+                case Failed(error):
+                    self._close_failed(error)
+                case instruction:
+                    raise AssertionError(f"not an instruction of a writer: {instruction}")
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work, name=f"ledger {self.ledger_id}")
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+    async def _write_metadata(self, metadata: LedgerMetadata, version: int) -> None:
+        event = await self._components.write_metadata(self.ledger_id, metadata, version)
+        self._run(self._core.handle(event))
+
+    async def _read_metadata(self) -> None:
+        self._run(self._core.handle(await self._components.find_metadata(self.ledger_id)))
+
+    def _ended(self, metadata: LedgerMetadata) -> None:
+        self._stop_timer()
+        self._forget(self)
+        if self._closing is not None and not self._closing.done():
+            self._closing.set_result(metadata)
+
+    def _close_failed(self, error: MagnetarError) -> None:
+        if self._closing is not None and not self._closing.done():
+            self._closing.set_exception(error)
+        self._closing = None
+
+    # --- explicit LAC (rule 19) --------------------------------------------------------------------------------------
+
+    def _idle_tick(self) -> None:
+        self._lac_timer = None
+        if self._core.pending and self._core.sending:
+            self._lac_timer = self._loop.call_later(self._lac_delay_s, self._idle_tick)
+        else:
+            self._run(self._core.handle(IdleTick()))
+
+    async def _tell_last_confirmed(self, bookies: tuple[str, ...], last_add_confirmed: int) -> None:
+        tell = self._components.transport.write_last_confirmed
+        results = await asyncio.gather(
+            *(tell(bookie, self.ledger_id, last_add_confirmed) for bookie in bookies), return_exceptions=True
+        )
+        if not any(isinstance(result, BaseException) for result in results):
+            self._lac_delay_s = self._lac_interval_s
+            self._run(self._core.handle(LastConfirmedTold(last_add_confirmed)))
+        else:
+            maximum = self._components.settings.explicit_lac_backoff_max_s
+            self._lac_delay_s = max(self._lac_interval_s, min(self._lac_delay_s * 2, maximum))
+            if self._lac_timer is None and self._core.idle_last_confirmed:
+                self._lac_timer = self._loop.call_later(self._lac_delay_s, self._idle_tick)
+
+    def _stop_timer(self) -> None:
+        self._lac_interval_s = 0
+        if self._lac_timer is not None:
+            self._lac_timer.cancel()
+            self._lac_timer = None
+
+
+def _ignore(_entry_id: int, _entry: bytes, _error: MagnetarError | None) -> None:
+    """The callback of what was detached."""
