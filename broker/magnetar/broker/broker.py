@@ -1,0 +1,230 @@
+"""The topics of this process: loaded once however many ask, made when first used, listed, deleted, closed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable
+from typing import Any
+
+from magnetar.proto.errors import (
+    InvalidArgument,
+    ServiceNotReady,
+    TopicBusy,
+    TopicNotFound,
+    Unsupported,
+)
+from magnetar.proto.ids import TopicName
+
+from .budget import ByteBudget
+from .dispatcher import DispatchCounters
+from .managed_ledger import Clock
+from .records import TOPICS_ROOT, TopicRecord, topic_path
+from .settings import BrokerSettings
+from .stores import Ledgers, Metadata
+from .tail_cache import TailCache
+from .topic import Components, PublishCounters, Topic
+
+_log = logging.getLogger(__name__)
+
+_READ_AHEAD_SHARE = 0.2  # of the memory budget: entries read for consumers that are behind
+_LOADS_AT_ONCE = 64
+
+
+class Broker:
+    """See the module docstring. `start` before use, `close` in the end."""
+
+    def __init__(self, metadata: Metadata, ledgers: Ledgers, settings: BrokerSettings, clock: Clock) -> None:
+        self.settings = settings
+        self._metadata = metadata
+        self.cache = TailCache(settings.tail_cache_bytes)
+        self.publish_budget = ByteBudget(settings.publish_bytes)
+        self._read_budget = ByteBudget(int(settings.memory_budget_bytes * _READ_AHEAD_SHARE))
+        self.published = PublishCounters()
+        self.dispatched = DispatchCounters()
+        self._components = Components(
+            metadata, ledgers, settings, clock, self.cache, self.publish_budget, self._read_budget,
+            self.published, self.dispatched,
+        )  # fmt: skip
+        self.topics: dict[str, Topic] = {}
+        self._busy: dict[str, asyncio.Future[Any]] = {}  # being loaded, closed or deleted
+        self._leaving: dict[int, asyncio.Task[None]] = {}  # fenced topics that are letting go
+        self._loads = asyncio.Semaphore(_LOADS_AT_ONCE)
+        self._maintenance: asyncio.Task[None] | None = None
+        self._name_prefix = ""
+        self._names = 0
+        self._closing = False
+
+    async def start(self) -> None:
+        """Claims a prefix for generated names and begins the maintenance rounds."""
+        number = await self._metadata.next_id("broker-starts")
+        self._name_prefix = f"{self.settings.name}-{number}"
+        self._maintenance = asyncio.get_running_loop().create_task(self._maintain())
+
+    def generate_name(self) -> str:
+        """A producer or consumer name that was never given before."""
+        self._names += 1
+        return f"{self._name_prefix}-{self._names}"
+
+    # --- topics ------------------------------------------------------------------------------------------------------
+
+    async def topic(self, name: TopicName, *, create: bool) -> Topic:
+        """The loaded topic; concurrent calls share one load. Raises TopicNotFound, TopicBusy, Unsupported."""
+        key = str(name)
+        while True:
+            topic = self.topics.get(key)
+            if topic is not None:
+                return topic
+            if self._closing:
+                raise ServiceNotReady("the broker is stopping; look the topic up again")
+            if name.domain != "persistent":
+                raise Unsupported("non-persistent topics are not offered yet; use persistent://...")
+            if key in self._busy:
+                # Whoever waited looks again: it finds the topic, or meets the failure itself.
+                await asyncio.wait([self._busy[key]])
+                await asyncio.sleep(0)
+                continue
+            loaded: Topic = await self._alone(key, self._load(name, create=create))
+            return loaded
+
+    async def _alone(self, key: str, work: Awaitable[Any]) -> Any:
+        """Runs `work` in a task of its own, so that a caller who gives up does not stop it for the others."""
+        task = asyncio.ensure_future(work)
+        self._busy[key] = task
+
+        def done(task: asyncio.Future[Any]) -> None:
+            self._busy.pop(key, None)
+            if not task.cancelled():
+                task.exception()  # told to the caller, who may be gone
+
+        task.add_done_callback(done)
+        return await asyncio.shield(task)
+
+    async def _load(self, name: TopicName, *, create: bool) -> Topic:
+        async with self._loads:
+            topic = Topic(name, self._components, self._gone)
+            try:
+                await topic.load(create=create)
+            except BaseException:
+                await topic.abandon()
+                raise
+            self.topics[str(name)] = topic
+            return topic
+
+    def _gone(self, topic: Topic) -> None:
+        """A topic fenced itself: the next call loads it anew, once it has let go."""
+        key = str(topic.name)
+        if self.topics.get(key) is topic:
+            del self.topics[key]
+            task = asyncio.get_running_loop().create_task(topic.close())
+            self._leaving[id(task)] = task
+            task.add_done_callback(lambda done: self._leaving.pop(id(done), None))
+
+    async def exists(self, name: TopicName) -> bool:
+        """True if the topic is loaded or recorded."""
+        if str(name) in self.topics:
+            return True
+        stored = await self._metadata.get(topic_path(name))
+        return stored is not None and not TopicRecord.decode(stored.value, topic_path(name)).deleting
+
+    async def list_topics(self, namespace: str) -> list[str]:
+        """Full names, sorted; `tenant/namespace`, or all if empty."""
+        if namespace:
+            parts = namespace.split("/")
+            if len(parts) != 2 or not all(parts):
+                raise InvalidArgument(f"not a namespace: {namespace!r} (want tenant/namespace)")
+            namespaces = [(parts[0], parts[1])]
+        else:
+            namespaces = [
+                (tenant, child)
+                for tenant in await self._metadata.children(TOPICS_ROOT)
+                for child in await self._metadata.children(f"{TOPICS_ROOT}/{tenant}")
+            ]
+        found: list[str] = []
+        for tenant, child in namespaces:
+            root = f"{TOPICS_ROOT}/{tenant}/{child}"
+            for domain in await self._metadata.children(root):
+                names = await self._metadata.children(f"{root}/{domain}")
+                found += [str(TopicName(domain, tenant, child, name)) for name in names]
+        return sorted(found)
+
+    async def delete_topic(self, name: TopicName, *, force: bool) -> None:
+        """Deletes it with its subscriptions and ledgers. Raises TopicNotFound, TopicBusy."""
+        topic = await self.topic(name, create=False)
+        key = str(name)
+        if key in self._busy:
+            raise TopicBusy(f"topic {name} is being loaded or deleted; try again")
+
+        async def delete() -> None:
+            try:
+                await topic.delete(force=force)
+            finally:
+                if topic.gone is not None and self.topics.get(key) is topic:
+                    del self.topics[key]
+
+        await self._alone(key, delete())
+
+    async def create_topic(self, name: TopicName) -> None:
+        """Makes a topic, or finds it there. Raises TopicBusy."""
+        await self.topic(name, create=True)
+
+    async def find(self, name: TopicName) -> Topic:
+        """For producing and consuming: the topic, made if settings allow it. Raises TopicNotFound."""
+        return await self.topic(name, create=self.settings.auto_create_topics)
+
+    async def known(self, name: TopicName) -> Topic:
+        """For administration: the topic if it exists. Raises TopicNotFound."""
+        if not await self.exists(name):
+            raise TopicNotFound(f"topic {name} does not exist")
+        return await self.topic(name, create=False)
+
+    # --- upkeep, end -------------------------------------------------------------------------------------------------
+
+    async def _maintain(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.maintenance_interval_s)
+            for topic in list(self.topics.values()):
+                topic.maintain()
+
+    async def close(self, *, drain_seconds: float = 5.0) -> None:
+        """Closes every topic: queued messages are confirmed, cursors written, ledgers closed."""
+        self._closing = True
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._maintenance
+        if self._busy:
+            await asyncio.wait(list(self._busy.values()))
+        topics = list(self.topics.values())
+        self.topics.clear()
+        results = await asyncio.gather(
+            *(topic.close(drain_seconds=drain_seconds) for topic in topics), return_exceptions=True
+        )
+        for topic, result in zip(topics, results):
+            if isinstance(result, BaseException):
+                _log.error("closing topic %s failed: %r", topic.name, result)
+        if self._leaving:
+            await asyncio.wait(list(self._leaving.values()))
+
+    def figures(self) -> dict[str, float]:
+        """Counters and gauges of the broker, for /metrics; all are kept per run, entry or delivery, never per message."""
+        return {
+            "topics": len(self.topics),
+            "messages_in_total": self.published.messages_in,
+            "bytes_in_total": self.published.bytes_in,
+            "entries_in_total": self.published.entries_in,
+            "send_runs_total": self.published.runs_in,
+            "messages_out_total": self.dispatched.messages_out,
+            "bytes_out_total": self.dispatched.bytes_out,
+            "deliveries_total": self.dispatched.deliveries,
+            "entry_reads_total": self.dispatched.reads,
+            "entry_read_bytes_total": self.dispatched.read_bytes,
+            "publish_queue_bytes": self.publish_budget.used,
+            "tail_cache_bytes": self.cache.used,
+            "tail_cache_entries": len(self.cache),
+            "read_ahead_bytes": self._read_budget.used,
+        }
+
+
+__all__ = ["Broker"]

@@ -1,0 +1,415 @@
+"""A durable cursor: acknowledgement state in memory, its changes in a cursor ledger, a pointer to that in metadata.
+
+The cursor ledger begins with a snapshot, deltas follow: one for all acknowledgements that came while the last one was being
+written (group commit), holding the mark-delete position and the rows that lie beyond it. Receipts are given when the delta
+is durable (rule 34). Acknowledgements without a receipt wait `cursor_flush_interval_ms` at most.
+
+Everything is written by one flush task at a time, so a roll-over finds nothing outstanding (rule 26): it writes a full
+snapshot to a new ledger, moves the pointer by compare-and-set, then deletes the old ledger. If no ledger can be written the
+snapshot goes into the pointer itself. A version conflict on the pointer means another owner: the topic fences itself.
+
+    CLEAN --> DIRTY     `changed`
+    DIRTY --> WRITING   the flush task runs: at once with a receipt, else after the interval
+    WRITING --> CLEAN, DIRTY   durable; whatever came meanwhile is the next delta
+    any --> CLOSED
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from magnetar.proto.errors import (
+    DataDirectoryError,
+    MagnetarError,
+    NotFoundInStore,
+    ServiceNotReady,
+    StorageFailed,
+    VersionConflict,
+)
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+
+from .core.acks import AckState, Position, Topology
+from .records import CursorRecord
+from .settings import BrokerSettings
+from .stores import Ledgers, Metadata, Writer
+
+_log = logging.getLogger(__name__)
+
+_KIND_SNAPSHOT = b"\x01"
+_KIND_DELTA = b"\x02"
+_MARK = struct.Struct(">QQI")
+_ROW = struct.Struct(">QQIII")  # ledger, entry, first, last, message count of the entry
+NO_LEDGER = -1
+# A cursor that acknowledges faster than it can write keeps this many rows at most; then a snapshot takes their place.
+_MAX_ROWS = 20_000
+
+AckRowWithCount = tuple[int, int, int, int, int]
+DurableCallback = Callable[[MagnetarError | None], None]
+
+
+def encode_delta(mark_delete: Position, rows: list[AckRowWithCount]) -> bytes:
+    """One entry of a cursor ledger: where the mark-delete position is, and what is acknowledged beyond it."""
+    pack = _ROW.pack
+    return b"".join([_KIND_DELTA, _MARK.pack(*mark_delete), *[pack(*row) for row in rows]])
+
+
+def encode_snapshot(state: AckState) -> bytes:
+    """One entry of a cursor ledger that makes all before it superfluous."""
+    return _KIND_SNAPSHOT + msgspec.msgpack.encode(state.snapshot())
+
+
+def replay(state: AckState | None, topology: Topology, payload: bytes) -> AckState:
+    """Applies one entry of a cursor ledger. Raises DataDirectoryError."""
+    kind = payload[:1]
+    try:
+        if kind == _KIND_SNAPSHOT:
+            return AckState.restore(topology, msgspec.msgpack.decode(payload[1:]))
+        if kind == _KIND_DELTA and state is not None:
+            for row in _ROW.iter_unpack(payload[1 + _MARK.size :]):
+                state.ack(*row)
+            state.move_to(_MARK.unpack_from(payload, 1))
+            return state
+    except (struct.error, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+        raise DataDirectoryError(f"an entry of a cursor ledger is damaged: {error!r}") from error
+    raise DataDirectoryError(f"an entry of a cursor ledger is of unknown kind {kind!r} or out of place")
+
+
+class Cursor:
+    """See the module docstring. `state` is changed through `ack`, `ack_through` and `reset` only."""
+
+    def __init__(
+        self,
+        path: str | None,
+        state: AckState,
+        metadata: Metadata,
+        ledgers: Ledgers,
+        settings: BrokerSettings,
+        on_conflict: Callable[[MagnetarError], None],
+        on_moved: Callable[[], None],
+    ) -> None:
+        """`path` None: a reader's cursor, which is not durable. `on_moved`: the durable mark entered another ledger."""
+        self.path = path
+        self.state = state
+        self._metadata = metadata
+        self._ledgers = ledgers
+        self._settings = settings
+        self._on_conflict = on_conflict
+        self._on_moved = on_moved
+        self._loop = asyncio.get_running_loop()
+        self._version = -1
+        self._record = CursorRecord(NO_LEDGER, {})
+        self._writer: Writer | None = None
+        self._entries = 0  # in the cursor ledger
+        self._rows: list[AckRowWithCount] = []
+        self._dirty = False
+        self._snapshot_due = False
+        self._waiting: list[DurableCallback] = []
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._durable_mark = state.mark_delete
+
+    @property
+    def durable(self) -> bool:
+        """False for a reader's cursor."""
+        return self.path is not None
+
+    # --- opening -----------------------------------------------------------------------------------------------------
+
+    async def create(self, now_ms: int) -> None:
+        """Records a new durable cursor at the state's position; durable when it returns. Raises AlreadyExists."""
+        if self.path is not None:
+            self._record = CursorRecord(NO_LEDGER, self.state.snapshot(), now_ms)
+            self._version = await self._metadata.create(self.path, self._record.encode())
+
+    async def recover(self, topology: Topology) -> None:
+        """Reads the state back: the pointer, then its ledger, which is fenced and closed on the way."""
+        assert self.path is not None
+        stored = await self._metadata.get(self.path)
+        if stored is None:
+            raise DataDirectoryError(f"the cursor at {self.path} has no metadata")
+        self._version = stored.version
+        self._record = CursorRecord.decode(stored.value, self.path)
+        try:
+            state = AckState.restore(topology, self._record.snapshot)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataDirectoryError(f"the metadata of {self.path} is damaged: {error!r}") from error
+        ledger_id = self._record.ledger_id
+        if ledger_id != NO_LEDGER:
+            reader = await self._ledgers.open(ledger_id, recover=True)
+            first = 0
+            while first <= reader.last_add_confirmed:
+                entries = await reader.read(first, reader.last_add_confirmed, max_bytes=1 << 20)
+                if not entries:
+                    raise StorageFailed(f"cursor ledger {ledger_id} cannot be read from entry {first} on")
+                for entry in entries:
+                    state = replay(state, topology, entry[LEDGER_ENTRY_HEADER_BYTES:])
+                first += len(entries)
+        self.state = state
+        self._durable_mark = state.mark_delete
+
+    async def adopt(self) -> None:
+        """Knows the pointer, to delete what it points at; reads no state."""
+        assert self.path is not None
+        stored = await self._metadata.get(self.path)
+        if stored is not None:
+            self._version = stored.version
+            self._record = CursorRecord.decode(stored.value, self.path)
+
+    @property
+    def durable_mark(self) -> Position:
+        """Below this nothing is needed, neither now nor after a restart: trimming goes by it."""
+        return min(self._durable_mark, self.state.mark_delete)
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    def ack(self, ledger: int, entry: int, first: int, last: int, message_count: int) -> int:
+        """Acknowledges a range; returns how many messages were new. `changed` afterwards, once for many."""
+        added = self.state.ack(ledger, entry, first, last, message_count)
+        if added and self.durable:
+            self._rows.append((ledger, entry, first, last, message_count))
+            self._dirty = True
+        return added
+
+    def ack_through(self, ledger: int, entry: int, index: int, message_count: int) -> bool:
+        """Acknowledges everything up to and with a message."""
+        moved = self.state.ack_through(ledger, entry, index, message_count)
+        self._dirty |= moved and self.durable
+        return moved
+
+    def reset(self, position: Position) -> None:
+        """A seek: the one way in which the mark-delete position goes back."""
+        self.state.reset(position)
+        self._rows = []
+        self._dirty = self._snapshot_due = self.durable
+
+    def changed(self, done: DurableCallback | None) -> None:
+        """Schedules the flush. `done` is called once when everything before this call is durable, or with an error."""
+        if self._closed and self._dirty:
+            if done is not None:
+                done(ServiceNotReady("the subscription is being closed"))
+            return
+        if not self._dirty and self._task is None:
+            if done is not None:
+                done(None)
+            return
+        if len(self._rows) > _MAX_ROWS:
+            self._rows = []
+            self._snapshot_due = True
+        if done is not None:
+            self._waiting.append(done)
+            self._start_flush()
+        elif self._task is None and self._timer is None:
+            self._timer = self._loop.call_later(
+                self._settings.cursor_flush_interval_ms / 1000, self._start_flush
+            )
+
+    async def flush(self) -> None:
+        """Returns when every change so far is durable. Raises what the flush met."""
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def done(error: MagnetarError | None) -> None:
+            if not future.done():
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)
+
+        self.changed(done)
+        await future
+
+    def _start_flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is None and not self._closed:
+            self._task = self._loop.create_task(self._flush())
+
+    async def _flush(self) -> None:
+        try:
+            # Those who wait for a change that is in the delta just written were taken along with it.
+            while self._dirty or self._waiting:
+                waiting, self._waiting = self._waiting, []
+                error: MagnetarError | None = None
+                try:
+                    await self._write()
+                except MagnetarError as failure:
+                    error = failure
+                    self._dirty = self._snapshot_due = True
+                for done in waiting:
+                    done(error)
+                if error is not None:
+                    break
+        except asyncio.CancelledError:
+            self._fail_waiting(ServiceNotReady("the subscription is being closed"))
+            raise
+        except Exception as failure:  # a defect must not leave receipts waiting for ever
+            _log.exception("cursor %s: flush failed", self.path)
+            self._fail_waiting(StorageFailed(f"the cursor could not be written: {failure!r}"))
+        finally:
+            self._task = None
+            if self._dirty and not self._closed:
+                if self._waiting:
+                    self._start_flush()
+                elif self._timer is None:
+                    self._timer = self._loop.call_later(
+                        self._settings.cursor_flush_interval_ms / 1000, self._start_flush
+                    )
+
+    def _fail_waiting(self, error: MagnetarError) -> None:
+        waiting, self._waiting = self._waiting, []
+        for done in waiting:
+            done(error)
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    async def _write(self) -> None:
+        """Makes the current state durable: as a delta, else as a snapshot in a new ledger, else in the pointer."""
+        if not self._dirty:
+            return
+        rows, self._rows = self._rows, []
+        self._dirty = False
+        mark = self.state.mark_delete
+        await self._write_state(rows, mark)
+        moved = self._durable_mark[0] != mark[0]
+        self._durable_mark = mark
+        if moved:
+            self._on_moved()
+
+    async def _write_state(self, rows: list[AckRowWithCount], mark: Position) -> None:
+        if self._writer is not None and not self._snapshot_due:
+            if self._entries < self._settings.max_cursor_ledger_entries:
+                payload = encode_delta(mark, [row for row in rows if row[:2] >= mark[:2]])
+                try:
+                    await self._append(self._writer, payload)
+                    return
+                except MagnetarError as error:
+                    _log.warning("cursor %s: its ledger failed: %s", self.path, error)
+        self._snapshot_due = False
+        try:
+            await self._roll_over()
+        except VersionConflict:
+            raise
+        except MagnetarError as error:
+            _log.warning("cursor %s: kept in metadata, no ledger can be written: %s", self.path, error)
+            await self._write_pointer()
+
+    async def _append(self, writer: Writer, payload: bytes) -> None:
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def confirmed(_entry_id: int, _entry: bytes, error: MagnetarError | None) -> None:
+            if not future.done():
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)
+
+        writer.append(payload, confirmed)
+        await future
+        self._entries += 1
+
+    async def _roll_over(self) -> None:
+        """Rule 26: snapshot to a new ledger, compare-and-set the pointer, delete the old ledger."""
+        settings = self._settings
+        assert self.path is not None
+        writer = await self._ledgers.create(
+            ensemble_size=settings.ensemble_size,
+            write_quorum=settings.write_quorum,
+            ack_quorum=settings.ack_quorum,
+            properties={"kind": "cursor", "cursor": self.path},
+        )
+        old, old_writer = self._record.ledger_id, self._writer
+        try:
+            self._entries = 0
+            # What comes while this is being written is the next delta, so the snapshot is of this very moment.
+            await self._append(writer, encode_snapshot(self.state))
+            await self._point(writer.ledger_id, self._record.snapshot)
+        except BaseException:
+            self._writer = None
+            with contextlib.suppress(MagnetarError):
+                await self._ledgers.delete(writer.ledger_id)
+            raise
+        self._writer = writer
+        await self._delete_ledger(old, old_writer)
+
+    async def _write_pointer(self) -> None:
+        old, old_writer = self._record.ledger_id, self._writer
+        self._writer = None
+        await self._point(NO_LEDGER, self.state.snapshot())
+        await self._delete_ledger(old, old_writer)
+
+    async def _point(self, ledger_id: int, snapshot: Any) -> None:
+        assert self.path is not None
+        record = CursorRecord(ledger_id, snapshot, self._record.created_ms, self._record.properties)
+        value = record.encode()
+        try:
+            self._version = await self._metadata.put(self.path, value, version=self._version)
+        except (VersionConflict, NotFoundInStore) as conflict:
+            self._on_conflict(conflict)
+            raise VersionConflict(f"the cursor at {self.path} was changed by another owner") from conflict
+        except MagnetarError:
+            stored = await self._metadata.get(self.path)
+            if stored is None or stored.value != value:
+                raise
+            self._version = stored.version
+        self._record = record
+
+    async def _delete_ledger(self, ledger_id: int, writer: Writer | None) -> None:
+        if ledger_id == NO_LEDGER:
+            return
+        try:
+            if writer is not None:
+                with contextlib.suppress(MagnetarError):
+                    await writer.close()
+            await self._ledgers.delete(ledger_id)
+        except MagnetarError as error:
+            _log.warning("cursor %s: old ledger %d is not deleted: %s", self.path, ledger_id, error)
+
+    # --- ending ------------------------------------------------------------------------------------------------------
+
+    async def _stop(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is not None:
+            task = self._task
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def close(self, *, fenced: bool = False) -> None:
+        """Writes what is dirty and closes; a small cursor moves into its pointer, which opens fastest."""
+        if not self.durable or fenced:
+            await self._stop()
+            return
+        if self._dirty:
+            with contextlib.suppress(MagnetarError):
+                await self.flush()
+        await self._stop()
+        try:
+            small = len(encode_snapshot(self.state)) <= self._settings.max_inline_cursor_bytes
+            if self._record.ledger_id != NO_LEDGER and (small or self._dirty):
+                await self._write_pointer()
+            elif self._writer is not None:
+                await self._writer.close()
+        except MagnetarError as error:  # the next owner recovers the ledger
+            _log.warning("cursor %s: not closed cleanly: %s", self.path, error)
+
+    async def delete(self) -> None:
+        """Deletes pointer, then ledger: the subscription is gone when this returns."""
+        await self._stop()
+        if self.path is None:
+            return
+        await self._metadata.delete(self.path, version=self._version)
+        await self._delete_ledger(self._record.ledger_id, self._writer)
+
+
+__all__ = ["AckRowWithCount", "Cursor", "DurableCallback", "encode_delta", "encode_snapshot", "replay"]

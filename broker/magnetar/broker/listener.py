@@ -1,0 +1,560 @@
+"""The native protocol of the broker: frames become calls on topics and subscriptions, and back.
+
+One `ClientConnection` per connection. The hot frames take the short way: a SEND header is looked up by its bytes (it is
+constant per producer and epoch), its run of payloads is verified and published in one call; a DELIVER is a header of a few
+fields before untouched entry bytes. Everything else is a request: a task per request, so that a slow one (loading a topic,
+rule 33's wait) holds up nobody, bounded per connection, cancelled with it.
+
+Backpressure: a publish that fills its topic's or the broker's budget stops reading from this connection; the budget's
+waker starts it again. Delivery stops while the connection is not writable; `writing_resumed` starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from magnetar.proto import commands as c
+from magnetar.proto.batch import AdmittedGroups, admit_groups
+from magnetar.proto.errors import (
+    InvalidArgument,
+    MagnetarError,
+    MalformedFrame,
+    ProducerFenced,
+    ServiceNotReady,
+    TooManyRequests,
+    UnknownCommand,
+    Unsupported,
+)
+from magnetar.proto.frames import Run
+from magnetar.proto.ids import TopicName
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+
+from .broker import Broker
+from .budget import ByteBudget
+from .consumer import Consumer, Delivery
+from .producers import ProducerSession, ReceiptFields, SessionState
+from .subscription import Subscription
+from .topic import Topic
+
+_log = logging.getLogger(__name__)
+
+Payload = bytes | bytearray | memoryview
+
+
+class Link(Protocol):
+    """What is used of `magnetar.runtime.connection.Connection`."""
+
+    writable: bool
+
+    def send(self, header: bytes, payload: Any = b"") -> None:
+        """One frame."""
+
+    def answer(self, request_id: int, result: Any = None) -> None:
+        """Ok, if the id is not 0."""
+
+    def answer_error(self, request_id: int, error: MagnetarError) -> None:
+        """Failed, if the id is not 0."""
+
+    def authorize(self, operation: str, resource: str) -> None:
+        """Raises NotAuthorized."""
+
+    def pause_reading(self, reason: str) -> None:
+        """Until every reason is withdrawn."""
+
+    def resume_reading(self, reason: str) -> None:
+        """Withdraws a reason."""
+
+    def close(self, error: MagnetarError | None = None) -> None:
+        """Flushes, then closes."""
+
+
+_PUBLISH_REASON = "publish"
+_RECEIPT_PACK = c.RECEIPT_ROW.pack
+
+
+class _Producer:
+    """One producer of this connection: the session's port, and the way in for its SENDs."""
+
+    __slots__ = ("connection", "failed_header", "link", "producer_id", "receipt_header", "session", "topic")
+
+    def __init__(self, connection: ClientConnection, link: Link, producer_id: int, topic: Topic) -> None:
+        self.connection = connection
+        self.link = link
+        self.producer_id = producer_id
+        self.topic = topic
+        self.session: ProducerSession = _NO_SESSION
+        self.receipt_header = b""
+
+    def opened(self, session: ProducerSession) -> None:
+        self.session = session
+        self.receipt_header = c.Receipt(0, self.producer_id, session.epoch).encode()
+
+    def send(self, payloads: list[bytes]) -> None:
+        """A run of SENDs. A bad one fails itself and all after it; those before it are published."""
+        session = self.session
+        if session.state is not SessionState.OPEN:
+            return
+        try:
+            groups = admit_groups(payloads)
+        except MagnetarError as error:
+            position = error.details.get("position", 0)
+            if position:
+                self._publish(admit_groups(payloads[:position]), payloads[:position])
+            session.fail(_sequence_id(payloads[position]), error)
+            return
+        self._publish(groups, payloads)
+
+    def _publish(self, groups: AdmittedGroups, payloads: list[bytes]) -> None:
+        topic = self.topic
+        if len(groups.batches) == len(payloads):
+            topic.publish(self.session, groups)
+        else:  # groups of several batches: each is stored in one entry
+            for payload in payloads:
+                topic.publish(self.session, admit_groups([payload]), whole=True)
+        if topic.publish_budget.full:
+            self.connection.wait_for(topic.publish_budget)
+
+    def receipts(self, rows: list[ReceiptFields]) -> None:
+        """See `ProducerPort`."""
+        pack = _RECEIPT_PACK
+        self.link.send(self.receipt_header, b"".join([pack(*row) for row in rows]))
+
+    def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
+        """See `ProducerPort`."""
+        command = c.SendFailed(
+            0, self.producer_id, self.session.epoch, sequence_id, error.code, int(error.action), error.message
+        )
+        self.link.send(command.encode())
+
+    def producer_closed(self, error: MagnetarError) -> None:
+        """See `ProducerPort`."""
+        self.connection.producer_gone(self)
+        self.link.send(c.CloseProducer(0, self.producer_id).encode())
+
+
+class _NoPort:
+    """Stands where no producer is known yet."""
+
+    def receipts(self, rows: list[ReceiptFields]) -> None:
+        """Nobody."""
+
+    def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
+        """Nobody."""
+
+    def producer_closed(self, error: MagnetarError) -> None:
+        """Nobody."""
+
+
+_NO_SESSION = ProducerSession("", -1, _NoPort())
+_NO_SESSION.close()
+
+
+class _Consumer:
+    """One consumer of this connection: the subscription's port."""
+
+    __slots__ = ("connection", "consumer", "consumer_id", "link", "subscription", "topic")
+
+    def __init__(self, connection: ClientConnection, link: Link, consumer_id: int, topic: Topic) -> None:
+        self.connection = connection
+        self.link = link
+        self.consumer_id = consumer_id
+        self.topic = topic
+        self.subscription: Subscription
+        self.consumer: Consumer
+
+    @property
+    def writable(self) -> bool:
+        """See `ConsumerPort`."""
+        return self.link.writable
+
+    def deliver(self, delivery: Delivery) -> None:
+        """See `ConsumerPort`. A whole entry goes out as a view of the stored bytes."""
+        epoch, ledger_id, entry_id, entry, first, last, redelivery_count, hidden = delivery
+        parts: list[Payload] = []
+        if hidden:
+            parts.append(c.encode_rows(c.ACK_SET_ROW, hidden))
+        if first == 0 and last == entry.batch_count:
+            parts.append(memoryview(entry.data)[LEDGER_ENTRY_HEADER_BYTES:])
+        else:
+            parts += entry.slice(first, last)
+        header = c.Deliver(
+            0, self.consumer_id, epoch, ledger_id, entry_id, -1, redelivery_count, len(hidden)
+        ).encode()
+        try:
+            self.link.send(header, parts)
+        except MagnetarError as error:  # an entry larger than this peer takes: it cannot be served
+            self.connection.fail(error)
+
+    def consumer_closed(self, error: MagnetarError) -> None:
+        """See `ConsumerPort`."""
+        self.connection.consumer_gone(self)
+        self.link.send(c.CloseConsumer(0, self.consumer_id).encode())
+
+
+class ClientConnection:
+    """`ConnectionHandler` of one client."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._settings = broker.settings
+        self._link: Link = None  # type: ignore[assignment]
+        self._loop = asyncio.get_running_loop()
+        # SEND header bytes -> producer. At most one entry per producer and epoch that is open here.
+        self._senders: dict[bytes, _Producer] = {}
+        self._producers: dict[int, _Producer] = {}
+        self._consumers: dict[int, _Consumer] = {}
+        # Ids whose opening is under way: they may be neither used nor opened again.
+        self._opening: dict[tuple[str, int], None] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._budgets: dict[int, ByteBudget] = {}  # that this connection waits for
+        self._closed = False
+
+    # --- ConnectionHandler -------------------------------------------------------------------------------------------
+
+    def connection_ready(self, connection: Link) -> None:
+        """The handshake is done."""
+        self._link = connection
+
+    def runs_received(self, runs: list[Run]) -> None:
+        """Frames in order."""
+        senders = self._senders
+        for header, payloads in runs:
+            producer = senders.get(header)
+            if producer is not None:
+                producer.send(payloads)
+            else:
+                self._received(header, payloads)
+
+    def connection_closed(self, error: MagnetarError | None) -> None:
+        """Producers and consumers of this connection go with it."""
+        self._closed = True
+        for budget in self._budgets.values():
+            budget.forget(self)
+        self._budgets.clear()
+        for task in list(self._tasks.values()):
+            task.cancel()
+        producers, self._producers = self._producers, {}
+        self._senders.clear()
+        for producer in producers.values():
+            producer.topic.close_producer(producer.session)
+        consumers, self._consumers = self._consumers, {}
+        for consumer in consumers.values():
+            consumer.subscription.remove_consumer(consumer.consumer)
+
+    def writing_resumed(self) -> None:
+        """Delivery goes on."""
+        for consumer in list(self._consumers.values()):
+            consumer.subscription.wake()
+
+    def fail(self, error: MagnetarError) -> None:
+        """Ends the connection."""
+        self._link.close(error)
+
+    # --- frames ------------------------------------------------------------------------------------------------------
+
+    def _received(self, header: bytes, payloads: list[bytes]) -> None:
+        command = c.decode_command(header)
+        if isinstance(command, c.Send):
+            self._send(header, command, payloads)
+            return
+        for payload in payloads:
+            try:
+                self._command(command, payload)
+            except MalformedFrame:
+                raise
+            except MagnetarError as error:
+                if command.request_id:
+                    self._link.answer_error(command.request_id, error)
+                else:
+                    _log.info("%s refused: %s", type(command).__name__, error)
+
+    def _send(self, header: bytes, command: c.Send, payloads: list[bytes]) -> None:
+        """A SEND whose header is not known: the first of its producer, or none of an open one."""
+        producer = self._producers.get(command.producer_id)
+        if producer is not None and producer.session.epoch == command.epoch:
+            if command.request_id == 0:
+                self._senders[header] = producer
+            producer.send(payloads)
+            return
+        # Sent before it learned that its session ended: it knows by now, or is told again.
+        error = ProducerFenced(
+            f"producer {command.producer_id} with epoch {command.epoch} is not open on this connection; "
+            "create it (again) first"
+        )
+        failed = c.SendFailed(
+            0, command.producer_id, command.epoch, _sequence_id(payloads[0]), error.code, int(error.action),
+            error.message,
+        )  # fmt: skip
+        self._link.send(failed.encode())
+
+    def _command(self, command: c.Command, payload: bytes) -> None:
+        """Everything but SEND; consumers' frames at once and in order, requests as tasks."""
+        if isinstance(command, c.Ack):
+            self._ack(command, payload)
+        elif isinstance(command, c.Flow):
+            consumer = self._consumer(command.consumer_id)
+            if command.messages < 0 or command.bytes < 0:
+                raise InvalidArgument("permits cannot be negative")
+            consumer.subscription.flow(consumer.consumer, command.messages, command.bytes)
+        elif isinstance(command, c.Redeliver):
+            consumer = self._consumer(command.consumer_id)
+            consumer.subscription.redeliver(consumer.consumer, c.decode_rows(c.ACK_ROW, payload))
+            self._link.answer(command.request_id)
+        elif isinstance(command, c.CloseProducer):
+            self._close_producer(command)
+        elif isinstance(command, c.CloseConsumer):
+            self._close_consumer(command)
+        else:
+            handler = _REQUESTS.get(type(command))
+            if handler is not None:
+                self._spawn(command.request_id, handler(self, command))
+            elif type(command) in c.RESERVED:
+                raise Unsupported(f"{type(command).__name__} is reserved and not offered by this version yet")
+            else:
+                raise UnknownCommand(f"{type(command).__name__} is not a command for a broker")
+
+    def _ack(self, command: c.Ack, payload: bytes) -> None:
+        consumer = self._consumer(command.consumer_id)
+        rows: list[Any] = list(c.decode_rows(c.ACK_ROW, payload))
+        done: Callable[[MagnetarError | None], None] | None = None
+        if command.request_id:
+            request_id, link = command.request_id, self._link
+
+            def done(error: MagnetarError | None) -> None:
+                if error is None:
+                    link.answer(request_id)
+                else:
+                    link.answer_error(request_id, error)
+
+        consumer.subscription.acknowledge(consumer.consumer, rows, cumulative=command.cumulative, done=done)
+
+    def _consumer(self, consumer_id: int) -> _Consumer:
+        consumer = self._consumers.get(consumer_id)
+        if consumer is None:
+            raise InvalidArgument(f"consumer {consumer_id} is not open on this connection; subscribe first")
+        return consumer
+
+    def _spawn(self, request_id: int, work: Coroutine[Any, Any, Any]) -> None:
+        if len(self._tasks) >= self._settings.max_requests_per_connection:
+            work.close()
+            raise TooManyRequests(
+                f"{len(self._tasks)} requests of this connection are being worked on; wait for some of them"
+            )
+        task = self._loop.create_task(self._run(request_id, work))
+        self._tasks[id(task)] = task
+        task.add_done_callback(lambda done: self._tasks.pop(id(done), None))
+
+    async def _run(self, request_id: int, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            result = await work
+        except MagnetarError as error:
+            self._link.answer_error(request_id, error)
+        except Exception as error:
+            _log.exception("a request failed")
+            self._link.answer_error(request_id, ServiceNotReady(f"the request failed here: {error!r}"))
+        else:
+            self._link.answer(request_id, result)
+
+    # --- backpressure ------------------------------------------------------------------------------------------------
+
+    def wait_for(self, budget: ByteBudget) -> None:
+        """Stops reading until `budget` has room; its waker is `_has_room`."""
+        if not self._closed and id(budget) not in self._budgets:
+            self._budgets[id(budget)] = budget
+            self._link.pause_reading(_PUBLISH_REASON)
+            budget.wait(self, lambda: self._has_room(budget))
+
+    def _has_room(self, budget: ByteBudget) -> None:
+        del self._budgets[id(budget)]
+        if budget.full:  # its parent, or again
+            self.wait_for(budget)
+        elif not self._budgets:
+            self._link.resume_reading(_PUBLISH_REASON)
+
+    # --- producers and consumers -------------------------------------------------------------------------------------
+
+    async def _create_producer(self, command: c.CreateProducer) -> dict[str, Any]:
+        name = TopicName.parse(command.topic)
+        self._link.authorize("produce", str(name))
+        producer_id = command.producer_id
+        if command.name is not None and not 0 < len(command.name) <= 255:
+            raise InvalidArgument("a producer name has 1 to 255 characters")
+        if not 0 <= command.epoch < 1 << 62:
+            raise InvalidArgument(f"a producer epoch of {command.epoch} is not allowed")
+        old = self._producers.get(producer_id)
+        if old is not None and old.session.state is SessionState.OPEN and command.epoch <= old.session.epoch:
+            raise InvalidArgument(f"producer {producer_id} is open on this connection already")
+        with _Reserved(self._opening, ("producer", producer_id)):
+            if old is not None:
+                self._forget_producer(old)
+                old.topic.close_producer(old.session)
+            topic = await self._broker.find(name)
+            producer = _Producer(self, self._link, producer_id, topic)
+            session = await topic.open_producer(
+                command.name or self._broker.generate_name(),
+                epoch=command.epoch,
+                access_mode=command.access_mode,
+                port=producer,
+            )
+            producer.opened(session)
+            if self._closed:
+                topic.close_producer(session)
+            else:
+                self._producers[producer_id] = producer
+        return {"name": session.name, "epoch": session.epoch, "last_sequence_id": -1}
+
+    def _close_producer(self, command: c.CloseProducer) -> None:
+        producer = self._producers.get(command.producer_id)
+        if producer is not None:
+            self._forget_producer(producer)
+            producer.topic.close_producer(producer.session)
+        self._link.answer(command.request_id)
+
+    def _forget_producer(self, producer: _Producer) -> None:
+        if self._producers.get(producer.producer_id) is producer:
+            del self._producers[producer.producer_id]
+        for header in [header for header, sender in self._senders.items() if sender is producer]:
+            del self._senders[header]
+
+    def producer_gone(self, producer: _Producer) -> None:
+        """The topic ended the session."""
+        self._forget_producer(producer)
+
+    async def _subscribe(self, command: c.Subscribe) -> dict[str, Any]:
+        name = TopicName.parse(command.topic)
+        self._link.authorize("consume", str(name))
+        consumer_id = command.consumer_id
+        if consumer_id in self._consumers:
+            raise InvalidArgument(f"consumer {consumer_id} is open on this connection already")
+        if not 0 <= command.epoch < 1 << 62:
+            raise InvalidArgument(f"a consumer epoch of {command.epoch} is not allowed")
+        with _Reserved(self._opening, ("consumer", consumer_id)):
+            topic = await self._broker.find(name)
+            port = _Consumer(self, self._link, consumer_id, topic)
+            port.subscription, port.consumer = await topic.subscribe(
+                command.subscription,
+                port,
+                type=command.type,
+                start=command.start,
+                durable=command.durable,
+                consumer_name=command.name or self._broker.generate_name(),
+                epoch=command.epoch,
+            )
+            if self._closed:
+                port.subscription.remove_consumer(port.consumer)
+            else:
+                self._consumers[consumer_id] = port
+        return {"epoch": port.consumer.epoch}
+
+    def _close_consumer(self, command: c.CloseConsumer) -> None:
+        port = self._consumers.pop(command.consumer_id, None)
+        if port is not None:
+            port.subscription.remove_consumer(port.consumer)
+        self._link.answer(command.request_id)
+
+    def consumer_gone(self, port: _Consumer) -> None:
+        """The topic ended the consumer."""
+        if self._consumers.get(port.consumer_id) is port:
+            del self._consumers[port.consumer_id]
+
+    async def _unsubscribe(self, command: c.Unsubscribe) -> None:
+        port = self._consumer(command.consumer_id)
+        await port.topic.delete_subscription(port.subscription.name, by=port.consumer)
+        self._consumers.pop(command.consumer_id, None)
+
+    async def _seek(self, command: c.Seek) -> dict[str, Any]:
+        port = self._consumer(command.consumer_id)
+        return {"epoch": await port.topic.seek(port.subscription, command.start)}
+
+    async def _last_message_id(self, command: c.LastMessageId) -> bytes | None:
+        found = await self._consumer(command.consumer_id).topic.last_message_id()
+        return None if found is None else found.to_bytes()
+
+    # --- topics ------------------------------------------------------------------------------------------------------
+
+    async def _lookup(self, command: c.Lookup) -> dict[str, Any]:
+        self._link.authorize("lookup", str(TopicName.parse(command.topic)))
+        return {"url": self._settings.service_url}
+
+    async def _partitions(self, command: c.Partitions) -> dict[str, Any]:
+        self._link.authorize("lookup", str(TopicName.parse(command.topic)))
+        return {"partitions": 0}
+
+    async def _list_topics(self, command: c.ListTopics) -> list[str]:
+        self._link.authorize("list_topics", command.namespace)
+        return await self._broker.list_topics(command.namespace)
+
+    async def _topic_stats(self, command: c.TopicStats) -> dict[str, Any]:
+        name = TopicName.parse(command.topic)
+        self._link.authorize("topic_stats", str(name))
+        return await (await self._broker.known(name)).stats()
+
+    async def _create_topic(self, command: c.CreateTopic) -> None:
+        name = TopicName.parse(command.topic)
+        self._link.authorize("create_topic", str(name))
+        if command.partitions:
+            raise Unsupported("partitioned topics are not offered yet; create the topic with partitions=0")
+        await self._broker.create_topic(name)
+
+    async def _delete_topic(self, command: c.DeleteTopic) -> None:
+        name = TopicName.parse(command.topic)
+        self._link.authorize("delete_topic", str(name))
+        await self._broker.delete_topic(name, force=command.force)
+
+    async def _delete_subscription(self, command: c.DeleteSubscription) -> None:
+        name = TopicName.parse(command.topic)
+        self._link.authorize("delete_subscription", str(name))
+        topic = await self._broker.known(name)
+        await topic.delete_subscription(command.subscription, force=command.force)
+
+
+class _Reserved:
+    """Keeps an id for an opening that is under way."""
+
+    __slots__ = ("_ids", "_key")
+
+    def __init__(self, ids: dict[tuple[str, int], None], key: tuple[str, int]) -> None:
+        if key in ids:
+            raise InvalidArgument(f"{key[0]} {key[1]} is being opened on this connection already")
+        self._ids = ids
+        self._key = key
+        ids[key] = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        del self._ids[self._key]
+
+
+_C = TypeVar("_C", bound=c.Command)
+_REQUESTS: dict[type[c.Command], Callable[[ClientConnection, Any], Coroutine[Any, Any, Any]]] = {
+    c.CreateProducer: ClientConnection._create_producer,
+    c.Subscribe: ClientConnection._subscribe,
+    c.Unsubscribe: ClientConnection._unsubscribe,
+    c.Seek: ClientConnection._seek,
+    c.LastMessageId: ClientConnection._last_message_id,
+    c.Lookup: ClientConnection._lookup,
+    c.Partitions: ClientConnection._partitions,
+    c.ListTopics: ClientConnection._list_topics,
+    c.TopicStats: ClientConnection._topic_stats,
+    c.CreateTopic: ClientConnection._create_topic,
+    c.DeleteTopic: ClientConnection._delete_topic,
+    c.DeleteSubscription: ClientConnection._delete_subscription,
+}
+
+
+def _sequence_id(payload: bytes) -> int:
+    """Of the first batch of a group; 0 if it is too damaged to tell."""
+    return int.from_bytes(payload[24:32], "big") if len(payload) >= 32 else 0
+
+
+def listener(broker: Broker) -> Callable[[], ClientConnection]:
+    """The handler factory for `FramedServer.start`."""
+    return lambda: ClientConnection(broker)
+
+
+__all__ = ["ClientConnection", "Link", "listener"]

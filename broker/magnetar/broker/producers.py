@@ -1,0 +1,174 @@
+"""Producer sessions of a topic: one per producer name, epoch and connection.
+
+    OPEN --> FAILED   a group could not be stored: it and all later ones of this epoch are refused
+    OPEN, FAILED --> CLOSED   closed by its connection, or fenced by a newer epoch
+
+Rule 33: a newer session of the same name is let in only when nothing that was queued under the old one can still land, so
+that groups which are sent again never fall behind stale ones: `Producers.open` waits until the old session's groups are
+confirmed or failed. A session that is alive on another connection gives way only to a higher epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Iterator
+from typing import Protocol
+
+from magnetar.proto.commands import ReceiptRow
+from magnetar.proto.errors import (
+    MagnetarError,
+    ProducerBusy,
+    ProducerFenced,
+    TopicNotServed,
+    Unsupported,
+)
+
+ReceiptFields = tuple[int, int, int, int, int]
+
+
+class ProducerPort(Protocol):
+    """What a listener implements for one session."""
+
+    def receipts(self, rows: list[ReceiptFields]) -> None:
+        """Groups that are durable, as `ReceiptRow` fields in sequence order; one call per wake-up."""
+
+    def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
+        """The group that starts with `sequence_id` and all after it were not stored; told once per session."""
+
+    def producer_closed(self, error: MagnetarError) -> None:
+        """The broker ended the session: look the topic up again."""
+
+
+class SessionState(enum.Enum):
+    """See the module docstring."""
+
+    OPEN = "open"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+class ProducerSession:
+    """One epoch of one producer. `index` is its place in no table: the coalescer numbers sessions per entry."""
+
+    __slots__ = ("_drained", "epoch", "name", "outstanding", "port", "rows", "state")
+
+    def __init__(self, name: str, epoch: int, port: ProducerPort) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.port = port
+        self.state = SessionState.OPEN
+        # Receipt runs queued or appended, neither confirmed nor failed yet.
+        self.outstanding = 0
+        # Rows of this wake-up, collected by the topic.
+        self.rows: list[ReceiptFields] = []
+        self._drained: list[asyncio.Future[None]] = []
+
+    def settled(self, runs: int) -> None:
+        """`runs` were confirmed or failed."""
+        self.outstanding -= runs
+        if not self.outstanding and self._drained:
+            waiting, self._drained = self._drained, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    async def drained(self) -> None:
+        """Returns when nothing queued under this session can land any more."""
+        if self.outstanding:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._drained.append(future)
+            await future
+
+    def fail(self, sequence_id: int, error: MagnetarError) -> None:
+        """Tells the producer once; what it sends later in this epoch is dropped."""
+        if self.state is SessionState.OPEN:
+            self.state = SessionState.FAILED
+            self.port.send_failed(sequence_id, error)
+
+    def close(self) -> None:
+        """Its connection is gone or it said goodbye: nothing more is taken, what is queued still lands."""
+        self.state = SessionState.CLOSED
+
+
+class Producers:
+    """The sessions of one topic by producer name."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._by_name: dict[str, ProducerSession] = {}
+        self._entering: dict[str, asyncio.Lock] = {}
+        self._closed: MagnetarError | None = None
+
+    def __len__(self) -> int:
+        return sum(session.state is not SessionState.CLOSED for session in self._by_name.values())
+
+    def __iter__(self) -> Iterator[ProducerSession]:
+        return iter(list(self._by_name.values()))
+
+    async def open(self, name: str, epoch: int, access_mode: str, port: ProducerPort) -> ProducerSession:
+        """A session under `name`. Raises ProducerBusy, Unsupported; waits as rule 33 wants."""
+        if access_mode != "shared":
+            raise Unsupported(
+                f"access mode {access_mode!r} is not offered yet; create the producer with access_mode='shared'"
+            )
+        lock = self._entering.setdefault(name, asyncio.Lock())
+        try:
+            async with lock:
+                return await self._enter(name, epoch, port)
+        finally:
+            if not lock.locked():
+                self._entering.pop(name, None)
+
+    async def _enter(self, name: str, epoch: int, port: ProducerPort) -> ProducerSession:
+        old = self._by_name.get(name)
+        if old is not None:
+            if old.state is not SessionState.CLOSED:
+                if epoch <= old.epoch:
+                    raise ProducerBusy(
+                        f"producer name {name!r} is in use on topic {self._topic}; "
+                        "choose another name or close the other producer"
+                    )
+                old.close()
+                old.port.producer_closed(
+                    ProducerFenced(f"producer {name!r} was opened again with epoch {epoch}")
+                )
+            await old.drained()
+            epoch = max(epoch, old.epoch + 1)
+        if self._closed is not None:
+            raise self._closed
+        session = self._by_name[name] = ProducerSession(name, epoch, port)
+        return session
+
+    def forget(self, session: ProducerSession) -> None:
+        """Closes the session; its name is free once nothing of it is queued."""
+        session.close()
+        if not session.outstanding and self._by_name.get(session.name) is session:
+            del self._by_name[session.name]
+
+    def sweep(self) -> None:
+        """Forgets closed sessions of which nothing is queued any more: called on every wake-up that settled some."""
+        for name in [
+            name
+            for name, session in self._by_name.items()
+            if session.state is SessionState.CLOSED and not session.outstanding
+        ]:
+            del self._by_name[name]
+
+    def stop(self) -> None:
+        """Nothing more is taken from anybody; what is queued still lands and is receipted."""
+        for session in self._by_name.values():
+            if session.state is SessionState.OPEN:
+                session.state = SessionState.FAILED
+
+    def close_all(self, error: MagnetarError) -> None:
+        """The topic ends here: every producer is told to look it up again."""
+        self._closed = error if error.retryable else TopicNotServed(error.message)
+        for session in list(self._by_name.values()):
+            if session.state is not SessionState.CLOSED:
+                session.close()
+                session.port.producer_closed(error)
+        self._by_name.clear()
+
+
+__all__ = ["ProducerPort", "ProducerSession", "Producers", "ReceiptFields", "ReceiptRow", "SessionState"]

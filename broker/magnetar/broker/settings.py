@@ -1,0 +1,81 @@
+"""Settings of the broker: frozen data with the defaults of FEATURES.md. Sizes in bytes, times as their suffix says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from magnetar.proto.errors import InvalidSetting
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """Defaults suit standalone; a cluster sets ensemble_size, write_quorum and ack_quorum to 2/2/2 or more."""
+
+    name: str = "standalone"
+    service_url: str = "magnetar://127.0.0.1:7650"  # what a lookup answers
+    auto_create_topics: bool = True
+
+    ensemble_size: int = 1
+    write_quorum: int = 1
+    ack_quorum: int = 1
+
+    memory_budget_bytes: int = 256 * MIB
+    tail_cache_share: float = 0.2  # of the memory budget, over all topics
+    publish_share: float = 0.25  # of the memory budget: queued and unconfirmed messages over all topics
+    max_topic_publish_bytes: int = (
+        16 * MIB
+    )  # queued and unconfirmed messages of one topic; then reading pauses
+
+    max_entry_bytes: int = 768 * 1024  # coalescing stops here; a larger single group is an entry of its own
+    max_outstanding_entries: int = 4  # appended and not confirmed, per topic
+    max_outstanding_bytes: int = 4 * MIB
+
+    max_ledger_entries: int = 50_000
+    max_ledger_bytes: int = 2 * 1024 * MIB
+    max_ledger_age_ms: int = 240 * 60_000
+    min_ledger_age_ms: int = 10 * 60_000  # the maintenance round leaves younger ledgers alone
+    maintenance_interval_s: float = 120.0
+
+    read_bytes: int = 1 * MIB  # one read of a consumer that is behind the cache
+    read_ahead_bytes: int = 4 * MIB  # read and not yet dispatched, per subscription
+
+    cursor_flush_interval_ms: int = 100  # acknowledgements without receipt may wait this long
+    max_cursor_ledger_entries: int = 10_000
+    max_cursor_ranges: int = 200_000  # then a subscription gets no new messages until gaps close
+    max_inline_cursor_bytes: int = (
+        64 * 1024
+    )  # a smaller cursor is kept in its metadata node when the topic closes
+
+    max_requests_per_connection: int = 1_000
+    retry_initial_ms: int = 50
+    retry_max_ms: int = 5_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size:
+            raise InvalidSetting(
+                "broker settings need 1 <= ack_quorum <= write_quorum <= ensemble_size, not "
+                f"{self.ack_quorum}, {self.write_quorum}, {self.ensemble_size}"
+            )
+        for name in (
+            "memory_budget_bytes", "max_topic_publish_bytes", "max_entry_bytes", "max_outstanding_entries",
+            "max_outstanding_bytes", "max_ledger_entries", "max_ledger_bytes", "max_ledger_age_ms", "read_bytes",
+            "read_ahead_bytes", "cursor_flush_interval_ms", "max_cursor_ledger_entries", "max_cursor_ranges",
+            "max_requests_per_connection", "retry_initial_ms", "retry_max_ms",
+        ):  # fmt: skip
+            if getattr(self, name) <= 0:
+                raise InvalidSetting(f"broker setting {name} must be positive, not {getattr(self, name)}")
+        for name in ("tail_cache_share", "publish_share"):
+            if not 0 < getattr(self, name) < 1:
+                raise InvalidSetting(f"broker setting {name} must lie between 0 and 1")
+
+    @property
+    def tail_cache_bytes(self) -> int:
+        """Budget of the tail cache."""
+        return int(self.memory_budget_bytes * self.tail_cache_share)
+
+    @property
+    def publish_bytes(self) -> int:
+        """Bound of what is queued or unconfirmed over all topics."""
+        return int(self.memory_budget_bytes * self.publish_share)

@@ -1,0 +1,90 @@
+"""Figures of a topic for people and tools, as the answer to TopicStats carries them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .core.acks import Position
+from .producers import SessionState
+
+if TYPE_CHECKING:
+    from .managed_ledger import ManagedLedger
+    from .subscription import Subscription
+    from .topic import Topic
+
+
+async def topic_stats(topic: Topic, ledger: ManagedLedger[Any]) -> dict[str, Any]:
+    """A map of plain values. Reads at most one entry per subscription, to tell its backlog."""
+    total = ledger.message_count
+    kept = ledger.record.ledgers
+    return {
+        "topic": str(topic.name),
+        "state": ledger.state.value,
+        "messages_in": topic.messages_in,
+        "bytes_in": topic.bytes_in,
+        "stored_messages": total - (kept[0].first_index if kept else total),
+        "stored_bytes": sum(info.size for info in kept),
+        "next_index": total,
+        "queued_bytes": topic.publish_budget.used,
+        "producers": [
+            {"name": session.name, "epoch": session.epoch}
+            for session in topic.producers
+            if session.state is not SessionState.CLOSED
+        ],
+        "ledgers": [
+            {
+                "ledger": info.ledger_id,
+                "entries": info.entries,
+                "messages": info.messages,
+                "bytes": info.size,
+                "first_index": info.first_index,
+                "closed": info.closed,
+            }
+            for info in kept
+        ],
+        "subscriptions": {
+            name: await _subscription_stats(topic, ledger, subscription, total)
+            for name, subscription in list(topic.subscriptions.items())
+        },
+    }
+
+
+async def _subscription_stats(
+    topic: Topic, ledger: ManagedLedger[Any], subscription: Subscription, total: int
+) -> dict[str, Any]:
+    mark = ledger.normalise(subscription.cursor.state.mark_delete)
+    backlog = total - await topic_index(topic, ledger, mark)
+    return {
+        "type": subscription.type,
+        "durable": subscription.durable,
+        "epoch": subscription.epoch,
+        "mark_delete": list(mark),
+        # An upper bound: what was acknowledged out of order beyond the mark-delete position is still in it.
+        "backlog_messages": max(backlog, 0),
+        "acknowledged_ranges": subscription.cursor.state.range_count,
+        "acknowledged_messages": subscription.acked_messages,
+        "redelivery_messages": subscription.dispatcher.pending_replays,
+        "consumers": [
+            {
+                "name": consumer.name,
+                "permits": consumer.permits,
+                "unacked_messages": consumer.unacked,
+                "delivered_messages": consumer.delivered_messages,
+                "delivered_bytes": consumer.delivered_bytes,
+            }
+            for consumer in subscription.consumers
+        ],
+    }
+
+
+async def topic_index(topic: Topic, ledger: ManagedLedger[Any], position: Position) -> int:
+    """Topic-wide index of the message at `position`; reads one entry if it is not in memory."""
+    ledger_id, entry_id, index = position
+    info = ledger.info(ledger_id)
+    if info is None:
+        return ledger.message_count
+    if not ledger.is_confirmed(ledger_id, entry_id):
+        return info.first_index + info.messages
+    entry = await topic.read_entry((ledger_id, entry_id))
+    first_index: int = entry.first_index
+    return info.first_index + first_index + index

@@ -1,0 +1,99 @@
+"""What the broker needs from the rooms below: ledgers and metadata, as narrow interfaces that the real classes satisfy.
+
+Topics, cursors and the registry are written against these, so that their tests can hand in models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from magnetar.proto.errors import MagnetarError
+
+ConfirmCallback = Callable[[int, bytes, MagnetarError | None], None]
+
+
+class Reads(Protocol):
+    """Either handle of a ledger."""
+
+    async def read(self, first: int, last: int, *, max_bytes: int = 0) -> list[bytes]:
+        """Verified ledger entries from `first` on: at least one, else as many as fit in `max_bytes`."""
+
+
+class Reader(Reads, Protocol):
+    """`magnetar.ledger.LedgerReader`."""
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that may be read; final if the ledger was opened with recovery."""
+
+
+class Writer(Reads, Protocol):
+    """`magnetar.ledger.LedgerWriter`."""
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger that this handle, and no other, appends to."""
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that is durable together with all before it; -1 if none is."""
+
+    @property
+    def length(self) -> int:
+        """Payload bytes appended."""
+
+    def append(self, payload: bytes, confirmed: ConfirmCallback) -> int:
+        """Returns the entry id at once; `confirmed` comes in entry order, never from inside this call."""
+
+    async def close(self) -> Any:
+        """The ledger is closed, its end fixed in metadata, when this returns."""
+
+
+class Ledgers(Protocol):
+    """`magnetar.ledger.LedgerClient`."""
+
+    async def create(
+        self, *, ensemble_size: int, write_quorum: int, ack_quorum: int, properties: dict[str, str]
+    ) -> Writer:
+        """A new ledger, recorded in metadata when this returns."""
+
+    async def open(self, ledger_id: int, *, recover: bool) -> Reader:
+        """A handle to read with. `recover` fences the ledger, settles its end and closes it first."""
+
+    async def delete(self, ledger_id: int) -> None:
+        """The ledger is gone from metadata when this returns."""
+
+
+class VersionedValue(Protocol):
+    """`magnetar.metadata.Versioned`."""
+
+    @property
+    def value(self) -> bytes:
+        """The bytes stored."""
+
+    @property
+    def version(self) -> int:
+        """For compare-and-set."""
+
+
+class Metadata(Protocol):
+    """The part of `magnetar.metadata.MetadataStore` that the broker uses; every write is synced when it returns."""
+
+    async def get(self, path: str) -> VersionedValue | None:
+        """The value at `path`, None if there is none."""
+
+    async def create(self, path: str, value: bytes) -> int:
+        """Returns the version. Raises AlreadyExists."""
+
+    async def put(self, path: str, value: bytes, *, version: int) -> int:
+        """Returns the new version. Raises VersionConflict."""
+
+    async def delete(self, path: str, *, version: int | None = None) -> None:
+        """Raises VersionConflict."""
+
+    async def children(self, path: str) -> list[str]:
+        """Names below `path`, sorted; none if it does not exist."""
+
+    async def next_id(self, name: str) -> int:
+        """A number that this name never gave before."""

@@ -1,0 +1,512 @@
+"""A topic: producers, the coalescer, the managed ledger, the cache, subscriptions. Knows no wire protocol.
+
+    publish --> Coalescer --call_soon--> ManagedLedger.append (while its pipeline has room)
+    confirmed entries of one wake-up --call_soon--> receipts, one call per producer; cache; dispatch; the next entries
+
+Loading recovers the ledger list and all durable cursors. A topic that meets another owner fences itself: nothing is
+confirmed, everybody is sent to look the topic up again, and the registry forgets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
+
+from magnetar.proto.batch import AdmittedGroups
+from magnetar.proto.entry import Entry
+from magnetar.proto.errors import (
+    AlreadyExists,
+    ConsumerBusy,
+    MagnetarError,
+    ServiceNotReady,
+    SubscriptionNotFound,
+    TopicBusy,
+    TopicNotFound,
+)
+from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+
+from .budget import ByteBudget
+from .coalescer import Coalescer, GatheredEntry, measure
+from .consumer import Consumer, ConsumerPort
+from .core.acks import AckState, EntryKey, Position
+from .cursor import Cursor
+from .dispatcher import DispatchCounters, Dispatcher
+from .managed_ledger import Clock, LedgerEvents, ManagedLedger, State
+from .positions import Start, find_position
+from .producers import ProducerPort, Producers, ProducerSession, SessionState
+from .records import cursor_path, cursors_path
+from .settings import BrokerSettings
+from .stats import topic_stats
+from .stores import Ledgers, Metadata
+from .subscription import Subscription, check_type
+from .tail_cache import TailCache, TopicCache
+
+_log = logging.getLogger(__name__)
+
+
+class PublishCounters:
+    """Sums over the broker, counted per run and per entry."""
+
+    __slots__ = ("bytes_in", "entries_in", "messages_in", "runs_in")
+
+    def __init__(self) -> None:
+        self.runs_in = 0
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.entries_in = 0
+
+
+class Components(NamedTuple):
+    """What every topic of a broker shares."""
+
+    metadata: Metadata
+    ledgers: Ledgers
+    settings: BrokerSettings
+    clock: Clock
+    cache: TailCache
+    publish_budget: ByteBudget
+    read_budget: ByteBudget
+    published: PublishCounters
+    dispatched: DispatchCounters
+
+
+class Topic:
+    """See the module docstring. Made by `load`."""
+
+    def __init__(self, name: TopicName, components: Components, on_gone: Callable[[Topic], None]) -> None:
+        self.name = name
+        self._components = components
+        self._settings = settings = components.settings
+        self._clock = components.clock
+        self._on_gone = on_gone
+        self._loop = asyncio.get_running_loop()
+        self.producers = Producers(str(name))
+        self.subscriptions: dict[str, Subscription] = {}
+        self._subscribing = asyncio.Lock()
+        self.publish_budget = ByteBudget(settings.max_topic_publish_bytes, components.publish_budget)
+        self._coalescer = Coalescer(settings.max_entry_bytes)
+        self._cache = TopicCache(components.cache)
+        self.ledger: ManagedLedger[GatheredEntry] = ManagedLedger(
+            name,
+            components.metadata,
+            components.ledgers,
+            settings,
+            components.clock,
+            LedgerEvents(self._confirmed, self._append_soon, self._ledgers_changed, self._fenced),
+        )
+        self._append_scheduled = False
+        # Confirmed in this wake-up, not yet told: ledger, entry, stored bytes, what it holds.
+        self._told: list[tuple[int, int, bytes | None, GatheredEntry]] = []
+        self._trim_task: asyncio.Task[None] | None = None
+        self._trim_again = False
+        self._gone: MagnetarError | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._drained: asyncio.Future[None] | None = None
+        self._reader_number = 0
+        self.messages_in = 0
+        self.bytes_in = 0
+
+    # --- loading -----------------------------------------------------------------------------------------------------
+
+    async def load(self, *, create: bool) -> None:
+        """Takes the topic over and recovers its cursors. Raises TopicNotFound, TopicBusy."""
+        await self.ledger.open(create=create)
+        if self.ledger.record.deleting:
+            await self._delete_rest()
+            await self.ledger.open(create=create)
+        path = cursors_path(self.name)
+        for name in await self._components.metadata.children(path):
+            cursor = self._cursor(name, AckState(self.ledger, (0, 0, 0)))
+            await cursor.recover(self.ledger)
+            self._attach(name, cursor)
+
+    def _cursor(self, name: str | None, state: AckState) -> Cursor:
+        components = self._components
+        return Cursor(
+            None if name is None else cursor_path(self.name, name),
+            state,
+            components.metadata,
+            components.ledgers,
+            self._settings,
+            self.ledger.fence,
+            self.trim_soon,
+        )
+
+    def _attach(self, name: str, cursor: Cursor) -> Subscription:
+        components = self._components
+        dispatcher = Dispatcher(self, cursor, self._settings, components.read_budget, components.dispatched)
+        subscription = Subscription(name, self, cursor, dispatcher, self._emptied)
+        self.subscriptions[name] = subscription
+        return subscription
+
+    # --- publishing --------------------------------------------------------------------------------------------------
+
+    async def open_producer(
+        self, name: str, *, epoch: int, access_mode: str, port: ProducerPort
+    ) -> ProducerSession:
+        """A session to publish with. Raises ProducerBusy, Unsupported, TopicNotServed; waits as rule 33 wants."""
+        self._check_served()
+        return await self.producers.open(name, epoch, access_mode, port)
+
+    def close_producer(self, session: ProducerSession) -> None:
+        """The session ends; what it queued still lands."""
+        self.producers.forget(session)
+
+    def publish(self, session: ProducerSession, groups: AdmittedGroups, *, whole: bool = False) -> None:
+        """Queues verified batches; receipts come through the session's port when they are durable.
+
+        Each batch is a group of its own, or (`whole`) all of them are one group, which is stored in one entry. A session
+        that failed or was closed drops what comes. Callers stop reading while `publish_budget.full`.
+        """
+        if session.state is not SessionState.OPEN or not groups.batches:
+            return
+        totals = measure(groups.counts, groups.batches)
+        self._coalescer.add(session, groups, totals, whole=whole)
+        self.publish_budget.charge(totals.size)
+        self.messages_in += totals.messages
+        self.bytes_in += totals.size
+        counters = self._components.published
+        counters.runs_in += 1
+        counters.messages_in += totals.messages
+        counters.bytes_in += totals.size
+        if not self._append_scheduled:
+            self._append_soon()
+
+    def _append_soon(self) -> None:
+        if not self._append_scheduled:
+            self._append_scheduled = True
+            self._loop.call_soon(self._append)
+
+    def _append(self) -> None:
+        """End of the turn: entries go to the ledger while it takes them; then those confirmed are told."""
+        self._append_scheduled = False
+        if self._told:
+            self._tell()
+        ledger, coalescer = self.ledger, self._coalescer
+        while coalescer:
+            if not ledger.accepting:
+                if ledger.state is State.IDLE:
+                    ledger.wake()
+                return
+            entry = coalescer.take()
+            now = self._clock.now_ms()
+            self._components.published.entries_in += 1
+            ledger.append(entry.encode(ledger.next_message, now), entry.messages, now, entry)
+
+    def _confirmed(self, ledger_id: int, entry_id: int, data: bytes | None, entry: GatheredEntry) -> None:
+        self._told.append((ledger_id, entry_id, data, entry))
+        self._append_soon()
+
+    def _tell(self) -> None:
+        """Receipts for all entries of one wake-up, one call per producer; then they are dispatched."""
+        told, self._told = self._told, []
+        sessions: dict[int, ProducerSession] = {}
+        released = 0
+        cached = any(subscription.dispatcher.active for subscription in self.subscriptions.values())
+        for ledger_id, entry_id, data, entry in told:
+            released += entry.size
+            for run in entry.runs:
+                session = run.session
+                if not session.rows:
+                    sessions[id(session)] = session
+                session.rows.append((run.sequence_id, run.messages, ledger_id, entry_id, run.index))
+            if cached and data is not None:
+                self._cache.put((ledger_id, entry_id), Entry(data, LEDGER_ENTRY_HEADER_BYTES))
+        closed = False
+        for session in sessions.values():
+            rows, session.rows = session.rows, []
+            if session.state is SessionState.CLOSED:
+                closed = True
+            else:
+                session.port.receipts(rows)
+            session.settled(len(rows))
+        if closed:
+            self.producers.sweep()
+        for subscription in self.subscriptions.values():
+            subscription.wake()
+        self._release(released)
+
+    def _release(self, size: int) -> None:
+        self.publish_budget.release(size)
+        if self._drained is not None and not self.publish_budget.used and not self._drained.done():
+            self._drained.set_result(None)
+
+    # --- what dispatch and acknowledgement ask -----------------------------------------------------------------------
+
+    def normalise(self, position: Position) -> Position:
+        """See `core.acks.Topology`."""
+        return self.ledger.normalise(position)
+
+    def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
+        """True if the entry may be dispatched (rule 25)."""
+        return self.ledger.is_confirmed(ledger_id, entry_id)
+
+    def is_known(self, ledger_id: int) -> bool:
+        """False if the ledger was trimmed or is not of this topic."""
+        return self.ledger.info(ledger_id) is not None
+
+    def cached(self, key: EntryKey) -> Entry | None:
+        """The entry if the tail cache has it."""
+        return self._cache.get(key)
+
+    async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
+        """Confirmed ledger entries from `first` on, at least one. Raises MessageLost."""
+        return await self.ledger.read(ledger_id, first, max_bytes=max_bytes)
+
+    def passed(self) -> None:
+        """Drops from the cache what every active reader is past."""
+        slowest: Position | None = None
+        for subscription in self.subscriptions.values():
+            dispatcher = subscription.dispatcher
+            if dispatcher.active and (slowest is None or dispatcher.read_position < slowest):
+                slowest = dispatcher.read_position
+        if slowest is None:
+            self._cache.clear()
+        else:
+            self._cache.drop_before(slowest[:2])
+
+    def message_count(self, key: EntryKey) -> int | None:
+        """Messages of an entry that is in memory."""
+        entry = self._cache.get(key)
+        return None if entry is None else entry.message_count
+
+    async def read_message_count(self, key: EntryKey) -> int:
+        """Messages of any confirmed entry. Raises MessageLost."""
+        count: int = (await self.read_entry(key)).message_count
+        return count
+
+    async def read_entry(self, key: EntryKey) -> Entry:
+        """One confirmed entry, from memory or the ledger. Raises MessageLost."""
+        entry = self._cache.get(key)
+        if entry is not None:
+            return entry
+        found = await self.ledger.read(*key, max_bytes=1)
+        return Entry(found[0], LEDGER_ENTRY_HEADER_BYTES)
+
+    # --- subscriptions -----------------------------------------------------------------------------------------------
+
+    async def subscribe(
+        self,
+        name: str,
+        port: ConsumerPort,
+        *,
+        type: str = "exclusive",
+        start: Start = ("latest", None),
+        durable: bool = True,
+        consumer_name: str = "",
+        epoch: int = 0,
+    ) -> tuple[Subscription, Consumer]:
+        """Attaches a consumer; makes the subscription at `start` if there is none. Raises ConsumerBusy, Unsupported."""
+        check_type(type)
+        if not name and not durable:
+            self._reader_number += 1
+            name = f"reader-{self._reader_number}"
+        check_subscription_name(name)
+        async with self._subscribing:
+            self._check_served()
+            subscription = self.subscriptions.get(name)
+            if subscription is None:
+                subscription = await self._create_subscription(name, start, durable=durable)
+            elif subscription.durable != durable:
+                kind = "durable" if subscription.durable else "a reader's"
+                raise ConsumerBusy(f"subscription {name!r} exists and is {kind}; choose another name")
+            self._check_served()
+            return subscription, subscription.add_consumer(port, type=type, name=consumer_name, epoch=epoch)
+
+    async def _create_subscription(self, name: str, start: Start, *, durable: bool) -> Subscription:
+        position = await self.find(start)
+        cursor = self._cursor(name if durable else None, AckState(self.ledger, position))
+        try:
+            await cursor.create(self._clock.now_ms())
+        except AlreadyExists:
+            # Made by a call that was cancelled before it learned of its success (another owner would have fenced us).
+            await cursor.recover(self.ledger)
+        return self._attach(name, cursor)
+
+    async def find(self, start: Start) -> Position:
+        """The position that "earliest", "latest", an id or a time means now."""
+        return await find_position(self.ledger, self.read_entry, start)
+
+    async def seek(self, subscription: Subscription, start: Start) -> int:
+        """Moves the subscription; returns its new epoch once that is durable."""
+        return await subscription.seek(lambda: self.find(start))
+
+    def _emptied(self, subscription: Subscription) -> None:
+        """The last consumer left; a reader's cursor goes with it."""
+        if not subscription.durable and self.subscriptions.get(subscription.name) is subscription:
+            del self.subscriptions[subscription.name]
+            # Nothing of it waits: its cursor is not durable, so closing is only cancelling a read.
+            self._background(subscription.delete())
+        self.passed()
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks[id(task)] = task
+        task.add_done_callback(lambda done: self._tasks.pop(id(done), None))
+        return task
+
+    async def delete_subscription(
+        self, name: str, *, force: bool = False, by: Consumer | None = None
+    ) -> None:
+        """Deletes it; refused while other consumers than `by` are connected, unless `force`."""
+        async with self._subscribing:
+            subscription = self.subscriptions.get(name)
+            if subscription is None:
+                raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}")
+            others = [consumer for consumer in subscription.consumers if consumer is not by]
+            if others and not force:
+                raise ConsumerBusy(
+                    f"subscription {name!r} has {len(others)} connected consumer(s); close them or use force"
+                )
+            if by is not None:
+                subscription.remove_consumer(by)
+            self.subscriptions.pop(name, None)
+            # Not to be left half done when the caller's connection breaks.
+            await asyncio.shield(self._background(subscription.delete()))
+            self.passed()
+            self.trim_soon()
+
+    async def last_message_id(self) -> MessageId | None:
+        """The last confirmed message, None if the topic holds none."""
+        ledger, entries, _ = self.ledger.end
+        for info in reversed(self.ledger.record.ledgers):
+            if info.entries:
+                ledger, entries = info.ledger_id, info.entries
+                break
+        else:
+            return None
+        entry = await self.read_entry((ledger, entries - 1))
+        return MessageId(ledger, entries - 1, entry.message_count - 1)
+
+    # --- upkeep ------------------------------------------------------------------------------------------------------
+
+    def _ledgers_changed(self) -> None:
+        for subscription in self.subscriptions.values():
+            subscription.ledgers_changed()
+            subscription.wake()
+        self.trim_soon()
+
+    def trim_soon(self) -> None:
+        """Something may have fallen behind the slowest durable cursor."""
+        self._trim_again = True
+        if self._trim_task is None and self._gone is None:
+            self._trim_task = self._loop.create_task(self._trim())
+
+    async def _trim(self) -> None:
+        try:
+            while self._trim_again:
+                self._trim_again = False
+                marks = [
+                    subscription.cursor.durable_mark
+                    for subscription in self.subscriptions.values()
+                    if subscription.durable
+                ]
+                if marks:  # what nobody subscribed to is kept: retention policies come with another issue
+                    await self.ledger.trim(min(marks))
+        finally:
+            self._trim_task = None
+
+    def maintain(self) -> None:
+        """The regular round: closes an old ledger so that it can be trimmed, and trims."""
+        self.ledger.roll_if_older(self._settings.min_ledger_age_ms)
+        self.trim_soon()
+
+    @property
+    def gone(self) -> MagnetarError | None:
+        """Why the topic is not served here any more; None while it is."""
+        return self._gone
+
+    # --- ending ------------------------------------------------------------------------------------------------------
+
+    def _check_served(self) -> None:
+        if self._gone is not None:
+            raise self._gone
+
+    def _fenced(self, error: MagnetarError) -> None:
+        """Another owner: fail what is queued, send everybody away."""
+        if self._gone is None:
+            self._gone = error
+            self._on_gone(self)
+            self._fail_queued(error)
+            self.producers.close_all(error)
+            self._ending = self._loop.create_task(self._end_subscriptions(error, fenced=True))
+
+    def _fail_queued(self, error: MagnetarError) -> None:
+        """Everything queued or appended and not confirmed: its producers are told the first sequence id."""
+        if self._told:
+            self._tell()
+        entries = self.ledger.abandon() + self._coalescer.clear()
+        for entry in entries:
+            for run in entry.runs:
+                run.session.fail(run.sequence_id, error)
+        for entry in entries:
+            for run in entry.runs:
+                run.session.settled(1)
+        self._release(sum(entry.size for entry in entries))
+        self.producers.sweep()
+
+    async def _end_subscriptions(self, error: MagnetarError, *, fenced: bool) -> None:
+        subscriptions = list(self.subscriptions.values())
+        self.subscriptions.clear()
+        for subscription in subscriptions:
+            await subscription.close(error, fenced=fenced)
+        self._cache.clear()
+
+    async def close(self, *, drain_seconds: float = 5.0) -> None:
+        """Waits for what is queued (at most so long), tells everybody, writes cursors and the ledger list."""
+        already = self._gone
+        if already is None:
+            error = ServiceNotReady(f"topic {self.name} is being closed here; look it up again")
+            self._gone = error
+            self.producers.stop()
+            if self.publish_budget.used:
+                self._drained = self._loop.create_future()
+                await asyncio.wait([self._drained], timeout=drain_seconds)
+            self._fail_queued(error)
+            self.producers.close_all(error)
+            await self._end_subscriptions(error, fenced=False)
+        if self._ending is not None:
+            await self._ending
+        for task in [self._trim_task, *self._tasks.values()]:
+            if task is not None:
+                await asyncio.wait([task])
+        await self.ledger.close()
+
+    async def abandon(self) -> None:
+        """Loading failed: lets go of what was begun, writes nothing."""
+        self._gone = self._gone or TopicBusy(f"topic {self.name} could not be loaded")
+        await self._end_subscriptions(self._gone, fenced=True)
+        await self.ledger.close()
+
+    async def delete(self, *, force: bool) -> None:
+        """Deletes the topic with all it holds. Refused while producers or consumers are connected, unless `force`."""
+        self._check_served()
+        consumers = sum(len(subscription.consumers) for subscription in self.subscriptions.values())
+        if not force and (len(self.producers) or consumers):
+            raise TopicBusy(
+                f"topic {self.name} has {len(self.producers)} producer(s) and {consumers} consumer(s); "
+                "close them or use force"
+            )
+        self._gone = error = TopicNotFound(f"topic {self.name} was deleted")
+        self._fail_queued(error)
+        self.producers.close_all(error)
+        await self._end_subscriptions(error, fenced=True)
+        await self.ledger.close()
+        await self.ledger.mark_deleting()
+        await self._delete_rest()
+
+    async def _delete_rest(self) -> None:
+        metadata = self._components.metadata
+        for name in await metadata.children(cursors_path(self.name)):
+            cursor = self._cursor(name, AckState(self.ledger, (0, 0, 0)))
+            await cursor.adopt()
+            await cursor.delete()
+        await self.ledger.delete()
+
+    async def stats(self) -> dict[str, Any]:
+        """Figures for people and tools (WIRE.md)."""
+        return await topic_stats(self, self.ledger)
