@@ -116,6 +116,9 @@ ALLOWED: tuple[Allow, ...] = (
         "runs inside Spark's executors, outside the simulation",
     ),
     _allow("client/magnetar/client/blocking.py", "thread", "the facade runs the loop in a thread of its own"),
+    _allow(
+        "client/magnetar/client/client.py", "chance", "seeds the generator of a client that is given none"
+    ),
     _allow("proto/magnetar/runtime/clock.py", "clock", "the real clock behind the clock seam"),
     _allow("proto/magnetar/runtime/files.py", "file", "the real disk behind the file seam"),
     _allow("proto/magnetar/runtime/file_lock.py", "file", "the real lock behind the file seam"),

@@ -1,1 +1,71 @@
-"""The thin asyncio client; depends on magnetar.proto and magnetar.runtime only."""
+"""The client of Magnetar: produce, consume, acknowledge and read, on any asyncio event loop.
+
+    from magnetar.client import connect
+
+    async with connect("magnetar://127.0.0.1:7650") as client:
+        producer = await client.create_producer("orders")
+        await producer.send(b"one", key="k")
+
+        async with client.subscribe("orders", "billing", start="earliest") as consumer:
+            async for message in consumer:
+                await consumer.ack(message)
+
+`magnetar.client.blocking` has the same names without `await`. Depends on magnetar.proto and magnetar.runtime only.
+"""
+
+from magnetar.proto.errors import (
+    AlreadyClosed,
+    ConnectionLost,
+    ConsumerBusy,
+    FinalError,
+    InvalidArgument,
+    InvalidCallError,
+    LookupAgainError,
+    MagnetarError,
+    MessageTooLarge,
+    ProducerFenced,
+    ProducerQueueFull,
+    ReceiveTimeout,
+    RequestTimeout,
+    RetryableError,
+    SendTimeout,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
+from magnetar.proto.ids import MessageId
+
+from .client import Client, connect
+from .consumer import Consumer
+from .messages import Message, MessageBatch
+from .producer import Producer
+from .reader import Reader
+from .receipts import Receipt
+
+__all__ = [
+    "AlreadyClosed",
+    "Client",
+    "ConnectionLost",
+    "Consumer",
+    "ConsumerBusy",
+    "FinalError",
+    "InvalidArgument",
+    "InvalidCallError",
+    "LookupAgainError",
+    "MagnetarError",
+    "Message",
+    "MessageBatch",
+    "MessageId",
+    "MessageTooLarge",
+    "Producer",
+    "ProducerFenced",
+    "ProducerQueueFull",
+    "Reader",
+    "Receipt",
+    "ReceiveTimeout",
+    "RequestTimeout",
+    "RetryableError",
+    "SendTimeout",
+    "SubscriptionNotFound",
+    "TopicNotFound",
+    "connect",
+]

@@ -1,0 +1,142 @@
+"""Messages to send, column by column: checked, measured and cut into batches that are small enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from magnetar.proto.batch import Properties
+from magnetar.proto.errors import InvalidArgument, MessageTooLarge
+
+from .options import time_in_ms
+
+Key = str | bytes | None
+
+# Every message counts this much more than its value against batch and memory bounds: it has objects of its own.
+MESSAGE_OVERHEAD_BYTES = 64
+# send_many cuts here, so that no batch makes an entry that is far larger than what the broker aims at.
+MANY_MAX_MESSAGES = 10_000
+MANY_MAX_BYTES = 1024 * 1024
+
+
+class Columns(NamedTuple):
+    """Messages to encode, by column; absent columns are None, the others as long as `values`."""
+
+    values: Sequence[bytes | None]
+    keys: Sequence[Key] | None = None
+    properties: Sequence[Properties | None] | None = None
+    event_times_ms: Sequence[int | None] | None = None
+
+    @property
+    def plain(self) -> bool:
+        """True if there are values only."""
+        return self.keys is None and self.properties is None and self.event_times_ms is None
+
+
+def checked_columns(
+    values: Sequence[bytes | None],
+    keys: Sequence[Key] | None,
+    properties: Sequence[Properties | None] | None,
+    event_times: Sequence[datetime | int | None] | None,
+) -> Columns:
+    """What a user gave to send_many. Raises InvalidArgument for wrong types and lengths."""
+    values = list(values)
+    if set(map(type, values)) - {bytes}:
+        values = [checked_value(value) for value in values]
+    for name, column in (("keys", keys), ("properties", properties), ("event_times", event_times)):
+        if column is not None and len(column) != len(values):
+            raise InvalidArgument(
+                f"{len(values)} values, but {len(column)} {name}: each value needs one (or None)"
+            )
+    if keys is not None and set(map(type, keys)) - {str, bytes, type(None)}:
+        keys = [checked_key(key) for key in keys]
+    maps = None if properties is None else [checked_properties(one) for one in properties]
+    times = None if event_times is None else [None if t is None else time_in_ms(t) for t in event_times]
+    return Columns(values, keys, maps, times)
+
+
+def checked_value(value: Any) -> bytes | None:
+    """`value` as bytes, None for a tombstone. Raises InvalidArgument."""
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidArgument(f"a message value is bytes, not {type(value).__name__}; encode it first")
+
+
+def checked_key(key: Any) -> Key:
+    """`key`, or InvalidArgument."""
+    if key is None or isinstance(key, str | bytes):
+        return key
+    raise InvalidArgument(f"a key is str or bytes, not {type(key).__name__}")
+
+
+def checked_properties(properties: Any) -> dict[str, str] | None:
+    """A copy that later changes of the caller's map do not reach. Raises InvalidArgument unless all are strings."""
+    if properties is None:
+        return None
+    if not isinstance(properties, Mapping):
+        raise InvalidArgument(f"properties are a map of str to str, not {type(properties).__name__}")
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidArgument(f"properties are a map of str to str, not {name!r}: {value!r}")
+    return dict(properties)
+
+
+def message_bytes(value: bytes | None, key: Key, properties: Properties | None) -> int:
+    """What a message counts against bounds."""
+    size = (
+        MESSAGE_OVERHEAD_BYTES
+        + (len(value) if value is not None else 0)
+        + (len(key) if key is not None else 0)
+    )
+    if properties:
+        size += sum(map(len, properties)) + sum(map(len, properties.values()))
+    return size
+
+
+def or_none(column: list[Any] | None) -> list[Any] | None:
+    """None for a column that holds nothing else."""
+    return column if column is not None and any(value is not None for value in column) else None
+
+
+def too_large(size: int, max_message_bytes: int) -> MessageTooLarge:
+    """The error for a message that counts `size`."""
+    return MessageTooLarge(
+        f"a message of {size - MESSAGE_OVERHEAD_BYTES} bytes exceeds the limit of {max_message_bytes}; "
+        "send it in parts or raise max_message_bytes at client and service"
+    )
+
+
+def cut_columns(columns: Columns, max_message_bytes: int) -> list[tuple[Columns, int]]:
+    """Pieces that are small enough for a batch, each with what it counts. Raises MessageTooLarge."""
+    values, keys, properties, _times = columns
+    max_bytes = min(MANY_MAX_BYTES, max_message_bytes)
+    if keys is None and properties is None and len(values) <= MANY_MAX_MESSAGES and None not in values:
+        total = sum(map(len, values)) + MESSAGE_OVERHEAD_BYTES * len(values)  # type: ignore[arg-type]
+        if total <= max_bytes:
+            return [(columns, total)] if values else []
+    pieces: list[tuple[Columns, int]] = []
+    first = size = 0
+    for index, value in enumerate(values):
+        one = message_bytes(value, keys[index] if keys else None, properties[index] if properties else None)
+        if one > max_message_bytes + MESSAGE_OVERHEAD_BYTES:
+            raise too_large(one, max_message_bytes)
+        if index > first and (size + one > max_bytes or index - first >= MANY_MAX_MESSAGES):
+            pieces.append((_piece(columns, first, index), size))
+            first, size = index, 0
+        size += one
+    if values:
+        pieces.append((_piece(columns, first, len(values)), size))
+    return pieces
+
+
+def _piece(columns: Columns, first: int, end: int) -> Columns:
+    values, keys, properties, times = columns
+    return Columns(
+        values[first:end],
+        None if keys is None else keys[first:end],
+        None if properties is None else properties[first:end],
+        None if times is None else times[first:end],
+    )

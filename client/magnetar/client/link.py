@@ -1,0 +1,150 @@
+"""One connection to one broker, and what of this client lives on it.
+
+The header of a receipt frame is constant per producer and epoch, so frames of that kind are routed by their bytes; of the
+other kinds, the header is decoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from magnetar.proto.commands import (
+    CloseConsumer,
+    CloseProducer,
+    Command,
+    Deliver,
+    SendFailed,
+    decode_command,
+)
+from magnetar.proto.errors import ConnectionLost, MagnetarError, TopicNotServed
+from magnetar.proto.frames import Run
+from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection
+
+if TYPE_CHECKING:
+    from .producer import Producer
+    from .receiver import Receiver
+
+log = logging.getLogger("magnetar.client")
+
+
+class Link:
+    """ConnectionHandler of the client. `producers` and `consumers` by id; `routes` by header bytes."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.producers: dict[int, Producer] = {}
+        self.consumers: dict[int, Receiver] = {}
+        self.routes: dict[bytes, Callable[[list[bytes]], None]] = {}
+        self._connection: Connection | None = None
+
+    @classmethod
+    async def open(cls, host: str, port: int, options: ConnectionOptions, connect_timeout: float) -> Link:
+        """Connects. Raises ConnectionLost, which names the address, or what the handshake failed with."""
+        link = cls(f"{host}:{port}")
+        try:
+            async with asyncio.timeout(connect_timeout):
+                connection = await open_connection(host, port, link, options)
+        except TimeoutError:
+            raise ConnectionLost(
+                f"no connection to {link.address} within connect_timeout={connect_timeout:g} s; check the address"
+            ) from None
+        link._connection = connection
+        return link
+
+    @property
+    def connection(self) -> Connection:
+        """The connection, open or closed."""
+        assert self._connection is not None
+        return self._connection
+
+    @property
+    def closed(self) -> bool:
+        """True once nothing can be sent any more; connection_closed follows."""
+        return self._connection is None or self._connection.closed
+
+    @property
+    def writable(self) -> bool:
+        """False while the write buffer is above its high-water mark; `writing_resumed` follows."""
+        return self.connection.writable
+
+    @property
+    def max_message_bytes(self) -> int:
+        """As negotiated."""
+        return self.connection.max_message_bytes
+
+    def send(self, header: bytes, payload: bytes = b"") -> None:
+        """Sends one frame; nothing on a closed link, whose owners are being told."""
+        if not self.closed:
+            self.connection.send(header, payload)
+
+    def send_encoded(self, frames: bytes) -> None:
+        """Sends whole frames."""
+        if not self.closed:
+            self.connection.send_encoded(frames)
+
+    async def request(self, command: Command, timeout: float, payload: bytes = b"") -> Any:
+        """The result of a request. Raises its error, ConnectionLost or RequestTimeout."""
+        if self.closed:
+            raise ConnectionLost(f"the connection to {self.address} is closed")
+        return (await self.connection.request(command, payload, timeout=timeout)).result
+
+    def close(self, error: MagnetarError | None = None) -> None:
+        """Flushes and closes."""
+        self.connection.close(error)
+
+    # --- ConnectionHandler -------------------------------------------------------------------------------------------
+
+    def connection_ready(self, connection: Connection) -> None:
+        """The handshake is done."""
+        self._connection = connection
+
+    def runs_received(self, runs: list[Run]) -> None:
+        """Frames that are not answers."""
+        routes = self.routes
+        for header, payloads in runs:
+            route = routes.get(header)
+            if route is not None:
+                route(payloads)
+                continue
+            command = decode_command(header)
+            if isinstance(command, Deliver):
+                consumer = self.consumers.get(command.consumer_id)
+                if consumer is not None:
+                    for payload in payloads:
+                        consumer.delivered(command, payload)
+            else:
+                self._told(command)
+
+    def _told(self, command: Command) -> None:
+        match command:
+            case SendFailed():
+                producer = self.producers.get(command.producer_id)
+                if producer is not None:
+                    producer.send_failed(command)
+            case CloseProducer():
+                producer = self.producers.get(command.producer_id)
+                if producer is not None:
+                    producer.moved(TopicNotServed("the broker closed the producer: the topic moves"))
+            case CloseConsumer():
+                consumer = self.consumers.get(command.consumer_id)
+                if consumer is not None:
+                    consumer.moved(TopicNotServed("the broker closed the consumer: the topic moves"))
+            case _:
+                # Late receipts of an old epoch, and news of later versions that this one can do without.
+                log.debug("%s ignored", type(command).__name__)
+
+    def connection_closed(self, error: MagnetarError | None) -> None:
+        """Everything that lived here looks for another place."""
+        reason = error or ConnectionLost(f"the connection to {self.address} was closed")
+        owners: list[Producer | Receiver] = [*self.producers.values(), *self.consumers.values()]
+        self.producers, self.consumers, self.routes = {}, {}, {}
+        for owner in owners:
+            owner.moved(reason)
+
+    def writing_resumed(self) -> None:
+        """The write buffer is low again."""
+        for producer in list(self.producers.values()):
+            producer.writing_resumed()

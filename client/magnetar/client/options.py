@@ -1,0 +1,122 @@
+"""What a user can set, as checked, frozen data, and the address of the service."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from magnetar.proto.compression import Compression
+from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.ids import MessageId
+
+DEFAULT_PORT = 7650
+SUBSCRIPTION_TYPES = ("exclusive", "shared", "failover", "key_shared")
+
+Start = str | MessageId | datetime | int
+"""Where reading starts: "earliest", "latest", a message id (inclusive), or a time (datetime, or ms since the epoch)."""
+
+
+def parse_url(url: str) -> tuple[str, int]:
+    """Host and port of `magnetar://host:port`. Raises InvalidArgument, which shows the form."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except (ValueError, AttributeError, TypeError):
+        host, port, parts = None, None, urlsplit("")
+    if parts.scheme != "magnetar" or not host or parts.path not in ("", "/") or parts.query or parts.username:
+        raise InvalidArgument(f"not a service URL: {url!r} (want magnetar://host:port)")
+    return host, port or DEFAULT_PORT
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise InvalidArgument(f"{name} must be greater than 0, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """Settings of a client; times in seconds."""
+
+    operation_timeout: float = 30.0  # for everything that asks the service something
+    connect_timeout: float = 10.0
+    ping_interval: float = 30.0
+    backoff_first: float = 0.1  # pause before the second attempt to reconnect; doubles each time
+    backoff_max: float = 5.0
+    max_message_bytes: int = 5 * 1024 * 1024
+    tls: ssl.SSLContext | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("operation_timeout", "connect_timeout", "ping_interval", "backoff_first", "backoff_max"):
+            _positive(name, getattr(self, name))
+        _positive("max_message_bytes", self.max_message_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
+    """Settings of a producer; times in seconds."""
+
+    name: str | None = None  # None: the service gives one
+    batching: bool = True  # False: every message is a batch of one in a frame of its own
+    batching_max_messages: int = 1000
+    batching_max_bytes: int = 128 * 1024
+    batching_max_delay: float = 0.001  # only while something is in flight; else the end of the loop turn
+    compression: str = "none"
+    send_timeout: float = 30.0
+    max_pending_bytes: int = 64 * 1024 * 1024  # values of messages that are not confirmed yet
+    block_when_full: bool = True  # False: `send` raises ProducerQueueFull instead of waiting
+
+    def __post_init__(self) -> None:
+        for name in ("batching_max_messages", "batching_max_bytes", "send_timeout", "max_pending_bytes"):
+            _positive(name, getattr(self, name))
+        if self.batching_max_delay < 0:
+            raise InvalidArgument(f"batching_max_delay must not be negative, not {self.batching_max_delay!r}")
+        Compression.parse(self.compression)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """Settings of a consumer or reader; times in seconds.
+
+    receiver_queue_messages is what may wait in the client undelivered. None: 1,000, and while the consumer empties its
+    queue faster than the service may fill it, up to 64,000.
+    """
+
+    name: str = ""
+    receiver_queue_messages: int | None = None
+    receiver_queue_bytes: int = 16 * 1024 * 1024
+    ack_group_messages: int = 1000
+    ack_group_delay: float = 0.1
+    nack_delay: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.receiver_queue_messages is not None:
+            _positive("receiver_queue_messages", self.receiver_queue_messages)
+        for name in ("receiver_queue_bytes", "ack_group_messages"):
+            _positive(name, getattr(self, name))
+        for name in ("ack_group_delay", "nack_delay"):
+            if getattr(self, name) < 0:
+                raise InvalidArgument(f"{name} must not be negative, not {getattr(self, name)!r}")
+
+
+def start_on_wire(start: Start) -> tuple[str, Any]:
+    """`start` as Subscribe and Seek carry it. Raises InvalidArgument."""
+    if isinstance(start, str) and start in ("earliest", "latest"):
+        return (start, None)
+    if isinstance(start, MessageId):
+        return ("id", start.to_bytes())
+    if isinstance(start, datetime) or (isinstance(start, int) and not isinstance(start, bool)):
+        return ("time", time_in_ms(start))
+    raise InvalidArgument(
+        f"not a start position: {start!r} (want 'earliest', 'latest', a MessageId, a datetime or whole milliseconds)"
+    )
+
+
+def time_in_ms(time: Any) -> int:
+    """A time as milliseconds since the epoch; a datetime without a zone is local time. Raises InvalidArgument."""
+    ms = round(time.timestamp() * 1000) if isinstance(time, datetime) else time
+    if type(ms) is not int or not 0 <= ms < 1 << 63:
+        raise InvalidArgument(f"not a time: {time!r} (want a datetime or whole milliseconds since the epoch)")
+    return ms

@@ -1,0 +1,137 @@
+"""Groups of a producer that are closed and not settled: sans I/O, in order, ready to be sent again.
+
+Invariants (`check`): sequence ids rise without a gap from `in_flight` through `unsent` except where a group failed;
+`bytes` is the sum of the groups' bytes; groups settle in the order in which they were closed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from magnetar.proto.errors import MagnetarError, MalformedFrame, SendTimeout
+
+from .receipts import Group
+
+
+class Outbox:
+    """in_flight: written in the current epoch, unsent: not yet; each oldest first."""
+
+    __slots__ = ("bytes", "in_flight", "unsent")
+
+    def __init__(self) -> None:
+        self.in_flight: deque[Group] = deque()
+        self.unsent: deque[Group] = deque()
+        self.bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.in_flight or self.unsent)
+
+    @property
+    def last(self) -> Group | None:
+        """The youngest group."""
+        if self.unsent:
+            return self.unsent[-1]
+        return self.in_flight[-1] if self.in_flight else None
+
+    @property
+    def first(self) -> Group | None:
+        """The oldest group, the next to settle."""
+        if self.in_flight:
+            return self.in_flight[0]
+        return self.unsent[0] if self.unsent else None
+
+    def add(self, group: Group) -> None:
+        """A group was closed."""
+        self.unsent.append(group)
+        self.bytes += group.bytes
+
+    def next_unsent(self) -> Group:
+        """The oldest group that is not written; it counts as in flight from now on."""
+        group = self.unsent.popleft()
+        self.in_flight.append(group)
+        return group
+
+    def rewind(self) -> None:
+        """A new epoch begins: everything has to be written again."""
+        self.unsent.extendleft(reversed(self.in_flight))
+        self.in_flight.clear()
+
+    def confirm(self, rows: Iterable[tuple[int, ...]]) -> int:
+        """Receipt rows of the current epoch; returns how many groups settled.
+
+        A row may cover a part of a group or several groups. Raises MalformedFrame for messages out of order, which must
+        not happen: what was skipped would never be confirmed.
+        """
+        settled = 0
+        groups = self.in_flight
+        for sequence_id, count, ledger, entry, index in rows:
+            while count and groups:
+                group = groups[0]
+                expected = group.first_sequence_id + group.confirmed
+                if sequence_id == expected:
+                    step = min(count, group.message_count - group.confirmed)
+                    if group.confirm(step, ledger, entry, index):
+                        groups.popleft()
+                        self.bytes -= group.bytes
+                        settled += 1
+                elif sequence_id < expected:
+                    # Of a group that was given up (send_timeout) while the broker stored it.
+                    step = min(count, expected - sequence_id)
+                else:
+                    raise MalformedFrame(
+                        f"a receipt starts at message {sequence_id}, but {expected} is the next"
+                    )
+                sequence_id += step
+                index += step
+                count -= step
+        return settled
+
+    def fail_group_with(self, sequence_id: int, error: MagnetarError) -> Group | None:
+        """The group in flight that holds `sequence_id` failed for good; the ones before and after it are kept."""
+        for position, group in enumerate(self.in_flight):
+            if group.first_sequence_id <= sequence_id < group.first_sequence_id + group.message_count:
+                del self.in_flight[position]
+                self._fail(group, error)
+                return group
+        return None
+
+    def fail_all(self, error: MagnetarError) -> list[Group]:
+        """Fails everything in order; returns what failed."""
+        failed = [*self.in_flight, *self.unsent]
+        self.in_flight.clear()
+        self.unsent.clear()
+        for group in failed:
+            self._fail(group, error)
+        return failed
+
+    def expire(self, now: float, send_timeout: float) -> list[Group]:
+        """Fails, in order, the groups whose deadline has passed."""
+        expired: list[Group] = []
+        for groups in (self.in_flight, self.unsent):
+            while groups and groups[0].deadline <= now:
+                group = groups.popleft()
+                expired.append(group)
+                written = "was sent, but not confirmed" if groups is self.in_flight else "could not be sent"
+                self._fail(
+                    group,
+                    SendTimeout(
+                        f"the message {written} within send_timeout={send_timeout:g} s"
+                        + ("; whether it was stored is not known" if groups is self.in_flight else "")
+                    ),
+                )
+            if groups:
+                break
+        return expired
+
+    def _fail(self, group: Group, error: MagnetarError) -> None:
+        self.bytes -= group.bytes
+        group.fail(error)
+
+    def check(self) -> None:
+        """Asserts the invariants; for tests."""
+        groups = [*self.in_flight, *self.unsent]
+        assert self.bytes == sum(group.bytes for group in groups)
+        assert not any(group.settled for group in groups)
+        ends = [group.first_sequence_id + group.message_count for group in groups]
+        assert all(end <= group.first_sequence_id for end, group in zip(ends, groups[1:]))
