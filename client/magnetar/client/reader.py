@@ -61,7 +61,7 @@ class Reader(Receiver):
     async def _anything_within(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
-                return await self._refill()
+                return await self.refill()
         except TimeoutError:
             return False
 

@@ -149,7 +149,7 @@ class Receiver:
         while True:
             for message in self._current:
                 yield message
-            if not await self._refill():
+            if not await self.refill():
                 return
 
     async def receive(self, timeout: float | None = None) -> Message:
@@ -158,7 +158,7 @@ class Receiver:
             return message
         try:
             async with asyncio.timeout(timeout):
-                while await self._refill():
+                while await self.refill():
                     for message in self._current:
                         return message
         except TimeoutError:
@@ -167,13 +167,17 @@ class Receiver:
 
     async def batches(self) -> AsyncIterator[MessageBatch]:
         """Messages as they arrived: each item is a non-empty sequence, decoded at once. Ends when this is closed."""
+        while (batch := await self.receive_batch()) is not None:
+            yield batch
+
+    async def receive_batch(self) -> MessageBatch | None:
+        """The next of `batches`; None when this is closed."""
         while True:
-            if length_hint(self._current):
-                rest = MessageBatch(self._current)
-                self._handed_out(rest[-1])
-                yield rest
-            elif not await self._refill():
-                return
+            rest = MessageBatch(self._current)
+            if rest:
+                return rest
+            if not await self.refill():
+                return None
 
     async def seek(self, start: Start | Message) -> None:
         """Goes to "earliest", "latest", a message id or a message (inclusive), or a time (datetime or ms).
@@ -236,7 +240,11 @@ class Receiver:
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    async def _refill(self) -> bool:
+    def open_messages(self) -> Iterator[Message]:
+        """What is left of the open delivery; taking from it hands out."""
+        return self._current
+
+    async def refill(self) -> bool:
         """Opens the next delivery, waiting for it; False when closed. Raises why nothing more will come, or a damage."""
         while True:
             if length_hint(self._current):

@@ -1,0 +1,68 @@
+"""The blocking facade, against a fake broker on a loop of its own thread."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from magnetar.client import MagnetarError, ReceiveTimeout
+from magnetar.client.blocking import connect
+from support.fake_broker import FakeBroker
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    broker = asyncio.run_coroutine_threadsafe(FakeBroker.start(), loop).result()
+    yield broker.url
+    asyncio.run_coroutine_threadsafe(broker.close(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_the_same_names_without_await(url: str) -> None:
+    before = threading.active_count()
+    with connect(url) as client:
+        with client.create_producer("t") as producer:
+            first = producer.send(b"0", key="k")
+            receipt = producer.send_nowait(b"1")
+            ids = producer.send_many([b"2", b"3", b"4"])
+            assert receipt.result(timeout=1.0) == first._replace(entry=1)
+            producer.flush()
+            assert receipt.done
+        consumer = client.subscribe("t", "s", start="earliest")
+        values = []
+        for message in consumer:
+            values.append(message.value)
+            consumer.ack(message)
+            if len(values) == 3:
+                break
+        assert consumer.receive(timeout=1.0).id == ids[1]
+        batch = next(consumer.batches())
+        assert [m.value for m in batch] == [b"4"]
+        consumer.ack_cumulative(batch[-1], receipt=True)
+        with pytest.raises(ReceiveTimeout):
+            consumer.receive(timeout=0.01)
+        consumer.seek(ids[0])
+        assert consumer.receive(timeout=1.0).value == b"2"
+        consumer.nack(consumer.receive(timeout=1.0))
+        with client.create_reader("t", start="earliest") as reader:
+            assert reader.has_message_available()
+            assert [reader.read_next(1.0).value for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+            assert not reader.has_message_available()
+        assert client.list_topics() == ["persistent://public/default/t"]
+        consumer.unsubscribe()
+    assert threading.active_count() == before
+    with pytest.raises(MagnetarError, match="closed"):
+        client.list_topics()
+
+
+def test_a_closed_client_leaves_no_thread_when_connecting_fails() -> None:
+    before = threading.active_count()
+    with pytest.raises(MagnetarError, match="cannot connect"):
+        connect("magnetar://127.0.0.1:1")
+    assert threading.active_count() == before
