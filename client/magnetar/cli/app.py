@@ -1,11 +1,29 @@
-"""The command tree of `magnetar`; each group of commands is a module of its own and imports lazily."""
+"""The command tree of `magnetar`: names, options and help. What a command does is imported when it runs."""
 
+from __future__ import annotations
+
+import inspect
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(name="magnetar", no_args_is_help=True, add_completion=False)
+from .flags import FLAGS, SUMMARIES
+from .options import DEFAULT_URL, Force, Json, Start, Topic, Url, Yes
+
+app = typer.Typer(
+    name="magnetar",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+perf_app = typer.Typer(no_args_is_help=True, help="Measure: produce, consume or tail as fast as it goes.")
+topics_app = typer.Typer(no_args_is_help=True, help="List, inspect and delete topics.")
+subscriptions_app = typer.Typer(no_args_is_help=True, help="List and delete subscriptions.")
+app.add_typer(perf_app, name="perf", rich_help_panel="Operate")
+app.add_typer(topics_app, name="topics", rich_help_panel="Operate")
+app.add_typer(subscriptions_app, name="subscriptions", rich_help_panel="Operate")
 
 
 def _print_version(wanted: bool) -> None:
@@ -21,4 +39,248 @@ def magnetar(
         typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """A Pulsar-like message service."""
+    """A durable message service: topics, subscriptions and tail readers on replicated ledgers."""
+
+
+def _add_daemon(command: str) -> None:
+    """A command whose options are the table in `flags`. It runs only with --help: see `main.main`."""
+
+    def run(**values: str | list[str] | None) -> None:
+        from .daemons import main
+
+        line: list[str] = []
+        for name, value in values.items():
+            option = "--" + name.rstrip("_").replace("_", "-")
+            for text in [value] if isinstance(value, str) else value or []:
+                line += [option, text]
+        raise typer.Exit(main(command, line))
+
+    parameters = []
+    for flag in FLAGS[command]:
+        hint = list[str] if flag.setting == "set" else str
+        option = typer.Option(flag.option, help=flag.help, metavar=flag.metavar, show_default=False)
+        parameters.append(
+            inspect.Parameter(
+                flag.option.strip("-").replace("-", "_"),
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[hint | None, option],
+            )
+        )
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app.command(command, help=SUMMARIES[command], rich_help_panel="Daemons")(run)
+
+
+for _command in FLAGS:
+    _add_daemon(_command)
+
+
+@app.command("produce", rich_help_panel="Messages")
+def produce(
+    topic: Topic,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", "-f", help="Read lines from here; - is standard input.", metavar="F"),
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option("-m", "--message", help="A message; may be repeated.", metavar="TEXT")
+    ] = None,
+    key_field: Annotated[
+        str | None,
+        typer.Option("--key-field", help="Lines are JSON objects; this field is the key.", metavar="K"),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Send messages: every line of standard input, of a file, or every -m is one."""
+    from . import produce as command
+    from .session import fail, run
+
+    if file is not None and text:
+        fail("--file and -m exclude each other", 2)
+    run(command.produce(url, topic, file=file, texts=text or [], key_field=key_field, as_json=as_json))
+
+
+@app.command("consume", rich_help_panel="Messages")
+def consume(
+    topic: Topic,
+    subscription: Annotated[
+        str, typer.Option("-s", "--subscription", help="Made on first use.", metavar="NAME")
+    ],
+    kind: Annotated[
+        str, typer.Option("-t", "--type", help="exclusive or shared.", metavar="TYPE")
+    ] = "exclusive",
+    count: Annotated[
+        int | None, typer.Option("-n", "--count", min=1, help="Stop after so many.", metavar="COUNT")
+    ] = None,
+    start: Start = "latest",
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="Stop when none came for so long.", metavar="SECONDS")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Receive messages of a subscription, print each on a line, and acknowledge it."""
+    from . import consume as command
+    from .session import run
+
+    run(
+        command.consume(
+            url, topic, subscription, kind=kind, count=count, start=start, timeout=timeout, as_json=as_json
+        )
+    )
+
+
+@app.command("tail", rich_help_panel="Messages")
+def tail(
+    topic: Topic,
+    count: Annotated[
+        int | None, typer.Option("-n", "--count", min=1, help="Stop after so many.", metavar="COUNT")
+    ] = None,
+    start: Start = "latest",
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="Stop when none came for so long.", metavar="SECONDS")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Follow a topic without a subscription."""
+    from . import consume as command
+    from .session import run
+
+    run(command.tail(url, topic, count=count, start=start, timeout=timeout, as_json=as_json))
+
+
+Size = Annotated[int, typer.Option("--size", min=1, help="Bytes of a message.", metavar="N")]
+Rate = Annotated[
+    float, typer.Option("--rate", min=0, help="Messages per second; 0: as fast as it goes.", metavar="N")
+]
+Messages = Annotated[
+    int | None,
+    typer.Option("--messages", "-n", min=1, help="How many; without it until Ctrl-C.", metavar="N"),
+]
+Batch = Annotated[
+    int,
+    typer.Option("--batch", min=1, help="Messages a batch; 1 sends each in a frame of its own.", metavar="N"),
+]
+
+
+@perf_app.command("produce")
+def perf_produce(
+    topic: Topic,
+    size: Size = 100,
+    rate: Rate = 0,
+    messages: Messages = None,
+    batch: Batch = 1000,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Send messages and show the rate and the time until each was durable."""
+    from . import perf
+    from .session import run
+
+    run(perf.produce(url, topic, size=size, rate=rate, messages=messages, batch=batch, as_json=as_json))
+
+
+@perf_app.command("consume")
+def perf_consume(
+    topic: Topic,
+    subscription: Annotated[str, typer.Option("-s", "--subscription", metavar="NAME")] = "perf",
+    kind: Annotated[str, typer.Option("-t", "--type", metavar="TYPE")] = "shared",
+    start: Start = "earliest",
+    messages: Messages = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Receive and acknowledge each message, and show the rate."""
+    from . import perf
+    from .session import run
+
+    run(perf.consume(url, topic, subscription, kind=kind, start=start, messages=messages, as_json=as_json))
+
+
+@perf_app.command("tail")
+def perf_tail(
+    topic: Topic,
+    start: Start = "latest",
+    messages: Messages = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Follow a topic and show the rate and the time from publishing to here."""
+    from . import perf
+    from .session import run
+
+    run(perf.tail(url, topic, start=start, messages=messages, as_json=as_json))
+
+
+@topics_app.command("list")
+def topics_list(
+    namespace: Annotated[str, typer.Argument(help="tenant/namespace; all without it.")] = "",
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Names of the topics."""
+    from . import admin
+    from .session import run
+
+    run(admin.list_topics(url, namespace, as_json=as_json))
+
+
+@topics_app.command("stats")
+def topics_stats(topic: Topic, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
+    """Figures of one topic: sizes, ledgers, producers, subscriptions and their backlog."""
+    from . import admin
+    from .session import run
+
+    run(admin.topic_stats(url, topic, as_json=as_json))
+
+
+@topics_app.command("delete")
+def topics_delete(topic: Topic, force: Force = False, yes: Yes = False, url: Url = DEFAULT_URL) -> None:
+    """Delete a topic with all its messages and subscriptions."""
+    from . import admin
+    from .session import run
+
+    admin.confirm(f"Delete {topic} with all its messages?", yes)
+    run(admin.delete_topic(url, topic, force=force))
+
+
+@subscriptions_app.command("list")
+def subscriptions_list(topic: Topic, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
+    """Subscriptions of a topic with their backlog."""
+    from . import admin
+    from .session import run
+
+    run(admin.list_subscriptions(url, topic, as_json=as_json))
+
+
+@subscriptions_app.command("delete")
+def subscriptions_delete(
+    topic: Topic,
+    subscription: Annotated[str, typer.Argument(metavar="SUBSCRIPTION")],
+    force: Force = False,
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Delete a subscription and what it remembers."""
+    from . import admin
+    from .session import run
+
+    admin.confirm(f"Delete the subscription {subscription} of {topic}?", yes)
+    run(admin.delete_subscription(url, topic, subscription, force=force))
+
+
+@app.command("config", rich_help_panel="Operate")
+def config(
+    file: Annotated[str | None, typer.Option("--config", help="Settings in TOML.", metavar="FILE")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="As a daemon takes it.", metavar="SECTION.NAME=VALUE")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show every setting, its value and where it comes from; the output is a settings file."""
+    from .config import show
+
+    show(file, assignments or [], as_json=as_json)

@@ -134,7 +134,8 @@ class ServiceProcess:
         """Process ids of daemon and helpers by role."""
         if self.running:
             self._helpers = helper_roles(self.pid) or self._helpers
-        return {"daemon": self.pid} | {role: pid for pid, role in self._helpers.items()}
+        roles: dict[Role, int] = {"daemon": self.pid}
+        return roles | {role: pid for pid, role in self._helpers.items()}
 
     def kill(self, *roles: Role) -> None:
         """kill -9 of the processes with these roles (default: the daemon); returns when daemon and helpers are gone.

@@ -9,6 +9,7 @@ More routes come as aiohttp route definitions (the admin API of a later day).
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from aiohttp import web
@@ -40,8 +41,9 @@ class HttpServer:
         checks: Checks | None = None,
         routes: Sequence[web.AbstractRouteDef] = (),
         port_setting: str = "http_port",
+        listening: socket.socket | None = None,
     ) -> HttpServer:
-        """Listens. Raises InvalidSetting when the port is taken."""
+        """Listens, or takes over `listening`, which listens already. Raises InvalidSetting when the port is taken."""
 
         async def serve_metrics(_request: web.Request) -> web.Response:
             return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE})
@@ -68,7 +70,10 @@ class HttpServer:
         await runner.setup()
         self = cls(runner)
         try:
-            await web.TCPSite(runner, host, port).start()
+            if listening is None:
+                await web.TCPSite(runner, host, port).start()
+            else:
+                await web.SockSite(runner, listening).start()
         except OSError as error:
             await runner.cleanup()
             raise listen_error(error, host, port, port_setting) from error

@@ -1,0 +1,114 @@
+"""`magnetar topics` and `magnetar subscriptions`: what the broker says, as a table or as JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from magnetar.client import connect
+from magnetar.proto.ids import TopicName
+
+from .session import EXIT_USAGE, fail, print_json
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Asks at a terminal; in a script `--yes` is needed."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail("this deletes data: say --yes", EXIT_USAGE)
+    import typer
+
+    typer.confirm(question, abort=True)
+
+
+async def list_topics(url: str, namespace: str, *, as_json: bool) -> None:
+    """A name a line; short for public/default."""
+    async with connect(url) as client:
+        names = await client.list_topics(namespace)
+    if as_json:
+        print_json(names)
+    else:
+        for name in names:
+            print(TopicName.parse(name).short)
+
+
+async def topic_stats(url: str, topic: str, *, as_json: bool) -> None:
+    """Figures of the topic."""
+    async with connect(url) as client:
+        stats = await client.topic_stats(topic)
+    if as_json:
+        print_json(stats)
+        return
+    figures = [
+        (name.replace("_", " "), _text(value))
+        for name, value in stats.items()
+        if not isinstance(value, list | dict)
+    ]
+    _print_table("", ("", ""), figures, right=(1,))
+    if stats.get("producers"):
+        _print_table(
+            "producers", ("name", "epoch"), [(p["name"], _text(p["epoch"])) for p in stats["producers"]]
+        )
+    if stats.get("subscriptions"):
+        _print_subscriptions(stats["subscriptions"])
+
+
+async def list_subscriptions(url: str, topic: str, *, as_json: bool) -> None:
+    """Subscriptions of the topic that outlive their consumers, and readers."""
+    async with connect(url) as client:
+        subscriptions = (await client.topic_stats(topic)).get("subscriptions", {})
+    if as_json:
+        print_json(subscriptions)
+    else:
+        _print_subscriptions(subscriptions)
+
+
+async def delete_topic(url: str, topic: str, *, force: bool) -> None:
+    """With all messages."""
+    async with connect(url) as client:
+        await client.delete_topic(topic, force=force)
+    print(f"deleted topic {topic}")
+
+
+async def delete_subscription(url: str, topic: str, subscription: str, *, force: bool) -> None:
+    """With what it remembers."""
+    async with connect(url) as client:
+        await client.delete_subscription(topic, subscription, force=force)
+    print(f"deleted subscription {subscription} of {topic}")
+
+
+def _print_subscriptions(subscriptions: dict[str, dict[str, Any]]) -> None:
+    rows = [
+        (
+            name,
+            str(found["type"]) + ("" if found.get("durable", True) else ", reader"),
+            _text(found.get("backlog_messages", 0)),
+            _text(sum(consumer.get("unacked_messages", 0) for consumer in found.get("consumers", []))),
+            _text(found.get("acknowledged_messages", 0)),
+            _text(len(found.get("consumers", []))),
+        )
+        for name, found in subscriptions.items()
+    ]
+    columns = ("name", "type", "backlog", "unacknowledged", "acknowledged", "consumers")
+    _print_table("subscriptions", columns, rows, right=(2, 3, 4, 5))
+
+
+def _text(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
+) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", show_header=any(columns))
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console().print(table)

@@ -1,0 +1,170 @@
+"""The daemons as processes: settings, event loop, logs, the ready line, metrics, signals, exit codes.
+
+    magnetar standalone is ready: magnetar://127.0.0.1:7650 bookie://127.0.0.1:3181 http://127.0.0.1:8080 data=/srv/data
+
+is the one line on standard output; logs go to standard error. Exit codes: 0 stopped by a signal, 1 cannot start, 2 wrong
+command line, 70 a component failed (start it again: it recovers), 78 a wrong setting.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from magnetar.proto.errors import InvalidSetting
+from magnetar.runtime.lifecycle import EXIT_CONFIG, Daemon, run_daemon
+
+from .flags import UsageError, parse_flags
+from .late import LateHttp, LateLogs
+from .settings import ServiceSettings, SettingSources, format_host, service_settings
+
+if TYPE_CHECKING:
+    from magnetar.runtime.metrics import Metrics
+
+    from .standalone import Address
+
+EXIT_USAGE = 2
+
+Starter = Callable[[ServiceSettings, Daemon], Awaitable[tuple[dict[str, "Address"], Callable[[], "Metrics"]]]]
+
+
+def main(command: str, line: Sequence[str]) -> int:
+    """Runs a daemon to its end; returns the exit code."""
+    try:
+        flags = parse_flags(command, line)
+        settings = service_settings(SettingSources.of_process(flags.sections, flags.config))
+    except UsageError as error:
+        print(f"magnetar: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except InvalidSetting as error:
+        print(f"magnetar: {error.message}", file=sys.stderr)
+        return EXIT_CONFIG
+    logs = LateLogs(format=settings.daemon.log_format, level=settings.daemon.log_level, daemon=command)
+    logs.install()
+    starter = _STARTERS[command]
+    data = os.path.abspath(settings.daemon.data)
+
+    async def start(daemon: Daemon) -> None:
+        addresses, metrics = await starter(settings, daemon)
+        host, port = settings.daemon.host, settings.daemon.http_port
+        http = LateHttp.bind(host, port, metrics=metrics, ready=lambda: daemon.ready, checks={})
+        daemon.on_stop("http", http.close)
+        urls = [f"{scheme}://{format_host(host)}:{port}" for scheme, (host, port) in addresses.items()]
+        urls.append(f"http://{format_host(http.address[0])}:{http.address[1]}")
+        print(f"magnetar {command} is ready: {' '.join(urls)} data={data}", flush=True)
+        logs.ready()
+
+    code = run_daemon(command, start, drain_seconds=settings.daemon.drain_s)
+    logs.flush()
+    return code
+
+
+async def _start_standalone(
+    settings: ServiceSettings, daemon: Daemon
+) -> tuple[dict[str, Address], Callable[[], Metrics]]:
+    from .metrics import service_metrics
+    from .production import service_components
+    from .standalone import Standalone
+
+    settings = _with_ports(settings)
+    standalone = Standalone(settings, service_components(settings), on_failure=daemon.fail)
+    addresses = await standalone.start()
+    daemon.on_stop("standalone", standalone.close)
+    return (
+        {"magnetar": addresses.broker, "bookie": addresses.bookie},
+        lambda: service_metrics(standalone.broker, standalone.bookie),
+    )
+
+
+async def _start_bookie(
+    settings: ServiceSettings, daemon: Daemon
+) -> tuple[dict[str, Address], Callable[[], Metrics]]:
+    from magnetar.runtime.files import OsFiles
+
+    from .metrics import service_metrics
+    from .production import bookie_components
+    from .standalone import lock_data, open_bookie, serve_bookie
+
+    stops = AsyncExitStack()
+    daemon.on_stop("bookie", stops.aclose)
+    lock_data(OsFiles(), settings, stops)
+    bookie = await open_bookie(settings, bookie_components(settings), daemon.fail, stops)
+    server = await serve_bookie(bookie, settings, stops)
+    return {"bookie": server.addresses[0]}, lambda: service_metrics(None, bookie)
+
+
+async def _start_broker(
+    settings: ServiceSettings, daemon: Daemon
+) -> tuple[dict[str, Address], Callable[[], Metrics]]:
+    from magnetar.ledger import StaticBookies
+    from magnetar.ledger.tcp_transport import TcpTransport
+    from magnetar.runtime.connection import ConnectionOptions
+
+    from .metrics import service_metrics
+    from .production import broker_components
+    from .standalone import lock_data, open_metadata, start_broker
+
+    if not settings.daemon.bookies:
+        raise InvalidSetting(
+            "a broker needs bookies: --bookies host:port,... (start them with `magnetar bookie`, or run "
+            "`magnetar standalone`)"
+        )
+    settings = _with_ports(settings)
+    stops = AsyncExitStack()
+    daemon.on_stop("broker", stops.aclose)
+    components = broker_components()
+    lock_data(components.files, settings, stops)
+    metadata = open_metadata(components, settings, stops)
+    directory = StaticBookies(parse_bookies(settings.daemon.bookies))
+    # Entries are larger than messages by what the client, the broker and the ledger client put before them.
+    options = ConnectionOptions(name="broker", max_message_bytes=settings.bookie.max_entry_bytes)
+    transport = TcpTransport(directory, settings.ledger, options)
+    stops.push_async_callback(transport.close)
+    broker, server = await start_broker(settings, components, metadata, transport, directory, stops)
+    return {"magnetar": server.addresses[0]}, lambda: service_metrics(broker, None)
+
+
+_STARTERS: dict[str, Starter] = {
+    "standalone": _start_standalone,
+    "bookie": _start_bookie,
+    "broker": _start_broker,
+}
+
+
+def parse_bookies(texts: Sequence[str]) -> dict[str, Address]:
+    """`host:port`, which is then the id as well, or `id=host:port`. Raises InvalidSetting."""
+    from magnetar.ledger.directory import parse_address
+
+    bookies: dict[str, Address] = {}
+    for text in texts:
+        name, equals, address = text.partition("=")
+        if name in bookies:
+            raise InvalidSetting(f"bookie {name} is listed twice in --bookies; name each once")
+        bookies[name] = parse_address(address if equals else text)
+    return bookies
+
+
+def _with_ports(settings: ServiceSettings) -> ServiceSettings:
+    """Port 0 of the broker becomes a free one before it is needed in what look-ups answer."""
+    if settings.daemon.port:
+        return settings
+    import socket
+
+    with socket.create_server((settings.daemon.host, 0)) as probe:
+        port = probe.getsockname()[1]
+    url = f"magnetar://{format_host(settings.daemon.host_for_clients)}:{port}"
+    return replace(
+        settings,
+        daemon=replace(settings.daemon, port=port),
+        broker=replace(settings.broker, service_url=url),
+    )
+
+
+def system_rng() -> random.Random:
+    """Seeded from the system."""
+    return random.Random(random.SystemRandom().getrandbits(128))

@@ -1,0 +1,115 @@
+"""The flags of the daemons: one table for the lean parser, which starts them, and for the help page and completion.
+
+A daemon must not pay for typer and rich (40 ms and 7 MB), so `magnetar standalone ...` is parsed here; only `--help`, and
+the commands of people, go through typer.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from magnetar.proto.errors import InvalidSetting
+
+from .settings import parse_assignment
+
+
+class UsageError(Exception):
+    """The command line is wrong; the text says what to do."""
+
+
+class Flag(NamedTuple):
+    """`setting` is "section.name", or one of "config" and "set"."""
+
+    option: str
+    setting: str
+    metavar: str
+    help: str
+
+
+_COMMON = (
+    Flag("--host", "daemon.host", "HOST", "Address to listen on; 127.0.0.1 unless told otherwise."),
+    Flag("--http-port", "daemon.http_port", "N", "Metrics and health; 0 takes a free port."),
+    Flag("--config", "config", "FILE", "Settings in TOML; also MAGNETAR_CONFIG."),
+    Flag("--log-level", "daemon.log_level", "LEVEL", "debug, info, warning or error."),
+    Flag("--log-format", "daemon.log_format", "FORMAT", "console, json, or auto: console on a terminal."),
+    Flag("--set", "set", "SECTION.NAME=VALUE", "Any setting that `magnetar config` lists; may be repeated."),
+)
+_DATA = Flag("--data", "daemon.data", "DIR", "Data directory, made if it is not there; ./data by default.")
+_PORT = Flag("--port", "daemon.port", "N", "Native protocol, 7650; 0 takes a free port.")
+_ADVERTISED = Flag(
+    "--advertised-host", "daemon.advertised_host", "HOST", "What clients are told to connect to."
+)
+
+FLAGS: dict[str, tuple[Flag, ...]] = {
+    "standalone": (
+        _DATA,
+        _PORT,
+        Flag("--bookie-port", "daemon.bookie_port", "N", "Bookie protocol, 3181; 0 takes a free port."),
+        _ADVERTISED,
+        *_COMMON,
+    ),
+    "bookie": (
+        _DATA,
+        Flag("--port", "daemon.bookie_port", "N", "Bookie protocol, 3181; 0 takes a free port."),
+        Flag("--id", "bookie.bookie_id", "NAME", "What this bookie is called; kept in its data directory."),
+        *_COMMON,
+    ),
+    "broker": (
+        _DATA,
+        _PORT,
+        Flag("--bookies", "daemon.bookies", "HOST:PORT,...", "The bookies, separated by commas."),
+        _ADVERTISED,
+        *_COMMON,
+    ),
+}
+SUMMARIES = {
+    "standalone": "Run the whole service in one process: metadata, bookie, broker, metrics.",
+    "bookie": "Run a bookie: it stores ledgers for brokers.",
+    "broker": "Run a broker with the embedded metadata store, on separate bookies.",
+}
+
+
+@dataclass
+class ParsedFlags:
+    """By section; `config` is the settings file."""
+
+    config: str | None = None
+    sections: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def give(self, flag: Flag, value: str) -> None:
+        """Takes one occurrence of a flag. Raises InvalidSetting."""
+        if flag.setting == "config":
+            self.config = value
+            return
+        if flag.setting == "set":
+            section, name, value = parse_assignment(value)
+        else:
+            section, _, name = flag.setting.partition(".")
+        self.sections.setdefault(section, {})[name] = value
+
+
+def parse_flags(command: str, line: Sequence[str]) -> ParsedFlags:
+    """Reads `--name value` and `--name=value`. Raises UsageError or InvalidSetting."""
+    known = {flag.option: flag for flag in FLAGS[command]}
+    parsed = ParsedFlags()
+    rest = list(line)
+    while rest:
+        option, equals, value = rest.pop(0).partition("=")
+        flag = known.get(option)
+        if flag is None:
+            close = difflib.get_close_matches(option, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"see magnetar {command} --help"
+            what = "option" if option.startswith("-") else "argument"
+            raise UsageError(f"magnetar {command} has no {what} {option}; {hint}")
+        if not equals:
+            if not rest:
+                raise UsageError(f"{option} needs a value: {option} {flag.metavar}")
+            value = rest.pop(0)
+        parsed.give(flag, value)
+    return parsed
+
+
+__all__ = ["FLAGS", "SUMMARIES", "Flag", "InvalidSetting", "ParsedFlags", "UsageError", "parse_flags"]

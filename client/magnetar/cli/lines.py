@@ -1,0 +1,48 @@
+"""Lines of a file, a pipe or a terminal, in groups, without ever blocking the loop on somebody who types."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator
+
+from magnetar.proto.errors import InvalidArgument, MessageTooLarge
+
+BLOCK_BYTES = 256 * 1024
+MAX_LINE_BYTES = 64 * 1024 * 1024
+
+
+async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
+    """Groups of lines without their line ends. A last line without one counts. Raises MessageTooLarge, InvalidArgument."""
+    rest = b""
+    async for block in _blocks(descriptor):
+        lines = (rest + block).split(b"\n") if rest else block.split(b"\n")
+        rest = lines.pop()
+        if len(rest) > MAX_LINE_BYTES:
+            raise MessageTooLarge(f"a line is longer than {MAX_LINE_BYTES} bytes: is this a text file?")
+        if lines:
+            yield [line.removesuffix(b"\r") for line in lines]
+    if rest:
+        yield [rest.removesuffix(b"\r")]
+
+
+async def _blocks(descriptor: int) -> AsyncIterator[bytes]:
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISDIR(mode):
+        raise InvalidArgument("a directory has no lines; name a file")
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor):
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=BLOCK_BYTES)
+        # A duplicate, since the transport closes what it was given.
+        pipe = os.fdopen(os.dup(descriptor), "rb", buffering=0)
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            while block := await reader.read(BLOCK_BYTES):
+                yield block
+        finally:
+            transport.close()
+    else:
+        while block := os.read(descriptor, BLOCK_BYTES):
+            yield block
+            await asyncio.sleep(0)

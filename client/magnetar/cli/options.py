@@ -1,0 +1,30 @@
+"""Options that several commands share, with their help texts and defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+DEFAULT_URL = "magnetar://127.0.0.1:7650"
+
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url", envvar="MAGNETAR_URL", help="The service.", metavar="URL", show_default=DEFAULT_URL
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts.")]
+Topic = Annotated[
+    str, typer.Argument(help="A topic; a short name means persistent://public/default/NAME.", metavar="TOPIC")
+]
+Start = Annotated[
+    str,
+    typer.Option(
+        "--start",
+        help="Where to begin: earliest, latest, a message id (ledger:entry:index) or a time (2026-01-31T12:00:00).",
+        metavar="WHERE",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Also while producers or consumers are connected.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

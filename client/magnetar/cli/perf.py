@@ -1,0 +1,165 @@
+"""`magnetar perf`: how fast this service is from here, by the public API only.
+
+Latencies are of one message in about a thousand at full speed: measuring each would measure the measuring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
+
+from magnetar.client import Consumer, MessageBatch, Reader, connect
+
+from .progress import Watch
+from .session import parse_start, print_json
+
+UNCONFIRMED_MESSAGES = 20_000
+TICK_S = 0.002
+SEND_TIMEOUT_S = 60.0
+
+
+class Latencies:
+    """Samples in seconds."""
+
+    def __init__(self) -> None:
+        self._samples: list[float] = []
+
+    def add(self, seconds: float) -> None:
+        """One sample."""
+        self._samples.append(seconds)
+
+    def percentile(self, percent: float) -> float:
+        """0 without samples."""
+        if not self._samples:
+            return 0.0
+        self._samples.sort()
+        return self._samples[min(len(self._samples) - 1, int(len(self._samples) * percent / 100))]
+
+    def as_ms(self) -> dict[str, float]:
+        """p50, p99 and p99.9 in milliseconds."""
+        return {f"p{percent:g}_ms": round(self.percentile(percent) * 1000, 3) for percent in (50, 99, 99.9)}
+
+
+def report(what: str, watch: Watch, payload_bytes: int, latencies: Latencies, *, as_json: bool) -> None:
+    """The figures at the end."""
+    seconds = max(watch.seconds, 1e-9)
+    figures: dict[str, Any] = {
+        "messages": watch.done,
+        "seconds": round(seconds, 3),
+        "messages_per_s": round(watch.done / seconds),
+        "mib_per_s": round(payload_bytes / seconds / (1 << 20), 2),
+        "latency": latencies.as_ms(),
+    }
+    if as_json:
+        print_json({"what": what, **figures})
+        return
+    latency = "  ".join(
+        f"{name.removesuffix('_ms')} {value:.2f} ms" for name, value in figures["latency"].items()
+    )
+    print(
+        f"{what}: {figures['messages']:,} messages in {seconds:.2f} s = {figures['messages_per_s']:,}/s, "
+        f"{figures['mib_per_s']:.1f} MiB/s; {latency}"
+    )
+
+
+async def produce(
+    url: str,
+    topic: str,
+    *,
+    size: int,
+    rate: float,
+    messages: int | None,
+    batch: int,
+    as_json: bool,
+) -> None:
+    """`batch` 1 sends each message in a frame of its own; else `send_many`, with the time until it was durable."""
+    value = b"m" * size
+    latencies = Latencies()
+    watch = Watch("sending", total=messages)
+    async with (
+        connect(url) as client,
+        client.create_producer(topic, batching=batch > 1, send_timeout=SEND_TIMEOUT_S) as producer,
+    ):
+        unconfirmed: deque[tuple[float, int, Awaitable[Any]]] = deque()
+
+        async def confirm_oldest() -> None:
+            sent_at, count, receipt = unconfirmed.popleft()
+            await receipt
+            latencies.add(time.perf_counter() - sent_at)
+            watch.advance(count)
+
+        with watch, contextlib.suppress(asyncio.CancelledError):
+            sent = 0
+            while messages is None or sent < messages:
+                allowed = UNCONFIRMED_MESSAGES
+                if rate:
+                    allowed = int(watch.seconds * rate) + 1 - sent
+                count = min(batch if batch > 1 else 500, allowed, (messages or 1 << 62) - sent)
+                if count <= 0:
+                    await asyncio.sleep(TICK_S)
+                    continue
+                now = time.perf_counter()
+                if batch > 1:
+                    unconfirmed.append(
+                        (now, count, asyncio.ensure_future(producer.send_many([value] * count)))
+                    )
+                else:
+                    for _ in range(count - 1):
+                        producer.send_nowait(value)
+                    unconfirmed.append((now, count, producer.send_nowait(value)))
+                sent += count
+                await asyncio.sleep(0)
+                while unconfirmed and sent - watch.done > UNCONFIRMED_MESSAGES:
+                    await confirm_oldest()
+            while unconfirmed:
+                await confirm_oldest()
+    report("produced", watch, watch.done * size, latencies, as_json=as_json)
+
+
+async def consume(
+    url: str,
+    topic: str,
+    subscription: str,
+    *,
+    kind: str,
+    start: str,
+    messages: int | None,
+    as_json: bool,
+) -> None:
+    """Acknowledges each batch. The latency is from publishing to here, by this machine's clock."""
+    async with (
+        connect(url) as client,
+        client.subscribe(topic, subscription, type=kind, start=parse_start(start)) as consumer,
+    ):
+        await _receive("consumed", consumer, consumer, messages, as_json=as_json)
+
+
+async def tail(url: str, topic: str, *, start: str, messages: int | None, as_json: bool) -> None:
+    """Without a subscription."""
+    async with connect(url) as client, client.create_reader(topic, start=parse_start(start)) as reader:
+        await _receive("tailed", reader, None, messages, as_json=as_json)
+
+
+async def _receive(
+    what: str, source: Consumer | Reader, acknowledge: Consumer | None, messages: int | None, *, as_json: bool
+) -> None:
+    latencies = Latencies()
+    payload_bytes = 0
+    watch = Watch(what, total=messages)
+    with watch, contextlib.suppress(asyncio.CancelledError):
+        batches: AsyncIterator[MessageBatch] = source.batches()
+        async for batch in batches:
+            if not watch.done:
+                watch.began = time.perf_counter()
+            latencies.add(time.time() - batch[-1].publish_time / 1000)
+            payload_bytes += sum(len(message.value or b"") for message in batch)
+            if acknowledge is not None:
+                await acknowledge.ack(batch)
+            watch.advance(len(batch))
+            if messages is not None and watch.done >= messages:
+                break
+    report(what, watch, payload_bytes, latencies, as_json=as_json)

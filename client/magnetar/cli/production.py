@@ -1,0 +1,45 @@
+"""The real things behind the seams: disk, clock, journal writer process, storage helper process, RocksDB."""
+
+from __future__ import annotations
+
+from magnetar.bookie import BookieComponents
+from magnetar.metadata import MetadataStore
+from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.files import OsFiles
+
+from .daemons import system_rng
+from .settings import ServiceSettings
+from .standalone import BrokerComponents, ServiceComponents
+
+# For crash tests: the journal writer then loses what was not synced when it dies, as a power failure would.
+JOURNAL_MODE_VARIABLE = "MAGNETAR_TEST_JOURNAL_MODE"
+
+
+def bookie_components(settings: ServiceSettings) -> BookieComponents:
+    """Of a bookie on this machine's disk."""
+    raise NotImplementedError
+
+
+def service_components(settings: ServiceSettings) -> ServiceComponents:
+    """Of a standalone service."""
+    return ServiceComponents(
+        files=OsFiles(),
+        clock=SystemClock(),
+        rng=system_rng(),
+        bookie=bookie_components(settings),
+        open_metadata=open_embedded,
+    )
+
+
+def broker_components() -> BrokerComponents:
+    """Of a broker with bookies elsewhere."""
+    return BrokerComponents(
+        files=OsFiles(), clock=SystemClock(), rng=system_rng(), open_metadata=open_embedded
+    )
+
+
+def open_embedded(directory: str) -> MetadataStore:
+    """RocksDB. DataDirectoryError."""
+    from magnetar.metadata.embedded import EmbeddedMetadataStore
+
+    return EmbeddedMetadataStore(directory)

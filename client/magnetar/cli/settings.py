@@ -1,0 +1,180 @@
+"""Every setting of a daemon: the sections [daemon] (the process), [bookie], [broker] and [ledger] (the ledger client).
+
+Defaults < TOML file (`--config`, MAGNETAR_CONFIG) < environment (MAGNETAR_<SECTION>_<NAME>) < flags. A flag of the command
+line is a setting of one of the sections; `--set section.name=value` reaches the ones without a flag.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from msgspec import Meta
+
+from magnetar.proto.errors import InvalidSetting
+from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
+from magnetar.runtime.settings import Loaded, load_with_sources
+
+if TYPE_CHECKING:
+    from magnetar.bookie.settings import BookieSettings
+    from magnetar.broker.settings import BrokerSettings
+    from magnetar.ledger.settings import LedgerSettings
+
+T = TypeVar("T")
+
+SECTIONS = ("daemon", "bookie", "broker", "ledger")
+CONFIG_VARIABLE = "MAGNETAR_CONFIG"
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonSettings:
+    """What belongs to the process, not to a room. Port 0 takes a free one."""
+
+    data: Annotated[str, Meta(min_length=1, description="data directory")] = "./data"
+    host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
+    advertised_host: Annotated[str, Meta(description="what clients are told; empty: host")] = ""
+    port: Annotated[int, Meta(ge=0, le=65535, description="native protocol")] = 7650
+    http_port: Annotated[int, Meta(ge=0, le=65535, description="metrics and health")] = 8080
+    bookie_port: Annotated[int, Meta(ge=0, le=65535, description="bookie protocol")] = 3181
+    bookies: Annotated[
+        tuple[str, ...], Meta(description="broker: host:port of each bookie, or id=host:port")
+    ] = ()
+    max_message_bytes: Annotated[int, Meta(ge=1024, le=1 << 30, description="largest message")] = 5 << 20
+    drain_s: Annotated[float, Meta(ge=0, description="how long SIGTERM may take")] = 10.0
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="least important line that is logged")
+    ] = "info"
+    log_format: Annotated[
+        Literal["auto", "console", "json"], Meta(description="auto: console on a terminal, else json")
+    ] = "auto"
+
+    @property
+    def host_for_clients(self) -> str:
+        """Never a wildcard, which nobody can connect to."""
+        if self.advertised_host:
+            return self.advertised_host
+        if self.host in ("0.0.0.0", "::"):
+            import socket
+
+            return socket.gethostname()
+        return self.host
+
+
+@dataclass(frozen=True, slots=True)
+class SettingSources:
+    """Where settings come from: file, environment, and flags by section."""
+
+    config: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of_process(cls, flags: Mapping[str, Mapping[str, Any]], config: str | None = None) -> SettingSources:
+        """The environment of this process; MAGNETAR_CONFIG names a file unless `config` does."""
+        return cls(config or os.environ.get(CONFIG_VARIABLE) or None, dict(os.environ), flags)
+
+    def load(self, section: str, cls: type[T], **derived: Any) -> Loaded[T]:
+        """One section. `derived` are defaults that follow from other settings. Raises InvalidSetting."""
+        # A derived value stands in as a flag where nobody gave the setting.
+        given = dict(self.flags.get(section, {}))
+        prefix = f"MAGNETAR_{section}_".upper()
+        in_file = _table(self.config, section)
+        stand_ins = {
+            name: value
+            for name, value in derived.items()
+            if name not in given and f"{prefix}{name.upper()}" not in self.environment and name not in in_file
+        }
+        loaded = load_with_sources(
+            cls,
+            toml_path=self.config,
+            environment=self.environment,
+            flags=given | stand_ins,
+            section=section,
+            known_sections=SECTIONS,
+        )
+        sources = {**loaded.sources, **dict.fromkeys(stand_ins, "derived")}
+        return Loaded(loaded.section, loaded.value, sources)
+
+
+def _table(config: str | None, section: str) -> frozenset[str]:
+    """Names that the file gives in this section."""
+    if config is None:
+        return frozenset()
+    import tomllib
+
+    try:
+        with open(config, "rb") as file:
+            table = tomllib.load(file).get(section, {})
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return frozenset()  # load_with_sources says it better
+    return frozenset(name.replace("-", "_") for name in table) if isinstance(table, dict) else frozenset()
+
+
+def parse_assignment(text: str) -> tuple[str, str, str]:
+    """`section.name=value` of `--set`. Raises InvalidSetting."""
+    name, equals, value = text.partition("=")
+    section, dot, setting = name.strip().partition(".")
+    if not equals or not dot or section not in SECTIONS:
+        raise InvalidSetting(
+            f"--set {text!r} is not section.name=value with a section of {', '.join(SECTIONS)}; "
+            "`magnetar config` lists all settings"
+        )
+    return section, setting.replace("-", "_"), value.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """Everything that a daemon is told, validated."""
+
+    daemon: DaemonSettings
+    bookie: BookieSettings
+    broker: BrokerSettings
+    ledger: LedgerSettings
+
+    @property
+    def lock_path(self) -> str:
+        """Held by the daemon while it runs."""
+        return os.path.join(self.daemon.data, "LOCK")
+
+    @property
+    def metadata_directory(self) -> str:
+        """The embedded metadata store."""
+        return os.path.join(self.daemon.data, "metadata")
+
+
+def load_all(sources: SettingSources) -> list[Loaded[Any]]:
+    """All sections in the order of SECTIONS. What follows from a setting of [daemon] is derived here. InvalidSetting."""
+    from magnetar.bookie.settings import BookieSettings
+    from magnetar.broker.settings import BrokerSettings
+    from magnetar.ledger.settings import LedgerSettings
+    from magnetar.proto.frames import FRAME_OVERHEAD_BYTES
+
+    daemon = sources.load("daemon", DaemonSettings)
+    values = daemon.value
+    derived: dict[str, Any] = {"data_directory": os.path.join(values.data, "bookie")}
+    if values.max_message_bytes > DEFAULT_MAX_MESSAGE_BYTES:
+        # A message must fit into an entry, an entry into half of the write cache and into the ring.
+        entry = values.max_message_bytes + FRAME_OVERHEAD_BYTES
+        derived |= {
+            "max_entry_bytes": entry,
+            "write_cache_bytes": max(64 * MIB, 2 * entry),
+            "journal_ring_bytes": max(32 * MIB, 2 * entry + MIB),
+        }
+    bookie = sources.load("bookie", BookieSettings, **derived)
+    url = f"magnetar://{format_host(values.host_for_clients)}:{values.port}"
+    broker = sources.load("broker", BrokerSettings, service_url=url)
+    return [daemon, bookie, broker, sources.load("ledger", LedgerSettings)]
+
+
+def service_settings(sources: SettingSources) -> ServiceSettings:
+    """The values alone. Raises InvalidSetting."""
+    daemon, bookie, broker, ledger = load_all(sources)
+    return ServiceSettings(daemon.value, bookie.value, broker.value, ledger.value)
+
+
+def format_host(host: str) -> str:
+    """With brackets around an IPv6 address."""
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,192 @@
+"""Standalone: metadata, one bookie, one broker and their listeners, put together in one event loop.
+
+Settings and components come in, so that the simulation runs this very class on a simulated loop, disk and network. The
+bookie serves the ledger client of the same process through `LocalTransport` and everybody else on TCP.
+
+Order: what is started later is stopped earlier. On a stop the broker drains while its clients are still connected, so that
+receipts of what was stored reach them; the bookie goes last, since everything above writes to it.
+
+    DATA/LOCK       held by this process alone: a second one is refused at once (the bookie's own lock is shared with its
+                    journal writer, and a successor waits for that)
+    DATA/metadata   embedded metadata store
+    DATA/bookie     the bookie (FORMATS.md)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from magnetar.bookie import Bookie, BookieComponents, bookie_listener
+from magnetar.broker import Broker, listener
+from magnetar.ledger import BookieDirectory, BookieTransport, LedgerClient, LocalTransport, StaticBookies
+from magnetar.metadata import MetadataStore
+from magnetar.proto.errors import MagnetarError
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.connection import ConnectionOptions, FramedServer
+from magnetar.runtime.file_lock import FileLock
+from magnetar.runtime.files import Files
+
+from .settings import DaemonSettings, ServiceSettings
+
+Address = tuple[str, int]
+Failure = Callable[[MagnetarError], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerComponents:
+    """What is injected into a broker with bookies elsewhere; see ARCHITECTURE.md, "Seams"."""
+
+    files: Files
+    clock: Clock
+    rng: random.Random
+    # Opens the store in a directory that exists.
+    open_metadata: Callable[[str], MetadataStore]
+
+
+def _local_transport(bookie_id: str, bookie: Bookie) -> BookieTransport:
+    return LocalTransport({bookie_id: bookie})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceComponents(BrokerComponents):
+    """What is injected into the whole service."""
+
+    bookie: BookieComponents
+    # How the ledger client reaches the bookie of this process.
+    transport: Callable[[str, Bookie], BookieTransport] = _local_transport
+
+
+class Addresses(NamedTuple):
+    """Where a service listens."""
+
+    broker: Address
+    bookie: Address
+
+
+class Standalone:
+    """One run of the whole service. `start` once, then `close`; `on_failure` means fail-stop: end the process."""
+
+    def __init__(
+        self, settings: ServiceSettings, components: ServiceComponents, *, on_failure: Failure | None = None
+    ) -> None:
+        self.settings = settings
+        self.on_failure: Failure = on_failure or _no_listener
+        self.bookie: Bookie | None = None
+        self.broker: Broker | None = None
+        self._components = components
+        self._stops = AsyncExitStack()
+
+    async def start(self) -> Addresses:
+        """Ready when it returns. When it raises, everything that had been started is stopped.
+
+        DataDirectoryError, StorageFailed: the data; InvalidSetting: a port or another setting.
+        """
+        try:
+            lock_data(self._components.files, self.settings, self._stops)
+            metadata = open_metadata(self._components, self.settings, self._stops)
+            bookie = self.bookie = await open_bookie(
+                self.settings, self._components.bookie, self._fail, self._stops
+            )
+            bookie_server = await serve_bookie(bookie, self.settings, self._stops)
+            name = bookie.bookie_id
+            transport = self._components.transport(name, bookie)
+            self._stops.push_async_callback(transport.close)
+            directory = StaticBookies({name: bookie_server.addresses[0]})
+            self.broker, server = await start_broker(
+                self.settings, self._components, metadata, transport, directory, self._stops
+            )
+            return Addresses(server.addresses[0], bookie_server.addresses[0])
+        except BaseException:
+            await self._stops.aclose()
+            raise
+
+    async def close(self) -> None:
+        """Drains within the drain time, then stops everything."""
+        await self._stops.aclose()
+
+    def _fail(self, error: MagnetarError) -> None:
+        self.on_failure(error)
+
+
+def lock_data(files: Files, settings: ServiceSettings, stops: AsyncExitStack) -> FileLock:
+    """Makes the data directory if there is none, and takes it for this process. DataDirectoryError."""
+    files.make_directory(settings.daemon.data)
+    lock = files.lock(settings.lock_path)
+    stops.callback(lock.release)
+    return lock
+
+
+def open_metadata(
+    components: BrokerComponents, settings: ServiceSettings, stops: AsyncExitStack
+) -> MetadataStore:
+    """The embedded store. DataDirectoryError when it is damaged."""
+    components.files.make_directory(settings.metadata_directory)
+    metadata = components.open_metadata(settings.metadata_directory)
+    stops.push_async_callback(metadata.close)
+    return metadata
+
+
+async def open_bookie(
+    settings: ServiceSettings, components: BookieComponents, on_failure: Failure, stops: AsyncExitStack
+) -> Bookie:
+    """Replays the journal and is ready for entries. DataDirectoryError, StorageFailed."""
+    bookie = await Bookie.open(settings.bookie, components)
+    bookie.on_failure = on_failure
+    stops.push_async_callback(bookie.close)
+    return bookie
+
+
+async def serve_bookie(bookie: Bookie, settings: ServiceSettings, stops: AsyncExitStack) -> FramedServer:
+    """The bookie protocol on TCP. InvalidSetting when the port is taken."""
+    daemon = settings.daemon
+    options = ConnectionOptions(
+        name="bookie", max_message_bytes=settings.bookie.max_entry_bytes, port_setting="bookie_port"
+    )
+    server = await FramedServer.start(daemon.host, daemon.bookie_port, bookie_listener(bookie), options)
+    stops.push_async_callback(_closing(server, daemon))
+    return server
+
+
+async def start_broker(
+    settings: ServiceSettings,
+    components: BrokerComponents,
+    metadata: MetadataStore,
+    transport: BookieTransport,
+    directory: BookieDirectory,
+    stops: AsyncExitStack,
+) -> tuple[Broker, FramedServer]:
+    """Ledger client, topics and the native protocol on TCP. InvalidSetting when the port is taken."""
+    daemon = settings.daemon
+    ledgers = LedgerClient(metadata, transport, directory, settings.ledger, components.rng, components.clock)
+    stops.push_async_callback(ledgers.close)
+    broker = Broker(metadata, ledgers, settings.broker, components.clock)
+    await broker.start()
+    options = ConnectionOptions(
+        name="broker", max_message_bytes=daemon.max_message_bytes, port_setting="port"
+    )
+    try:
+        server = await FramedServer.start(daemon.host, daemon.port, listener(broker), options)
+    except BaseException:
+        await broker.close()
+        raise
+
+    async def stop() -> None:
+        server.stop_accepting()
+        await broker.close(drain_seconds=daemon.drain_s / 2)
+        await server.close(daemon.drain_s / 4)
+
+    stops.push_async_callback(stop)
+    return broker, server
+
+
+def _closing(server: FramedServer, daemon: DaemonSettings) -> Callable[[], Awaitable[None]]:
+    return lambda: server.close(daemon.drain_s / 4)
+
+
+def _no_listener(error: MagnetarError) -> None:
+    """Until the owner says what to do, a failure must not pass in silence."""
+    raise error
