@@ -18,13 +18,14 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import TopicName
 
 from .budget import ByteBudget
+from .components import Components, PublishCounters
 from .dispatcher import DispatchCounters
 from .managed_ledger import Clock
 from .records import TOPICS_ROOT, TopicRecord, topic_path
 from .settings import BrokerSettings
 from .stores import Ledgers, Metadata
 from .tail_cache import TailCache
-from .topic import Components, PublishCounters, Topic
+from .topic import Topic
 
 _log = logging.getLogger(__name__)
 

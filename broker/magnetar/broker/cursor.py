@@ -326,16 +326,17 @@ class Cursor:
             properties={"kind": "cursor", "cursor": self.path},
         )
         old, old_writer = self._record.ledger_id, self._writer
+        self._writer = None
+        self._entries = 0
         try:
-            self._entries = 0
             # What comes while this is being written is the next delta, so the snapshot is of this very moment.
             await self._append(writer, encode_snapshot(self.state))
-            await self._point(writer.ledger_id, self._record.snapshot)
         except BaseException:
-            self._writer = None
             with contextlib.suppress(MagnetarError):
                 await self._ledgers.delete(writer.ledger_id)
             raise
+        # If this fails the stored pointer may name the new ledger, so it stays.
+        await self._point(writer.ledger_id, self._record.snapshot)
         self._writer = writer
         await self._delete_ledger(old, old_writer)
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from magnetar.proto import commands as c
-from magnetar.proto.batch import AdmittedGroups, admit_groups
 from magnetar.proto.errors import (
     InvalidArgument,
     MagnetarError,
@@ -30,168 +29,16 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.frames import Run
 from magnetar.proto.ids import TopicName
-from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from .broker import Broker
 from .budget import ByteBudget
-from .consumer import Consumer, Delivery
-from .producers import ProducerSession, ReceiptFields, SessionState
-from .subscription import Subscription
-from .topic import Topic
+from .ports import ConsumerSide, Link, ProducerSide, first_sequence_id
+from .producers import SessionState
 
 _log = logging.getLogger(__name__)
 
-Payload = bytes | bytearray | memoryview
-
-
-class Link(Protocol):
-    """What is used of `magnetar.runtime.connection.Connection`."""
-
-    writable: bool
-
-    def send(self, header: bytes, payload: Any = b"") -> None:
-        """One frame."""
-
-    def answer(self, request_id: int, result: Any = None) -> None:
-        """Ok, if the id is not 0."""
-
-    def answer_error(self, request_id: int, error: MagnetarError) -> None:
-        """Failed, if the id is not 0."""
-
-    def authorize(self, operation: str, resource: str) -> None:
-        """Raises NotAuthorized."""
-
-    def pause_reading(self, reason: str) -> None:
-        """Until every reason is withdrawn."""
-
-    def resume_reading(self, reason: str) -> None:
-        """Withdraws a reason."""
-
-    def close(self, error: MagnetarError | None = None) -> None:
-        """Flushes, then closes."""
-
 
 _PUBLISH_REASON = "publish"
-_RECEIPT_PACK = c.RECEIPT_ROW.pack
-
-
-class _Producer:
-    """One producer of this connection: the session's port, and the way in for its SENDs."""
-
-    __slots__ = ("connection", "failed_header", "link", "producer_id", "receipt_header", "session", "topic")
-
-    def __init__(self, connection: ClientConnection, link: Link, producer_id: int, topic: Topic) -> None:
-        self.connection = connection
-        self.link = link
-        self.producer_id = producer_id
-        self.topic = topic
-        self.session: ProducerSession = _NO_SESSION
-        self.receipt_header = b""
-
-    def opened(self, session: ProducerSession) -> None:
-        self.session = session
-        self.receipt_header = c.Receipt(0, self.producer_id, session.epoch).encode()
-
-    def send(self, payloads: list[bytes]) -> None:
-        """A run of SENDs. A bad one fails itself and all after it; those before it are published."""
-        session = self.session
-        if session.state is not SessionState.OPEN:
-            return
-        try:
-            groups = admit_groups(payloads)
-        except MagnetarError as error:
-            position = error.details.get("position", 0)
-            if position:
-                self._publish(admit_groups(payloads[:position]), payloads[:position])
-            session.fail(_sequence_id(payloads[position]), error)
-            return
-        self._publish(groups, payloads)
-
-    def _publish(self, groups: AdmittedGroups, payloads: list[bytes]) -> None:
-        topic = self.topic
-        if len(groups.batches) == len(payloads):
-            topic.publish(self.session, groups)
-        else:  # groups of several batches: each is stored in one entry
-            for payload in payloads:
-                topic.publish(self.session, admit_groups([payload]), whole=True)
-        if topic.publish_budget.full:
-            self.connection.wait_for(topic.publish_budget)
-
-    def receipts(self, rows: list[ReceiptFields]) -> None:
-        """See `ProducerPort`."""
-        pack = _RECEIPT_PACK
-        self.link.send(self.receipt_header, b"".join([pack(*row) for row in rows]))
-
-    def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
-        """See `ProducerPort`."""
-        command = c.SendFailed(
-            0, self.producer_id, self.session.epoch, sequence_id, error.code, int(error.action), error.message
-        )
-        self.link.send(command.encode())
-
-    def producer_closed(self, error: MagnetarError) -> None:
-        """See `ProducerPort`."""
-        self.connection.producer_gone(self)
-        self.link.send(c.CloseProducer(0, self.producer_id).encode())
-
-
-class _NoPort:
-    """Stands where no producer is known yet."""
-
-    def receipts(self, rows: list[ReceiptFields]) -> None:
-        """Nobody."""
-
-    def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
-        """Nobody."""
-
-    def producer_closed(self, error: MagnetarError) -> None:
-        """Nobody."""
-
-
-_NO_SESSION = ProducerSession("", -1, _NoPort())
-_NO_SESSION.close()
-
-
-class _Consumer:
-    """One consumer of this connection: the subscription's port."""
-
-    __slots__ = ("connection", "consumer", "consumer_id", "link", "subscription", "topic")
-
-    def __init__(self, connection: ClientConnection, link: Link, consumer_id: int, topic: Topic) -> None:
-        self.connection = connection
-        self.link = link
-        self.consumer_id = consumer_id
-        self.topic = topic
-        self.subscription: Subscription
-        self.consumer: Consumer
-
-    @property
-    def writable(self) -> bool:
-        """See `ConsumerPort`."""
-        return self.link.writable
-
-    def deliver(self, delivery: Delivery) -> None:
-        """See `ConsumerPort`. A whole entry goes out as a view of the stored bytes."""
-        epoch, ledger_id, entry_id, entry, first, last, redelivery_count, hidden = delivery
-        parts: list[Payload] = []
-        if hidden:
-            parts.append(c.encode_rows(c.ACK_SET_ROW, hidden))
-        if first == 0 and last == entry.batch_count:
-            parts.append(memoryview(entry.data)[LEDGER_ENTRY_HEADER_BYTES:])
-        else:
-            parts += entry.slice(first, last)
-        header = c.Deliver(
-            0, self.consumer_id, epoch, ledger_id, entry_id, -1, redelivery_count, len(hidden)
-        ).encode()
-        try:
-            self.link.send(header, parts)
-        except MagnetarError as error:  # an entry larger than this peer takes: it cannot be served
-            self.connection.fail(error)
-
-    def consumer_closed(self, error: MagnetarError) -> None:
-        """See `ConsumerPort`."""
-        self.connection.consumer_gone(self)
-        self.link.send(c.CloseConsumer(0, self.consumer_id).encode())
 
 
 class ClientConnection:
@@ -203,9 +50,9 @@ class ClientConnection:
         self._link: Link = None  # type: ignore[assignment]
         self._loop = asyncio.get_running_loop()
         # SEND header bytes -> producer. At most one entry per producer and epoch that is open here.
-        self._senders: dict[bytes, _Producer] = {}
-        self._producers: dict[int, _Producer] = {}
-        self._consumers: dict[int, _Consumer] = {}
+        self._senders: dict[bytes, ProducerSide] = {}
+        self._producers: dict[int, ProducerSide] = {}
+        self._consumers: dict[int, ConsumerSide] = {}
         # Ids whose opening is under way: they may be neither used nor opened again.
         self._opening: dict[tuple[str, int], None] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -285,7 +132,7 @@ class ClientConnection:
             "create it (again) first"
         )
         failed = c.SendFailed(
-            0, command.producer_id, command.epoch, _sequence_id(payloads[0]), error.code, int(error.action),
+            0, command.producer_id, command.epoch, first_sequence_id(payloads[0]), error.code, int(error.action),
             error.message,
         )  # fmt: skip
         self._link.send(failed.encode())
@@ -331,7 +178,7 @@ class ClientConnection:
 
         consumer.subscription.acknowledge(consumer.consumer, rows, cumulative=command.cumulative, done=done)
 
-    def _consumer(self, consumer_id: int) -> _Consumer:
+    def _consumer(self, consumer_id: int) -> ConsumerSide:
         consumer = self._consumers.get(consumer_id)
         if consumer is None:
             raise InvalidArgument(f"consumer {consumer_id} is not open on this connection; subscribe first")
@@ -392,7 +239,7 @@ class ClientConnection:
                 self._forget_producer(old)
                 old.topic.close_producer(old.session)
             topic = await self._broker.find(name)
-            producer = _Producer(self, self._link, producer_id, topic)
+            producer = ProducerSide(self, self._link, producer_id, topic)
             session = await topic.open_producer(
                 command.name or self._broker.generate_name(),
                 epoch=command.epoch,
@@ -413,13 +260,13 @@ class ClientConnection:
             producer.topic.close_producer(producer.session)
         self._link.answer(command.request_id)
 
-    def _forget_producer(self, producer: _Producer) -> None:
+    def _forget_producer(self, producer: ProducerSide) -> None:
         if self._producers.get(producer.producer_id) is producer:
             del self._producers[producer.producer_id]
         for header in [header for header, sender in self._senders.items() if sender is producer]:
             del self._senders[header]
 
-    def producer_gone(self, producer: _Producer) -> None:
+    def producer_gone(self, producer: ProducerSide) -> None:
         """The topic ended the session."""
         self._forget_producer(producer)
 
@@ -433,7 +280,7 @@ class ClientConnection:
             raise InvalidArgument(f"a consumer epoch of {command.epoch} is not allowed")
         with _Reserved(self._opening, ("consumer", consumer_id)):
             topic = await self._broker.find(name)
-            port = _Consumer(self, self._link, consumer_id, topic)
+            port = ConsumerSide(self, self._link, consumer_id, topic)
             port.subscription, port.consumer = await topic.subscribe(
                 command.subscription,
                 port,
@@ -455,7 +302,7 @@ class ClientConnection:
             port.subscription.remove_consumer(port.consumer)
         self._link.answer(command.request_id)
 
-    def consumer_gone(self, port: _Consumer) -> None:
+    def consumer_gone(self, port: ConsumerSide) -> None:
         """The topic ended the consumer."""
         if self._consumers.get(port.consumer_id) is port:
             del self._consumers[port.consumer_id]
@@ -545,11 +392,6 @@ _REQUESTS: dict[type[c.Command], Callable[[ClientConnection, Any], Coroutine[Any
     c.DeleteTopic: ClientConnection._delete_topic,
     c.DeleteSubscription: ClientConnection._delete_subscription,
 }
-
-
-def _sequence_id(payload: bytes) -> int:
-    """Of the first batch of a group; 0 if it is too damaged to tell."""
-    return int.from_bytes(payload[24:32], "big") if len(payload) >= 32 else 0
 
 
 def listener(broker: Broker) -> Callable[[], ClientConnection]:

@@ -22,21 +22,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import logging
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from magnetar.proto.entry import Entry, rebase_entry
 from magnetar.proto.errors import (
     LedgerFenced,
+    LedgerNotFound,
     MagnetarError,
     MessageLost,
-    NotFoundInStore,
     TopicBusy,
-    TopicNotFound,
     TopicNotServed,
     VersionConflict,
 )
@@ -44,9 +40,11 @@ from magnetar.proto.ids import TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
 
 from .core.acks import Position
-from .records import LedgerInfo, TopicRecord, topic_path
+from .ledger_list import LedgerList
+from .records import LedgerInfo
+from .segment import LedgerEvents, PendingEntry, Segment, State
 from .settings import BrokerSettings
-from .stores import Ledgers, Metadata, Reader, Reads, Writer
+from .stores import Ledgers, Metadata, Reader, Reads
 
 _log = logging.getLogger(__name__)
 
@@ -62,57 +60,6 @@ class Clock(Protocol):
         """Milliseconds since the epoch."""
 
 
-class State(enum.Enum):
-    """See the module docstring."""
-
-    IDLE = "idle"
-    ROLLING = "rolling"
-    WRITING = "writing"
-    FENCED = "fenced"
-    CLOSED = "closed"
-
-
-class LedgerEvents(NamedTuple, Generic[T]):
-    """What the topic is told. `confirmed` gets (ledger, entry, stored bytes or None, what was given to `append`)."""
-
-    confirmed: Callable[[int, int, bytes | None, T], None]
-    ready: Callable[[], None]  # appending is possible (again)
-    rolled: Callable[[], None]  # the ledger list changed
-    fenced: Callable[[MagnetarError], None]
-
-
-class _Pending(Generic[T]):
-    """An entry that is appended and not confirmed."""
-
-    __slots__ = ("append_time_ms", "context", "entry_id", "messages", "payload")
-
-    def __init__(self, payload: bytes, messages: int, append_time_ms: int, context: T) -> None:
-        self.payload = payload
-        self.messages = messages
-        self.append_time_ms = append_time_ms
-        self.context = context
-        self.entry_id = -1
-
-
-class _Segment(Generic[T]):
-    """The open ledger. `live` False: it was left, and whatever it still reports is ignored (rule 24)."""
-
-    __slots__ = ("info", "live", "next_message", "opened_ms", "owner", "writer")
-
-    def __init__(self, owner: ManagedLedger[T], writer: Writer, info: LedgerInfo, opened_ms: int) -> None:
-        self.owner = owner
-        self.writer = writer
-        self.info = info
-        self.opened_ms = opened_ms
-        self.live = True
-        self.next_message = 0  # index in the ledger of the next message appended
-
-    def confirmed(self, entry_id: int, entry: bytes, error: MagnetarError | None) -> None:
-        """`ConfirmCallback` of every append."""
-        if self.live:
-            self.owner._entry_done(self, entry_id, entry, error)
-
-
 class ManagedLedger(Generic[T]):
     """See the module docstring. Use `open`; `close` when done."""
 
@@ -126,21 +73,16 @@ class ManagedLedger(Generic[T]):
         events: LedgerEvents[T],
     ) -> None:
         self.name = name
-        self.path = topic_path(name)
-        self._metadata = metadata
         self._ledgers = ledgers
         self._settings = settings
         self._clock = clock
         self._events = events
         self.state = State.IDLE
-        self.record = TopicRecord()
-        self._version = -1
-        self._store_lock = asyncio.Lock()
-        self._by_id: dict[int, LedgerInfo] = {}
-        self._ids: list[int] = []  # sorted, as the record's list is
-        self._segment: _Segment[T] | None = None
+        self.list = LedgerList(name, metadata)
+        self._list_lock = asyncio.Lock()  # one change of the list at a time
+        self._segment: Segment | None = None
         # Appended and not confirmed, in order; all of them belong to the current segment, or wait for the next one.
-        self._pending: deque[_Pending[T]] = deque()
+        self._pending: deque[PendingEntry[T]] = deque()
         self.outstanding_bytes = 0
         self._due = False  # limits were reached: no more appends to this ledger
         self._roll_task: asyncio.Task[None] | None = None
@@ -151,79 +93,53 @@ class ManagedLedger(Generic[T]):
 
     async def open(self, *, create: bool) -> None:
         """Takes the topic over (rule 23). Raises TopicNotFound unless it exists or `create`; TopicBusy on a conflict."""
-        stored = await self._metadata.get(self.path)
-        if stored is None:
-            if not create:
-                raise TopicNotFound(
-                    f"topic {self.name} does not exist; create it, or switch auto_create_topics on"
-                )
-            self.record.created_ms = self._clock.now_ms()
-            self._version = await self._metadata.create(self.path, self.record.encode())
+        existed = await self.list.load(create_ms=self._clock.now_ms() if create else None)
+        if not existed or self.list.record.deleting:
             return
-        self._version = stored.version
-        self.record = TopicRecord.decode(stored.value, self.path)
-        for info in self.record.ledgers:
+        for info in self.list.record.ledgers:
             if not info.closed:
                 await self._recover(info)
-        self._drop_empty()
-        self._index()
+        self.list.drop_empty()
+        self.list.index()
         try:
-            await self._store()
+            await self.list.store()
         except VersionConflict as conflict:
             raise TopicBusy(f"topic {self.name} is being taken over by another broker") from conflict
         await self._delete_trimmed()
 
     async def _recover(self, info: LedgerInfo) -> None:
         reader = await self._ledgers.open(info.ledger_id, recover=True)
-        last = reader.last_add_confirmed
+        await self._measure(info, reader, reader.last_add_confirmed)
+        self._finish(info, reader.last_add_confirmed + 1)
+
+    async def _measure(self, info: LedgerInfo, reader: Reads, last: int) -> None:
+        """What a ledger holds, from its first and last entry."""
         if last >= 0:
-            (data,) = (await reader.read(last, last))[:1]
+            data = (await reader.read(last, last))[0]
             entry = Entry(data, LEDGER_ENTRY_HEADER_BYTES)
             info.size = decode_ledger_entry_header(data).length
             info.messages = entry.first_index + entry.message_count
             info.last_append_ms = entry.append_time_ms
-            (data,) = (await reader.read(0, 0))[:1]
+            data = (await reader.read(0, 0))[0]
             info.first_append_ms = Entry(data, LEDGER_ENTRY_HEADER_BYTES).append_time_ms
-        self._finish(info, last + 1)
 
     def _finish(self, info: LedgerInfo, entries: int) -> None:
         info.entries = entries
         info.closed = True
-        self.record.next_index = info.first_index + info.messages
-
-    def _drop_empty(self) -> None:
-        empty = [info.ledger_id for info in self.record.ledgers if info.closed and not info.entries]
-        if empty:
-            self.record.trimmed += empty
-            self.record.ledgers = [info for info in self.record.ledgers if info.ledger_id not in empty]
-
-    def _index(self) -> None:
-        self._by_id = {info.ledger_id: info for info in self.record.ledgers}
-        self._ids = sorted(self._by_id)
-
-    async def _store(self) -> None:
-        """Compare-and-set of the record. An outcome that is not known is settled by reading back."""
-        value = self.record.encode()
-        try:
-            self._version = await self._metadata.put(self.path, value, version=self._version)
-        except (VersionConflict, NotFoundInStore) as conflict:
-            raise VersionConflict(f"topic {self.name} was changed by another owner") from conflict
-        except MagnetarError:
-            stored = await self._metadata.get(self.path)
-            if stored is None or stored.value != value:
-                raise
-            self._version = stored.version
+        self.list.record.next_index = info.first_index + info.messages
 
     async def _delete_trimmed(self) -> None:
         """Deletes what the stored list no longer names; what fails is tried again at the next change or opening."""
-        for ledger_id in list(self.record.trimmed):
+        for ledger_id in list(self.list.record.trimmed):
             self._readers.pop(ledger_id, None)
             try:
                 await self._ledgers.delete(ledger_id)
+            except LedgerNotFound:
+                self.list.record.trimmed.remove(ledger_id)
             except MagnetarError as error:
                 _log.warning("topic %s: ledger %d is not deleted yet: %s", self.name, ledger_id, error)
             else:
-                self.record.trimmed.remove(ledger_id)
+                self.list.record.trimmed.remove(ledger_id)
 
     # --- appending ---------------------------------------------------------------------------------------------------
 
@@ -255,12 +171,12 @@ class ManagedLedger(Generic[T]):
 
     def append(self, payload: bytes, messages: int, append_time_ms: int, context: T) -> None:
         """Appends an encoded entry. Confirmed in order by `events.confirmed`, or failed as a whole by `events.fenced`."""
-        pending = _Pending(payload, messages, append_time_ms, context)
+        pending = PendingEntry(payload, messages, append_time_ms, context)
         self._pending.append(pending)
         self.outstanding_bytes += len(payload)
         self._submit(pending)
 
-    def _submit(self, pending: _Pending[T]) -> None:
+    def _submit(self, pending: PendingEntry[T]) -> None:
         segment = self._segment
         assert segment is not None
         segment.next_message += pending.messages
@@ -274,7 +190,7 @@ class ManagedLedger(Generic[T]):
             self._due = True
 
     def _entry_done(
-        self, segment: _Segment[T], entry_id: int, entry: bytes | None, error: MagnetarError | None
+        self, segment: Segment, entry_id: int, entry: bytes | None, error: MagnetarError | None
     ) -> None:
         if error is not None:
             segment.live = False
@@ -323,7 +239,7 @@ class ManagedLedger(Generic[T]):
         delay_ms = self._settings.retry_initial_ms
         while True:
             try:
-                async with self._store_lock:
+                async with self._list_lock:
                     await self._close_segment()
                     await self._open_segment()
                 break
@@ -365,6 +281,8 @@ class ManagedLedger(Generic[T]):
             self._confirm(info, self._pending[0].entry_id, None)
         for pending in self._pending:
             pending.entry_id = -1
+        if last + 1 != info.entries:  # it holds entries that were given up here
+            await self._measure(info, await self._ledgers.open(info.ledger_id, recover=False), last)
         self._finish(info, last + 1)
         self._segment = None
 
@@ -376,19 +294,21 @@ class ManagedLedger(Generic[T]):
             ack_quorum=settings.ack_quorum,
             properties={"kind": "topic", "topic": str(self.name)},
         )
-        info = LedgerInfo(writer.ledger_id, self.record.next_index)
-        before = list(self.record.ledgers)
-        self.record.ledgers.append(info)
-        self._drop_empty()
+        info = LedgerInfo(writer.ledger_id, self.list.record.next_index)
+        before = list(self.list.record.ledgers)
+        self.list.record.ledgers.append(info)
+        self.list.drop_empty()
         try:
-            await self._store()
-        except BaseException:
-            self.record.ledgers = before
-            with contextlib.suppress(MagnetarError):
-                await self._ledgers.delete(writer.ledger_id)
+            await self.list.store()
+        except BaseException as error:
+            self.list.record.ledgers = before
+            # If the outcome is not known the stored list may name the new ledger: then it stays.
+            if isinstance(error, VersionConflict):
+                with contextlib.suppress(MagnetarError):
+                    await self._ledgers.delete(writer.ledger_id)
             raise
-        self._segment = _Segment(self, writer, info, self._clock.now_ms())
-        self._index()
+        self._segment = Segment(writer, info, self._clock.now_ms(), self._entry_done)
+        self.list.index()
 
     def _resubmit(self) -> None:
         """Rule 24: what the old ledger does not hold goes to the next one, in order, numbered anew."""
@@ -433,18 +353,18 @@ class ManagedLedger(Generic[T]):
             return
         await self._stop_rolling()
         self.state = State.CLOSED
-        async with self._store_lock:
+        async with self._list_lock:
             if self._segment is not None:
                 try:
                     await self._close_segment()
-                    self._drop_empty()
-                    await self._store()
+                    self.list.drop_empty()
+                    await self.list.store()
                 except MagnetarError as error:  # the next owner recovers it
                     _log.warning("topic %s: closing its ledger failed: %s", self.name, error)
 
     async def _stop_rolling(self) -> None:
         task = self._roll_task
-        if task is not None and not task.done():
+        if task is not None and not task.done() and task is not asyncio.current_task():
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
@@ -453,52 +373,9 @@ class ManagedLedger(Generic[T]):
 
     # --- positions and reading ---------------------------------------------------------------------------------------
 
-    @property
-    def end(self) -> Position:
-        """After the last confirmed message."""
-        if not self.record.ledgers:
-            return (self.record.trimmed[-1] + 1, 0, 0) if self.record.trimmed else (0, 0, 0)
-        info = self.record.ledgers[-1]
-        return (info.ledger_id, info.entries, 0)
-
-    @property
-    def start(self) -> Position:
-        """The first message that is still kept."""
-        return (self._ids[0], 0, 0) if self._ids else self.end
-
-    @property
-    def message_count(self) -> int:
-        """Topic-wide index after the last confirmed message."""
-        if not self.record.ledgers:
-            return self.record.next_index
-        info = self.record.ledgers[-1]
-        return info.first_index + info.messages
-
-    def info(self, ledger_id: int) -> LedgerInfo | None:
-        """The ledger, if it belongs to the topic."""
-        return self._by_id.get(ledger_id)
-
-    def normalise(self, position: Position) -> Position:
-        """See `core.acks.Topology`."""
-        info = self._by_id.get(position[0])
-        if info is not None and (not info.closed or position[1] < info.entries):
-            return position
-        at = bisect_right(self._ids, position[0])
-        while at < len(self._ids):
-            info = self._by_id[self._ids[at]]
-            if info.entries or not info.closed:
-                return (info.ledger_id, 0, 0)
-            at += 1
-        return position
-
-    def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
-        """True if the entry may be dispatched (rule 25)."""
-        info = self._by_id.get(ledger_id)
-        return info is not None and entry_id < info.entries
-
     async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
         """Confirmed ledger entries from `first` on, at least one. Raises MessageLost if they were trimmed."""
-        info = self._by_id.get(ledger_id)
+        info = self.list.info(ledger_id)
         if info is None or first >= info.entries:
             raise MessageLost(
                 f"entry {first} of ledger {ledger_id} does not belong to topic {self.name} any more"
@@ -534,53 +411,55 @@ class ManagedLedger(Generic[T]):
 
     async def trim(self, before: Position) -> int:
         """Deletes closed ledgers that lie wholly before `before`; returns how many. Metadata first (rule 25)."""
-        ledger_id = self.normalise(before)[0]
+        ledger_id = self.list.normalise(before)[0]
         if self.state in (State.FENCED, State.CLOSED) or not any(
             info.closed and (info.ledger_id < ledger_id or before >= (info.ledger_id, info.entries, 0))
-            for info in self.record.ledgers
+            for info in self.list.record.ledgers
         ):
             return 0
-        async with self._store_lock:
-            before_list, before_trimmed = list(self.record.ledgers), list(self.record.trimmed)
+        async with self._list_lock:
+            before_list, before_trimmed = list(self.list.record.ledgers), list(self.list.record.trimmed)
             gone = [
                 info.ledger_id
-                for info in self.record.ledgers
+                for info in self.list.record.ledgers
                 if info.closed and (info.ledger_id < ledger_id or before >= (info.ledger_id, info.entries, 0))
             ]
-            self.record.ledgers = [info for info in self.record.ledgers if info.ledger_id not in gone]
-            self.record.trimmed += gone
+            self.list.record.ledgers = [
+                info for info in self.list.record.ledgers if info.ledger_id not in gone
+            ]
+            self.list.record.trimmed += gone
             try:
-                await self._store()
+                await self.list.store()
             except VersionConflict as conflict:
                 self._fence(conflict)
                 return 0
             except MagnetarError as error:
-                self.record.ledgers, self.record.trimmed = before_list, before_trimmed
+                self.list.record.ledgers, self.list.record.trimmed = before_list, before_trimmed
                 _log.warning("topic %s: not trimmed yet: %s", self.name, error)
                 return 0
-            self._index()
+            self.list.index()
             self._events.rolled()
             await self._delete_trimmed()
         return len(gone)
 
     async def mark_deleting(self) -> None:
         """From here on the topic is gone, even if a crash comes before `delete` is done."""
-        async with self._store_lock:
-            self.record.trimmed += [info.ledger_id for info in self.record.ledgers]
-            self.record.ledgers = []
-            self.record.deleting = True
-            self._index()
-            await self._store()
+        async with self._list_lock:
+            self.list.record.trimmed += [info.ledger_id for info in self.list.record.ledgers]
+            self.list.record.ledgers = []
+            self.list.record.deleting = True
+            self.list.index()
+            await self.list.store()
 
     async def delete(self) -> None:
         """Deletes the ledgers of a topic marked as deleting, then its metadata; may be repeated after a crash."""
-        async with self._store_lock:
+        async with self._list_lock:
             await self._delete_trimmed()
-            if self.record.trimmed:
+            if self.list.record.trimmed:
                 raise TopicBusy(
-                    f"topic {self.name}: {len(self.record.trimmed)} ledgers could not be deleted; delete it again"
+                    f"topic {self.name}: {len(self.list.record.trimmed)} ledgers could not be deleted; delete it again"
                 )
-            await self._metadata.delete(self.path, version=self._version)
+            await self.list.delete()
 
 
 __all__ = ["Clock", "LedgerEvents", "ManagedLedger", "State"]

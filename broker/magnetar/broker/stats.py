@@ -8,18 +8,18 @@ from .core.acks import Position
 from .producers import SessionState
 
 if TYPE_CHECKING:
-    from .managed_ledger import ManagedLedger
+    from .ledger_list import LedgerList
     from .subscription import Subscription
     from .topic import Topic
 
 
-async def topic_stats(topic: Topic, ledger: ManagedLedger[Any]) -> dict[str, Any]:
+async def topic_stats(topic: Topic, ledger: LedgerList, state: str) -> dict[str, Any]:
     """A map of plain values. Reads at most one entry per subscription, to tell its backlog."""
     total = ledger.message_count
     kept = ledger.record.ledgers
     return {
         "topic": str(topic.name),
-        "state": ledger.state.value,
+        "state": state,
         "messages_in": topic.messages_in,
         "bytes_in": topic.bytes_in,
         "stored_messages": total - (kept[0].first_index if kept else total),
@@ -50,7 +50,7 @@ async def topic_stats(topic: Topic, ledger: ManagedLedger[Any]) -> dict[str, Any
 
 
 async def _subscription_stats(
-    topic: Topic, ledger: ManagedLedger[Any], subscription: Subscription, total: int
+    topic: Topic, ledger: LedgerList, subscription: Subscription, total: int
 ) -> dict[str, Any]:
     mark = ledger.normalise(subscription.cursor.state.mark_delete)
     backlog = total - await topic_index(topic, ledger, mark)
@@ -77,7 +77,7 @@ async def _subscription_stats(
     }
 
 
-async def topic_index(topic: Topic, ledger: ManagedLedger[Any], position: Position) -> int:
+async def topic_index(topic: Topic, ledger: LedgerList, position: Position) -> int:
     """Topic-wide index of the message at `position`; reads one entry if it is not in memory."""
     ledger_id, entry_id, index = position
     info = ledger.info(ledger_id)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any
 
 from magnetar.proto.batch import AdmittedGroups
 from magnetar.proto.entry import Entry
@@ -30,47 +30,20 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from .budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, measure
+from .components import Components
 from .consumer import Consumer, ConsumerPort
 from .core.acks import AckState, EntryKey, Position
 from .cursor import Cursor
-from .dispatcher import DispatchCounters, Dispatcher
-from .managed_ledger import Clock, LedgerEvents, ManagedLedger, State
+from .dispatcher import Dispatcher
+from .managed_ledger import LedgerEvents, ManagedLedger, State
 from .positions import Start, find_position
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
 from .records import cursor_path, cursors_path
-from .settings import BrokerSettings
 from .stats import topic_stats
-from .stores import Ledgers, Metadata
 from .subscription import Subscription, check_type
-from .tail_cache import TailCache, TopicCache
+from .tail_cache import TopicCache
 
 _log = logging.getLogger(__name__)
-
-
-class PublishCounters:
-    """Sums over the broker, counted per run and per entry."""
-
-    __slots__ = ("bytes_in", "entries_in", "messages_in", "runs_in")
-
-    def __init__(self) -> None:
-        self.runs_in = 0
-        self.messages_in = 0
-        self.bytes_in = 0
-        self.entries_in = 0
-
-
-class Components(NamedTuple):
-    """What every topic of a broker shares."""
-
-    metadata: Metadata
-    ledgers: Ledgers
-    settings: BrokerSettings
-    clock: Clock
-    cache: TailCache
-    publish_budget: ByteBudget
-    read_budget: ByteBudget
-    published: PublishCounters
-    dispatched: DispatchCounters
 
 
 class Topic:
@@ -115,13 +88,13 @@ class Topic:
     async def load(self, *, create: bool) -> None:
         """Takes the topic over and recovers its cursors. Raises TopicNotFound, TopicBusy."""
         await self.ledger.open(create=create)
-        if self.ledger.record.deleting:
+        if self.ledger.list.record.deleting:
             await self._delete_rest()
             await self.ledger.open(create=create)
         path = cursors_path(self.name)
         for name in await self._components.metadata.children(path):
-            cursor = self._cursor(name, AckState(self.ledger, (0, 0, 0)))
-            await cursor.recover(self.ledger)
+            cursor = self._cursor(name, AckState(self.ledger.list, (0, 0, 0)))
+            await cursor.recover(self.ledger.list)
             self._attach(name, cursor)
 
     def _cursor(self, name: str | None, state: AckState) -> Cursor:
@@ -239,15 +212,15 @@ class Topic:
 
     def normalise(self, position: Position) -> Position:
         """See `core.acks.Topology`."""
-        return self.ledger.normalise(position)
+        return self.ledger.list.normalise(position)
 
     def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
         """True if the entry may be dispatched (rule 25)."""
-        return self.ledger.is_confirmed(ledger_id, entry_id)
+        return self.ledger.list.is_confirmed(ledger_id, entry_id)
 
     def is_known(self, ledger_id: int) -> bool:
         """False if the ledger was trimmed or is not of this topic."""
-        return self.ledger.info(ledger_id) is not None
+        return self.ledger.list.info(ledger_id) is not None
 
     def cached(self, key: EntryKey) -> Entry | None:
         """The entry if the tail cache has it."""
@@ -319,17 +292,17 @@ class Topic:
 
     async def _create_subscription(self, name: str, start: Start, *, durable: bool) -> Subscription:
         position = await self.find(start)
-        cursor = self._cursor(name if durable else None, AckState(self.ledger, position))
+        cursor = self._cursor(name if durable else None, AckState(self.ledger.list, position))
         try:
             await cursor.create(self._clock.now_ms())
         except AlreadyExists:
             # Made by a call that was cancelled before it learned of its success (another owner would have fenced us).
-            await cursor.recover(self.ledger)
+            await cursor.recover(self.ledger.list)
         return self._attach(name, cursor)
 
     async def find(self, start: Start) -> Position:
         """The position that "earliest", "latest", an id or a time means now."""
-        return await find_position(self.ledger, self.read_entry, start)
+        return await find_position(self.ledger.list, self.read_entry, start)
 
     async def seek(self, subscription: Subscription, start: Start) -> int:
         """Moves the subscription; returns its new epoch once that is durable."""
@@ -372,8 +345,8 @@ class Topic:
 
     async def last_message_id(self) -> MessageId | None:
         """The last confirmed message, None if the topic holds none."""
-        ledger, entries, _ = self.ledger.end
-        for info in reversed(self.ledger.record.ledgers):
+        ledger, entries, _ = self.ledger.list.end
+        for info in reversed(self.ledger.list.record.ledgers):
             if info.entries:
                 ledger, entries = info.ledger_id, info.entries
                 break
@@ -502,11 +475,11 @@ class Topic:
     async def _delete_rest(self) -> None:
         metadata = self._components.metadata
         for name in await metadata.children(cursors_path(self.name)):
-            cursor = self._cursor(name, AckState(self.ledger, (0, 0, 0)))
+            cursor = self._cursor(name, AckState(self.ledger.list, (0, 0, 0)))
             await cursor.adopt()
             await cursor.delete()
         await self.ledger.delete()
 
     async def stats(self) -> dict[str, Any]:
         """Figures for people and tools (WIRE.md)."""
-        return await topic_stats(self, self.ledger)
+        return await topic_stats(self, self.ledger.list, self.ledger.state.value)

@@ -1,0 +1,38 @@
+"""What all topics of a broker share: stores, settings, clock, budgets, counters."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .budget import ByteBudget
+from .dispatcher import DispatchCounters
+from .managed_ledger import Clock
+from .settings import BrokerSettings
+from .stores import Ledgers, Metadata
+from .tail_cache import TailCache
+
+
+class PublishCounters:
+    """Sums over the broker, counted per run and per entry."""
+
+    __slots__ = ("bytes_in", "entries_in", "messages_in", "runs_in")
+
+    def __init__(self) -> None:
+        self.runs_in = 0
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.entries_in = 0
+
+
+class Components(NamedTuple):
+    """What every topic of a broker shares."""
+
+    metadata: Metadata
+    ledgers: Ledgers
+    settings: BrokerSettings
+    clock: Clock
+    cache: TailCache
+    publish_budget: ByteBudget
+    read_budget: ByteBudget
+    published: PublishCounters
+    dispatched: DispatchCounters

@@ -1,0 +1,117 @@
+"""The ledger list of a topic: its record in metadata, changed by compare-and-set, and what positions mean in it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from magnetar.proto.errors import MagnetarError, NotFoundInStore, TopicNotFound, VersionConflict
+from magnetar.proto.ids import TopicName
+
+from .core.acks import Position
+from .records import LedgerInfo, TopicRecord, topic_path
+from .stores import Metadata
+
+
+class LedgerList:
+    """`record` is changed by the managed ledger, which then calls `store`; counts of the open ledger grow in place."""
+
+    def __init__(self, name: TopicName, metadata: Metadata) -> None:
+        self.name = name
+        self.path = topic_path(name)
+        self.record = TopicRecord()
+        self._metadata = metadata
+        self._version = -1
+        self._by_id: dict[int, LedgerInfo] = {}
+        self._ids: list[int] = []  # sorted
+
+    # --- metadata ----------------------------------------------------------------------------------------------------
+
+    async def load(self, *, create_ms: int | None) -> bool:
+        """Reads the record, or makes it (`create_ms`: the time). True if it was there. Raises TopicNotFound."""
+        stored = await self._metadata.get(self.path)
+        if stored is not None:
+            self._version = stored.version
+            self.record = TopicRecord.decode(stored.value, self.path)
+            self.index()
+            return True
+        if create_ms is None:
+            raise TopicNotFound(
+                f"topic {self.name} does not exist; create it, or switch auto_create_topics on"
+            )
+        self.record = TopicRecord(created_ms=create_ms)
+        self._version = await self._metadata.create(self.path, self.record.encode())
+        return False
+
+    async def delete(self) -> None:
+        """The record is gone when this returns."""
+        await self._metadata.delete(self.path, version=self._version)
+
+    def drop_empty(self) -> None:
+        """Closed ledgers without entries leave the list."""
+        empty = [info.ledger_id for info in self.record.ledgers if info.closed and not info.entries]
+        if empty:
+            self.record.trimmed += empty
+            self.record.ledgers = [info for info in self.record.ledgers if info.ledger_id not in empty]
+
+    def index(self) -> None:
+        """To be called when ledgers came or went."""
+        self._by_id = {info.ledger_id: info for info in self.record.ledgers}
+        self._ids = sorted(self._by_id)
+
+    async def store(self) -> None:
+        """Compare-and-set of the record. An outcome that is not known is settled by reading back."""
+        value = self.record.encode()
+        try:
+            self._version = await self._metadata.put(self.path, value, version=self._version)
+        except (VersionConflict, NotFoundInStore) as conflict:
+            raise VersionConflict(f"topic {self.name} was changed by another owner") from conflict
+        except MagnetarError:
+            stored = await self._metadata.get(self.path)
+            if stored is None or stored.value != value:
+                raise
+            self._version = stored.version
+
+    # --- positions ---------------------------------------------------------------------------------------------------
+
+    @property
+    def end(self) -> Position:
+        """After the last confirmed message."""
+        if not self.record.ledgers:
+            return (self.record.trimmed[-1] + 1, 0, 0) if self.record.trimmed else (0, 0, 0)
+        info = self.record.ledgers[-1]
+        return (info.ledger_id, info.entries, 0)
+
+    @property
+    def start(self) -> Position:
+        """The first message that is still kept."""
+        return (self._ids[0], 0, 0) if self._ids else self.end
+
+    @property
+    def message_count(self) -> int:
+        """Topic-wide index after the last confirmed message."""
+        if not self.record.ledgers:
+            return self.record.next_index
+        info = self.record.ledgers[-1]
+        return info.first_index + info.messages
+
+    def info(self, ledger_id: int) -> LedgerInfo | None:
+        """The ledger, if it belongs to the topic."""
+        return self._by_id.get(ledger_id)
+
+    def normalise(self, position: Position) -> Position:
+        """See `core.acks.Topology`."""
+        info = self._by_id.get(position[0])
+        if info is not None and (not info.closed or position[1] < info.entries):
+            return position
+        at = bisect_right(self._ids, position[0])
+        while at < len(self._ids):
+            info = self._by_id[self._ids[at]]
+            if info.entries or not info.closed:
+                return (info.ledger_id, 0, 0)
+            at += 1
+        return position
+
+    def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
+        """True if the entry may be dispatched (rule 25)."""
+        info = self._by_id.get(ledger_id)
+        return info is not None and entry_id < info.entries
