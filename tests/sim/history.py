@@ -1,0 +1,182 @@
+"""What the clients of a simulated service saw, and the rules that it must obey (CORRECTNESS.md, "Invariants").
+
+Messages are named (producer, number); numbers count up from 0 in the order in which the producer sent them. The history
+knows nothing of loops or sockets: clients tell it what happened, `now` is virtual seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from magnetar.proto.ids import MessageId
+
+Name = tuple[str, int]
+
+# A delivery that was on its way when the receipt was given may still arrive; later ones were sent after it.
+RECEIPT_GRACE_S = 1.0
+
+
+class Violation(AssertionError):
+    """A rule was broken; the message names it."""
+
+
+def value_of(name: Name, padding: int) -> bytes:
+    """The bytes of a message."""
+    return b"%s/%d/" % (name[0].encode(), name[1]) + b"." * padding
+
+
+def name_of(value: bytes) -> Name:
+    """Reads `value_of`."""
+    producer, number, _ = value.split(b"/", 2)
+    return producer.decode(), int(number)
+
+
+@dataclass
+class Subscription:
+    """What one subscription delivered and was told."""
+
+    name: str
+    ordered: bool  # Exclusive: first occurrences come in order
+    delivered: dict[Name, MessageId] = field(default_factory=dict)  # first delivery of each
+    last_number: dict[str, int] = field(default_factory=dict)  # highest number delivered, by producer
+    receipts: dict[MessageId, float] = field(default_factory=dict)  # id -> when its receipt came
+    cumulative: tuple[MessageId, float] | None = None  # highest cumulative receipt
+    acknowledged: dict[Name, None] = field(default_factory=dict)  # with or without receipt
+    redeliveries: int = 0
+    mark_delete: tuple[int, ...] = ()
+
+
+class History:
+    """All of it. Methods raise Violation at once; `check_end` looks at the whole."""
+
+    def __init__(self, *, trimming: bool = False) -> None:
+        # Nothing holds the start of the topic: what every subscription has acknowledged may be gone for a reader.
+        self.trimming = trimming
+        self.sent: dict[str, int] = {}  # producer -> how many
+        self.confirmed: dict[Name, MessageId] = {}
+        self.failed: dict[Name, str] = {}  # sends whose outcome the client does not know
+        self.subscriptions: dict[str, Subscription] = {}
+        self.tail: dict[MessageId, Name] = {}  # what the tail reader handed out
+        self._tail_last: MessageId | None = None
+        self._tail_numbers: dict[str, int] = {}
+
+    # --- producing -------------------------------------------------------------------------------------------------
+
+    def send(self, producer: str) -> Name:
+        """The name of the next message."""
+        number = self.sent.get(producer, 0)
+        self.sent[producer] = number + 1
+        return producer, number
+
+    def confirm(self, name: Name, message_id: MessageId) -> None:
+        """The service has told the producer that the message is durable."""
+        self.confirmed[name] = message_id
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def tailed(self, message_id: MessageId, value: bytes) -> None:
+        """The tail reader handed out a message: ids rise, and first occurrences are in order."""
+        name = name_of(value)
+        if self._tail_last is not None and message_id <= self._tail_last:
+            raise Violation(f"the reader got {message_id} after {self._tail_last}")
+        self._tail_last = message_id
+        self.tail[message_id] = name
+        self._in_order(self._tail_numbers, name, f"the reader at {message_id}", gaps=self.trimming)
+
+    def subscription(self, name: str, *, ordered: bool) -> Subscription:
+        """Made when first asked for."""
+        return self.subscriptions.setdefault(name, Subscription(name, ordered))
+
+    def delivered(self, subscription: Subscription, message_id: MessageId, value: bytes, now: float) -> None:
+        """A consumer got a message."""
+        name = name_of(value)
+        receipt = subscription.receipts.get(message_id)
+        if subscription.cumulative is not None and message_id <= subscription.cumulative[0]:
+            receipt = min(receipt or now, subscription.cumulative[1])
+        if receipt is not None and now > receipt + RECEIPT_GRACE_S:
+            raise Violation(
+                f"{subscription.name} got {name} ({message_id}) at {now:.3f}, acknowledged with receipt at {receipt:.3f}"
+            )
+        if name in subscription.delivered:
+            subscription.redeliveries += 1
+        else:
+            subscription.delivered[name] = message_id
+        if subscription.ordered:
+            self._in_order(subscription.last_number, name, f"{subscription.name} at {message_id}")
+
+    def acknowledged(
+        self, subscription: Subscription, message_id: MessageId, name: Name, now: float, *, receipt: bool
+    ) -> None:
+        """An individual acknowledgement was sent, or its receipt came."""
+        subscription.acknowledged[name] = None
+        if receipt:
+            subscription.receipts.setdefault(message_id, now)
+
+    def acknowledged_up_to(self, subscription: Subscription, message_id: MessageId, now: float) -> None:
+        """The receipt of a cumulative acknowledgement came."""
+        if subscription.cumulative is None or message_id > subscription.cumulative[0]:
+            subscription.cumulative = (message_id, now)
+
+    def observed_mark_delete(self, subscription: Subscription, mark: tuple[int, ...]) -> None:
+        """What the service tells of itself."""
+        if mark < subscription.mark_delete:
+            raise Violation(
+                f"mark-delete of {subscription.name} went from {subscription.mark_delete} to {mark}"
+            )
+        subscription.mark_delete = mark
+
+    def _in_order(self, last: dict[str, int], name: Name, where: str, *, gaps: bool = False) -> None:
+        producer, number = name
+        highest = last.get(producer, -1)
+        if number <= highest:
+            return  # a duplicate, or this would not be the first occurrence
+        missing = [n for n in range(highest + 1, number) if (producer, n) not in self.failed]
+        if missing and not gaps:
+            raise Violation(
+                f"{where} got {name} as first occurrence although {missing[:5]} did not come before it"
+            )
+        last[producer] = number
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def missing(self) -> dict[str, list[Name]]:
+        """Confirmed messages that somebody still lacks, by who lacks them."""
+        seen = set(self.tail.values())
+        lacks = {"reader": [name for name in self.confirmed if name not in seen and not self.trimming]}
+        for subscription in self.subscriptions.values():
+            lacks[subscription.name] = [name for name in self.confirmed if name not in subscription.delivered]
+        return {who: names for who, names in lacks.items() if names}
+
+    def check_reread(self, entries: list[tuple[MessageId, bytes]]) -> None:
+        """A reader that started from the beginning after everything: what is durable, in order, as confirmed."""
+        last: dict[str, int] = {}
+        by_id: dict[MessageId, Name] = {}
+        for message_id, value in entries:
+            name = name_of(value)
+            by_id[message_id] = name
+            self._in_order(last, name, f"the second reading at {message_id}", gaps=self.trimming)
+        first = min(by_id, default=MessageId(1 << 62, 0, 0)) if self.trimming else MessageId(0, 0, 0)
+        for name, message_id in self.confirmed.items():
+            if message_id >= first and by_id.get(message_id) != name:
+                raise Violation(
+                    f"lost: {name} was confirmed as {message_id}, which now holds {by_id.get(message_id)}"
+                )
+        for message_id, name in self.tail.items():
+            if message_id >= first and by_id.get(message_id) != name:
+                raise Violation(
+                    f"the reader once got {name} at {message_id}, which now holds {by_id.get(message_id)}"
+                )
+
+    def counts(self) -> dict[str, int]:
+        """Load and results of the run."""
+        redelivered = sum(subscription.redeliveries for subscription in self.subscriptions.values())
+        receipts = sum(len(subscription.receipts) for subscription in self.subscriptions.values())
+        return {
+            "sent": sum(self.sent.values()),
+            "confirmed": len(self.confirmed),
+            "failed_sends": len(self.failed),
+            "tailed": len(self.tail),
+            "duplicates": len(self.tail) - len(set(self.tail.values())),
+            "redelivered": redelivered,
+            "ack_receipts": receipts,
+        }
