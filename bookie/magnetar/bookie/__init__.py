@@ -1,1 +1,11 @@
-"""Storage daemon: journal, caches, entry log, index, garbage collection, server."""
+"""The storage daemon: journal, write cache, entry logs, index, checkpoints, and the server in front of them.
+
+ARCHITECTURE.md has the interface of `Bookie`; FORMATS.md draws every file. The rules that this room keeps are numbers 1 to
+12b of the project's correctness rules; their tests are named after them.
+"""
+
+from .components import BookieComponents, inline_components, os_components
+from .engine import Bookie
+from .settings import BookieSettings
+
+__all__ = ["Bookie", "BookieComponents", "BookieSettings", "inline_components", "os_components"]

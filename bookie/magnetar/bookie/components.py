@@ -1,0 +1,63 @@
+"""The seams of a bookie: what is injected, and the real set."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from magnetar.runtime.files import FileLock, Files, OsFiles
+
+from .index import LocationIndex, RocksLocationIndex
+from .journal.device import JournalDevice
+from .journal.inline import InlineJournalDevice
+from .journal.ring import RingJournalDevice
+from .layout import DataLayout
+from .settings import BookieSettings
+from .storage_helper import InlineStorageHelper, ProcessStorageHelper, StorageHelper
+
+__all__ = ["BookieComponents", "inline_components", "os_components"]
+
+
+@dataclass(frozen=True, slots=True)
+class BookieComponents:
+    """One set serves one opening of a bookie: the storage helper is started and closed by it."""
+
+    files: Files
+    rng: random.Random
+    storage_helper: StorageHelper
+    make_journal_device: Callable[[BookieSettings, DataLayout, FileLock], JournalDevice]
+    open_index: Callable[[str], LocationIndex]
+
+
+def os_components(rng: random.Random, *, writer_mode: str = "sync") -> BookieComponents:
+    """The real disk, a journal writer process, a storage helper process, RocksDB.
+
+    `writer_mode` "shadow" is for crash tests: see `RingJournalDevice`.
+    """
+
+    def make_device(settings: BookieSettings, layout: DataLayout, lock: FileLock) -> JournalDevice:
+        return RingJournalDevice(
+            layout.journal_template,
+            ring_bytes=settings.journal_ring_bytes,
+            lock_fd=lock.fileno(),
+            mode=writer_mode if settings.journal_sync_data else "no-sync",
+        )
+
+    return BookieComponents(OsFiles(), rng, ProcessStorageHelper(), make_device, RocksLocationIndex)
+
+
+def inline_components(
+    files: Files, rng: random.Random, open_index: Callable[[str], LocationIndex]
+) -> BookieComponents:
+    """Everything in the loop, over `files`: the simulation."""
+
+    def make_device(settings: BookieSettings, layout: DataLayout, lock: FileLock) -> JournalDevice:
+        return InlineJournalDevice(
+            files,
+            layout.journal_file,
+            capacity_bytes=settings.journal_ring_bytes,
+            sync_data=settings.journal_sync_data,
+        )
+
+    return BookieComponents(files, rng, InlineStorageHelper(files), make_device, open_index)

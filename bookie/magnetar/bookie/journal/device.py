@@ -1,0 +1,63 @@
+"""The seam between the journal and what makes its bytes durable.
+
+A device takes a stream of bytes that is numbered from `offset` on, and says up to which offset they are durable. It knows
+nothing of records. What arrived while a sync was running is the next group: nothing waits for company, and a group
+starts at a multiple of 4 KB in the current file (`file_position` says how far the file is used).
+
+The journal owns the files: it prepares them and says where in the stream the next one begins (`roll`). Everything before
+that point is synced before the next file is touched (rule 5 depends on it).
+
+A failed write or sync is never tried again (rule 4): `on_failure` is called once, and nothing becomes durable any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from magnetar.proto.errors import MagnetarError
+
+__all__ = ["JournalDevice"]
+
+
+class JournalDevice(Protocol):
+    """One journal directory's device. Callbacks come from the loop, never from inside a call of the device."""
+
+    on_durable: Callable[[int], None]
+    on_failure: Callable[[MagnetarError], None]
+
+    @property
+    def end_offset(self) -> int:
+        """Offset after the last byte appended."""
+        ...
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below is durable. Never falls, never passes `end_offset`."""
+        ...
+
+    @property
+    def file_position(self) -> int:
+        """Bytes of the current file that are used by what is durable, padding included."""
+        ...
+
+    @property
+    def free_bytes(self) -> int:
+        """What `append` takes before something has to become durable."""
+        ...
+
+    async def start(self, sequence: int, offset: int) -> None:
+        """Begins with an existing file at `offset` of the stream. Raises StorageFailed."""
+        ...
+
+    def append(self, header: bytes, payload: bytes) -> None:
+        """Adds both parts; needs `free_bytes` for them. Goes to the disk at the end of this turn of the loop."""
+        ...
+
+    def roll(self, sequence: int) -> None:
+        """What is appended from now on goes to the start of file `sequence`, which must exist."""
+        ...
+
+    async def close(self) -> None:
+        """Waits until everything appended is durable (unless the device failed) and lets go of the file."""
+        ...

@@ -1,0 +1,269 @@
+"""The journal: encodes records, acknowledges what the device made durable, owns the files.
+
+Files are `prepared` (named, zero-filled, durable, without a valid BEGIN record), then `begun` (BEGIN is the first record
+of the stream that goes there), then released by a checkpoint and prepared again under a new sequence. A sequence, and so
+an incarnation, is never used twice.
+
+A file is left as soon as what was prepared of it is used up and the next one is ready; while it is not, the file just
+grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from magnetar.proto.errors import DiskFull, MagnetarError
+
+from ..layout import DataLayout
+from ..settings import BookieSettings
+from ..storage_helper import StorageHelper
+from .device import JournalDevice
+from .records import RECORD_HEADER_BYTES, RecordType, encode_begin, encode_record_header, incarnation_of
+
+__all__ = ["DurableCallback", "Journal", "JournalPosition"]
+
+_log = logging.getLogger(__name__)
+
+# (ledger id, entry id, code): code 0 when the record is durable, else that of the error.
+DurableCallback = Callable[[int, int, int], None]
+
+_RETRY_PREPARE_S = 1.0
+_FENCE = struct.Struct(">Q")
+_LAST_CONFIRMED = struct.Struct(">Qq")
+ADD = int(RecordType.ADD)
+
+
+class JournalPosition(NamedTuple):
+    """A place in one journal directory. Compares as the journal is ordered."""
+
+    sequence: int
+    offset: int
+    # Offset of the first record of the file; `offset == base` is the one place where the file may not be begun yet.
+    base: int
+
+
+class JournalFile(NamedTuple):
+    """A begun file: all records from `base` to the base of the next one."""
+
+    sequence: int
+    base: int
+    # Bytes prepared in advance.
+    prepared_bytes: int
+
+
+class Journal:
+    """One journal directory. `on_failure` is called once; no callback reports success after it."""
+
+    def __init__(
+        self,
+        device: JournalDevice,
+        helper: StorageHelper,
+        layout: DataLayout,
+        settings: BookieSettings,
+        instance: int,
+    ) -> None:
+        self.on_failure: Callable[[MagnetarError], None] | None = None
+        self._device = device
+        self._helper = helper
+        self._layout = layout
+        self._settings = settings
+        self._instance = instance
+        self._incarnation = 0
+        self._files: list[JournalFile] = []
+        self._spares: deque[tuple[int, int]] = deque()  # (sequence, prepared bytes), ready to begin
+        self._released: deque[tuple[int, int]] = deque()  # no longer needed, to be recycled or deleted
+        self._next_sequence = 1
+        self._pending: deque[tuple[int, DurableCallback, int, int]] = deque()  # in order of end offset
+        # Records for which the ring had no room, in order. Their payloads stand in the write cache, which bounds them.
+        self._waiting: deque[tuple[int, bytes, DurableCallback, int, int]] = deque()
+        self._failed: MagnetarError | None = None
+        self._wanted = asyncio.Event()
+        self._upkeep: asyncio.Task[None] | None = None
+        # Set by `close`: the last waiting record went to the device, or the device failed.
+        self._emptied: asyncio.Future[None] | None = None
+
+    async def start(
+        self, position: JournalPosition, prepared_bytes: int, released: list[tuple[int, int]]
+    ) -> None:
+        """Begins the prepared file at `position`; `released` are old files (sequence, bytes) that nobody needs."""
+        self._device.on_durable = self._durable
+        self._device.on_failure = self._device_failed
+        self._next_sequence = 1 + max([position.sequence, *[sequence for sequence, _ in released]])
+        self._released.extend(released)
+        await self._device.start(position.sequence, position.offset)
+        self._begin(position.sequence, prepared_bytes)
+        self._wanted.set()
+        self._upkeep = asyncio.get_running_loop().create_task(self._prepare_files(), name="journal files")
+
+    @property
+    def waiting(self) -> bool:
+        """True while the ring is full and records wait for room."""
+        return bool(self._waiting)
+
+    @property
+    def end_offset(self) -> int:
+        """Offset after the last record that was handed to the device."""
+        return self._device.end_offset
+
+    @property
+    def files(self) -> list[int]:
+        """Sequences of the files that a recovery would read, oldest first."""
+        return [file.sequence for file in self._files]
+
+    def durable_position(self) -> JournalPosition:
+        """Everything before it is durable, and was in the write cache before it was written here (rule 1)."""
+        durable = self._device.durable_offset
+        for file in reversed(self._files):
+            if file.base <= durable:
+                return JournalPosition(file.sequence, durable, file.base)
+        raise AssertionError("the first file begins at the first offset")
+
+    def add(self, entry: bytes, done: DurableCallback, ledger_id: int, entry_id: int) -> None:
+        """Appends a ledger entry; `done` is called once, never from in here. About 3 us and the copy."""
+        device = self._device
+        if self._waiting or device.free_bytes < len(entry) + 2 * RECORD_HEADER_BYTES or self._failed:
+            self._append_later(ADD, entry, done, ledger_id, entry_id)
+            return
+        header = encode_record_header(self._incarnation, device.end_offset, device.durable_offset, ADD, entry)
+        device.append(header, entry)
+        self._pending.append((device.end_offset, done, ledger_id, entry_id))
+
+    def fence(self, ledger_id: int, done: DurableCallback) -> None:
+        """Appends a fence. One record stands for the ledger's key and its fence (rule 6)."""
+        self._append_later(RecordType.FENCE, _FENCE.pack(ledger_id), done, ledger_id, -1)
+        self._drain_waiting()
+
+    def last_confirmed(self, ledger_id: int, last_add_confirmed: int, done: DurableCallback) -> None:
+        """Appends an explicit last add confirmed."""
+        payload = _LAST_CONFIRMED.pack(ledger_id, last_add_confirmed)
+        self._append_later(RecordType.LAST_CONFIRMED, payload, done, ledger_id, last_add_confirmed)
+        self._drain_waiting()
+
+    def release(self, mark: JournalPosition) -> None:
+        """Files before the mark's are not needed any more. Only after the mark is durable (rule 2)."""
+        while len(self._files) > 1 and self._files[0].sequence < mark.sequence:
+            file = self._files.pop(0)
+            self._released.append((file.sequence, file.prepared_bytes))
+        self._wanted.set()
+
+    async def close(self) -> None:
+        """Waits until everything appended is durable and acknowledged."""
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.gather(self._upkeep, return_exceptions=True)
+            self._upkeep = None
+        if self._waiting and self._failed is None:
+            self._emptied = asyncio.get_running_loop().create_future()
+            await self._emptied
+        await self._device.close()
+
+    def _append_later(
+        self, record_type: int, payload: bytes, done: DurableCallback, ledger_id: int, number: int
+    ) -> None:
+        if self._failed is not None:
+            asyncio.get_running_loop().call_soon(done, ledger_id, number, self._failed.code)
+            return
+        self._waiting.append((record_type, payload, done, ledger_id, number))
+
+    def _drain_waiting(self) -> None:
+        device, waiting = self._device, self._waiting
+        while waiting:
+            record_type, payload, done, ledger_id, number = waiting[0]
+            if device.free_bytes < len(payload) + 2 * RECORD_HEADER_BYTES:
+                return
+            waiting.popleft()
+            header = encode_record_header(
+                self._incarnation, device.end_offset, device.durable_offset, record_type, payload
+            )
+            device.append(header, payload)
+            self._pending.append((device.end_offset, done, ledger_id, number))
+
+    def _durable(self, offset: int) -> None:
+        pending = self._pending
+        while pending and pending[0][0] <= offset:
+            _, done, ledger_id, number = pending.popleft()
+            try:
+                done(ledger_id, number, 0)
+            except Exception:
+                _log.exception("a callback of the journal failed")
+        if self._waiting:
+            self._drain_waiting()
+            self._tell_emptied()
+        file = self._files[-1]
+        position = self._device.file_position
+        if offset > file.base and position >= file.prepared_bytes and self._spares:
+            sequence, prepared = self._spares.popleft()
+            self._device.roll(sequence)
+            self._begin(sequence, prepared)
+            self._wanted.set()
+
+    def _begin(self, sequence: int, prepared_bytes: int) -> None:
+        device = self._device
+        base = device.end_offset
+        self._incarnation = incarnation_of(self._instance, sequence)
+        payload = encode_begin(self._instance, sequence)
+        header = encode_record_header(
+            self._incarnation, base, device.durable_offset, RecordType.BEGIN, payload
+        )
+        device.append(header, payload)
+        self._files.append(JournalFile(sequence, base, prepared_bytes))
+
+    def _device_failed(self, error: MagnetarError) -> None:
+        if self._failed is not None:
+            return
+        self._failed = error
+        pending, self._pending = self._pending, deque()
+        waiting, self._waiting = self._waiting, deque()
+        for _, done, ledger_id, number in pending:
+            done(ledger_id, number, error.code)
+        for _, _, done, ledger_id, number in waiting:
+            done(ledger_id, number, error.code)
+        self._tell_emptied()
+        if self.on_failure is not None:
+            self.on_failure(error)
+
+    def _tell_emptied(self) -> None:
+        if self._emptied is not None and not self._waiting and not self._emptied.done():
+            self._emptied.set_result(None)
+
+    async def _prepare_files(self) -> None:
+        """Keeps one file ready, recycles released ones, deletes what is too much. Nobody waits for it."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                while self._released or not self._spares:
+                    await self._prepare_one()
+            except DiskFull as error:
+                # The current file goes on growing as long as it can; the bookie turns read-only meanwhile.
+                _log.warning("no journal file could be prepared: %s", error)
+                await asyncio.sleep(_RETRY_PREPARE_S)
+                self._wanted.set()
+            except MagnetarError as error:
+                self._device_failed(error)
+                return
+
+    async def _prepare_one(self) -> None:
+        wanted = self._settings.journal_file_bytes
+        if self._released:
+            source, size = self._released[0]
+            kept = sum(size for _, size in self._spares)
+            # One that is too small was the first file of a first start.
+            if size < wanted or (self._spares and kept + size > self._settings.journal_spare_bytes):
+                await self._helper.delete(self._layout.journal_file(source))
+                self._released.popleft()
+                return
+        else:
+            source, size = 0, wanted
+        sequence = self._next_sequence
+        self._next_sequence += 1
+        source_path = self._layout.journal_file(source) if source else ""
+        await self._helper.prepare(self._layout.journal_file(sequence), size, source_path)
+        if source:
+            self._released.popleft()
+        self._spares.append((sequence, size))

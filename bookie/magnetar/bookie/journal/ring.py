@@ -1,0 +1,273 @@
+"""A journal device whose disk work is done by another process, over a ring of shared memory (DEPENDENCIES.md).
+
+    append:  copy into the ring; once per turn of the loop announce the end offset through a pipe
+    writer:  pwrite straight from the ring, fdatasync, report the durable offset through a pipe
+    daemon:  the loop reads the pipe and acknowledges everything up to that offset
+
+No thread of this process is involved, so a saturated loop waits for nothing but the disk. Offsets travel through pipes:
+16 bytes in one write arrive whole and in order, and the system call is the memory barrier that makes the bytes in the
+ring visible first, on any processor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable
+
+from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
+from magnetar.runtime.processes import HelperProcess, spawn_helper
+
+from . import writer_process
+from .inline import _ignore_durable, _ignore_failure
+from .writer_process import CONTROL, DURABLE, REPORT, ROLL, WRITTEN
+
+__all__ = ["RingJournalDevice"]
+
+_NO_SPACE = (28, 122)  # ENOSPC, EDQUOT
+_STOP_TIMEOUT_S = 5.0
+
+
+def _shared_memory(size: int) -> int:
+    """A descriptor of anonymous memory that another process can map."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("magnetar-journal-ring")
+    else:
+        fd, path = tempfile.mkstemp(prefix="magnetar-journal-ring-")
+        os.unlink(path)
+    os.ftruncate(fd, size)
+    return fd
+
+
+class RingJournalDevice:
+    """See `JournalDevice`. `lock_fd` is inherited by the writer, which so holds the data directory (rule 12b).
+
+    `mode`: "sync"; "no-sync" (unsafe: acknowledges what is buffered); "shadow" (tests: the writer loses what it has
+    not synced when it is killed).
+    """
+
+    def __init__(
+        self,
+        path_template: str,
+        *,
+        ring_bytes: int = 32 << 20,
+        lock_fd: int | None = None,
+        mode: str = "sync",
+    ) -> None:
+        self.on_durable: Callable[[int], None] = _ignore_durable
+        self.on_failure: Callable[[MagnetarError], None] = _ignore_failure
+        self._template = path_template
+        self._size = -(-ring_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._lock_fd = lock_fd
+        self._mode = mode
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._process: HelperProcess | None = None
+        self._ring: mmap.mmap | None = None
+        self._control_fd = self._report_fd = -1
+        self._end = self._announced = self._durable = self._position = 0
+        self._scheduled = False
+        # Control messages that the pipe did not take; only while the writer is stuck in a long sync.
+        self._outbox: deque[bytes] = deque()
+        self._report_rest = b""
+        self._failure: MagnetarError | None = None
+        self._drained: asyncio.Future[None] | None = None
+
+    @property
+    def end_offset(self) -> int:
+        """See `JournalDevice`."""
+        return self._end
+
+    @property
+    def durable_offset(self) -> int:
+        """See `JournalDevice`."""
+        return self._durable
+
+    @property
+    def file_position(self) -> int:
+        """See `JournalDevice`."""
+        return self._position
+
+    @property
+    def free_bytes(self) -> int:
+        """See `JournalDevice`."""
+        return self._size - (self._end - self._durable)
+
+    @property
+    def writer_pid(self) -> int:
+        """Process id of the writer, 0 before `start`."""
+        return self._process.pid if self._process is not None else 0
+
+    async def start(self, sequence: int, offset: int) -> None:
+        """See `JournalDevice`. 15 to 25 ms until the writer runs; this returns before."""
+        self._loop = asyncio.get_running_loop()
+        self._end = self._announced = self._durable = offset
+        ring_fd = _shared_memory(self._size)
+        control_read, self._control_fd = os.pipe()
+        self._report_fd, report_write = os.pipe()
+        try:
+            self._ring = mmap.mmap(ring_fd, self._size)
+            numbers = (control_read, report_write, ring_fd, self._size, offset)
+            inherited = [control_read, report_write, ring_fd]
+            if self._lock_fd is not None:
+                inherited.append(self._lock_fd)
+            self._process = spawn_helper(
+                writer_process.__file__, [*map(str, numbers), self._template, self._mode], inherited
+            )
+        finally:
+            os.close(control_read)
+            os.close(report_write)
+            os.close(ring_fd)
+        os.set_blocking(self._control_fd, False)
+        os.set_blocking(self._report_fd, False)
+        self._process.on_exit(self._writer_ended)
+        self._loop.add_reader(self._report_fd, self._report_readable)
+        self._send(CONTROL.pack(ROLL, sequence))
+
+    def append(self, header: bytes, payload: bytes) -> None:
+        """See `JournalDevice`. 0.5 us and the copy."""
+        ring, size = self._ring, self._size
+        assert ring is not None
+        end = self._end
+        at = end % size
+        middle = at + len(header)
+        after = middle + len(payload)
+        if after <= size:
+            ring[at:middle] = header
+            ring[middle:after] = payload
+        else:
+            data = header + payload
+            ring[at:size] = data[: size - at]
+            ring[: after - size] = data[size - at :]
+        self._end = end + after - at
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._announce)  # type: ignore[union-attr]
+
+    def roll(self, sequence: int) -> None:
+        """See `JournalDevice`."""
+        self._announce()
+        self._send(CONTROL.pack(ROLL, sequence))
+
+    async def close(self) -> None:
+        """See `JournalDevice`."""
+        if self._loop is not None and self._failure is None and self._durable < self._end:
+            self._announce()
+            self._drained = self._loop.create_future()
+            await self._drained
+        self._failure = self._failure or StorageFailed("the journal device is closed")
+        await self._release()
+
+    async def _release(self) -> None:
+        if self._report_fd >= 0:
+            assert self._loop is not None
+            self._loop.remove_reader(self._report_fd)
+            if self._outbox:
+                self._loop.remove_writer(self._control_fd)
+                self._outbox.clear()
+            os.close(self._control_fd)
+            os.close(self._report_fd)
+            self._control_fd = self._report_fd = -1
+        if self._process is not None:
+            await self._process.stop(_STOP_TIMEOUT_S)
+            self._process = None
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+
+    def _announce(self) -> None:
+        self._scheduled = False
+        if self._announced < self._end and self._failure is None:
+            self._announced = self._end
+            self._send(CONTROL.pack(WRITTEN, self._end))
+
+    def _send(self, message: bytes) -> None:
+        if self._outbox:
+            self._outbox.append(message)
+            return
+        try:
+            os.write(self._control_fd, message)
+        except BlockingIOError:
+            # 4096 messages are waiting for a writer in a long sync; the ring bounds what can still come.
+            self._outbox.append(message)
+            assert self._loop is not None
+            self._loop.add_writer(self._control_fd, self._send_outbox)
+        except OSError as error:
+            self._fail(StorageFailed(f"the journal writer process is gone: {error.strerror}"))
+
+    def _send_outbox(self) -> None:
+        try:
+            while self._outbox:
+                os.write(self._control_fd, self._outbox[0])
+                self._outbox.popleft()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._outbox.clear()
+            self._fail(StorageFailed(f"the journal writer process is gone: {error.strerror}"))
+        assert self._loop is not None
+        self._loop.remove_writer(self._control_fd)
+
+    def _report_readable(self) -> None:
+        try:
+            data = os.read(self._report_fd, 65536)
+        except BlockingIOError:
+            return
+        if not data:  # the end; `_writer_ended` says why
+            assert self._loop is not None
+            self._loop.remove_reader(self._report_fd)
+            return
+        if self._failure is not None:
+            return
+        data = self._report_rest + data
+        whole = len(data) - len(data) % REPORT.size
+        self._report_rest = data[whole:]
+        durable = self._durable
+        for kind, value, position in REPORT.iter_unpack(data[:whole]):
+            if kind == DURABLE:
+                durable, self._position = value, position
+            else:
+                self._write_failed(value, position)
+                break
+        if durable > self._durable:
+            self._durable = durable
+            self.on_durable(durable)
+            if self._drained is not None and durable >= self._end and not self._drained.done():
+                self._drained.set_result(None)
+
+    def _write_failed(self, number: int, sequence: int) -> None:
+        kind = DiskFull if number in _NO_SPACE else StorageFailed
+        path = self._template % sequence
+        self._fail(
+            kind(
+                f"writing or syncing the journal {path} failed: {os.strerror(number)}; the bookie stops, and a "
+                "restart recovers what is durable",
+                path=path,
+                errno=number,
+            )
+        )
+
+    def _writer_ended(self, code: int) -> None:
+        # What it reported before it ended is still in the pipe, and it is durable.
+        while self._report_fd >= 0 and self._failure is None:
+            before = self._durable
+            self._report_readable()
+            if self._durable == before:
+                break
+        self._fail(
+            StorageFailed(
+                f"the journal writer process ended with {code}; the bookie stops, and a restart recovers "
+                "what is durable"
+            )
+        )
+
+    def _fail(self, failure: MagnetarError) -> None:
+        if self._failure is not None:
+            return
+        self._failure = failure
+        assert self._loop is not None
+        self._loop.call_soon(self.on_failure, failure)
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)

@@ -1,0 +1,91 @@
+"""The write cache: entries that are in the journal (or on their way) and not yet in an entry log. Two halves, swapped.
+
+Adds go to the active half. A checkpoint swaps: the active half becomes the flushing one and stays readable until its
+entries are durable in entry logs and index; then it is dropped. At most one half is flushing at any time.
+Entries are kept as the bytes objects they came as, per ledger; the flush sorts a ledger's entries if they came out of order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+__all__ = ["ENTRY_OVERHEAD_BYTES", "WriteCache"]
+
+# What the bookkeeping of one entry takes besides its payload: bytes object, dict slot, key.
+ENTRY_OVERHEAD_BYTES = 160
+
+
+class Half:
+    """Entries by ledger and id."""
+
+    __slots__ = ("entries", "ledgers", "size")
+
+    def __init__(self) -> None:
+        self.ledgers: dict[int, dict[int, bytes]] = {}
+        self.size = 0
+        self.entries = 0
+
+    def in_order(self) -> Iterator[tuple[int, list[tuple[int, bytes]]]]:
+        """(ledger id, [(entry id, entry), ...]) with both ascending."""
+        for ledger_id in sorted(self.ledgers):
+            yield ledger_id, sorted(self.ledgers[ledger_id].items())
+
+
+class WriteCache:
+    """Bounded by `capacity_bytes` for both halves together."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._half_bytes = capacity_bytes // 2
+        self.active = Half()
+        self.flushing: Half | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes held."""
+        return self.active.size + (self.flushing.size if self.flushing is not None else 0)
+
+    @property
+    def half_full(self) -> bool:
+        """True when the active half wants to be flushed."""
+        return self.active.size >= self._half_bytes
+
+    def has_room(self, size: int) -> bool:
+        """True if the active half takes an entry of `size` bytes. One half may always take a first entry."""
+        return self.active.size + size + ENTRY_OVERHEAD_BYTES <= self._half_bytes or not self.active.entries
+
+    def put(self, ledger_id: int, entry_id: int, entry: bytes) -> None:
+        """Adds an entry; one that is there already is replaced (a recovery digests it anew)."""
+        half = self.active
+        ledger = half.ledgers.get(ledger_id)
+        if ledger is None:
+            ledger = half.ledgers[ledger_id] = {}
+        old = ledger.get(entry_id)
+        ledger[entry_id] = entry
+        if old is None:
+            half.size += len(entry) + ENTRY_OVERHEAD_BYTES
+            half.entries += 1
+        else:
+            half.size += len(entry) - len(old)
+
+    def get(self, ledger_id: int, entry_id: int) -> bytes | None:
+        """The entry, newest copy first."""
+        ledger = self.active.ledgers.get(ledger_id)
+        if ledger is not None:
+            entry = ledger.get(entry_id)
+            if entry is not None:
+                return entry
+        if self.flushing is not None:
+            ledger = self.flushing.ledgers.get(ledger_id)
+            if ledger is not None:
+                return ledger.get(entry_id)
+        return None
+
+    def swap(self) -> Half:
+        """Makes the active half the flushing one and returns it."""
+        assert self.flushing is None, "one flush at a time"
+        self.flushing, self.active = self.active, Half()
+        return self.flushing
+
+    def drop_flushing(self) -> None:
+        """The flushing half is durable elsewhere."""
+        self.flushing = None
