@@ -24,7 +24,7 @@ class BookieSettings:
     journal_sync_data: bool = True
     # Each journal file is zero-filled to this size in the background before it is used, and recycled afterwards; it is
     # left when it is full and the next one is ready. Others use 2 GB; with recycling, small files cost nothing and
-    # are ready sooner. The first one gets a quarter, so that a first start does not wait.
+    # are ready sooner. The first one gets an eighth, so that a first start does not wait.
     journal_file_bytes: int = 64 * MIB
     # Old files kept for reuse, in bytes.
     journal_spare_bytes: int = 256 * MIB

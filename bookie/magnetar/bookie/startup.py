@@ -25,6 +25,8 @@ from .settings import BookieSettings
 __all__ = ["open_bookie"]
 
 _log = logging.getLogger(__name__)
+# A start that finds no old file to take over waits for this part of a new one to be zero-filled.
+_FIRST_FILE_PART = 8
 _ENTRY_FIELDS = struct.Struct(">QQqQ")
 _FENCE = struct.Struct(">Q")
 _LAST_CONFIRMED = struct.Struct(">Qq")
@@ -94,8 +96,10 @@ async def _read_mark(
             "backup of this directory",
             path=layout.mark,
         )
-    # A quarter only: the first start waits for it.
-    await components.storage_helper.prepare(first, settings.journal_file_bytes // 4)
+    # A part only: the first start waits for it.
+    await components.storage_helper.prepare(
+        first, settings.journal_file_bytes // _FIRST_FILE_PART, hurry=True
+    )
     mark = [JournalPosition(1, 0, 0)]
     await components.storage_helper.replace(layout.mark, encode_mark(mark))
     return mark
@@ -142,13 +146,13 @@ async def _begin_journal(bookie: Bookie, recovered: Recovered) -> None:
     components, layout, settings = bookie.components, bookie.layout, bookie.settings
     sequence = recovered.files[-1][0] + 1
     # An old file that no recovery would read is taken over, so that no start waits for zeros to be written.
-    size, source = settings.journal_file_bytes // 4, ""
+    size, source = settings.journal_file_bytes // _FIRST_FILE_PART, ""
     taken = None
     for old, old_size in recovered.unneeded:
         if old_size >= settings.journal_file_bytes:
             taken, size, source = old, old_size, layout.journal_file(old)
             break
-    await components.storage_helper.prepare(layout.journal_file(sequence), size, source)
+    await components.storage_helper.prepare(layout.journal_file(sequence), size, source, hurry=True)
     position = JournalPosition(sequence, recovered.end_offset, recovered.end_offset)
     moved = await bookie.checkpointer.move_mark([position])
     assert moved is not None, "a new file is always ahead of the mark"

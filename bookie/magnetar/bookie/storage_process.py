@@ -8,7 +8,8 @@ Two lanes, each in order: a slow sync never keeps a read waiting.
 
     SYNC     path                fdatasync of a file, fsync of a directory
     WARM     path, a, b          reads b bytes at a, so that they are in the page cache
-    PREPARE  path, a, data       a zero-filled, synced file of `a` bytes or more, its name durable; data: recycle that file
+    PREPARE  path, a, b, data    a zero-filled, synced file of `a` bytes or more, its name durable; data: recycle that
+                                 file; b: 1 if somebody waits for it
     REPLACE  path, data          replaces the content atomically; durable when answered
     DELETE   path                fine if it is missing
 
@@ -71,8 +72,8 @@ def warm(path: str, offset: int, length: int) -> None:
         os.close(fd)
 
 
-def prepare(path: str, size: int, source: str) -> None:
-    """In small steps with pauses: the journal shares the disk."""
+def prepare(path: str, size: int, hurry: bool, source: str) -> None:
+    """In small steps with pauses, since the journal shares the disk; at once if somebody waits (`hurry`)."""
     if source:
         os.replace(source, path)
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
@@ -80,8 +81,9 @@ def prepare(path: str, size: int, source: str) -> None:
         position = os.fstat(fd).st_size
         while position < size:
             position += os.pwrite(fd, _ZEROS[: size - position], position)
-            fdatasync(fd)
-            time.sleep(_PAUSE_S)
+            if not hurry:
+                fdatasync(fd)
+                time.sleep(_PAUSE_S)
         fdatasync(fd)
     finally:
         os.close(fd)
@@ -137,7 +139,7 @@ class Lane:
                     elif operation == WARM:
                         warm(path, a, b)
                     elif operation == PREPARE:
-                        prepare(path, a, data.decode())
+                        prepare(path, a, bool(b), data.decode())
                     elif operation == REPLACE:
                         replace(path, data)
                     else:
