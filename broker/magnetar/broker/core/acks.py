@@ -93,8 +93,12 @@ class AckState:
 
     def ack_through(self, ledger: int, entry: int, index: int, message_count: int) -> bool:
         """Acknowledges everything up to and with `index`; False if that was known. `message_count` 0: not known."""
-        target = (ledger, entry + 1, 0) if index + 1 == message_count else (ledger, entry, index + 1)
-        return self.move_to(target)
+        part = self.partial.get((ledger, entry))
+        # The rest of the entry may be acknowledged already. Here its end is known; `_advance` could only move behind its
+        # last message, a position that nothing that follows would ever join on to.
+        rest = part is not None and index + 1 < message_count and part.covers(index + 1, message_count - 1)
+        whole = rest or index + 1 == message_count
+        return self.move_to((ledger, entry + 1, 0) if whole else (ledger, entry, index + 1))
 
     def move_to(self, target: Position) -> bool:
         """Everything before `target` is acknowledged. Never goes back."""
