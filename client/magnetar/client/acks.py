@@ -44,9 +44,13 @@ class AckTracker:
         if flags[message.index] == UNACKED:
             flags[message.index] = QUEUED
             if not delivery.queued:
-                delivery.queued = True
-                self._deliveries.append(delivery)
+                self.note(delivery)
         self.count += 1
+
+    def note(self, delivery: Delivery) -> None:
+        """The first flag of a delivery was set to QUEUED since rows were taken last."""
+        delivery.queued = True
+        self._deliveries.append(delivery)
 
     def add_range(self, delivery: Delivery, first: int, end: int) -> None:
         """Messages [first, end) of a delivery."""
@@ -54,8 +58,7 @@ class AckTracker:
         part = flags[first:end]
         flags[first:end] = part.replace(_UNACKED, _QUEUED) if any(part) else _QUEUED * (end - first)
         if not delivery.queued:
-            delivery.queued = True
-            self._deliveries.append(delivery)
+            self.note(delivery)
         self.count += end - first
 
     def add_id(self, message_id: MessageId) -> None:

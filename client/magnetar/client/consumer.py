@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from magnetar.proto.commands import ACK_ROW, Ack, AckRow, Redeliver, Unsubscribe, encode_rows
-from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.errors import InvalidArgument, MagnetarError, TopicNotServed
 from magnetar.proto.ids import MessageId
 
 from .acks import AckTracker, NackTracker
 from .link import Link
-from .messages import ACKED, Message, MessageBatch
+from .messages import ACKED, QUEUED, UNACKED, Message, MessageBatch
 from .receiver import Receiver
 
 # Rows that one frame carries at most: 480 KB.
@@ -32,6 +32,7 @@ class Consumer(Receiver):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self._unsubscribing = False
         self._acks = AckTracker()
         self._nacks = NackTracker()
         self._group_limit = self._options.ack_group_messages
@@ -64,7 +65,13 @@ class Consumer(Receiver):
             return
         acks = self._acks
         if messages.__class__ is Message:
-            acks.add(messages)
+            # AckTracker.add, written out: 50 ns less.
+            delivery = messages.delivery
+            if delivery.flags[messages.index] == UNACKED:
+                delivery.flags[messages.index] = QUEUED
+                if not delivery.queued:
+                    acks.note(delivery)
+            acks.count += 1
         else:
             self._ack_other(messages)
         if acks.count >= self._group_limit:
@@ -103,7 +110,11 @@ class Consumer(Receiver):
     async def unsubscribe(self) -> None:
         """Deletes the subscription and closes the consumer."""
         self._check_open()
-        await self._call(Unsubscribe(0, self._id))
+        self._unsubscribing = True
+        try:
+            await self._call(Unsubscribe(0, self._id))
+        finally:
+            self._unsubscribing = False
         self._acks.clear()
         self._nacks.clear()
         await self.close()
@@ -201,6 +212,11 @@ class Consumer(Receiver):
             self._nack_timer = self._loop.call_at(self._nacks.next_due, self._redeliver)
 
     # --- what the receiver asks --------------------------------------------------------------------------------------
+
+    def moved(self, error: MagnetarError) -> None:
+        """As for every receiver; that the broker ends the consumer is no surprise while unsubscribing."""
+        if not (self._unsubscribing and isinstance(error, TopicNotServed)):
+            super().moved(error)
 
     async def _subscribed(self, link: Link) -> None:
         for frames in [*self._unanswered.values(), self._take_ack_frames()]:

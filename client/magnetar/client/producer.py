@@ -73,6 +73,7 @@ class Producer:
         self._outbox = Outbox()
         self._attachment = Attachment(client, topic, self, f"producer of {topic}")
         self._link: Link | None = None
+        self._receipts_from: Link | None = None  # where receipts of the current epoch come from, if they can
         self._send_header = b""
         self._receipt_header = b""
         self._next_sequence_id = 0
@@ -225,7 +226,8 @@ class Producer:
     async def _leave(self) -> None:
         link = self._link
         await self._attachment.close()
-        self._detach_link()
+        self.detached()
+        self._stop_receipts()
         if link is not None:
             await self._client.tell_leaving(link, CloseProducer(0, self._id))
         self._fail_all(
@@ -392,11 +394,12 @@ class Producer:
         first = self._epoch < 0
         self._epoch = int(result["epoch"])
         if first:
-            self._next_sequence_id = int(result["last_sequence_id"]) + 1
+            self._next_sequence_id = int(result.get("last_sequence_id", -1)) + 1
         self._max_message_bytes = min(self._client.options.max_message_bytes, link.max_message_bytes)
+        self._stop_receipts()
         self._send_header = Send(0, self._id, self._epoch).encode()
         self._receipt_header = ReceiptCommand(0, self._id, self._epoch).encode()
-        self._link = link
+        self._link = self._receipts_from = link
         link.routes[self._receipt_header] = self._receipts
         self._outbox.rewind()
         self._write()
@@ -406,19 +409,20 @@ class Producer:
         self._attachment.lost(error)
 
     def detached(self) -> None:
-        """The connection is gone or the topic moved; Attachment goes on trying."""
-        self._detach_link()
-        self._outbox.rewind()
-
-    def _detach_link(self) -> None:
+        """Nothing more is written; Attachment goes on trying. Receipts of what was written may still come, if it was not
+        the connection that broke: the broker opens the next epoch when they all have."""
         link, self._link = self._link, None
         if link is not None:
             link.producers.pop(self._id, None)
+
+    def _stop_receipts(self) -> None:
+        link, self._receipts_from = self._receipts_from, None
+        if link is not None:
             link.routes.pop(self._receipt_header, None)
 
     def gave_up(self, error: MagnetarError) -> None:
         """The topic cannot be produced to any more."""
-        self._detach_link()
+        self._stop_receipts()
         self._failure = error
         self._close_batch()
         self._fail_all(error)

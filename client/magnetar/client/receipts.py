@@ -110,10 +110,8 @@ class Group:
         if index >= self.confirmed:
             raise self.told_error()
         runs = self.runs
-        first, ledger, entry, first_index = (
-            runs[0] if len(runs) == 1 else runs[bisect_right(runs, (index + 1,)) - 1]
-        )
-        return MessageId(ledger, entry, first_index + index - first)
+        run = runs[0] if len(runs) == 1 else runs[bisect_right(runs, (index + 1,)) - 1]
+        return _new_id((run[1], run[2], run[3] + index - run[0], NO_PARTITION))
 
     def message_ids(self) -> list[MessageId]:
         """All ids of a settled group. Raises what the group failed with."""

@@ -282,9 +282,14 @@ class Receiver:
         """A DELIVER frame (Link calls it). Raises MalformedFrame, which closes the connection."""
         delivery = Delivery(command, payload, self._topic)
         self._window.received(delivery.permits, delivery.bytes)
-        if delivery.epoch < self._epoch:
-            self._grant()
-            return
+        if delivery.epoch != self._epoch:
+            if delivery.epoch < self._epoch:
+                self._grant()
+                return
+            # Somebody moved the subscription, this consumer or another one: what came before is stale.
+            self._epoch = delivery.epoch
+            self._drop_stale()
+            self._messages.clear()
         self._queue.append(delivery)
         self._queued_messages += delivery.permits
         self._queued_bytes += delivery.bytes
