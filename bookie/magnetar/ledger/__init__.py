@@ -11,6 +11,7 @@ from .local_transport import LocalTransport
 from .placement import Placement, RandomPlacement
 from .reader import LedgerReader
 from .settings import LedgerSettings
+from .tcp_transport import TcpTransport
 from .transport import AddCallback, BookieTransport, LastConfirmed, ReadResult
 from .writer import ConfirmCallback, LedgerWriter
 
@@ -33,4 +34,5 @@ __all__ = [
     "ReadResult",
     "RegisteredBookies",
     "StaticBookies",
+    "TcpTransport",
 ]

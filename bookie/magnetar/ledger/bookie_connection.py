@@ -1,0 +1,346 @@
+"""Connections to one bookie: opened when first needed, given up when silent, tried again with backoff.
+
+    (none) ──first call──> connecting ──> ready ──lost, or silent for the add timeout──> (none)
+       ^── failed: calls fail at once until the backoff is over ──┘
+
+A channel is the way to one bookie and lives as long as the transport; a link is one connection of it, with the adds that
+are outstanding on it. When a link ends all its adds fail: what became of them at the bookie is not known.
+
+Adds of one loop turn leave in one write (the connection gathers them), and come back as one AddDone frame per journal
+sync. A bookie that is connected and silent has failed (rule 21): one coarse timer per link looks at the oldest add only,
+because adds are answered in about the order in which they were sent. It fires every tenth of the add timeout while adds
+are outstanding, so a hung bookie is noticed between 1.0 and 1.1 add timeouts, at no cost per add.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from magnetar.proto.commands import ADD_DONE_ROW, AddDone, AddEntry, decode_rows, peek_number
+from magnetar.proto.errors import (
+    BookieUnavailable,
+    ConnectionLost,
+    MagnetarError,
+    MalformedFrame,
+    RequestTimeout,
+    TooManyRequests,
+)
+from magnetar.proto.frames import Run
+from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection
+
+from .directory import BookieDirectory
+from .settings import LedgerSettings
+from .transport import AddCallback
+
+_ADD_HEADER = AddEntry(0, False).encode()
+_RECOVERY_HEADER = AddEntry(0, True).encode()
+_TICKS_PER_TIMEOUT = 10
+# A connection for re-adds that nobody used for so many add timeouts is closed.
+_IDLE_TIMEOUTS = 6
+
+
+class BookieChannel:
+    """The way to one bookie. `recovery`: its adds pass the fence."""
+
+    __slots__ = (
+        "_closed",
+        "_delay_s",
+        "_ending",
+        "_link",
+        "_retry_at",
+        "_why",
+        "bookie",
+        "bookies",
+        "loop",
+        "options",
+        "recovery",
+        "settings",
+    )
+
+    def __init__(
+        self,
+        bookie: str,
+        bookies: BookieDirectory,
+        settings: LedgerSettings,
+        options: ConnectionOptions,
+        recovery: bool,
+    ) -> None:
+        self.bookie = bookie
+        self.bookies = bookies
+        self.settings = settings
+        self.options = options
+        self.recovery = recovery
+        self.loop = asyncio.get_running_loop()
+        self._link: _Link | None = None  # connecting or ready
+        self._ending: dict[_Link, None] = {}  # given up, socket not closed yet
+        self._delay_s = 0.0  # backoff after the last failure, 0 after a success
+        self._retry_at = 0.0  # loop time before which calls fail at once
+        self._why: MagnetarError = BookieUnavailable(f"bookie {bookie} was not asked yet")
+        self._closed = False
+
+    def add(self, entry: bytes, ledger_id: int, entry_id: int, done: AddCallback) -> None:
+        """Sends an add; `done` as BookieTransport.add says."""
+        link = self._link or self._open()
+        if link is None:
+            self.loop.call_soon(done, self.bookie, ledger_id, entry_id, self._why.code)
+        else:
+            link.add(entry, ledger_id, entry_id, done)
+
+    async def connected(self) -> Connection:
+        """The connection, made if need be. BookieUnavailable, ConnectionLost."""
+        link = self._link or self._open()
+        if link is None:
+            raise type(self._why)(self._why.message)
+        return await link.connected()
+
+    def refuse(self) -> None:
+        """Takes no more calls."""
+        self._closed = True
+        self._why = ConnectionLost("the transport to the bookies is closed")
+
+    async def close(self) -> None:
+        """Closes the connection; adds fail with ConnectionLost."""
+        self.refuse()
+        if self._link is not None:
+            self._link.close()
+        while self._ending:
+            await next(iter(self._ending)).closed
+
+    def _open(self) -> _Link | None:
+        if self._closed or self.loop.time() < self._retry_at:
+            return None
+        self._link = _Link(self)
+        return self._link
+
+    # --- told by links -----------------------------------------------------------------------------------------------
+
+    def link_ready(self) -> None:
+        """The bookie is there."""
+        self._delay_s = 0.0
+
+    def link_given_up(self, link: _Link, error: MagnetarError) -> None:
+        """Takes no more calls for it; its socket may still be open."""
+        self._ending[link] = None
+        if self._link is link:
+            self._link = None
+        if self._closed:
+            return
+        self._why = error
+        if not isinstance(error, ConnectionLost):
+            # Not reached, or hung. A connection that broke is tried again at once: the bookie may just have restarted.
+            settings = self.settings
+            doubled = self._delay_s * 2 if self._delay_s else settings.reconnect_backoff_s
+            self._delay_s = min(doubled, settings.reconnect_backoff_max_s)
+            self._retry_at = self.loop.time() + self._delay_s
+
+    def link_closed(self, link: _Link) -> None:
+        """Nothing is left of it."""
+        self._ending.pop(link, None)
+
+
+class _Link:
+    """One connection, from the attempt to its end: a ConnectionHandler."""
+
+    __slots__ = (
+        "_bookie",
+        "_channel",
+        "_connecting",
+        "_connection",
+        "_given_up",
+        "_header",
+        "_idle_ticks",
+        "_limit",
+        "_loop",
+        "_outstanding_bytes",
+        "_pending",
+        "_tick",
+        "_timer",
+        "_unsent",
+        "closed",
+    )
+
+    def __init__(self, channel: BookieChannel) -> None:
+        self._channel = channel
+        self._bookie = channel.bookie
+        self._header = _RECOVERY_HEADER if channel.recovery else _ADD_HEADER
+        self._limit = channel.settings.max_outstanding_bytes
+        self._loop = channel.loop
+        self._connection: Connection | None = None  # once ready
+        # (ledger, entry) -> number of the tick in which it was sent, callback, bytes; oldest first.
+        self._pending: dict[tuple[int, int], tuple[int, AddCallback, int]] = {}
+        self._outstanding_bytes = 0  # of _pending
+        # Taken while connecting; all of them are in _pending.
+        self._unsent: list[tuple[tuple[int, int], bytes]] = []
+        self._tick = 0
+        self._idle_ticks = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._given_up = False
+        # Done when neither socket nor attempt is left.
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self._connecting = self._loop.create_task(self._connect(), name=f"connect to bookie {self._bookie}")
+        self._connecting.add_done_callback(self._connect_ended)
+
+    def add(self, entry: bytes, ledger_id: int, entry_id: int, done: AddCallback) -> None:
+        """Hot path: 1.2 us, of which the connection takes 0.7."""
+        key = (ledger_id, entry_id)
+        size = len(entry)
+        outstanding = self._outstanding_bytes + size
+        if outstanding > self._limit:
+            self._refuse(key, done, TooManyRequests.code)
+            return
+        pending = self._pending
+        if key in pending:  # two recoveries of one ledger: the first answer serves both
+            tick, earlier, size = pending[key]
+            pending[key] = (tick, _both(earlier, done), size)
+            return
+        if self._connection is None:
+            self._unsent.append((key, entry))
+        else:
+            try:
+                self._connection.send(self._header, entry)
+            except MagnetarError as error:  # larger than the bookie takes
+                self._refuse(key, done, error.code)
+                return
+        self._outstanding_bytes = outstanding
+        pending[key] = (self._tick, done, size)
+        if self._timer is None:
+            self._arm()
+
+    def _refuse(self, key: tuple[int, int], done: AddCallback, code: int) -> None:
+        self._loop.call_soon(done, self._bookie, *key, code)
+
+    async def connected(self) -> Connection:
+        """The connection once it is ready. BookieUnavailable, ConnectionLost."""
+        if self._connection is not None:
+            return self._connection
+        # Others wait for the same attempt, so one who is cancelled must not cancel it.
+        await asyncio.wait([self._connecting])
+        if self._connecting.cancelled():
+            raise ConnectionLost(f"the connection to bookie {self._bookie} was given up")
+        error = self._connecting.exception()
+        if isinstance(error, MagnetarError):
+            raise type(error)(error.message)
+        return self._connecting.result()
+
+    def close(self) -> None:
+        """On purpose: what is queued still leaves, what is outstanding fails."""
+        self._give_up(ConnectionLost(f"the connection to bookie {self._bookie} was closed here"), flush=True)
+
+    # --- ConnectionHandler -------------------------------------------------------------------------------------------
+
+    def connection_ready(self, connection: Connection) -> None:
+        """Sends what was taken meanwhile."""
+        if self._given_up:
+            connection.abort()
+            return
+        self._connection = connection
+        self._channel.link_ready()
+        unsent, self._unsent = self._unsent, []
+        for key, entry in unsent:
+            try:
+                connection.send(self._header, entry)
+            except MagnetarError as error:
+                _, done, size = self._pending.pop(key)
+                self._outstanding_bytes -= size
+                self._refuse(key, done, error.code)
+
+    def runs_received(self, runs: list[Run]) -> None:
+        """AddDone rows: each answers one add of this link."""
+        pending, bookie = self._pending, self._bookie
+        for header, payloads in runs:
+            if peek_number(header) != AddDone.NUMBER:
+                raise MalformedFrame(f"a bookie sends AddDone and answers, not command {peek_number(header)}")
+            for payload in payloads:
+                for ledger_id, entry_id, code in decode_rows(ADD_DONE_ROW, payload):
+                    add = pending.pop((ledger_id, entry_id), None)
+                    if add is not None:
+                        self._outstanding_bytes -= add[2]
+                        add[1](bookie, ledger_id, entry_id, code)
+
+    def connection_closed(self, error: MagnetarError | None) -> None:
+        """The socket is gone."""
+        self._give_up(
+            ConnectionLost(error.message if error else f"bookie {self._bookie} closed the connection")
+        )
+        self._closed()
+
+    def writing_resumed(self) -> None:
+        """Nothing waits for it: what may be outstanding is bounded by max_outstanding_bytes."""
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    async def _connect(self) -> Connection:
+        try:
+            host, port = self._channel.bookies.address(self._bookie)
+            return await open_connection(host, port, self, self._channel.options)
+        except MagnetarError as error:
+            raise BookieUnavailable(f"bookie {self._bookie} cannot be reached: {error.message}") from error
+
+    def _connect_ended(self, task: asyncio.Task[Connection]) -> None:
+        if task.cancelled():
+            self._closed()
+        elif (error := task.exception()) is not None:
+            if not isinstance(error, MagnetarError):
+                error = BookieUnavailable(f"bookie {self._bookie} cannot be reached: {error!r}")
+            self._give_up(error)
+            self._closed()
+
+    def _give_up(self, error: MagnetarError, *, flush: bool = False) -> None:
+        """Leaves the connection to its end and fails what is outstanding."""
+        if self._given_up:
+            return
+        self._given_up = True
+        self._channel.link_given_up(self, error)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._connection is None:
+            self._connecting.cancel()
+        elif flush:
+            self._connection.close()
+        else:
+            self._connection.abort()
+        pending, self._pending = self._pending, {}
+        self._unsent = []
+        for (ledger_id, entry_id), (_, done, _) in pending.items():
+            done(self._bookie, ledger_id, entry_id, error.code)
+
+    def _closed(self) -> None:
+        self._channel.link_closed(self)
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    # --- the timer ---------------------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        delay_s = self._channel.settings.add_timeout_s / _TICKS_PER_TIMEOUT
+        self._timer = self._loop.call_later(delay_s, self._ticked)
+
+    def _ticked(self) -> None:
+        self._timer = None
+        self._tick += 1
+        oldest = next(iter(self._pending.values()), None)
+        if oldest is not None:
+            self._idle_ticks = 0
+            if self._tick - oldest[0] > _TICKS_PER_TIMEOUT:
+                timeout_s = self._channel.settings.add_timeout_s
+                self._give_up(
+                    RequestTimeout(f"bookie {self._bookie} was silent for add_timeout_s={timeout_s:g} s")
+                )
+                return
+        elif not self._channel.recovery:
+            return  # the next add arms it again
+        else:
+            self._idle_ticks += 1
+            if self._idle_ticks > _IDLE_TIMEOUTS * _TICKS_PER_TIMEOUT:
+                self.close()
+                return
+        self._arm()
+
+
+def _both(first: AddCallback, second: AddCallback) -> AddCallback:
+    def done(bookie: str, ledger_id: int, entry_id: int, code: int) -> None:
+        first(bookie, ledger_id, entry_id, code)
+        second(bookie, ledger_id, entry_id, code)
+
+    return done
