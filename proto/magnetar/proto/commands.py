@@ -427,7 +427,8 @@ def peek_number(header: bytes) -> int:
 def peek_request_id(header: bytes) -> int:
     """The request id, 0 if there is none to be found."""
     fields = _fields(header)
-    return fields[1] if len(fields) > 1 and isinstance(fields[1], int) else 0
+    # `type`, not isinstance: an answer that carries True as its id could not be decoded by anybody.
+    return fields[1] if len(fields) > 1 and type(fields[1]) is int and fields[1] > 0 else 0
 
 
 def _fields(header: bytes) -> list[Any]:

@@ -24,6 +24,9 @@ FRAME_OVERHEAD_BYTES = 64 * 1024
 DEFAULT_MAX_FRAME_BYTES = DEFAULT_MAX_MESSAGE_BYTES + FRAME_OVERHEAD_BYTES
 MAX_HEADER_BYTES = 65_535
 
+# A peer that sends a frame in pieces of two bytes would otherwise make us hold twenty times its size.
+_MAX_PARTS = 1024
+
 Run = tuple[bytes, list[bytes]]
 
 
@@ -85,6 +88,8 @@ class FrameParser:
             if len(data) < self._missing:
                 self._parts.append(data)
                 self._missing -= len(data)
+                if len(self._parts) >= _MAX_PARTS:
+                    self._parts = [b"".join(self._parts)]
                 return []
             self._parts.append(data)
             data = b"".join(self._parts)

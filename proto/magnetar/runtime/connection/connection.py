@@ -8,8 +8,8 @@ requests, unknown commands) never reaches it. Sent frames of one loop turn leave
 frames by the negotiated size, requests by count and time, the write buffer by `writable` and a hard limit, silence by the
 keep-alive.
 
-Uses of its transport: write, writelines, write_eof, close, abort, is_closing, pause_reading, resume_reading,
-set_write_buffer_limits, get_write_buffer_size, get_extra_info ("peername", "socket").
+Uses of its transport: write, writelines, can_write_eof, write_eof, close, abort, is_closing, pause_reading,
+resume_reading, set_write_buffer_limits, get_write_buffer_size, get_extra_info ("peername", "socket").
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class Connection(asyncio.Protocol):
         options: ConnectionOptions,
         *,
         accepting: bool,
+        on_opened: Callable[[Connection], object] = lambda _connection: None,
         on_closed: Callable[[Connection], object] = lambda _connection: None,
         on_fault: Callable[[Connection, MagnetarError], object] = lambda _connection, _error: None,
         refusal: MagnetarError | None = None,
@@ -94,6 +95,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._handler = handler
         self._accepting = accepting
+        self._on_opened = on_opened
         self._on_closed = on_closed
         self._on_fault = on_fault
         self._state = _State.HANDSHAKE
@@ -248,18 +250,20 @@ class Connection(asyncio.Protocol):
         high = self.options.high_water_bytes
         self._transport.set_write_buffer_limits(high=high, low=high // 4)
         self._timer = self._loop.call_later(self.options.handshake_timeout_s, self._handshake_timed_out)
+        self._on_opened(self)
         if self._refusal is not None:
             self._handshake_failed(self._refusal)
             return
-        greeting = self._handshake.begin()
-        if greeting:
+        if greeting := self._handshake.begin():
             self._transport.write(greeting)
 
     def data_received(self, data: bytes) -> None:
         """Cuts frames and hands them on. 0.3 us a read more than the parser itself, when all are for the handler."""
         self._reads += 1
-        if self._state is not _State.READY and self._state is not _State.HANDSHAKE:
-            self._discard(len(data))
+        if self._state is _State.CLOSING:
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > _MAX_DISCARDED_BYTES:
+                self._transport.abort()
             return
         parser = self._parser
         runs = parser.feed(data)
@@ -288,14 +292,18 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone: fail what waits, tell the handler."""
-        was_closing = self._state is _State.CLOSING
-        if exc is not None and self._error is None and not was_closing:
+        if exc is not None and self._error is None and self._state is not _State.CLOSING:
             self._error = ConnectionLost(f"the connection to {self.describe()} broke: {exc}")
         self._stop(_State.CLOSED)
         self._output.drop()
         self._on_closed(self)
+        self._tell_closed()
+
+    def _tell_closed(self) -> None:
+        """Once, as soon as nothing can be sent or received any more: the socket may need a while longer."""
         self._not_ready(self._lost())
         if self._liveness is not None:
+            self._liveness = None
             try:
                 self._handler.connection_closed(self._error)
             except Exception:
@@ -341,11 +349,10 @@ class Connection(asyncio.Protocol):
             command = decode_command(header)
         except UnknownCommand as error:
             # A newer peer may ask for what we do not know: say so and go on. Without an id nobody would hear it.
-            request_id = error.details.get("request_id", 0)
-            if not request_id:
+            if not error.details["request_id"]:
                 raise
             for _ in payloads:
-                self.answer_error(request_id, error)
+                self.answer_error(error.details["request_id"], error)
             return
         if isinstance(command, Ok):
             for payload in payloads:
@@ -415,23 +422,19 @@ class Connection(asyncio.Protocol):
         self.close(error if self._accepting else None)
 
     def _handshake_timed_out(self) -> None:
-        limit_s = self.options.handshake_timeout_s
-        self._handshake_failed(
-            ConnectionLost(f"{self.address} did not finish the handshake within {limit_s:g} s")
-        )
+        what = f"did not finish the handshake within {self.options.handshake_timeout_s:g} s"
+        self._handshake_failed(ConnectionLost(f"{self.address} {what}"))
 
     def _bad_stream(self, error: MagnetarError) -> None:
         if self._state is _State.HANDSHAKE:
             self._handshake_failed(self._handshake.stream_error(error))
         elif self._state is _State.READY:
-            self._on_fault(self, error)
-            self.close(error)
+            self._handler_failed(error)
 
     def _handler_failed(self, error: Exception) -> None:
         if isinstance(error, MagnetarError):
             request_id = error.details.get("request_id", 0)
-            if self._state is _State.READY and isinstance(request_id, int) and request_id > 0:
-                self.answer_error(request_id, error)
+            self.answer_error(request_id, error)
             self._on_fault(self, error)
             self.close(error)
         else:
@@ -454,8 +457,7 @@ class Connection(asyncio.Protocol):
     def _tick(self) -> None:
         assert self._liveness is not None
         observed = Observed(self._reads, self._runs, self._parser.pending_bytes, bool(self._pauses))
-        verdict = self._liveness.tick(self._loop.time(), observed)
-        interval = self.options.ping_interval_s
+        verdict, interval = self._liveness.tick(self._loop.time(), observed), self.options.ping_interval_s
         if verdict is Verdict.SILENT or verdict is Verdict.STALLED:
             self._error = ConnectionLost(f"{self.describe()} {verdict.value} for {2 * interval:g} s")
             self._on_fault(self, self._error)
@@ -470,13 +472,16 @@ class Connection(asyncio.Protocol):
         self._wind_up()
         if self._transport.is_closing():
             return
-        if self._pauses:
-            self._pauses.clear()
-            self._transport.resume_reading()
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-        else:
-            self._transport.close()
+        try:
+            if self._pauses:
+                self._pauses.clear()
+                self._transport.resume_reading()
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:
+                self._transport.close()
+        except OSError:  # the peer was faster and has reset the connection
+            self._transport.abort()
 
     def _wind_up(self) -> None:
         """Nothing is sent any more; what was has `close_timeout_s` to leave."""
@@ -484,11 +489,7 @@ class Connection(asyncio.Protocol):
         self._output.flush()
         self._output.drop()
         self._set_timer(self.options.close_timeout_s, self._transport.abort)
-
-    def _discard(self, count: int) -> None:
-        self._discarded_bytes += count
-        if self._discarded_bytes > _MAX_DISCARDED_BYTES:
-            self._transport.abort()
+        self._loop.call_soon(self._tell_closed)
 
     def _stop(self, state: _State) -> None:
         self._state = state

@@ -30,6 +30,7 @@ class FramedServer:
         # A dict for its order: connections are closed in the order in which they came.
         self._connections: dict[Connection, None] = {}
         self._drained: asyncio.Future[None] | None = None
+        self._stopping = False
         self._fault_window_start = 0.0
         self._faults_in_window = 0
 
@@ -46,7 +47,12 @@ class FramedServer:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                self._accept, host, port, ssl=options.tls, backlog=_BACKLOG
+                self._accept,
+                host,
+                port,
+                ssl=options.tls,
+                ssl_handshake_timeout=options.handshake_timeout_s if options.tls is not None else None,
+                backlog=_BACKLOG,
             )
         except OSError as error:
             raise listen_error(error, host, port, options.port_setting) from error
@@ -60,6 +66,7 @@ class FramedServer:
 
     def stop_accepting(self) -> None:
         """Closes the port; connections stay."""
+        self._stopping = True
         if self._server is not None:
             self._server.close()
 
@@ -89,16 +96,21 @@ class FramedServer:
             refusal = TooManyRequests(
                 f"{len(self._connections)} connections are open already; try again later"
             )
-        connection = Connection(
+        if self._stopping:
+            refusal = ServiceNotReady("the service is stopping; connect again later")
+        return Connection(
             handler,
             self._options,
             accepting=True,
+            on_opened=self._opened,
             on_closed=self._closed,
             on_fault=self._fault,
             refusal=refusal,
         )
+
+    def _opened(self, connection: Connection) -> None:
+        # Not before: a TLS handshake that fails never tells its protocol, and would be counted for ever.
         self._connections[connection] = None
-        return connection
 
     def _fault(self, connection: Connection, error: MagnetarError) -> None:
         now = asyncio.get_running_loop().time()
