@@ -126,8 +126,8 @@ ALLOWED: tuple[Allow, ...] = (
     _allow("proto/magnetar/runtime/settings.py", "file", "reads the TOML file before anything runs"),
     _allow(
         "bookie/magnetar/bookie/device/*",
-        "process file clock network",
-        "the journal writer process and its ring",
+        "process file clock network thread",
+        "the journal writer and the disk worker: processes behind device seams, and the daemon's side of them",
     ),
 )
 

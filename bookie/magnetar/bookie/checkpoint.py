@@ -13,12 +13,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from .disk_worker import DiskWorker
 from .entry_log import EntryLogs
 from .index import BATCH_ENTRIES, LedgerRecord, LocationIndex
 from .journal.journal import JournalPosition
 from .layout import DataLayout
 from .mark import encode_mark, mark_moves_forward
-from .storage_helper import StorageHelper
 from .write_cache import Half, WriteCache
 
 __all__ = ["Checkpointer"]
@@ -41,7 +41,7 @@ class Checkpointer:
         cache: WriteCache,
         logs: EntryLogs,
         index: LocationIndex,
-        helper: StorageHelper,
+        worker: DiskWorker,
         layout: DataLayout,
         mark: list[JournalPosition],
         take_ledgers: Callable[[], list[tuple[int, LedgerRecord]]],
@@ -50,7 +50,7 @@ class Checkpointer:
         self._cache = cache
         self._logs = logs
         self._index = index
-        self._helper = helper
+        self._worker = worker
         self._layout = layout
         self._take_ledgers = take_ledgers
         self._settle = settle
@@ -103,7 +103,7 @@ class Checkpointer:
         """Persists the mark if it moves forward, and returns it then. Durable when it returns."""
         if list(mark) == self.mark or not mark_moves_forward(self.mark, mark):
             return None
-        await self._helper.replace(self._layout.mark, encode_mark(mark))
+        await self._worker.replace(self._layout.mark, encode_mark(mark))
         self.mark = list(mark)
         return self.mark
 

@@ -8,30 +8,30 @@ from dataclasses import dataclass
 
 from magnetar.runtime.files import FileLock, Files, OsFiles
 
+from .device import ProcessDiskWorker, RingJournalDevice
+from .disk_worker import DiskWorker, InlineDiskWorker
 from .index import LocationIndex, RocksLocationIndex
 from .journal.device import JournalDevice
 from .journal.inline import InlineJournalDevice
-from .journal.ring import RingJournalDevice
 from .layout import DataLayout
 from .settings import BookieSettings
-from .storage_helper import InlineStorageHelper, ProcessStorageHelper, StorageHelper
 
 __all__ = ["BookieComponents", "inline_components", "os_components"]
 
 
 @dataclass(frozen=True, slots=True)
 class BookieComponents:
-    """One set serves one opening of a bookie: the storage helper is started and closed by it."""
+    """One set serves one opening of a bookie: the disk worker is started and closed by it."""
 
     files: Files
     rng: random.Random
-    storage_helper: StorageHelper
+    disk_worker: DiskWorker
     make_journal_device: Callable[[BookieSettings, DataLayout, FileLock], JournalDevice]
     open_index: Callable[[str], LocationIndex]
 
 
 def os_components(rng: random.Random, *, writer_mode: str = "sync") -> BookieComponents:
-    """The real disk, a journal writer process, a storage helper process, RocksDB.
+    """The real disk, a journal writer process, a disk worker process, RocksDB.
 
     `writer_mode` "shadow" is for crash tests: see `RingJournalDevice`.
     """
@@ -44,7 +44,7 @@ def os_components(rng: random.Random, *, writer_mode: str = "sync") -> BookieCom
             mode=writer_mode if settings.journal_sync_data else "no-sync",
         )
 
-    return BookieComponents(OsFiles(), rng, ProcessStorageHelper(), make_device, RocksLocationIndex)
+    return BookieComponents(OsFiles(), rng, ProcessDiskWorker(), make_device, RocksLocationIndex)
 
 
 def inline_components(
@@ -60,4 +60,4 @@ def inline_components(
             sync_data=settings.journal_sync_data,
         )
 
-    return BookieComponents(files, rng, InlineStorageHelper(files), make_device, open_index)
+    return BookieComponents(files, rng, InlineDiskWorker(files), make_device, open_index)

@@ -43,13 +43,14 @@ from magnetar.runtime.files import FileLock
 from .checkpoint import Checkpointer
 from .components import BookieComponents
 from .cookie import Cookie
-from .entry_log import RECORD_HEADER_BYTES, EntryLogs
-from .index import Location, LocationIndex
+from .entry_log import EntryLogs
+from .index import LocationIndex
 from .journal.journal import DurableCallback, Journal, JournalPosition
 from .layout import DataLayout
 from .ledgers import LedgerState, LedgerStates
 from .read_cache import ReadCache
 from .settings import BookieSettings
+from .stored_entries import StoredEntries
 from .write_cache import WriteCache
 
 __all__ = ["Bookie"]
@@ -95,14 +96,15 @@ class Bookie:
         self.cache = WriteCache(settings.write_cache_bytes)
         self.read_cache = ReadCache(settings.read_cache_bytes)
         self.ledgers = LedgerStates(index)
-        helper = components.storage_helper
-        self.logs = EntryLogs(components.files, helper, layout, settings.entry_log_bytes)
+        worker = components.disk_worker
+        self.logs = EntryLogs(components.files, worker, layout, settings.entry_log_bytes)
+        self._stored = StoredEntries(self.cache, self.read_cache, index, self.logs, settings)
         self.journal: Journal = None  # type: ignore[assignment]  # set by startup before anything is served
         self.checkpointer = Checkpointer(
             self.cache,
             self.logs,
             index,
-            helper,
+            worker,
             layout,
             mark,
             self.ledgers.take_dirty,
@@ -132,7 +134,7 @@ class Bookie:
         """Begins the checkpoints and watches the disk. For `startup`."""
         loop = asyncio.get_running_loop()
         self.journal.on_failure = self.fail
-        self.components.storage_helper.on_failure = self.fail
+        self.components.disk_worker.on_failure = self.fail
         self._look_at_disk()
         self._tasks = [
             loop.create_task(self._checkpoint_forever(), name="bookie checkpoints"),
@@ -255,7 +257,7 @@ class Bookie:
                 # Not the last one asked for, but what a sequential reader will ask for next.
                 ahead = last > first or state.next_read == entry_id
                 try:
-                    entry = await self._read_stored(ledger_id, entry_id, ahead)
+                    entry = await self._stored.read(ledger_id, entry_id, ahead=ahead)
                 except EntryDamaged:
                     if not entries:
                         raise
@@ -271,40 +273,6 @@ class Bookie:
             )
         state.next_read = entry_id
         return entries, state.confirmed
-
-    async def _read_stored(self, ledger_id: int, entry_id: int, ahead: bool) -> bytes | None:
-        """The entry from its log, None if the index has none; what follows it there goes to the read cache."""
-        wanted = self._neighbours(ledger_id, entry_id, self.settings.read_ahead_entries if ahead else 1)
-        if not wanted:
-            return None
-        entries = await self.logs.read(ledger_id, wanted)
-        put = self.read_cache.put
-        for (number, _), entry in zip(wanted, entries, strict=False):
-            # A recovery may have replaced it while the disk was read.
-            if self.cache.get(ledger_id, number) is None:
-                put(ledger_id, number, entry)
-        return self.cache.get(ledger_id, entry_id) or entries[0]
-
-    def _neighbours(self, ledger_id: int, entry_id: int, count: int) -> list[tuple[int, Location]]:
-        """The entry's location and those of the entries whose records follow it immediately, bounded in bytes."""
-        if count == 1:
-            location = self._index.get(ledger_id, entry_id)
-            return [] if location is None else [(entry_id, location)]
-        found = self._index.get_range(ledger_id, entry_id, count)
-        if not found or found[0][0] != entry_id:
-            return []
-        wanted = [found[0]]
-        log_id, start, length = found[0][1]
-        following = start + RECORD_HEADER_BYTES + length
-        for number, location in found[1:]:
-            end = location.offset + RECORD_HEADER_BYTES + location.length
-            if location.log_id != log_id or location.offset != following:
-                break
-            if end - start > self.settings.read_ahead_bytes:
-                break
-            wanted.append((number, location))
-            following = end
-        return wanted
 
     async def read_last_confirmed(self, ledger_id: int, *, fence: bool = False) -> tuple[int, int]:
         """(highest last add confirmed, last entry) known here. LedgerNotFound if never written nor fenced here."""
@@ -491,7 +459,7 @@ class Bookie:
                     await self.logs.close()
         finally:
             self.release()
-            await self.components.storage_helper.close()
+            await self.components.disk_worker.close()
             self.lock.release()
 
     def release(self) -> None:

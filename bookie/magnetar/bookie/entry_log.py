@@ -24,9 +24,9 @@ import xxhash
 from magnetar.proto.errors import DataDirectoryError, DiskFull, EntryDamaged, MagnetarError
 from magnetar.runtime.files import File, Files
 
+from .disk_worker import DiskWorker
 from .index import Location
 from .layout import DataLayout
-from .storage_helper import StorageHelper
 from .write_cache import Half
 
 __all__ = [
@@ -112,9 +112,9 @@ def record_entry(data: bytes, at: int, log_id: int, ledger_id: int, entry_id: in
 class EntryLogs:
     """All entry logs of one ledger directory: one is appended to, any can be read."""
 
-    def __init__(self, files: Files, helper: StorageHelper, layout: DataLayout, log_bytes: int) -> None:
+    def __init__(self, files: Files, worker: DiskWorker, layout: DataLayout, log_bytes: int) -> None:
         self._files = files
-        self._helper = helper
+        self._worker = worker
         self._layout = layout
         self._log_bytes = log_bytes
         self._next_id = 0
@@ -172,7 +172,7 @@ class EntryLogs:
                 await asyncio.sleep(0)
                 if self._unsynced >= _SYNC_STEP_BYTES:
                     self._unsynced = 0
-                    await self._helper.sync(file.path)
+                    await self._worker.sync(file.path)
                 file = self._writable()
         if parts:
             self._write(file, parts, size, ledger_id)
@@ -215,16 +215,16 @@ class EntryLogs:
         """Everything appended is durable, and so are the names of new logs (rule 12a)."""
         while self._touched:
             path = next(iter(self._touched))
-            await self._helper.sync(path)
+            await self._worker.sync(path)
             self._touched.pop(path, None)
         if self._created:
-            await self._helper.sync(self._layout.ledgers)
+            await self._worker.sync(self._layout.ledgers)
             self._created = False
 
     async def read(self, ledger_id: int, wanted: Sequence[tuple[int, Location]]) -> list[bytes]:
         """Entries whose records follow each other in one log, in one read. At least the first, or EntryDamaged.
 
-        The loop never waits for the disk: what is not in the page cache is fetched by the storage helper first.
+        The loop never waits for the disk: what is not in the page cache is fetched by the disk worker first.
         """
         first, last = wanted[0][1], wanted[-1][1]
         length = last.offset + RECORD_HEADER_BYTES + last.length - first.offset
@@ -259,7 +259,7 @@ class EntryLogs:
         file = self._reader(log_id)
         data = file.read_cached(offset, length)
         if data is None or len(data) < length:
-            await self._helper.warm(file.path, offset, length)
+            await self._worker.warm(file.path, offset, length)
             file = self._reader(log_id)  # it may have been closed meanwhile
             data = file.read_cached(offset, length)
             if data is None:  # evicted again at once: memory is very short

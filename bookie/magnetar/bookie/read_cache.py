@@ -21,6 +21,8 @@ class ReadCache:
         self.size = 0
         self.hits = 0
         self.misses = 0
+        # Entries written anew so far: what was read from the disk before the last one may be stale.
+        self.discards = 0
 
     def get(self, ledger_id: int, entry_id: int) -> bytes | None:
         """The entry, or None."""
@@ -47,6 +49,7 @@ class ReadCache:
 
     def discard(self, ledger_id: int, entry_id: int) -> None:
         """Forgets an entry that was written anew."""
+        self.discards += 1
         old = self._entries.pop((ledger_id, entry_id), None)
         if old is not None:
             self.size -= len(old) + ENTRY_OVERHEAD_BYTES

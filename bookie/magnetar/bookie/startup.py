@@ -38,12 +38,12 @@ async def open_bookie(settings: BookieSettings, components: BookieComponents) ->
     files = components.files
     files.make_directory(layout.root)
     lock = await wait_for_lock(files, layout.lock, settings.lock_timeout_s)
-    helper = components.storage_helper
+    worker = components.disk_worker
     try:
-        await helper.start()
+        await worker.start()
         bookie = await _open_locked(settings, components, layout, lock)
     except BaseException:
-        await helper.close()
+        await worker.close()
         lock.release()
         raise
     return bookie
@@ -97,11 +97,9 @@ async def _read_mark(
             path=layout.mark,
         )
     # A part only: the first start waits for it.
-    await components.storage_helper.prepare(
-        first, settings.journal_file_bytes // _FIRST_FILE_PART, hurry=True
-    )
+    await components.disk_worker.prepare(first, settings.journal_file_bytes // _FIRST_FILE_PART, hurry=True)
     mark = [JournalPosition(1, 0, 0)]
-    await components.storage_helper.replace(layout.mark, encode_mark(mark))
+    await components.disk_worker.replace(layout.mark, encode_mark(mark))
     return mark
 
 
@@ -152,11 +150,11 @@ async def _begin_journal(bookie: Bookie, recovered: Recovered) -> None:
         if old_size >= settings.journal_file_bytes:
             taken, size, source = old, old_size, layout.journal_file(old)
             break
-    await components.storage_helper.prepare(layout.journal_file(sequence), size, source, hurry=True)
+    await components.disk_worker.prepare(layout.journal_file(sequence), size, source, hurry=True)
     position = JournalPosition(sequence, recovered.end_offset, recovered.end_offset)
     moved = await bookie.checkpointer.move_mark([position])
     assert moved is not None, "a new file is always ahead of the mark"
     device = components.make_journal_device(settings, layout, bookie.lock)
-    bookie.journal = Journal(device, components.storage_helper, layout, settings, bookie.cookie.instance)
+    bookie.journal = Journal(device, components.disk_worker, layout, settings, bookie.cookie.instance)
     released = [old for old in recovered.files if old[0] != taken]
     await bookie.journal.start(position, size, released)

@@ -3,6 +3,5 @@
 from .device import JournalDevice
 from .inline import InlineJournalDevice
 from .journal import Journal, JournalPosition
-from .ring import RingJournalDevice
 
-__all__ = ["InlineJournalDevice", "Journal", "JournalDevice", "JournalPosition", "RingJournalDevice"]
+__all__ = ["InlineJournalDevice", "Journal", "JournalDevice", "JournalPosition"]

@@ -18,11 +18,11 @@ __all__ = ["InlineJournalDevice"]
 _ZEROS = memoryview(bytes(GROUP_ALIGNMENT))
 
 
-def _ignore_durable(offset: int) -> None:
+def ignore_durable(offset: int) -> None:
     return None
 
 
-def _ignore_failure(error: MagnetarError) -> None:
+def ignore_failure(error: MagnetarError) -> None:
     return None
 
 
@@ -37,8 +37,8 @@ class InlineJournalDevice:
         capacity_bytes: int = 32 << 20,
         sync_data: bool = True,
     ) -> None:
-        self.on_durable: Callable[[int], None] = _ignore_durable
-        self.on_failure: Callable[[MagnetarError], None] = _ignore_failure
+        self.on_durable: Callable[[int], None] = ignore_durable
+        self.on_failure: Callable[[MagnetarError], None] = ignore_failure
         self._files = files
         self._path_of = path_of
         self._capacity = capacity_bytes

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from magnetar.proto.errors import DiskFull, MagnetarError
 
+from ..disk_worker import DiskWorker
 from ..layout import DataLayout
 from ..settings import BookieSettings
-from ..storage_helper import StorageHelper
 from .device import JournalDevice
 from .records import RECORD_HEADER_BYTES, RecordType, encode_begin, encode_record_header, incarnation_of
 
@@ -62,14 +62,14 @@ class Journal:
     def __init__(
         self,
         device: JournalDevice,
-        helper: StorageHelper,
+        worker: DiskWorker,
         layout: DataLayout,
         settings: BookieSettings,
         instance: int,
     ) -> None:
         self.on_failure: Callable[[MagnetarError], None] | None = None
         self._device = device
-        self._helper = helper
+        self._worker = worker
         self._layout = layout
         self._settings = settings
         self._instance = instance
@@ -255,7 +255,7 @@ class Journal:
             kept = sum(size for _, size in self._spares)
             # One that is too small was the first file of a first start.
             if size < wanted or (self._spares and kept + size > self._settings.journal_spare_bytes):
-                await self._helper.delete(self._layout.journal_file(source))
+                await self._worker.delete(self._layout.journal_file(source))
                 self._released.popleft()
                 return
         else:
@@ -263,7 +263,7 @@ class Journal:
         sequence = self._next_sequence
         self._next_sequence += 1
         source_path = self._layout.journal_file(source) if source else ""
-        await self._helper.prepare(self._layout.journal_file(sequence), size, source_path)
+        await self._worker.prepare(self._layout.journal_file(sequence), size, source_path)
         if source:
             self._released.popleft()
         self._spares.append((sequence, size))

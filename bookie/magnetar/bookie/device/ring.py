@@ -21,8 +21,8 @@ from collections.abc import Callable
 from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
 from magnetar.runtime.processes import HelperProcess, spawn_helper
 
+from ..journal.inline import ignore_durable, ignore_failure
 from . import writer_process
-from .inline import _ignore_durable, _ignore_failure
 from .writer_process import CONTROL, DURABLE, REPORT, ROLL, WRITTEN
 
 __all__ = ["RingJournalDevice"]
@@ -57,8 +57,8 @@ class RingJournalDevice:
         lock_fd: int | None = None,
         mode: str = "sync",
     ) -> None:
-        self.on_durable: Callable[[int], None] = _ignore_durable
-        self.on_failure: Callable[[MagnetarError], None] = _ignore_failure
+        self.on_durable: Callable[[int], None] = ignore_durable
+        self.on_failure: Callable[[MagnetarError], None] = ignore_failure
         self._template = path_template
         self._size = -(-ring_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._lock_fd = lock_fd

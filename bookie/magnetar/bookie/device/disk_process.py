@@ -1,4 +1,4 @@
-"""The storage helper: a process that syncs, warms and prepares files for the daemon. Run as a script.
+"""The disk worker: a process that syncs, warms and prepares files for the daemon. Run as a script.
 
 Two lanes, each in order: a slow sync never keeps a read waiting.
 

@@ -1,0 +1,123 @@
+"""The seam for disk work that blocks: syncing, warming the page cache, preparing files.
+
+No thread of the daemon does it (a thread that comes back under a busy loop waits for the interpreter, DEPENDENCIES.md):
+`device.ProcessDiskWorker` asks a process over a socket, `InlineDiskWorker` works in the loop over `files`.
+
+A failed sync raises StorageFailed and is never tried again (rule 4). A worker process that dies takes unknown
+outcomes with it, so `on_failure` stops the daemon as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from magnetar.proto.errors import DataDirectoryError, MagnetarError
+from magnetar.runtime.files import Files
+
+from .journal.inline import ignore_failure
+
+__all__ = ["DiskWorker", "InlineDiskWorker"]
+
+_WARM_STEP_BYTES = 1 << 20
+
+
+class DiskWorker(Protocol):
+    """Paths are those of `files`. All raise StorageFailed, DiskFull or DataDirectoryError."""
+
+    on_failure: Callable[[MagnetarError], None]
+
+    async def start(self) -> None:
+        """Makes it ready."""
+        ...
+
+    async def sync(self, path: str) -> None:
+        """A file's bytes, or a directory's names, are durable when it returns."""
+        ...
+
+    async def warm(self, path: str, offset: int, length: int) -> None:
+        """The range is in the page cache when it returns, if memory allows."""
+        ...
+
+    async def prepare(self, path: str, size: int, source: str = "", *, hurry: bool = False) -> None:
+        """A zero-filled file of at least `size` bytes, durable with its name; made from `source` if that is given.
+
+        It is made slowly, so that the journal is not disturbed (64 MiB take 2 s), unless `hurry`.
+        """
+        ...
+
+    async def replace(self, path: str, data: bytes) -> None:
+        """The content is replaced atomically and durable when it returns."""
+        ...
+
+    async def delete(self, path: str) -> None:
+        """The file is gone, durably once its directory is synced."""
+        ...
+
+    async def close(self) -> None:
+        """Ends it; what is still asked for fails."""
+        ...
+
+
+class InlineDiskWorker:
+    """Does the work in the loop."""
+
+    def __init__(self, files: Files) -> None:
+        self.on_failure: Callable[[MagnetarError], None] = ignore_failure
+        self._files = files
+
+    async def start(self) -> None:
+        """See `DiskWorker`."""
+
+    async def sync(self, path: str) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        try:
+            file = self._files.open(path)
+        except DataDirectoryError:  # a directory
+            self._files.sync_directory(path)
+            return
+        try:
+            file.sync()
+        finally:
+            file.close()
+
+    async def warm(self, path: str, offset: int, length: int) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        file = self._files.open(path, read_only=True)
+        try:
+            for start in range(offset, offset + length, _WARM_STEP_BYTES):
+                file.read_at(start, min(_WARM_STEP_BYTES, offset + length - start))
+        finally:
+            file.close()
+
+    async def prepare(self, path: str, size: int, source: str = "", *, hurry: bool = False) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        if source:
+            self._files.rename(source, path)
+        file = self._files.open(path, create=True)
+        try:
+            present = file.size()
+            if present < size:
+                file.zero_fill(present, size - present)
+            file.sync()
+        finally:
+            file.close()
+        self._files.sync_directory(os.path.dirname(path))
+
+    async def replace(self, path: str, data: bytes) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        self._files.write_atomically(path, data)
+
+    async def delete(self, path: str) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        self._files.delete(path)
+
+    async def close(self) -> None:
+        """See `DiskWorker`."""
