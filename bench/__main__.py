@@ -1,36 +1,61 @@
-"""`python -m bench` runs every benchmark, `python -m bench NAME...` those named; `--list` names them.
+"""`make bench`: workloads (a) to (h) against a real service on loopback with fsync on, beside what the machine can do.
 
-A benchmark is a module `bench/bench_NAME.py` with a docstring and a function `main(out: Path) -> None`, which
-prints its table and writes `out / "NAME.json"`.
+python -m bench                  five interleaved rounds, medians; about a quarter of an hour
+python -m bench --quick          one short round
+python -m bench --only a,d       some workloads
 """
 
 import argparse
-import importlib
 import sys
+import time
 from pathlib import Path
 
-HERE = Path(__file__).parent
-OUT = HERE / "out"
+from rich.console import Console
+
+from bench.report import print_report, write_json
+from bench.run import Round, Sizes, check_wire
+
+OUT = Path(__file__).parent / "out"
+WORKLOADS = "abcdefgh"
 
 
 def main() -> int:
-    """Run the chosen benchmarks one after another."""
-    known = [file.stem.removeprefix("bench_") for file in sorted(HERE.glob("bench_*.py"))]
+    """Runs everything and returns 0; a figure below its floor is no error of the program."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(known) or 'none yet'}")
-    parser.add_argument("--list", action="store_true", help="name the benchmarks and stop")
-    chosen = parser.parse_args()
-    unknown = [name for name in chosen.names if name not in known]
-    if unknown:
-        parser.error(f"no such benchmark: {', '.join(unknown)}; there are: {', '.join(known) or 'none'}")
-    if chosen.list:
-        print("\n".join(known))
-        return 0
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how many rounds (default: 5)")
+    parser.add_argument("--quick", action="store_true", help="one round with a sixth of the messages")
+    parser.add_argument(
+        "--only", default=",".join(WORKLOADS), metavar="a,b,...", help="some of the workloads"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="where the figures go (default: bench/out/)"
+    )
+    arguments = parser.parse_args()
+    wanted = [name.strip() for name in arguments.only.split(",")]
+    if unknown := [name for name in wanted if name not in WORKLOADS or len(name) != 1]:
+        parser.error(f"no such workload: {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+    def say(text: str) -> None:
+        console.print(text)
+
     OUT.mkdir(exist_ok=True)
-    for name in chosen.names or known:
-        benchmark = importlib.import_module(f"bench.bench_{name}")
-        print(f"== {name}: {(benchmark.__doc__ or '').strip().splitlines()[0]}", flush=True)
-        benchmark.main(OUT)
+    scratch = OUT / f"scratch-{time.time_ns()}"
+    wire = check_wire(scratch) if "a" in wanted else {}
+    if wire:
+        say(
+            f"wire check: {wire['messages']} messages of (a) were {wire['batches']} batches in {wire['frames']} frames"
+        )
+    rounds: list[Round] = []
+    for number in range(1 if arguments.quick else arguments.rounds):
+        say(f"round {number + 1}")
+        found = Round(scratch, Sizes(arguments.quick), wanted, say)
+        found.run()
+        rounds.append(found)
+    summary = print_report(rounds, console)
+    path = arguments.json or OUT / time.strftime("bench-%Y%m%d-%H%M%S.json")
+    write_json(path, rounds, summary, wire)
+    say(f"all figures: {path}")
     return 0
 
 

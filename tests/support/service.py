@@ -24,6 +24,7 @@ _ROLES: dict[str, tuple[Role, ...]] = {
     "helper": ("storage-helper",),
     "both": ("daemon", "journal-writer"),
 }
+_LOSSY = {"MAGNETAR_TEST_JOURNAL_MODE": "shadow"}
 
 
 class Service:
@@ -41,9 +42,7 @@ class Service:
         self._process = ServiceProcess(
             data,
             arguments=arguments,
-            environment={"MAGNETAR_JOURNAL_DISK": journal_disk, **(environment or {})}
-            if journal_disk != "real"
-            else environment,
+            environment=_LOSSY | dict(environment or {}) if journal_disk == "lossy" else environment,
         )
 
     def start(self) -> None:

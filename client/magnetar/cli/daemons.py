@@ -72,7 +72,7 @@ async def _start_standalone(
     from .standalone import Standalone
 
     settings = _with_ports(settings)
-    standalone = Standalone(settings, service_components(settings), on_failure=daemon.fail)
+    standalone = Standalone(settings, service_components(), on_failure=daemon.fail)
     addresses = await standalone.start()
     daemon.on_stop("standalone", standalone.close)
     return (
@@ -93,7 +93,7 @@ async def _start_bookie(
     stops = AsyncExitStack()
     daemon.on_stop("bookie", stops.aclose)
     lock_data(OsFiles(), settings, stops)
-    bookie = await open_bookie(settings, bookie_components(settings), daemon.fail, stops)
+    bookie = await open_bookie(settings, bookie_components(), daemon.fail, stops)
     server = await serve_bookie(bookie, settings, stops)
     return {"bookie": server.addresses[0]}, lambda: service_metrics(None, bookie)
 

@@ -16,7 +16,7 @@ def service_metrics(broker: Broker | None, bookie: Bookie | None) -> Metrics:
     if broker is not None:
         _observe(metrics, "broker", broker.figures)
     if bookie is not None:
-        _observe(metrics, "bookie", bookie.figures)
+        _observe(metrics, "bookie", bookie.stats)
     return metrics
 
 

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from magnetar.bookie import BookieComponents
+import os
+
+from magnetar.bookie.components import BookieComponents, os_components
 from magnetar.metadata import MetadataStore
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.files import OsFiles
 
 from .daemons import system_rng
-from .settings import ServiceSettings
 from .standalone import BrokerComponents, ServiceComponents
 
 # For crash tests: the journal writer then loses what was not synced when it dies, as a power failure would.
 JOURNAL_MODE_VARIABLE = "MAGNETAR_TEST_JOURNAL_MODE"
 
 
-def bookie_components(settings: ServiceSettings) -> BookieComponents:
+def bookie_components() -> BookieComponents:
     """Of a bookie on this machine's disk."""
-    raise NotImplementedError
+    return os_components(system_rng(), writer_mode=os.environ.get(JOURNAL_MODE_VARIABLE, "sync"))
 
 
-def service_components(settings: ServiceSettings) -> ServiceComponents:
+def service_components() -> ServiceComponents:
     """Of a standalone service."""
     return ServiceComponents(
         files=OsFiles(),
         clock=SystemClock(),
         rng=system_rng(),
-        bookie=bookie_components(settings),
+        bookie=bookie_components(),
         open_metadata=open_embedded,
     )
 

@@ -260,7 +260,7 @@ def helper_roles(daemon: int) -> dict[int, Role]:
             command = Path(f"/proc/{child}/cmdline").read_bytes()
         except OSError:
             continue
-        roles[child] = "journal-writer" if b"writer" in command else "storage-helper"
+        roles[child] = "journal-writer" if b"writer_process.py" in command else "storage-helper"
     return roles
 
 

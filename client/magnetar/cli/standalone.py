@@ -15,12 +15,13 @@ receipts of what was stored reach them; the bookie goes last, since everything a
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from magnetar.bookie import Bookie, BookieComponents, bookie_listener
+from magnetar.bookie import Bookie, BookieComponents
+from magnetar.bookie.server import BookieServer
 from magnetar.broker import Broker, listener
 from magnetar.ledger import BookieDirectory, BookieTransport, LedgerClient, LocalTransport, StaticBookies
 from magnetar.metadata import MetadataStore
@@ -30,7 +31,7 @@ from magnetar.runtime.connection import ConnectionOptions, FramedServer
 from magnetar.runtime.file_lock import FileLock
 from magnetar.runtime.files import Files
 
-from .settings import DaemonSettings, ServiceSettings
+from .settings import ServiceSettings
 
 Address = tuple[str, int]
 Failure = Callable[[MagnetarError], None]
@@ -92,7 +93,7 @@ class Standalone:
                 self.settings, self._components.bookie, self._fail, self._stops
             )
             bookie_server = await serve_bookie(bookie, self.settings, self._stops)
-            name = bookie.bookie_id
+            name = bookie.cookie.bookie_id
             transport = self._components.transport(name, bookie)
             self._stops.push_async_callback(transport.close)
             directory = StaticBookies({name: bookie_server.addresses[0]})
@@ -140,14 +141,14 @@ async def open_bookie(
     return bookie
 
 
-async def serve_bookie(bookie: Bookie, settings: ServiceSettings, stops: AsyncExitStack) -> FramedServer:
+async def serve_bookie(bookie: Bookie, settings: ServiceSettings, stops: AsyncExitStack) -> BookieServer:
     """The bookie protocol on TCP. InvalidSetting when the port is taken."""
     daemon = settings.daemon
     options = ConnectionOptions(
         name="bookie", max_message_bytes=settings.bookie.max_entry_bytes, port_setting="bookie_port"
     )
-    server = await FramedServer.start(daemon.host, daemon.bookie_port, bookie_listener(bookie), options)
-    stops.push_async_callback(_closing(server, daemon))
+    server = await BookieServer.start(bookie, daemon.host, daemon.bookie_port, options)
+    stops.push_async_callback(server.close, daemon.drain_s / 4)
     return server
 
 
@@ -181,10 +182,6 @@ async def start_broker(
 
     stops.push_async_callback(stop)
     return broker, server
-
-
-def _closing(server: FramedServer, daemon: DaemonSettings) -> Callable[[], Awaitable[None]]:
-    return lambda: server.close(daemon.drain_s / 4)
 
 
 def _no_listener(error: MagnetarError) -> None:

@@ -1,0 +1,184 @@
+"""Rounds of all workloads, interleaved: a slow minute of the machine hits every figure, and the medians of none."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from bench.machine import run_probes
+from bench.relay import count_sends
+from bench.services import drop_page_cache, idle_megabytes, run_apart, run_client, running
+from magnetar.cli.service_process import ServiceProcess
+
+Say = Callable[[str], None]
+
+# For (f): caches so small that a backlog of four times their size is read in seconds.
+SMALL_CACHES = {
+    "bookie.write_cache_bytes": 16 << 20,
+    "bookie.read_cache_bytes": 16 << 20,
+    "broker.memory_budget_bytes": 64 << 20,
+}
+SMALL_CACHE_BYTES = (16 << 20) + (16 << 20) + int((64 << 20) * 0.2)
+QUIET = ("--log-level", "warning")
+MIN_COLD_SHARE = 0.8  # of the payload must come from the disk, or (f) measured a cache
+DEFAULT_GROUPS = {"a": 256 << 10, "b": 1 << 20, "d": 4096}
+
+
+class Sizes:
+    """Messages of each workload; a quick run does a sixth."""
+
+    def __init__(self, quick: bool) -> None:
+        part = 6 if quick else 1
+        self.a = 1_200_000 // part
+        self.b = 3_000_000 // part
+        self.b_apart = 4_000_000 // part
+        self.c = 700_000 // part
+        self.d = 2_000 // part
+        self.e_seconds = 3.0 / (2 if quick else 1)
+        # At least four times the caches, whatever the rest.
+        self.f_batched = max(2_500_000 // part, SMALL_CACHE_BYTES * 4 // 100 // 1000 * 1000 + 1000)
+        self.f_unbatched = max(1_500_000 // part, SMALL_CACHE_BYTES * 4 // 148 + 1000)
+        self.g_batched = 1_500_000 // part
+        self.g_unbatched = 600_000 // part
+        self.probe_s = 1.0 / (2 if quick else 1)
+
+
+class Round:
+    """One round in a directory of its own. `figures` by the names of bench.limits, `details` for the JSON file."""
+
+    def __init__(self, directory: Path, sizes: Sizes, wanted: Collection[str], say: Say) -> None:
+        self.directory = directory
+        self.sizes = sizes
+        self.wanted = wanted
+        self.say = say
+        self.figures: dict[str, float] = {}
+        self.details: dict[str, Any] = {}
+        self.groups = dict(DEFAULT_GROUPS)
+
+    def run(self) -> None:
+        """Everything that is wanted."""
+        self.directory.mkdir(parents=True)
+        try:
+            if set("abcdegh") & set(self.wanted):
+                self._standalone()
+            if "f" in self.wanted:
+                self._catch_up()
+            if "a" in self.wanted:
+                self._tcp_bookie()
+            probes = run_probes(self.directory, self.groups, self.sizes.probe_s)
+            self.details["probes"] = probes
+        finally:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _note(self, name: str, result: dict[str, Any], value: float) -> None:
+        self.figures[name] = value
+        self.details[name] = result
+        if "group_bytes" in result and name in ("a", "b", "c", "d_p50", "e_p50"):
+            self.groups[name[0]] = result["group_bytes"]
+        self.say(f"    {name:<12} {value:>14,.2f}")
+
+    def _standalone(self) -> None:
+        service = ServiceProcess(self.directory / "data", arguments=QUIET)
+        with running(service) as services:
+            if "h" in self.wanted:
+                self._note("h_start", {"messages": 1}, service.ready_after_s)
+                self._note("h_idle", {"resident": service.resident_bytes()}, idle_megabytes(service))
+            self._latencies(services)
+            self._rates(services)
+            if "h" in self.wanted:
+                self._note("h_loaded", {"resident": service.resident_bytes()}, idle_megabytes(service))
+            if "g" in self.wanted:
+                self._acknowledge(services)
+        shutil.rmtree(self.directory / "data")
+
+    def _latencies(self, services: list[ServiceProcess]) -> None:
+        if "d" in self.wanted:
+            result = run_client(services, "synchronous", "d", messages=self.sizes.d, size=100)
+            for percentile in ("p50", "p99", "p999"):
+                self._note(f"d_{percentile}", result, result[percentile])
+        if "e" in self.wanted:
+            result = run_client(
+                services, "end_to_end", "e", rate=10_000, seconds=self.sizes.e_seconds, size=100
+            )
+            for percentile in ("p50", "p99"):
+                self._note(f"e_{percentile}", result, result[percentile])
+
+    def _rates(self, services: list[ServiceProcess]) -> None:
+        if "a" in self.wanted:
+            result = run_client(services, "unbatched", "a", messages=self.sizes.a, size=100)
+            self._note("a", result, result["rate"])
+        if "b" in self.wanted:
+            result = run_client(services, "batched", "b", messages=self.sizes.b, size=100, batch=1000)
+            self._note("b", result, result["rate"])
+            result = run_apart(services, "b-apart", messages=self.sizes.b_apart, size=100, batch=1000)
+            self._note("b_apart", result, result["rate"])
+        if "c" in self.wanted:
+            result = run_client(services, "batched", "c", messages=self.sizes.c, size=1024, batch=100)
+            self._note("c", result, result["rate"])
+
+    def _acknowledge(self, services: list[ServiceProcess]) -> None:
+        for name, messages, batch in (
+            ("g_batched", self.sizes.g_batched, 1000),
+            ("g_unbatched", self.sizes.g_unbatched, 1),
+        ):
+            run_client(services, "fill", name, messages=messages, size=100, batch=batch)
+            result = run_client(services, "acknowledge", name, messages=messages)
+            self._note(name, result, result["rate"])
+
+    def _catch_up(self) -> None:
+        data = self.directory / "cold"
+        settings = [part for name, value in SMALL_CACHES.items() for part in ("--set", f"{name}={value}")]
+        service = ServiceProcess(data, arguments=[*QUIET, *settings])
+        topics = (("f_batched", self.sizes.f_batched, 1000), ("f_unbatched", self.sizes.f_unbatched, 1))
+        with running(service) as services:
+            for name, messages, batch in topics:
+                run_client(services, "fill", name, messages=messages, size=100, batch=batch)
+        for name, messages, _ in topics:
+            drop_page_cache(data)
+            with running(service) as services:
+                result = run_client(services, "catch_up", name, messages=messages)
+            if result["read_bytes"] < MIN_COLD_SHARE * result["bytes"]:
+                raise SystemExit(
+                    f"bench: (f) read only {result['read_bytes']:,} bytes from the disk for {result['bytes']:,} of "
+                    "payload: the page cache was not cold"
+                )
+            self._note(name, result, result["rate"])
+        shutil.rmtree(data)
+
+    def _tcp_bookie(self) -> None:
+        bookie = ServiceProcess(self.directory / "tcp-bookie", command="bookie", arguments=QUIET)
+        with running(bookie):
+            address = f"127.0.0.1:{bookie.ports['bookie']}"
+            broker = ServiceProcess(
+                self.directory / "tcp-broker", command="broker", arguments=[*QUIET, "--bookies", address]
+            )
+            with running(broker):
+                result = run_client([bookie, broker], "unbatched", "a", messages=self.sizes.a // 2, size=100)
+                self._note("a_tcp", result, result["rate"])
+
+
+def check_wire(directory: Path) -> dict[str, Any]:
+    """That (a) puts one message into a batch and one batch into a frame. Ends the run if not."""
+    directory.mkdir(parents=True)
+    try:
+        with running(ServiceProcess(directory / "data", arguments=QUIET)) as (service,):
+            count = asyncio.run(
+                count_sends(
+                    service.host,
+                    service.ports["magnetar"],
+                    "unbatched",
+                    "wire",
+                    {"messages": 2000, "size": 100},
+                )
+            )
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if not count.one_by_one or count.messages < 2000:
+        raise SystemExit(
+            f"bench: (a) sent {count.messages} messages in {count.batches} batches and {count.frames} frames: that is not "
+            "one message a batch"
+        )
+    return {"frames": count.frames, "batches": count.batches, "messages": count.messages}

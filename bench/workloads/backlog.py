@@ -1,0 +1,55 @@
+"""(f), (g): what was stored before is read again, cold, or consumed with individual acknowledgements."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from bench.workloads.produce_tail import _send_batches, _send_singly
+from magnetar.client import connect
+
+
+async def fill(url: str, topic: str, *, messages: int, size: int, batch: int) -> dict[str, Any]:
+    """Stores the backlog; `batch` 1: unbatched."""
+    async with connect(url) as client:
+        began = time.perf_counter()
+        if batch == 1:
+            await _send_singly(client, topic, messages, size)
+        else:
+            await _send_batches(client, topic, messages, size, batch)
+        return {"messages": messages, "rate": messages / (time.perf_counter() - began)}
+
+
+async def catch_up(url: str, topic: str, *, messages: int) -> dict[str, Any]:
+    """(f): a reader from the earliest message on, by batches()."""
+    async with connect(url) as client:
+        began = time.perf_counter()
+        async with client.create_reader(topic, start="earliest") as reader:
+            seen = size = 0
+            async for batch in reader.batches():
+                seen += len(batch)
+                size += len(batch[0].value or b"") * len(batch)
+                if seen >= messages:
+                    break
+        seconds = time.perf_counter() - began
+    return {"rate": messages / seconds, "messages": seen, "bytes": size, "seconds": seconds}
+
+
+async def acknowledge(url: str, topic: str, *, messages: int) -> dict[str, Any]:
+    """(g): `async for message in consumer: await consumer.ack(message)` on a Shared subscription; ends with a receipt."""
+    async with connect(url) as client:
+        began = time.perf_counter()
+        async with client.subscribe(topic, "bench", type="shared", start="earliest") as consumer:
+            seen = 0
+            async for message in consumer:
+                seen += 1
+                if seen == messages:
+                    await consumer.ack(message, receipt=True)
+                    break
+                await consumer.ack(message)
+        # Closing sends what was still queued.
+        seconds = time.perf_counter() - began
+        stats = await client.topic_stats(topic)
+    left = stats["subscriptions"]["bench"]["backlog_messages"]
+    assert left == 0, f"{left} messages are not acknowledged"
+    return {"rate": messages / seconds, "messages": messages, "seconds": seconds}
