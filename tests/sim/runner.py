@@ -27,6 +27,7 @@ from sim.report import Report, Scenario
 from support.sim import Trace
 
 JOBS = 2
+RUNNER = (sys.executable, "-m", "sim.runner")
 CHUNK = 10  # seeds a process; then a fresh one
 SEED_TIMEOUT_S = 60.0  # real seconds; a run that needs more hangs in a callback
 SEEDS_FOR_FAULTS = 20  # from so many on, each expected fault must have fired
@@ -76,7 +77,7 @@ def play_in_process(scenario: str, seeds: Sequence[int], hash_seed: int) -> list
     reports: list[Report] = []
     while len(reports) < len(seeds):
         rest = list(seeds[len(reports) :])
-        command = [sys.executable, "-m", "sim.runner", scenario, "--worker", ",".join(map(str, rest))]
+        command = [*RUNNER, scenario, "--worker", ",".join(map(str, rest))]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         reports += [Report.from_line(line) for line in done.stdout.splitlines() if line.startswith("{")]
         if len(reports) < len(seeds):

@@ -43,6 +43,10 @@ class Backend(Protocol):
         """Has one of the next disk calls fail, so that the daemon must stop by itself; False if it has none."""
         ...
 
+    def heal(self) -> None:
+        """The storm is over: nothing planted fires any more."""
+        ...
+
 
 class Service:
     """The daemon with its supervisor, which starts it again after each end."""
@@ -69,7 +73,6 @@ class Service:
             self._loop.trace.record("fail_stop", type(error).__name__)
         else:
             raise AssertionError("the daemon ended by itself")
-        self.disk_broken = False
         self._loop.call_outside(0.0, self.crash, False)
 
     def crash(self, power: bool) -> None:
@@ -199,6 +202,7 @@ def play_storm(seed: int, trace: Trace, make_backend: Callable[[SimLoop], Backen
         load.start()
         observer = loop.start_process("observer").spawn(observe(load, history), name="observer")
         await storm(loop, service, backend)
+        backend.heal()
         await asyncio.sleep(6.0)  # the last partition, pause and restart are over
         trace.record("healed")
         await converge(loop, load, history)

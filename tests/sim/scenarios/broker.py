@@ -151,6 +151,9 @@ class BrokerBackend:
         """See Backend."""
         return False
 
+    def heal(self) -> None:
+        """See Backend."""
+
 
 def play(seed: int, trace: Trace) -> dict[str, int]:
     """See sim.runner."""

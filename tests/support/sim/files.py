@@ -91,6 +91,11 @@ class SimDisk:
         """`action` runs just before the changing call `number` (from 0, as `calls` counts)."""
         self._actions[number] = action
 
+    def clear_faults(self) -> None:
+        """What was planted and has not fired will not fire."""
+        self._faults.clear()
+        self._actions.clear()
+
     def lose_power(self) -> None:
         """Crash of the machine. Every mount must be dead or given up: use new ones."""
         lost_names = self.names.lose_power(self.rng)
