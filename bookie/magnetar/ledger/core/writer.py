@@ -396,6 +396,8 @@ class WriterCore:
         self.outstanding_bytes = 0
         self.length = self.confirmed_length
         self.last_add_pushed = self.last_add_confirmed
+        if not self._writing_metadata:
+            self._changing_to = None
         instructions: list[Instruction] = [Confirm(first, failed, error)] if failed else []
         if self.close_requested and not self._writing_metadata:
             instructions += self._seal_or_judge()

@@ -1,0 +1,247 @@
+"""Runs the text scenarios of the ledger cores: a command, `----`, and what the core wants done.
+
+    append 2
+    ----
+    add 0 to a b
+    add 1 to b c
+    = writing lac=-1 pushed=1
+
+Commands for a writer: writer, append N, stored BOOKIE ENTRY..., failed BOOKIE ENTRY ERROR, chosen POSITION=BOOKIE...,
+no-bookies, written, found STATE [ensembles=...] [last=N length=N], metadata-failed, close, idle, told N.
+For a recovery: recovery, lac BOOKIE N|ERROR, read BOOKIE ENTRY yes|ERROR, and stored, failed, chosen, no-bookies, written,
+found, metadata-failed as above. Payloads have 10 bytes each. `check()` runs after every command.
+
+MAGNETAR_REWRITE=1 writes what the cores did into the files; read the difference before it is committed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from magnetar.ledger.core.events import (
+    AddFailed,
+    AddStored,
+    BookiesChosen,
+    ChooseBookies,
+    CloseRequested,
+    Confirm,
+    EntryRead,
+    Event,
+    Failed,
+    Finished,
+    IdleTick,
+    Instruction,
+    LastConfirmedRead,
+    LastConfirmedTold,
+    MetadataFailed,
+    MetadataFound,
+    MetadataWritten,
+    NoBookies,
+    ReadEntry,
+    ReadLastConfirmed,
+    ReadMetadata,
+    SendAdds,
+    TellLastConfirmed,
+    WriteMetadata,
+)
+from magnetar.ledger.core.metadata import Ensemble, LedgerMetadata, LedgerState
+from magnetar.ledger.core.quorum import Striping
+from magnetar.ledger.core.recovery import RecoveryCore
+from magnetar.ledger.core.writer import WriterCore
+from magnetar.proto import errors
+from magnetar.proto.ledger_entry import encode_ledger_entry
+
+PAYLOAD = b"x" * 10
+LEDGER_ID = 7
+SHOWN_READS = 7  # recovery reads a window of 64 entries ahead; the first ones tell enough
+
+
+def run_scenario(text: str) -> str:
+    """The text with the output parts as the cores produce them."""
+    scenario = _Scenario()
+    output: list[str] = []
+    expecting = False
+    command = ""
+    for line in text.splitlines():
+        if line == "----":
+            output += ["----", *scenario.run(command)]
+            expecting = True
+        elif expecting:
+            if not line:  # a blank line ends the expected part
+                output.append("")
+                expecting = False
+        else:
+            if line and not line.startswith("#"):
+                command = line
+            output.append(line)
+    return "\n".join(output) + "\n"
+
+
+def parse_code(text: str) -> int:
+    """An error code by the name of its class."""
+    code: int = getattr(errors, text).code
+    return code
+
+
+class _Scenario:
+    def __init__(self) -> None:
+        self.writer: WriterCore | None = None
+        self.recovery: RecoveryCore | None = None
+        self.last_write: WriteMetadata | None = None
+        self.version = 0
+
+    def run(self, line: str) -> list[str]:
+        name, *arguments = line.split()
+        options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+        if name in ("writer", "recovery"):
+            return self.start(name, options)
+        if name == "append":
+            return self.append(int(arguments[0]))
+        if name == "stored" and self.writer is not None:
+            return self.stored(arguments[0], [int(argument) for argument in arguments[1:]])
+        if name == "stored":
+            return self.tell([AddStored(arguments[0], int(argument)) for argument in arguments[1:]])
+        return self.tell([self.event(name, arguments, options)])
+
+    def start(self, kind: str, options: dict[str, str]) -> list[str]:
+        e, qw, qa = (int(number) for number in options["quorums"].split("/"))
+        ensembles = parse_ensembles(options["ensembles"])
+        metadata = LedgerMetadata.create(Striping(e, qw, qa), ensembles[0].bookies, 0, {})
+        metadata = replace(metadata, ensembles=ensembles, state=LedgerState[options.get("state", "OPEN")])
+        if kind == "writer":
+            self.writer = WriterCore(LEDGER_ID, metadata, self.version)
+            return self.after([])
+        self.recovery = RecoveryCore(LEDGER_ID, metadata, self.version)
+        return self.after(self.recovery.begin())
+
+    def append(self, count: int) -> list[str]:
+        writer = self.writer
+        assert writer is not None
+        lines = []
+        for _ in range(count):
+            if (refusal := writer.refusal()) is not None:
+                lines.append(f"refused: {type(refusal).__name__}")
+                continue
+            _, bookies = writer.append(PAYLOAD, None)
+            lines.append(
+                f"add {writer.last_add_pushed} " + (f"to {' '.join(bookies)}" if bookies else "held")
+            )
+        return lines + self.after([])
+
+    def stored(self, bookie: str, entries: list[int]) -> list[str]:
+        writer = self.writer
+        assert writer is not None
+        lines: list[str] = []
+        for entry_id in entries:
+            confirmed = writer.stored(bookie, entry_id)
+            if confirmed:
+                first = writer.last_add_confirmed - len(confirmed) + 1
+                lines += self.show(Confirm(first, confirmed, None))
+            for instruction in writer.drained():
+                lines += self.show(instruction)
+        return lines + self.after([])
+
+    def event(self, name: str, arguments: list[str], options: dict[str, str]) -> Event:
+        match name:
+            case "failed":
+                return AddFailed(arguments[0], int(arguments[1]), parse_code(arguments[2]))
+            case "chosen":
+                return BookiesChosen({int(position): bookie for position, bookie in options.items()})
+            case "no-bookies":
+                return NoBookies("none is left")
+            case "written":
+                self.version += 1
+                return MetadataWritten(self.version)
+            case "found":
+                return self.found(arguments[0], options)
+            case "metadata-failed":
+                return MetadataFailed(errors.StorageFailed("the disk is gone"))
+            case "close":
+                return CloseRequested()
+            case "idle":
+                return IdleTick()
+            case "told":
+                return LastConfirmedTold(int(arguments[0]))
+            case "lac":
+                known = arguments[1].lstrip("-").isdigit()
+                return LastConfirmedRead(
+                    arguments[0],
+                    int(arguments[1]) if known else -1,
+                    0 if known else parse_code(arguments[1]),
+                )
+            case "read":
+                entry_id = int(arguments[1])
+                if arguments[2] != "yes":
+                    return EntryRead(arguments[0], entry_id, b"", 0, parse_code(arguments[2]))
+                length = (entry_id + 1) * len(PAYLOAD)
+                entry = encode_ledger_entry(LEDGER_ID, entry_id, -1, length, PAYLOAD)
+                return EntryRead(arguments[0], entry_id, entry, length, 0)
+            case _:
+                raise AssertionError(f"unknown command: {name}")
+
+    def found(self, state: str, options: dict[str, str]) -> MetadataFound:
+        self.version += 1
+        core = self.writer or self.recovery
+        assert core is not None
+        metadata = replace(core.metadata, state=LedgerState[state])
+        if "ensembles" in options:
+            metadata = replace(metadata, ensembles=parse_ensembles(options["ensembles"]))
+        if "last" in options:
+            metadata = replace(metadata, last_entry=int(options["last"]), length=int(options["length"]))
+        return MetadataFound(metadata, self.version)
+
+    def tell(self, events: list[Event]) -> list[str]:
+        core = self.writer or self.recovery
+        assert core is not None
+        instructions: list[Instruction] = []
+        for event in events:
+            instructions += core.handle(event)
+        return self.after(instructions)
+
+    def after(self, instructions: list[Instruction]) -> list[str]:
+        lines = [line for instruction in instructions for line in self.show(instruction)]
+        if self.writer is not None:
+            w = self.writer
+            w.check()
+            lines.append(f"= {w.state.value} lac={w.last_add_confirmed} pushed={w.last_add_pushed}")
+        if self.recovery is not None:
+            self.recovery.check()
+            lines.append(f"= {self.recovery.state.value}")
+        return lines
+
+    def show(self, instruction: Instruction) -> list[str]:
+        match instruction:
+            case SendAdds(bookie, adds):
+                return [f"send {' '.join(str(entry_id) for entry_id, _ in adds)} to {bookie}"]
+            case Confirm(first, adds, error):
+                last = first + len(adds) - 1
+                return [f"confirm {first}..{last}" + (f": {type(error).__name__}" if error else "")]
+            case ChooseBookies(positions, exclude):
+                return [f"choose for positions {' '.join(map(str, positions))}, not {' '.join(exclude)}"]
+            case WriteMetadata(metadata, version):
+                return [f"write {show_metadata(metadata)} at version {version}"]
+            case ReadMetadata():
+                return ["read metadata"]
+            case TellLastConfirmed(bookies, last_add_confirmed):
+                return [f"tell lac {last_add_confirmed} to {' '.join(bookies)}"]
+            case ReadLastConfirmed(bookie):
+                return [f"fence {bookie}"]
+            case ReadEntry(bookie, entry_id):
+                return [f"read {entry_id} from {bookie}"] if entry_id < SHOWN_READS else []
+            case Finished(metadata):
+                return [f"finished: {show_metadata(metadata)}"]
+            case Failed(error):
+                return [f"failed: {type(error).__name__}"]
+
+
+def parse_ensembles(text: str) -> tuple[Ensemble, ...]:
+    """`0:a,b,c;5:a,d,c`."""
+    parts = (part.split(":") for part in text.split(";"))
+    return tuple(Ensemble(int(first), tuple(bookies.split(","))) for first, bookies in parts)
+
+
+def show_metadata(metadata: LedgerMetadata) -> str:
+    """State, ensembles, and the end once closed."""
+    ensembles = ";".join(f"{e.first_entry}:{','.join(e.bookies)}" for e in metadata.ensembles)
+    end = f" last={metadata.last_entry} length={metadata.length}" if metadata.closed else ""
+    return f"{metadata.state.name} {ensembles}{end}"
