@@ -24,7 +24,7 @@ from magnetar.proto.frames import Run
 from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection
 
 if TYPE_CHECKING:
-    from .producer import Producer
+    from .publisher import Publisher
     from .receiver import Receiver
 
 log = logging.getLogger("magnetar.client")
@@ -35,7 +35,7 @@ class Link:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.producers: dict[int, Producer] = {}
+        self.producers: dict[int, Publisher] = {}
         self.consumers: dict[int, Receiver] = {}
         self.routes: dict[bytes, Callable[[list[bytes]], None]] = {}
         self._connection: Connection | None = None
@@ -139,7 +139,7 @@ class Link:
     def connection_closed(self, error: MagnetarError | None) -> None:
         """Everything that lived here looks for another place."""
         reason = error or ConnectionLost(f"the connection to {self.address} was closed")
-        owners: list[Producer | Receiver] = [*self.producers.values(), *self.consumers.values()]
+        owners: list[Publisher | Receiver] = [*self.producers.values(), *self.consumers.values()]
         self.producers, self.consumers, self.routes = {}, {}, {}
         for owner in owners:
             owner.moved(reason)

@@ -2,8 +2,7 @@
 
 What is open is one batch (batching off: the messages of one loop turn). It is closed when it is full, at the end of the
 loop turn in which it was opened if nothing is in flight, else after batching_max_delay or when everything in flight is
-confirmed, whichever comes first. A closed group is kept encoded until it settles; after a reconnect everything that is not
-confirmed is sent again, in order, under a new epoch (CORRECTNESS.md rule 33).
+confirmed, whichever comes first. What happens then is in `publisher`.
 
 Wakers: `link.writable` false stops writing, `writing_resumed` continues; a full memory bound stops `send`, receipts and
 expiry continue it.
@@ -18,21 +17,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from magnetar.proto.batch import Properties
-from magnetar.proto.commands import RECEIPT_ROW, CloseProducer, CreateProducer, Send, SendFailed, decode_rows
-from magnetar.proto.commands import Receipt as ReceiptCommand
-from magnetar.proto.compression import Compression
+from magnetar.proto.commands import CloseProducer
 from magnetar.proto.errors import (
-    Action,
     AlreadyClosed,
-    MagnetarError,
-    ProducerFenced,
     ProducerQueueFull,
     SendTimeout,
-    error_from_wire,
 )
 from magnetar.proto.ids import MessageId
 
-from .attachment import Attachment
 from .columns import (
     MESSAGE_OVERHEAD_BYTES,
     Columns,
@@ -46,46 +38,23 @@ from .columns import (
     or_none,
     too_large,
 )
-from .encoding import encode_group
 from .options import ProducerOptions, time_in_ms
-from .outbox import Outbox
-from .receipts import Group, Receipt, Settled
+from .publisher import Publisher
+from .receipts import Group, Receipt, Settled, copy_of
 
 if TYPE_CHECKING:
     from .client import Client
-    from .link import Link
 
 log = logging.getLogger("magnetar.client")
 
 
-class Producer:
+class Producer(Publisher):
     """Sends messages to one topic. Made by `Client.create_producer`; used from one event loop."""
 
     def __init__(self, client: Client, topic: str, options: ProducerOptions, producer_id: int) -> None:
-        self._client = client
-        self._topic = topic
-        self._options = options
-        self._id = producer_id
-        self._name = options.name
-        self._epoch = -1
-        self._loop = asyncio.get_running_loop()
-        self._compression = Compression.parse(options.compression)
-        self._outbox = Outbox()
-        self._attachment = Attachment(client, topic, self, f"producer of {topic}")
-        self._link: Link | None = None
-        self._receipts_from: Link | None = None  # where receipts of the current epoch come from, if they can
-        self._send_header = b""
-        self._receipt_header = b""
-        self._next_sequence_id = 0
-        self._max_message_bytes = client.options.max_message_bytes
+        super().__init__(client, topic, options, producer_id)
         self._closed = False
-        self._failure: MagnetarError | None = None  # why nothing can be sent any more
-        self._unreported: Group | None = (
-            None  # the first that failed, for flush to tell unless somebody was told
-        )
-        self._expiry: asyncio.TimerHandle | None = None
         self._blocked = asyncio.Lock()  # `send`s that wait for room, first come first served
-        self._room = asyncio.Event()
         # The open batch. `_room_bytes` is what still fits into it; -1 sends every message through `_send_slowly`: when
         # no batch is open, when it has keys or other columns, and when the producer is closed.
         self._last_index = options.batching_max_messages - 1
@@ -98,16 +67,6 @@ class Producer:
         self._column_room_bytes = 0
         self._opened_bytes = 0
         self._flush_handle: asyncio.Handle | None = None
-
-    @property
-    def topic(self) -> str:
-        """Full name of the topic."""
-        return self._topic
-
-    @property
-    def name(self) -> str:
-        """Name of the producer, given by the service unless chosen."""
-        return self._name or ""
 
     @property
     def last_sequence_id(self) -> int:
@@ -249,7 +208,7 @@ class Producer:
         size = message_bytes(value, key, properties)
         if size > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES:
             raise too_large(size, self._max_message_bytes)
-        if self._values and self._open_room() < size:
+        if self._values and self._open_room < size:
             self._close_batch()
         if not self._values:
             self._open_batch(size)
@@ -269,11 +228,12 @@ class Producer:
     def _has_columns(self) -> bool:
         return self._keys is not None
 
+    @property
     def _open_room(self) -> int:
         return self._column_room_bytes if self._has_columns else self._room_bytes
 
     def _open_bytes(self) -> int:
-        return self._opened_bytes - self._open_room() if self._values else 0
+        return self._opened_bytes - self._open_room if self._values else 0
 
     def _open_batch(self, size: int) -> None:
         """Opens a batch that has room for `size` at least, or raises ProducerQueueFull."""
@@ -316,24 +276,6 @@ class Producer:
         self._room_bytes = -1
         self._close_group(self._group, columns, size)
 
-    def _close_group(self, group: Group, columns: Columns, size: int) -> None:
-        options = self._options
-        group.encoded = encode_group(
-            columns,
-            group.first_sequence_id,
-            self._client.clock.now_ms(),
-            batching=options.batching,
-            compression=self._compression,
-        )
-        group.message_count = len(columns.values)
-        group.bytes = size
-        group.deadline = self._loop.time() + options.send_timeout
-        self._next_sequence_id = group.first_sequence_id + group.message_count
-        self._outbox.add(group)
-        if self._expiry is None:
-            self._expiry = self._loop.call_at(group.deadline, self._expire)
-        self._write()
-
     # --- bounds ------------------------------------------------------------------------------------------------------
 
     def _fits(self, size: int) -> bool:
@@ -372,123 +314,9 @@ class Producer:
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            raise type(self._failure)(self._failure.message, **self._failure.details)
+            raise copy_of(self._failure)
         if self._closed:
             raise AlreadyClosed(f"the producer of {self._topic} is closed; create another one")
-
-    # --- the connection ----------------------------------------------------------------------------------------------
-
-    async def attach(self, link: Link) -> None:
-        """Creates the producer at the broker under a new epoch and sends what is not confirmed (Attachment calls it)."""
-        epoch = self._epoch + 1
-        link.producers[self._id] = self
-        try:
-            result = await link.request(
-                CreateProducer(0, self._id, self._topic, self._name, epoch),
-                self._client.options.operation_timeout,
-            )
-        except BaseException:
-            link.producers.pop(self._id, None)
-            raise
-        self._name = result["name"]
-        first = self._epoch < 0
-        self._epoch = int(result["epoch"])
-        if first:
-            self._next_sequence_id = int(result.get("last_sequence_id", -1)) + 1
-        self._max_message_bytes = min(self._client.options.max_message_bytes, link.max_message_bytes)
-        self._stop_receipts()
-        self._send_header = Send(0, self._id, self._epoch).encode()
-        self._receipt_header = ReceiptCommand(0, self._id, self._epoch).encode()
-        self._link = self._receipts_from = link
-        link.routes[self._receipt_header] = self._receipts
-        self._outbox.rewind()
-        self._write()
-
-    def moved(self, error: MagnetarError) -> None:
-        """The connection broke or the topic moves (Link calls it)."""
-        self._attachment.lost(error)
-
-    def detached(self) -> None:
-        """Nothing more is written; Attachment goes on trying. Receipts of what was written may still come, if it was not
-        the connection that broke: the broker opens the next epoch when they all have."""
-        link, self._link = self._link, None
-        if link is not None:
-            link.producers.pop(self._id, None)
-
-    def _stop_receipts(self) -> None:
-        link, self._receipts_from = self._receipts_from, None
-        if link is not None:
-            link.routes.pop(self._receipt_header, None)
-
-    def gave_up(self, error: MagnetarError) -> None:
-        """The topic cannot be produced to any more."""
-        self._stop_receipts()
-        self._failure = error
-        self._close_batch()
-        self._fail_all(error)
-
-    def _write(self) -> None:
-        link = self._link
-        if link is None:
-            return
-        outbox, header = self._outbox, self._send_header
-        while outbox.unsent and link.writable:
-            group = outbox.next_unsent()
-            assert group.encoded is not None
-            link.send_encoded(group.encoded.frames(header, group.confirmed))
-
-    def writing_resumed(self) -> None:
-        """The connection takes more."""
-        self._write()
-
-    def _receipts(self, payloads: list[bytes]) -> None:
-        outbox = self._outbox
-        for payload in payloads:
-            outbox.confirm(decode_rows(RECEIPT_ROW, payload))
-        self._room.set()
-        if not outbox and self._values:
-            self._close_batch()
-
-    def send_failed(self, command: SendFailed) -> None:
-        """The broker did not store a group and those after it in this epoch."""
-        if command.epoch != self._epoch or self._link is None:
-            return
-        error = error_from_wire(command.code, command.action, command.message)
-        if isinstance(error, ProducerFenced):
-            self._attachment.give_up(error)
-            return
-        if error.action in (Action.FIX_CALL, Action.GIVE_UP):
-            group = self._outbox.fail_group_with(command.sequence_id, error)
-            if group is not None:
-                self._note_failed(group)
-        # What came after it was not stored either: it goes again, under a new epoch.
-        self._attachment.lost(error)
-
-    # --- failures ----------------------------------------------------------------------------------------------------
-
-    def _expire(self) -> None:
-        self._expiry = None
-        for group in self._outbox.expire(self._loop.time(), self._options.send_timeout):
-            self._note_failed(group)
-        first = self._outbox.first
-        if first is not None:
-            self._expiry = self._loop.call_at(first.deadline, self._expire)
-
-    def _fail_all(self, error: MagnetarError) -> None:
-        for group in self._outbox.fail_all(error):
-            self._note_failed(group)
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
-        self._room.set()
-
-    def _note_failed(self, group: Group) -> None:
-        log.warning(
-            "%d messages to %s failed: %s", group.message_count - group.confirmed, self._topic, group.error
-        )
-        if self._unreported is None or self._unreported.error_seen:
-            self._unreported = group
-        self._room.set()
 
     async def open(self) -> None:
         """Attaches for the first time; used by Client.create_producer."""

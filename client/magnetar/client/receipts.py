@@ -29,6 +29,11 @@ from magnetar.proto.ids import NO_PARTITION, MessageId
 _new_id = partial(tuple.__new__, MessageId)
 
 
+def copy_of(error: MagnetarError) -> MagnetarError:
+    """To raise it more than once: every raise adds to an exception's traceback."""
+    return type(error)(error.message, **error.details)
+
+
 class Encoded(Protocol):
     """A group's bytes, kept until it settles so that it can be sent again."""
 
@@ -126,11 +131,11 @@ class Group:
         return ids
 
     def told_error(self) -> MagnetarError:
-        """A copy of the error, since every raise adds to an exception's traceback."""
+        """The error, to raise."""
         error = self.error
         assert error is not None, "the group has not settled"
         self.error_seen = True
-        return type(error)(error.message, **error.details)
+        return copy_of(error)
 
 
 class Settled:

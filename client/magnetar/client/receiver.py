@@ -27,6 +27,7 @@ from magnetar.proto.errors import AlreadyClosed, MagnetarError, ReceiveTimeout, 
 from .attachment import Attachment, backoff
 from .messages import Delivery, Message, MessageBatch
 from .options import ConsumerOptions, Start, start_on_wire
+from .receipts import copy_of
 
 if TYPE_CHECKING:
     from .client import Client
@@ -375,7 +376,7 @@ class Receiver:
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            raise type(self._failure)(self._failure.message, **self._failure.details)
+            raise copy_of(self._failure)
         if self._closed:
             raise AlreadyClosed(f"{self._what} is closed")
 

@@ -1,0 +1,150 @@
+"""The client against the real broker and listener, over fake ledgers: what both sides must agree on."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from magnetar.broker.listener import listener
+from magnetar.client import Client, ReceiveTimeout, connect
+from magnetar.runtime.connection import ConnectionOptions, FramedServer
+from support.broker_kit import running_broker
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[FramedServer]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with running_broker(service_url=f"magnetar://127.0.0.1:{port}") as broker:
+        server = await FramedServer.start(
+            "127.0.0.1", port, listener(broker), ConnectionOptions(name="broker")
+        )
+        yield server
+        await server.close(0.0)
+
+
+@pytest_asyncio.fixture
+async def client(server: FramedServer) -> AsyncIterator[Client]:
+    url = f"magnetar://127.0.0.1:{server.addresses[0][1]}"
+    async with connect(url, backoff_first=0.01, operation_timeout=5.0) as client:
+        yield client
+
+
+async def take(consumer: Any, count: int) -> list[Any]:
+    return [await consumer.receive(2.0) for _ in range(count)]
+
+
+@pytest.mark.parametrize("batching", [True, False])
+async def test_a_stream_with_acks(client: Client, batching: bool) -> None:
+    values = [b"%d" % i for i in range(20_000)]
+    producer = await client.create_producer("t", batching=batching)
+    consumer = await client.subscribe("t", "s", start="earliest")
+    receipts = [producer.send_nowait(value) for value in values]
+    got = []
+    async for message in consumer:
+        got.append(message)
+        await consumer.ack(message)
+        if len(got) == len(values):
+            break
+    assert [message.value for message in got] == values
+    assert [await receipt for receipt in receipts] == [message.id for message in got]
+    await consumer.ack(got[-1], receipt=True)
+    stats = await client.topic_stats("t")
+    assert stats["subscriptions"]["s"]["backlog_messages"] == 0
+    [one] = stats["subscriptions"]["s"]["consumers"]
+    assert one["permits"] == consumer._window.granted
+
+
+async def test_permits_of_both_sides_agree_after_partial_acks(client: Client) -> None:
+    producer = await client.create_producer("t")
+    await producer.send_many([b"%d" % i for i in range(100)])
+    for _ in range(3):
+        consumer = await client.subscribe("t", "s", start="earliest", receiver_queue_messages=30)
+        messages = await take(consumer, 100 if _ == 0 else 50)
+        if _ == 0:
+            await consumer.ack(messages[::2], receipt=True)
+        assert _ == 0 or [m.value for m in messages] == [b"%d" % i for i in range(1, 100, 2)]
+        stats = await client.topic_stats("t")
+        [one] = stats["subscriptions"]["s"]["consumers"]
+        assert one["permits"] == consumer._window.granted
+        await consumer.close()
+
+
+async def test_reconnects_lose_nothing(client: Client, server: FramedServer) -> None:
+    producer = await client.create_producer("t", batching_max_messages=50)
+    consumer = await client.subscribe("t", "s", start="earliest")
+    reader = await client.create_reader("t", start="earliest")
+    seen: dict[bytes, int] = {}
+    read: list[bytes] = []
+    total = 5000
+
+    async def produce() -> None:
+        for i in range(total):
+            await producer.send(b"%d" % i) if i % 100 == 0 else producer.send_nowait(b"%d" % i)
+        await producer.flush()
+
+    async def consume() -> None:
+        async for message in consumer:
+            seen[message.value or b""] = 1
+            await consumer.ack(message)
+            if len(seen) == total:
+                return
+
+    async def tail() -> None:
+        async for message in reader:
+            read.append(message.value or b"")
+            if message.value == b"%d" % (total - 1):
+                return
+
+    async def cut() -> None:
+        while True:
+            await asyncio.sleep(0.02)
+            for connection in server.connections:
+                connection.abort()
+
+    cutting = asyncio.create_task(cut())
+    async with asyncio.timeout(30):
+        producing = asyncio.create_task(produce())
+        await asyncio.sleep(0.3)
+        cutting.cancel()
+        await asyncio.gather(producing, consume(), tail())
+    assert list(dict.fromkeys(read)) == [b"%d" % i for i in range(total)]
+    assert sorted(seen) == sorted(b"%d" % i for i in range(total))
+
+
+async def test_seek_nack_and_reader(client: Client) -> None:
+    producer = await client.create_producer("t")
+    ids = await producer.send_many([b"%d" % i for i in range(100)])
+    ids += [await producer.send(b"%d" % i) for i in range(100, 110)]
+    consumer = await client.subscribe("t", "s", start=ids[42], type="shared", nack_delay=0.01)
+    assert [m.value for m in await take(consumer, 3)] == [b"42", b"43", b"44"]
+    await consumer.seek(ids[7])
+    messages = await take(consumer, 103)
+    assert [m.value for m in messages] == [b"%d" % i for i in range(7, 110)]
+    consumer.nack(messages[5])
+    again = await consumer.receive(2.0)
+    assert (again.value, again.redelivery_count) == (b"12", 1)
+    await consumer.seek("latest")
+    with pytest.raises(ReceiveTimeout):
+        await consumer.receive(0.02)
+    async with client.create_reader("t", start=ids[99]) as reader:
+        got = []
+        while await reader.has_message_available():
+            got.append((await reader.read_next(1.0)).value)
+        assert got == [b"%d" % i for i in range(99, 110)]
+        await reader.seek("earliest")
+        assert [m.value for m in await take(reader, 110)] == [b"%d" % i for i in range(110)]
+    await consumer.unsubscribe()
+    assert (await client.topic_stats("t"))["subscriptions"] == {}
+
+
+async def test_the_largest_message(client: Client) -> None:
+    producer = await client.create_producer("t")
+    size = 5 * 1024 * 1024 - 4096
+    await producer.send(b"x" * size)
+    reader = await client.create_reader("t", start="earliest")
+    assert len((await reader.read_next(2.0)).value or b"") == size
