@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from magnetar.proto.batch import AdmittedGroups
 from magnetar.proto.entry import encode_entry
+from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageTooLarge
 from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY, MAX_MESSAGES_PER_ENTRY
 
 from .producers import ProducerSession
@@ -141,6 +142,28 @@ def measure(counts: Iterable[int], batches: Iterable[bytes]) -> Totals:
     """Messages and bytes in the entry of a run."""
     sizes = list(map(len, batches))
     return Totals(sum(counts), sum(sizes) + ROW_BYTES * len(sizes))
+
+
+def first_too_large(
+    groups: AdmittedGroups, totals: Totals, max_bytes: int, *, whole: bool
+) -> tuple[int, MagnetarError] | None:
+    """The position of the first batch of a group that no entry can hold, and why. `max_bytes` is of its batches."""
+    batches = groups.batches
+    if whole:
+        if totals.messages > MAX_MESSAGES_PER_ENTRY or len(batches) > MAX_BATCHES_PER_ENTRY:
+            return 0, InvalidArgument(
+                f"a group of {len(batches)} batches and {totals.messages} messages exceeds what an entry can hold "
+                f"({MAX_BATCHES_PER_ENTRY} and {MAX_MESSAGES_PER_ENTRY}); send it as several"
+            )
+        sizes = [totals.size]
+    else:
+        sizes = list(map(len, batches))
+    for position, size in enumerate(sizes):
+        if size > max_bytes:
+            return position, MessageTooLarge(
+                f"{size} bytes exceed max_message_bytes ({max_bytes}); send less at once or raise the setting"
+            )
+    return None
 
 
 class Coalescer:

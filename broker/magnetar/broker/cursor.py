@@ -27,10 +27,12 @@ import msgspec
 
 from magnetar.proto.errors import (
     DataDirectoryError,
+    LedgerNotFound,
     MagnetarError,
     NotFoundInStore,
     ServiceNotReady,
     StorageFailed,
+    TopicBusy,
     VersionConflict,
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
@@ -131,12 +133,8 @@ class Cursor:
 
     async def recover(self, topology: Topology) -> None:
         """Reads the state back: the pointer, then its ledger, which is fenced and closed on the way."""
-        assert self.path is not None
-        stored = await self._metadata.get(self.path)
-        if stored is None:
-            raise DataDirectoryError(f"the cursor at {self.path} has no metadata")
-        self._version = stored.version
-        self._record = CursorRecord.decode(stored.value, self.path)
+        await self.adopt()
+        await self._delete_trimmed()
         try:
             state = AckState.restore(topology, self._record.snapshot)
         except (KeyError, TypeError, ValueError) as error:
@@ -155,13 +153,15 @@ class Cursor:
         self.state = state
         self._durable_mark = state.mark_delete
 
-    async def adopt(self) -> None:
-        """Knows the pointer, to delete what it points at; reads no state."""
+    async def adopt(self) -> bool:
+        """Reads the pointer alone; False if the subscription was being deleted: call `delete` then."""
         assert self.path is not None
         stored = await self._metadata.get(self.path)
-        if stored is not None:
-            self._version = stored.version
-            self._record = CursorRecord.decode(stored.value, self.path)
+        if stored is None:
+            raise DataDirectoryError(f"the cursor at {self.path} has no metadata")
+        self._version = stored.version
+        self._record = CursorRecord.decode(stored.value, self.path)
+        return not self._record.deleting
 
     @property
     def durable_mark(self) -> Position:
@@ -325,8 +325,7 @@ class Cursor:
             ack_quorum=settings.ack_quorum,
             properties={"kind": "cursor", "cursor": self.path},
         )
-        old, old_writer = self._record.ledger_id, self._writer
-        self._writer = None
+        old_writer, self._writer = self._writer, None
         self._entries = 0
         try:
             # What comes while this is being written is the next delta, so the snapshot is of this very moment.
@@ -338,17 +337,25 @@ class Cursor:
         # If this fails the stored pointer may name the new ledger, so it stays.
         await self._point(writer.ledger_id, self._record.snapshot)
         self._writer = writer
-        await self._delete_ledger(old, old_writer)
+        await self._delete_trimmed(old_writer)
 
     async def _write_pointer(self) -> None:
-        old, old_writer = self._record.ledger_id, self._writer
-        self._writer = None
+        old_writer, self._writer = self._writer, None
         await self._point(NO_LEDGER, self.state.snapshot())
-        await self._delete_ledger(old, old_writer)
+        await self._delete_trimmed(old_writer)
 
-    async def _point(self, ledger_id: int, snapshot: Any) -> None:
+    async def _point(self, ledger_id: int, snapshot: Any, *, deleting: bool = False) -> None:
+        """Moves the pointer by compare-and-set; the ledger that it named is to be deleted then."""
+        old = self._record
+        trimmed = (
+            [*old.trimmed, old.ledger_id] if old.ledger_id not in (NO_LEDGER, ledger_id) else old.trimmed
+        )
+        record = CursorRecord(ledger_id, snapshot, old.created_ms, old.properties, trimmed, deleting)
+        await self._put(record)
+        self._record = record
+
+    async def _put(self, record: CursorRecord) -> None:
         assert self.path is not None
-        record = CursorRecord(ledger_id, snapshot, self._record.created_ms, self._record.properties)
         value = record.encode()
         try:
             self._version = await self._metadata.put(self.path, value, version=self._version)
@@ -360,18 +367,21 @@ class Cursor:
             if stored is None or stored.value != value:
                 raise
             self._version = stored.version
-        self._record = record
 
-    async def _delete_ledger(self, ledger_id: int, writer: Writer | None) -> None:
-        if ledger_id == NO_LEDGER:
-            return
-        try:
-            if writer is not None:
-                with contextlib.suppress(MagnetarError):
-                    await writer.close()
-            await self._ledgers.delete(ledger_id)
-        except MagnetarError as error:
-            _log.warning("cursor %s: old ledger %d is not deleted: %s", self.path, ledger_id, error)
+    async def _delete_trimmed(self, writer: Writer | None = None) -> None:
+        """Deletes what the pointer no longer names; what fails is tried again at the next change or opening."""
+        if writer is not None:
+            with contextlib.suppress(MagnetarError):
+                await writer.close()
+        for ledger_id in list(self._record.trimmed):
+            try:
+                await self._ledgers.delete(ledger_id)
+            except LedgerNotFound:
+                pass
+            except MagnetarError as error:
+                _log.warning("cursor %s: old ledger %d is not deleted yet: %s", self.path, ledger_id, error)
+                continue
+            self._record.trimmed.remove(ledger_id)
 
     # --- ending ------------------------------------------------------------------------------------------------------
 
@@ -405,12 +415,18 @@ class Cursor:
             _log.warning("cursor %s: not closed cleanly: %s", self.path, error)
 
     async def delete(self) -> None:
-        """Deletes pointer, then ledger: the subscription is gone when this returns."""
+        """The subscription is gone from its first write on, its ledgers and pointer when this returns."""
         await self._stop()
         if self.path is None:
             return
+        writer, self._writer = self._writer, None
+        await self._point(NO_LEDGER, {}, deleting=True)
+        await self._delete_trimmed(writer)
+        if self._record.trimmed:
+            raise TopicBusy(
+                f"the ledgers of the cursor at {self.path} could not be deleted yet; delete it again"
+            )
         await self._metadata.delete(self.path, version=self._version)
-        await self._delete_ledger(self._record.ledger_id, self._writer)
 
 
 __all__ = ["AckRowWithCount", "Cursor", "DurableCallback", "encode_delta", "encode_snapshot", "replay"]

@@ -247,8 +247,8 @@ class Dispatcher:
         """Delivers as much of `wanted` as permits allow; returns the index after it."""
         permits = consumer.permits
         if self.shared and len(self.consumers) > 1:
-            remaining = wanted[-1][1] - wanted[0][0] + 1
-            permits = min(permits, max(-(-remaining // len(self.consumers)), MIN_SHARED_CHUNK))
+            share = -(-entry.message_count // len(self.consumers))
+            permits = min(permits, max(share, MIN_SHARED_CHUNK))
         piece = cut(entry, wanted, permits, consumer.byte_room)
         first = entry.batch_start_index(piece.first_batch)
         last = piece.next_index - 1

@@ -82,9 +82,10 @@ async def _at_time(ledgers: LedgerList, read_entry: ReadEntry, time_ms: int) -> 
 
 
 def _first_published(entry: Entry, time_ms: int) -> int:
-    """Index of the first message of the first batch published at or after `time_ms`; 0 if none is."""
+    """Index of the first message of the first batch published at or after `time_ms`; past the end if none is."""
     for position in range(entry.batch_count):
         start, _ = entry.batch_bounds(position)
         if decode_batch_header(entry.data, start).publish_time_ms >= time_ms:
             return entry.batch_start_index(position)
-    return 0
+    count: int = entry.message_count
+    return count

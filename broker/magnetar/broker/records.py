@@ -101,12 +101,17 @@ class TopicRecord:
 
 @dataclass(slots=True)
 class CursorRecord:
-    """A cursor's pointer: the ledger that holds it, or (ledger -1) the snapshot itself."""
+    """A cursor's pointer: the ledger that holds it, or (ledger -1) the snapshot itself.
+
+    `trimmed`: ledgers that held it and may not be deleted yet. `deleting`: the subscription is gone.
+    """
 
     ledger_id: int
     snapshot: Mapping[str, Any]  # AckState.snapshot(); where a cursor without ledger stands
     created_ms: int = 0
     properties: dict[str, str] = field(default_factory=dict)
+    trimmed: list[int] = field(default_factory=list)
+    deleting: bool = False
 
     def encode(self) -> bytes:
         """The metadata value."""
@@ -117,6 +122,8 @@ class CursorRecord:
                 "snapshot": self.snapshot,
                 "created_ms": self.created_ms,
                 "properties": self.properties,
+                "trimmed": self.trimmed,
+                "deleting": self.deleting,
             }
         )
 
@@ -125,7 +132,14 @@ class CursorRecord:
         """Raises DataDirectoryError."""
         fields = decode_map(value, path)
         try:
-            return cls(fields["ledger"], fields["snapshot"], fields["created_ms"], dict(fields["properties"]))
+            return cls(
+                fields["ledger"],
+                fields["snapshot"],
+                fields["created_ms"],
+                dict(fields["properties"]),
+                list(fields["trimmed"]),
+                fields["deleting"],
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise DataDirectoryError(f"the metadata of {path} is damaged: {error!r}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from magnetar.proto.errors import InvalidSetting
+from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
 
 MIB = 1024 * 1024
 
@@ -28,6 +29,7 @@ class BrokerSettings:
         16 * MIB
     )  # queued and unconfirmed messages of one topic; then reading pauses
 
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES  # of a group; bookies must take entries of that size
     max_entry_bytes: int = 768 * 1024  # coalescing stops here; a larger single group is an entry of its own
     max_outstanding_entries: int = 4  # appended and not confirmed, per topic
     max_outstanding_bytes: int = 4 * MIB
@@ -59,7 +61,8 @@ class BrokerSettings:
                 f"{self.ack_quorum}, {self.write_quorum}, {self.ensemble_size}"
             )
         for name in (
-            "memory_budget_bytes", "max_topic_publish_bytes", "max_entry_bytes", "max_outstanding_entries",
+            "memory_budget_bytes", "max_topic_publish_bytes",
+            "max_message_bytes", "max_entry_bytes", "max_outstanding_entries",
             "max_outstanding_bytes", "max_ledger_entries", "max_ledger_bytes", "max_ledger_age_ms", "read_bytes",
             "read_ahead_bytes", "cursor_flush_interval_ms", "max_cursor_ledger_entries", "max_cursor_ranges",
             "max_requests_per_connection", "retry_initial_ms", "retry_max_ms",

@@ -25,11 +25,11 @@ from magnetar.proto.errors import (
     TopicBusy,
     TopicNotFound,
 )
-from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
+from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName, check_subscription_name
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from .budget import ByteBudget
-from .coalescer import Coalescer, GatheredEntry, measure
+from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
 from .consumer import Consumer, ConsumerPort
 from .core.acks import AckState, EntryKey, Position
@@ -94,8 +94,11 @@ class Topic:
         path = cursors_path(self.name)
         for name in await self._components.metadata.children(path):
             cursor = self._cursor(name, AckState(self.ledger.list, (0, 0, 0)))
-            await cursor.recover(self.ledger.list)
-            self._attach(name, cursor)
+            if await cursor.adopt():
+                await cursor.recover(self.ledger.list)
+                self._attach(name, cursor)
+            else:
+                await cursor.delete()
 
     def _cursor(self, name: str | None, state: AckState) -> Cursor:
         components = self._components
@@ -138,6 +141,15 @@ class Topic:
         if session.state is not SessionState.OPEN or not groups.batches:
             return
         totals = measure(groups.counts, groups.batches)
+        if totals.size > self._settings.max_message_bytes or totals.messages > MAX_MESSAGES_PER_ENTRY:
+            refused = first_too_large(groups, totals, self._settings.max_message_bytes, whole=whole)
+            if refused is not None:
+                failed = groups.sequence_ids[refused[0]]
+                groups = AdmittedGroups(*(column[: refused[0]] for column in groups))  # type: ignore[arg-type]
+                if groups.batches:
+                    self.publish(session, groups)
+                session.fail(failed, refused[1])
+                return
         self._coalescer.add(session, groups, totals, whole=whole)
         self.publish_budget.charge(totals.size)
         self.messages_in += totals.messages
@@ -296,8 +308,14 @@ class Topic:
         try:
             await cursor.create(self._clock.now_ms())
         except AlreadyExists:
-            # Made by a call that was cancelled before it learned of its success (another owner would have fenced us).
-            await cursor.recover(self.ledger.list)
+            # Made by a call that was cancelled before it learned of its success (another owner would have fenced us),
+            # or deleted in part.
+            if await cursor.adopt():
+                await cursor.recover(self.ledger.list)
+            else:
+                await cursor.delete()
+                cursor = self._cursor(name if durable else None, AckState(self.ledger.list, position))
+                await cursor.create(self._clock.now_ms())
         return self._attach(name, cursor)
 
     async def find(self, start: Start) -> Position:

@@ -1,0 +1,275 @@
+"""Rules 26, 32 and 34: what was acknowledged stays acknowledged."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from magnetar.broker import Broker
+from magnetar.broker.records import CursorRecord, cursor_path
+from magnetar.broker.subscription import Subscription
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto import commands as c
+from magnetar.proto.errors import InvalidArgument, MagnetarError, NotEnoughBookies, TopicNotServed
+from support.broker_kit import TOPIC, FakeClient, running_broker, settle
+from support.fake_ledger import FakeLedgers
+
+
+def new_metadata() -> Any:
+    return MemoryMetadataStore()
+
+
+def subscription(broker: Broker, name: str = "billing") -> Subscription:
+    return broker.topics[str(TOPIC)].subscriptions[name]
+
+
+async def pointer(metadata: Any, name: str = "billing") -> CursorRecord:
+    return CursorRecord.decode((await metadata.get(cursor_path(TOPIC, name))).value, "")
+
+
+async def crash(broker: Broker) -> None:
+    for topic in list(broker.topics.values()):
+        topic.ledger.fence(TopicNotServed("crash"))
+    await broker.close()
+
+
+async def publish(client: FakeClient, count: int, batch: int = 1) -> None:
+    """`count` entries of one batch of `batch` messages."""
+    answer = await client.producer(9)
+    for number in range(count):
+        client.publish_batch(
+            [b"%d.%d" % (number, index) for index in range(batch)],
+            first=number * batch,
+            producer_id=9,
+            epoch=answer["epoch"],
+        )
+        await client.confirmed((number + 1) * batch)
+
+
+async def redelivered(broker: Broker) -> list[bytes]:
+    client = FakeClient(broker)
+    await client.consumer(permits=1 << 20)
+    await settle()
+    return client.values
+
+
+@pytest.mark.parametrize("inline", [True, False])
+async def test_rule_32_and_34_acknowledged_parts_of_entries_survive_a_crash_and_a_clean_stop(
+    inline: bool,
+) -> None:
+    for stop in (crash, Broker.close):
+        ledgers, metadata = FakeLedgers(), new_metadata()
+        settings: dict[str, Any] = {"max_inline_cursor_bytes": 1 << 16 if inline else 1}
+        async with running_broker(ledgers, metadata, **settings) as broker:
+            client = FakeClient(broker)
+            await publish(client, 4, batch=5)
+            await client.consumer()
+            await client.received(20)
+            rows = [m.row() for m in client.messages]
+            await client.ack(*rows[0:7], rows[8], *rows[15:20])
+            await stop(broker)
+        async with running_broker(ledgers, metadata, **settings) as broker:
+            values = await redelivered(broker)
+            assert values == [b"1.2", b"1.4"] + [b"2.%d" % n for n in range(5)]
+            # The rest is acknowledged by ranges whose entries were not delivered by this broker yet, or were.
+            again = FakeClient(broker)
+            state = subscription(broker).cursor.state
+            state.check()
+            await again.consumer(2, "other")
+            await again.received(20)
+
+
+async def test_rule_34_a_receipt_comes_only_after_the_change_is_durable() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        client = FakeClient(broker)
+        await publish(client, 2)
+        await client.consumer()
+        await client.received(2)
+        ledgers.hold = True
+        first = client.ack(client.messages[0].row())
+        await settle()
+        second = client.ack(client.messages[1].row())
+        await settle()
+        assert not first.done()
+        ledgers.confirm()
+        await settle()
+        assert first.done()
+        assert not second.done()  # it missed the snapshot that was being written
+        ledgers.confirm()
+        await second
+
+
+async def test_many_acknowledgements_become_one_delta() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        client = FakeClient(broker)
+        await publish(client, 50)
+        await client.consumer()
+        await client.received(50)
+        await client.ack(client.messages[0].row())
+        (cursor_ledger,) = [k for k, v in ledgers.ledgers.items() if v.properties["kind"] == "cursor"]
+        before = len(ledgers.ledgers[cursor_ledger].entries)
+        await asyncio.gather(*[client.ack(m.row()) for m in client.messages[1:]])
+        entries = ledgers.ledgers[cursor_ledger].entries
+        assert len(entries) - before <= 2
+        assert len(entries[-1]) < 100  # in order: the mark-delete position says it all
+
+
+async def test_acknowledgements_without_receipt_are_written_soon() -> None:
+    ledgers, metadata = FakeLedgers(), new_metadata()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 2)
+        await client.consumer()
+        await client.received(2)
+        client.frame(c.Ack(0, 1), c.encode_rows(c.ACK_ROW, [client.messages[0].row()]))
+        async with asyncio.timeout(5):
+            while (await pointer(metadata)).ledger_id < 0:
+                await asyncio.sleep(0.001)
+        await crash(broker)
+    async with running_broker(ledgers, metadata) as broker:
+        assert await redelivered(broker) == [b"1.0"]
+
+
+async def test_rule_26_rollover_writes_a_snapshot_moves_the_pointer_and_deletes_the_old_ledger() -> None:
+    ledgers, metadata = FakeLedgers(), new_metadata()
+    async with running_broker(ledgers, metadata, max_cursor_ledger_entries=3) as broker:
+        client = FakeClient(broker)
+        await publish(client, 20)
+        await client.consumer(type="shared")
+        await client.received(20)
+        for message in client.messages[1::2]:
+            await client.ack(message.row())
+        await settle()
+        cursor_ledgers = [k for k, v in ledgers.ledgers.items() if v.properties["kind"] == "cursor"]
+        assert cursor_ledgers == [(await pointer(metadata)).ledger_id]
+        assert len(ledgers.deleted) >= 2
+        await crash(broker)
+    async with running_broker(ledgers, metadata) as broker:
+        assert await redelivered(broker) == [b"%d.0" % n for n in range(0, 20, 2)]
+
+
+async def test_rule_26_a_cursor_that_cannot_be_written_falls_back_to_metadata() -> None:
+    ledgers, metadata = FakeLedgers(), new_metadata()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 4)
+        await client.consumer()
+        await client.received(4)
+        await client.ack(client.messages[0].row())
+        writer = ledgers.writers[(await pointer(metadata)).ledger_id]
+        writer.fail_after = 0
+        ledgers.fail_create.extend([NotEnoughBookies("none")] * 2)
+        await client.ack(client.messages[2].row())
+        assert (await pointer(metadata)).ledger_id == -1
+        await client.ack(client.messages[3].row())
+        await crash(broker)
+    async with running_broker(ledgers, metadata) as broker:
+        assert await redelivered(broker) == [b"1.0"]
+
+
+async def test_an_ack_that_cannot_be_stored_anywhere_is_answered_with_the_error() -> None:
+    ledgers, metadata = FakeLedgers(), new_metadata()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 1)
+        await client.consumer()
+        await client.received(1)
+        ledgers.fail_create.append(NotEnoughBookies("none"))
+        put = metadata.put
+
+        async def failing(*_: Any, **__: Any) -> int:
+            raise MagnetarError("the store is gone")
+
+        metadata.put = failing
+        with pytest.raises(MagnetarError, match="store is gone"):
+            await client.ack(client.messages[0].row())
+        metadata.put = put
+        await client.ack(client.messages[0].row())  # nothing new, yet the change before it is not durable
+        await crash(broker)
+    async with running_broker(ledgers, metadata) as broker:
+        assert await redelivered(broker) == []
+
+
+async def test_rule_26_a_pointer_conflict_fences_the_topic() -> None:
+    ledgers, metadata = FakeLedgers(), new_metadata()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 1)
+        await client.consumer()
+        await client.received(1)
+        stored = await metadata.get(cursor_path(TOPIC, "billing"))
+        await metadata.put(cursor_path(TOPIC, "billing"), stored.value, version=stored.version)
+        with pytest.raises(MagnetarError):
+            await client.ack(client.messages[0].row())
+        await settle()
+        assert not broker.topics
+
+
+async def test_acknowledgements_of_entries_that_this_broker_did_not_deliver() -> None:
+    ledgers, metadata = FakeLedgers(), new_metadata()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 3, batch=4)
+        await client.consumer()
+        await client.received(12)
+        rows = [m.row() for m in client.messages]
+        await crash(broker)
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await client.consumer(permits=0)
+        await asyncio.gather(client.ack(*rows[0:5]), client.ack(*rows[6:12]))
+        assert await redelivered_values(client) == [b"1.1"]
+
+
+async def redelivered_values(client: FakeClient) -> list[bytes]:
+    client.frame(c.Flow(0, 1, 1000))
+    await settle()
+    return client.values
+
+
+async def test_refused_acknowledgements_change_nothing() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        await publish(client, 1)
+        await client.consumer(type="shared")
+        await client.received(1)
+        ledger, entry, index = client.messages[0].id
+        for rows in ([(ledger, entry + 1, 0, 0)], [(ledger, entry, 1, 0)]):
+            with pytest.raises(InvalidArgument):
+                await client.ack(*rows)
+        with pytest.raises(InvalidArgument, match="cumulative"):
+            await client.ack((ledger, entry, 0, index), cumulative=True)
+        await client.ack((ledger + 50, 0, 0, 0))  # a ledger that was trimmed: acknowledged long ago
+        assert subscription(broker).cursor.state.mark_delete == (ledger, entry, 0)
+
+
+async def test_cumulative_acknowledgement_inside_a_batch() -> None:
+    ledgers, metadata = FakeLedgers(), new_metadata()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 2, batch=4)
+        await client.consumer()
+        await client.received(8)
+        await client.ack(client.messages[5].row(), cumulative=True)
+        await client.ack(client.messages[2].row(), cumulative=True)  # never back
+        await crash(broker)
+    async with running_broker(ledgers, metadata) as broker:
+        assert await redelivered(broker) == [b"1.2", b"1.3"]
+
+
+async def test_unsubscribe_deletes_pointer_and_ledger() -> None:
+    ledgers, metadata = FakeLedgers(), new_metadata()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 1)
+        await client.consumer()
+        await client.received(1)
+        await client.ack(client.messages[0].row())
+        await client.ask(c.Unsubscribe, 1)
+        await settle()
+        assert await metadata.get(cursor_path(TOPIC, "billing")) is None
+        assert [v.properties["kind"] for v in ledgers.ledgers.values()] == ["topic"]
+        await client.consumer()
+        assert (await client.received(2)) == [b"0.0", b"0.0"]

@@ -1,0 +1,340 @@
+"""Rules 23 to 25: taking a topic over, write failures, trimming."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from magnetar.broker import Broker, Topic
+from magnetar.broker.managed_ledger import State
+from magnetar.broker.records import TopicRecord, topic_path
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto import commands as c
+from magnetar.proto.errors import LedgerFenced, MagnetarError, NotEnoughBookies, TopicNotFound, TopicNotServed
+from magnetar.proto.ids import TopicName
+from support.broker_kit import TOPIC, FakeClient, running_broker, settle
+from support.fake_ledger import FakeLedgers
+
+
+def loaded(broker: Broker, name: str = "orders") -> Topic:
+    return broker.topics[str(TopicName.parse(name))]
+
+
+async def record_of(metadata: Any) -> TopicRecord:
+    stored = await metadata.get(topic_path(TOPIC))
+    return TopicRecord.decode(stored.value, "")
+
+
+async def read_all(broker: Broker, count: int) -> list[bytes]:
+    reader = FakeClient(broker)
+    await reader.consumer(7, "", durable=False, permits=1 << 20)
+    return await reader.received(count)
+
+
+async def crash(broker: Broker) -> None:
+    """What a killed broker leaves: nothing written. Its tasks are cancelled so that the test ends clean."""
+    for topic in list(broker.topics.values()):
+        topic.ledger.fence(TopicNotServed("crash"))
+    await broker.close()
+
+
+async def test_an_idle_topic_has_no_ledger() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        await FakeClient(broker).producer()
+        await FakeClient(broker).consumer()
+        assert not ledgers.ledgers
+        assert loaded(broker).ledger.state is State.IDLE
+
+
+async def test_rule_23_taking_over_recovers_the_last_ledger_and_fences_the_former_owner() -> None:
+    ledgers, metadata = FakeLedgers(), MemoryMetadataStore()
+    async with running_broker(ledgers, metadata) as old, running_broker(ledgers, metadata) as new:
+        client = FakeClient(old)
+        await client.producer()
+        client.publish(b"a", b"b")
+        await client.confirmed(2)
+        assert await read_all(new, 2) == [b"a", b"b"]
+        assert "recover 0" in ledgers.log
+        client.publish(b"c", first=2)  # the former owner is fenced by the ledger
+        await client.until(lambda: client.failures)
+        assert client.failures[0].sequence_id == 2
+        assert client.failures[0].code == TopicNotServed.code
+        assert not old.topics
+        (info,) = (await record_of(metadata)).ledgers
+        assert (info.entries, info.messages, info.closed) == (1, 2, True)
+        assert info.first_append_ms == info.last_append_ms == 1_000_000
+
+
+async def test_rule_23_a_version_conflict_fences_for_good() -> None:
+    ledgers, metadata = FakeLedgers(), MemoryMetadataStore()
+    async with running_broker(ledgers, metadata) as old, running_broker(ledgers, metadata) as new:
+        client = FakeClient(old)
+        await client.producer()
+        topic = loaded(old)
+        await new.topic(TOPIC, create=False)  # an idle topic: there is no ledger that could be fenced
+        client.publish(b"a")
+        await client.until(lambda: client.failures)
+        assert topic.ledger.state is State.FENCED
+        assert isinstance(client.frames[-1][0], c.CloseProducer)
+        assert ledgers.topic_ledgers() == []  # the one that lost the race is deleted
+        await settle()
+        assert not (await record_of(metadata)).ledgers
+
+
+async def test_rule_23_two_failovers_keep_everything_in_order() -> None:
+    ledgers, metadata = FakeLedgers(), MemoryMetadataStore()
+    for number in range(4):
+        async with running_broker(ledgers, metadata) as broker:
+            client = FakeClient(broker)
+            answer = await client.producer()
+            client.publish(b"%d" % number, b"%d'" % number, epoch=answer["epoch"])
+            await client.confirmed(2)
+            if number % 2:
+                await crash(broker)
+    async with running_broker(ledgers, metadata) as broker:
+        assert await read_all(broker, 8) == [b"0", b"0'", b"1", b"1'", b"2", b"2'", b"3", b"3'"]
+        topic = loaded(broker)
+        assert [info.first_index for info in topic.ledger.list.record.ledgers] == [0, 2, 4, 6]
+        assert topic.ledger.list.message_count == 8
+
+
+async def test_rule_24_after_a_failure_the_old_ledger_is_closed_before_anything_is_appended_again() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers, max_outstanding_entries=3) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        client.publish(b"0")
+        await client.confirmed(1)
+        writer = ledgers.writers[0]
+        writer.fail_after = 1
+        ledgers.hold = True
+        ledgers.close_gate = asyncio.Event()
+        for number in range(1, 6):
+            client.publish(b"%d" % number, first=number)
+            await settle(5)
+        assert len(writer.waiting) == 3
+        ledgers.confirm()
+        await settle()
+        assert ledgers.log[-1] == "closing 0"  # nothing else is created while it is not closed
+        assert list(ledgers.ledgers) == [0]
+        ledgers.hold = False
+        ledgers.close_gate.set()
+        await client.confirmed(6)
+        assert ledgers.log.index("closed 0") < ledgers.log.index("create 1")
+        assert sum(row[1] for row in client.receipts) == 6
+        assert await read_all(broker, 6) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+        assert (await client.ask(c.TopicStats, "orders"))["next_index"] == 6
+
+
+async def test_rule_24_late_callbacks_of_the_old_ledger_are_ignored() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        ledgers.hold = True
+        client.publish(b"0")
+        await settle()
+        client.publish(b"1", first=1)
+        await settle()
+        writer = ledgers.writers[0]
+        late = writer.waiting[1]
+        writer.fail_after = 0
+        ledgers.confirm(1)
+        await settle()
+        late[2](late[0], late[1], None)  # the second append of the old ledger claims success
+        late[2](late[0], late[1], MagnetarError("or failure"))
+        await settle()
+        assert not client.receipts
+        ledgers.hold = False
+        ledgers.confirm()
+        await client.confirmed(2)
+        assert {row[2] for row in client.receipts} == {1}
+
+
+async def test_rule_24_what_a_recovered_ledger_holds_is_confirmed_and_not_appended_again() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        client.publish(b"0")
+        await client.confirmed(1)
+        writer = ledgers.writers[0]
+        writer.fail_after, writer.store_failed = 1, True  # reaches the disk, but nobody says so
+        ledgers.fail_close.append(NotEnoughBookies("close fails, so recovery settles the end"))
+        client.publish(b"1", first=1)
+        await client.confirmed(2)
+        assert client.receipts[-1] == (1, 1, 0, 1, 0)
+        client.publish(b"2", first=2)
+        await client.confirmed(3)
+        assert await read_all(broker, 3) == [b"0", b"1", b"2"]
+        await settle()
+        reader = FakeClient(broker)
+        await reader.consumer(permits=100)
+        assert await reader.received(3) == [b"0", b"1", b"2"]
+
+
+async def test_a_ledger_that_cannot_be_created_is_tried_again() -> None:
+    ledgers = FakeLedgers()
+    ledgers.fail_create.extend([NotEnoughBookies("none"), NotEnoughBookies("none")])
+    async with running_broker(ledgers, retry_initial_ms=1) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        client.publish(b"a")
+        await client.confirmed(1)
+
+
+async def test_rollover_by_entries_size_and_age() -> None:
+    cases: list[dict[str, Any]] = [
+        {"max_ledger_entries": 2},
+        {"max_ledger_bytes": 150},
+        {"max_ledger_age_ms": 5},
+    ]
+    for settings in cases:
+        ledgers = FakeLedgers()
+        async with running_broker(ledgers, **settings) as broker:
+            client = FakeClient(broker)
+            await client.producer()
+            clock: Any = broker._components.clock
+            for number in range(6):
+                client.publish(b"%d" % number, first=number)
+                await client.confirmed(number + 1)
+                clock.now += 6
+            assert len(ledgers.topic_ledgers()) >= 3
+            assert await read_all(broker, 6) == [b"%d" % number for number in range(6)]
+            list_ = loaded(broker).ledger.list
+            assert list_.message_count == 6
+            assert sum(info.messages for info in list_.record.ledgers) == 6
+
+
+async def test_rule_25_nothing_is_dispatched_before_it_is_confirmed() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        await client.consumer()
+        ledgers.hold = True
+        client.publish(b"a")
+        await settle()
+        assert ledgers.ledgers[0].entries
+        assert not client.messages
+        ledgers.confirm()
+        assert await client.received(1) == [b"a"]
+
+
+async def test_rule_25_trimming_waits_for_the_slowest_durable_cursor_and_spares_the_open_ledger() -> None:
+    ledgers, metadata = FakeLedgers(), MemoryMetadataStore()
+    async with running_broker(ledgers, metadata, max_ledger_entries=1) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        await client.consumer(1, "fast")
+        await client.consumer(2, "slow", permits=0)
+        for number in range(4):
+            client.publish(b"%d" % number, first=number)
+            await client.confirmed(number + 1)
+        await client.received(4)
+        for message in client.messages:
+            await client.ask(c.Ack, 1, payload=c.encode_rows(c.ACK_ROW, [message.row()]))
+        await settle()
+        assert len(ledgers.topic_ledgers()) >= 4
+        topic_ids = [info.ledger_id for info in loaded(broker).ledger.list.record.ledgers]
+        # The slow one is past the first two: exactly these go, from the list before they are deleted.
+        row = (topic_ids[1], 0, 0, 0)
+        await client.ask(c.Ack, 2, True, payload=c.encode_rows(c.ACK_ROW, [row]))
+        await settle()
+        assert [info.ledger_id for info in (await record_of(metadata)).ledgers] == topic_ids[2:]
+        assert topic_ids[0] in ledgers.deleted
+        assert topic_ids[1] in ledgers.deleted
+        assert topic_ids[2] not in ledgers.deleted
+        # Both are done with everything: the open ledger stays.
+        last = client.messages[-1].id
+        await client.ask(c.Ack, 2, True, payload=c.encode_rows(c.ACK_ROW, [(*last, last[2])]))
+        client.publish(b"4", first=4)
+        await client.confirmed(5)
+        await settle()
+        assert loaded(broker).ledger.list.record.ledgers
+
+
+async def test_rule_25_a_crash_between_list_and_deletion_leaves_no_orphan() -> None:
+    ledgers, metadata = FakeLedgers(), MemoryMetadataStore()
+    async with running_broker(ledgers, metadata, max_ledger_entries=1) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        await client.consumer()
+        client.publish(b"a")
+        await client.received(1)
+        client.publish(b"b", first=1)
+        await client.received(2)
+        ledgers.fail_delete.extend([MagnetarError("crash")] * 10)
+        await client.ack(*[message.row() for message in client.messages])
+        await settle()
+        first = client.messages[0].id[0]
+        assert first in ledgers.ledgers
+        await crash(broker)
+    ledgers.fail_delete.clear()
+    async with running_broker(ledgers, metadata) as broker:
+        await broker.topic(TOPIC, create=False)
+        assert first not in ledgers.ledgers
+
+
+async def test_nobody_subscribed_keeps_everything() -> None:
+    async with running_broker(max_ledger_entries=1) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        for number in range(3):
+            client.publish(b"%d" % number, first=number)
+            await client.confirmed(number + 1)
+        loaded(broker).maintain()
+        await settle()
+        assert await read_all(broker, 3) == [b"0", b"1", b"2"]
+
+
+async def test_delete_removes_every_trace_and_is_finished_after_a_crash() -> None:
+    ledgers, metadata = FakeLedgers(), MemoryMetadataStore()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        await client.consumer()
+        client.publish(b"a")
+        await client.received(1)
+        with pytest.raises(MagnetarError, match="force"):
+            await client.ask(c.DeleteTopic, "orders")
+        await client.ack(client.messages[0].row())
+        ledgers.fail_delete.append(MagnetarError("crash"))
+        with pytest.raises(MagnetarError):
+            await client.ask(c.DeleteTopic, "orders", True)
+        assert {type(frame) for frame, _ in client.frames} >= {c.CloseProducer, c.CloseConsumer}
+        assert not await broker.exists(TOPIC)
+    async with running_broker(ledgers, metadata) as broker:
+        with pytest.raises(TopicNotFound):
+            await broker.topic(TOPIC, create=False)
+        assert not ledgers.ledgers
+        assert await metadata.children("/topics/public/default/persistent") == []
+        client = FakeClient(broker)
+        await client.producer()
+        client.publish(b"new")
+        assert await read_all(broker, 1) == [b"new"]
+
+
+async def test_a_fenced_ledger_fences_the_topic() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        client.publish(b"a")
+        await client.confirmed(1)
+        writer = ledgers.writers[0]
+        ledgers.hold = True
+        client.publish(b"b", first=1)
+        await settle()
+        entry_id, entry, confirmed = writer.waiting.popleft()
+        confirmed(entry_id, entry, LedgerFenced("by another owner"))
+        await client.until(lambda: client.failures)
+        assert client.failures[0].sequence_id == 1
+        client.publish(b"c", first=2)
+        await settle()
+        assert len(client.receipts) == 1
+        ledgers.hold = False
+        answer = await client.producer(name=None)  # the topic is loaded again, and recovered
+        client.publish(b"d", epoch=answer["epoch"])
+        await client.confirmed(2)

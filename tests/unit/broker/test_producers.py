@@ -1,0 +1,170 @@
+"""Producer sessions: names, epochs, rule 33, failures, backpressure."""
+
+import pytest
+
+from magnetar.proto import commands as c
+from magnetar.proto.batch import encode_batch, encode_single
+from magnetar.proto.errors import (
+    ChecksumMismatch,
+    InvalidArgument,
+    MessageTooLarge,
+    ProducerBusy,
+    ProducerFenced,
+    Unsupported,
+)
+from magnetar.proto.frames import encode_frame
+from support.broker_kit import FakeClient, running_broker, settle
+from support.fake_ledger import FakeLedgers
+
+
+async def test_generated_names_are_unique_over_restarts() -> None:
+    from magnetar.metadata.memory import MemoryMetadataStore
+
+    metadata, names = MemoryMetadataStore(), list[str]()
+    for _ in range(2):
+        async with running_broker(None, metadata) as broker:
+            client = FakeClient(broker)
+            names += [(await client.producer(n))["name"] for n in range(3)]
+    assert len(set(names)) == 6
+
+
+async def test_rule_33_a_new_epoch_waits_until_nothing_of_the_old_one_can_land() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        old, new = FakeClient(broker), FakeClient(broker)
+        await old.producer(name="p")
+        old.publish(b"0")
+        await old.confirmed(1)
+        ledgers.hold = True
+        old.publish(b"1", first=1)
+        await settle()
+        old.publish(b"2", first=2)
+        opening = new.ask(c.CreateProducer, 1, "orders", "p", 1)
+        await settle()
+        assert not opening.done()
+        old.publish(b"late", first=3)  # fenced at once: this one may not land
+        ledgers.confirm()
+        await settle()
+        assert not opening.done() or not ledgers.writers[0].waiting
+        ledgers.hold = False
+        ledgers.confirm()
+        assert (await opening)["epoch"] == 1
+        new.publish(b"1", b"2", first=1, epoch=1)
+        await new.confirmed(2)
+        reader = FakeClient(broker)
+        await reader.consumer(2, "", durable=False)
+        assert await reader.received(5) == [b"0", b"1", b"2", b"1", b"2"]
+        assert any(isinstance(frame, c.CloseProducer) for frame, _ in old.frames)
+
+
+async def test_rule_33_after_a_lost_connection_too() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        old, new = FakeClient(broker), FakeClient(broker)
+        await old.producer(name="p")
+        old.publish(b"0")
+        await old.confirmed(1)
+        ledgers.hold = True
+        old.publish(b"1", first=1)
+        old.handler.connection_closed(None)
+        opening = new.ask(c.CreateProducer, 1, "orders", "p", 0)
+        await settle()
+        assert not opening.done()
+        ledgers.hold = False
+        ledgers.confirm()
+        assert (await opening)["epoch"] == 1
+
+
+async def test_a_name_in_use_is_refused() -> None:
+    async with running_broker() as broker:
+        first, second = FakeClient(broker), FakeClient(broker)
+        await first.producer(name="p")
+        with pytest.raises(ProducerBusy):
+            await second.producer(name="p")
+        await first.ask(c.CloseProducer, 1)
+        await second.producer(name="p")
+        with pytest.raises(Unsupported):
+            await first.producer(name="q", access_mode="exclusive")
+        with pytest.raises(InvalidArgument):
+            await second.producer(name="x")  # its id is taken
+
+
+async def test_a_damaged_batch_fails_itself_and_what_follows_but_not_what_came_before() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        header = c.Send(0, 1, 0).encode()
+        good = [encode_single(b"%d" % n, n, 0) for n in range(4)]
+        good[2] = good[2][:-1] + b"?"
+        client.bytes_received(b"".join(encode_frame(header, payload) for payload in good))
+        client.publish(b"4", first=4)
+        await client.confirmed(2)
+        await settle()
+        assert [(f.sequence_id, f.code) for f in client.failures] == [(2, ChecksumMismatch.code)]
+        assert sum(row[1] for row in client.receipts) == 2
+        answer = await client.producer(epoch=1)  # the same id again, under a new epoch
+        client.publish(b"2", first=2, epoch=answer["epoch"])
+        await client.confirmed(3)
+
+
+async def test_groups_of_several_batches_are_stored_in_one_entry() -> None:
+    async with running_broker(max_entry_bytes=100) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        group = b"".join(
+            encode_batch([b"a", b"b"], sequence_id=n, publish_time_ms=0) for n in range(0, 20, 2)
+        )
+        client.frame(c.Send(0, 1, 0), group)
+        await client.confirmed(20)
+        assert client.receipts == [(0, 20, client.receipts[0][2], 0, 0)]
+
+
+async def test_sends_of_an_unknown_producer_or_epoch_are_answered() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        client.publish(b"x", first=5, producer_id=3)
+        await client.producer()
+        client.publish(b"x", first=6, epoch=9)
+        assert [(f.producer_id, f.sequence_id, f.code) for f in client.failures] == [
+            (3, 5, ProducerFenced.code),
+            (1, 6, ProducerFenced.code),
+        ]
+
+
+async def test_a_group_too_large_is_refused() -> None:
+    async with running_broker(max_message_bytes=1000) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        client.publish(b"small", b"x" * 2000, b"after")
+        await settle()
+        assert [(f.sequence_id, f.code) for f in client.failures] == [(1, MessageTooLarge.code)]
+        await client.confirmed(1)
+
+
+async def test_a_full_budget_pauses_reading_and_draining_resumes_it() -> None:
+    cases: list[dict[str, Any]] = [{"max_topic_publish_bytes": 2000}, {"memory_budget_bytes": 8000}]
+    for settings in cases:
+        ledgers = FakeLedgers()
+        async with running_broker(ledgers, **settings) as broker:
+            client, other = FakeClient(broker), FakeClient(broker)
+            await client.producer()
+            ledgers.hold = True
+            for number in range(3):
+                client.publish(b"x" * 1000, first=number)
+                await settle(3)
+            assert client.paused == {"publish"}
+            assert not other.paused
+            ledgers.hold = False
+            ledgers.confirm()
+            await client.until(lambda c=client: not c.paused)
+            await client.confirmed(3)
+            assert broker.publish_budget.used == 0
+            ledgers.hold = True
+            client.publish(b"x" * 2500, first=3)
+            await settle()
+            assert client.paused
+            client.handler.connection_closed(None)
+            assert broker.publish_budget.waiting == 0
+            ledgers.hold = False
+            ledgers.confirm()
+            await settle()

@@ -1,0 +1,110 @@
+"""Range sets and acknowledgement state, against sets of numbers."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.broker.core.acks import AckState, Position
+from magnetar.broker.core.ranges import DeliveredRanges, IndexRanges, complement
+
+small = st.integers(0, 40)
+spans = st.tuples(small, small).map(lambda pair: (min(pair), max(pair)))
+
+
+@given(st.lists(st.tuples(st.booleans(), spans), max_size=30), spans)
+def test_ranges_behave_like_sets(steps: list[tuple[bool, tuple[int, int]]], probe: tuple[int, int]) -> None:
+    ranges, model = IndexRanges(), set[int]()
+    for adding, (first, last) in steps:
+        touched = set(range(first, last + 1))
+        if adding:
+            assert ranges.add(first, last) == len(touched - model)
+            model |= touched
+        else:
+            assert ranges.remove(first, last) == len(touched & model)
+            model -= touched
+        ranges.check()
+    assert {n for first, last in ranges for n in range(first, last + 1)} == model
+    assert ranges.members == len(model)
+    first, last = probe
+    wanted = set(range(first, last + 1))
+    assert {n for a, b in ranges.within(first, last) for n in range(a, b + 1)} == wanted & model
+    assert {n for a, b in ranges.gaps(first, last) for n in range(a, b + 1)} == wanted - model
+    assert ranges.covers(first, last) == (wanted <= model)
+    assert (ranges.end_of(first) is not None) == (first in model)
+
+
+def test_complement_of_nothing_is_everything() -> None:
+    assert complement([], 3, 5) == [(3, 5)]
+    assert complement([(3, 5)], 3, 5) == []
+
+
+def test_a_delivered_message_is_owed_once() -> None:
+    ranges = DeliveredRanges()
+    ranges.add(0, 9, 0)
+    ranges.add(4, 5, 1)
+    assert ranges.members == 10
+    assert sorted(ranges.take(3, 6)) == [(3, 3, 0), (4, 5, 1), (6, 6, 0)]
+    assert ranges.lowest()[0] == 0
+    ranges.take(0, 9)
+    assert not ranges
+
+
+class Ledgers:
+    """Ledgers 1, 3 and 4 with three entries each; 4 is open."""
+
+    def normalise(self, position: Position) -> Position:
+        ledger, entry, _ = position
+        if ledger in (1, 3) and entry < 3:
+            return position
+        if ledger < 1:
+            return (1, 0, 0)
+        if ledger < 3:
+            return (3, 0, 0)
+        return (4, 0, 0) if ledger == 3 else position
+
+
+MESSAGES = 4  # in every entry
+ALL = [(ledger, entry, index) for ledger in (1, 3, 4) for entry in range(3) for index in range(MESSAGES)]
+
+
+@given(st.integers(0, 10_000))
+def test_ack_state_behaves_like_a_set_of_messages(seed: int) -> None:
+    rng = random.Random(seed)
+    state, acked = AckState(Ledgers(), (1, 0, 0)), set[Position]()
+    for _ in range(rng.randrange(40)):
+        ledger, entry, index = rng.choice(ALL)
+        before = state.mark_delete
+        if rng.random() < 0.1:
+            state.ack_through(ledger, entry, index, rng.choice((0, MESSAGES)))
+            acked |= {message for message in ALL if message <= (ledger, entry, index)}
+        else:
+            last = rng.randrange(index, MESSAGES)
+            added = state.ack(ledger, entry, index, last, MESSAGES)
+            new = {(ledger, entry, number) for number in range(index, last + 1)}
+            assert added == len(new - acked)
+            acked |= new
+        state.check()
+        assert state.mark_delete >= before  # rule 26: it never goes back by itself
+        if rng.random() < 0.2:
+            state = AckState.restore(Ledgers(), state.snapshot())
+    for ledger, entry in {message[:2] for message in ALL}:
+        missing = {
+            (ledger, entry, n)
+            for first, last in state.unacked(ledger, entry, 0, MESSAGES - 1)
+            for n in range(first, last + 1)
+        }
+        assert missing == {message for message in ALL if message[:2] == (ledger, entry)} - acked
+    # The mark-delete position is the first message that is missing, as far as counts are known.
+    lost = [message for message in ALL if message not in acked]
+    if lost:
+        ledger, entry, index = state.mark_delete
+        assert state.mark_delete <= lost[0]
+        assert index in (0, MESSAGES) or (ledger, entry, index) == lost[0]
+
+
+def test_messages_beyond_the_entry_are_cut_off() -> None:
+    state = AckState(Ledgers(), (1, 0, 0))
+    assert state.ack(1, 0, 0, 1000, MESSAGES) == MESSAGES
+    assert state.mark_delete == (1, 1, 0)
+    assert state.ack(1, 0, 0, 3, MESSAGES) == 0
