@@ -1,0 +1,107 @@
+"""Logs, metrics and HTTP of a daemon."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import aiohttp
+import pytest
+import structlog
+from aiohttp import web
+
+from magnetar.proto.errors import InvalidSetting
+from magnetar.runtime.http import HttpServer
+from magnetar.runtime.logs import configure_logging
+from magnetar.runtime.metrics import Metrics
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    structlog.reset_defaults()
+
+
+def test_machines_get_one_json_object_a_line() -> None:
+    stream = io.StringIO()
+    configure_logging(format="json", level="info", stream=stream, daemon="broker")
+    structlog.get_logger("magnetar.broker").info("topic opened", topic="orders")
+    logging.getLogger("magnetar.connection").warning("peer %s left", "x")
+    logging.getLogger("magnetar.connection").debug("unseen")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("other").exception("failed")
+    first, second, third = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (first["event"], first["topic"], first["daemon"]) == ("topic opened", "orders", "broker")
+    assert (second["event"], second["level"]) == ("peer x left", "warning")
+    assert second["logger"] == "magnetar.connection"
+    assert first["timestamp"].endswith("Z")
+    assert "ValueError: broken" in third["exception"]
+
+
+def test_people_get_text() -> None:
+    stream = io.StringIO()
+    configure_logging(format="console", stream=stream)
+    logging.getLogger("magnetar").info("ready")
+    assert "ready" in stream.getvalue()
+    assert not stream.getvalue().startswith("{")
+    with pytest.raises(InvalidSetting, match="log level 'loud'"):
+        configure_logging(level="loud")
+
+
+async def test_metrics_health_and_readiness() -> None:
+    metrics = Metrics()
+    metrics.counter("messages_in", "published", ["topic"]).labels("orders").inc(1000)
+    stored, rows = 5, [(["a"], 1.0), (["b"], 2.0)]
+    metrics.observe("stored_bytes", "stored", lambda: stored, rising=True)
+    metrics.observe("backlog", "waiting", lambda: rows, labels=["subscription"])
+    metrics.histogram("fsync_seconds", "device").observe(0.002)
+    metrics.gauge("connections", "open").set(3)
+    ready, problem = False, ""
+
+    async def hello(_request: web.Request) -> web.Response:
+        return web.Response(text="hello")
+
+    server = await HttpServer.start(
+        "127.0.0.1",
+        0,
+        metrics=metrics,
+        ready=lambda: ready,
+        checks={"disk": lambda: problem},
+        routes=[web.get("/admin", hello)],
+    )
+    host, port = server.addresses[0]
+    with pytest.raises(InvalidSetting, match=f"port {port} .*'http_port'"):
+        await HttpServer.start(host, port, metrics=metrics, ready=lambda: True)
+    async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
+
+        async def get(path: str) -> tuple[int, str]:
+            async with session.get(path) as response:
+                return response.status, await response.text()
+
+        stored = 7
+        status, text = await get("/metrics")
+        assert status == 200
+        for line in (
+            'magnetar_messages_in_total{topic="orders"} 1000.0',
+            "magnetar_stored_bytes_total 7.0",
+            'magnetar_backlog{subscription="b"} 2.0',
+            "magnetar_connections 3.0",
+            'magnetar_fsync_seconds_bucket{le="0.0025"} 1.0',
+            "process_resident_memory_bytes",
+        ):
+            assert line in text
+        assert await get("/health") == (200, '{"status": "ok", "problems": {}}')
+        assert (await get("/ready"))[0] == 503
+        ready, problem = True, "read-only: the disk is full"
+        assert (await get("/ready"))[0] == 200
+        status, text = await get("/health")
+        assert status == 503
+        assert "the disk is full" in text
+        assert await get("/admin") == (200, "hello")
+        assert (await get("/nothing"))[0] == 404
+    await server.close()
