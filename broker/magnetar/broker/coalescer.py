@@ -146,24 +146,27 @@ def measure(counts: Iterable[int], batches: Iterable[bytes]) -> Totals:
 
 def first_too_large(
     groups: AdmittedGroups, totals: Totals, max_bytes: int, *, whole: bool
-) -> tuple[int, MagnetarError] | None:
-    """The position of the first batch of a group that no entry can hold, and why. `max_bytes` is of its batches."""
-    batches = groups.batches
+) -> tuple[AdmittedGroups, int, MagnetarError] | None:
+    """If a group is more than an entry can hold: the groups before the first such, its sequence id, and why."""
+    batches, counts, sequence_ids = groups
+    position = 0
+    error: MagnetarError | None = None
     if whole:
         if totals.messages > MAX_MESSAGES_PER_ENTRY or len(batches) > MAX_BATCHES_PER_ENTRY:
-            return 0, InvalidArgument(
+            error = InvalidArgument(
                 f"a group of {len(batches)} batches and {totals.messages} messages exceeds what an entry can hold "
                 f"({MAX_BATCHES_PER_ENTRY} and {MAX_MESSAGES_PER_ENTRY}); send it as several"
             )
-        sizes = [totals.size]
-    else:
-        sizes = list(map(len, batches))
-    for position, size in enumerate(sizes):
-        if size > max_bytes:
-            return position, MessageTooLarge(
-                f"{size} bytes exceed max_message_bytes ({max_bytes}); send less at once or raise the setting"
-            )
-    return None
+    sizes = [totals.size] if whole else list(map(len, batches))
+    if error is None and max(sizes) > max_bytes:
+        position = next(number for number, size in enumerate(sizes) if size > max_bytes)
+        error = MessageTooLarge(
+            f"{sizes[position]} bytes exceed max_message_bytes ({max_bytes}); send less at once or raise the setting"
+        )
+    if error is None:
+        return None
+    fitting = AdmittedGroups(batches[:position], counts[:position], sequence_ids[:position])
+    return fitting, sequence_ids[position], error
 
 
 class Coalescer:

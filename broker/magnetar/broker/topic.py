@@ -144,11 +144,9 @@ class Topic:
         if totals.size > self._settings.max_message_bytes or totals.messages > MAX_MESSAGES_PER_ENTRY:
             refused = first_too_large(groups, totals, self._settings.max_message_bytes, whole=whole)
             if refused is not None:
-                failed = groups.sequence_ids[refused[0]]
-                groups = AdmittedGroups(*(column[: refused[0]] for column in groups))  # type: ignore[arg-type]
-                if groups.batches:
-                    self.publish(session, groups)
-                session.fail(failed, refused[1])
+                fitting, sequence_id, error = refused
+                self.publish(session, fitting)
+                session.fail(sequence_id, error)
                 return
         self._coalescer.add(session, groups, totals, whole=whole)
         self.publish_budget.charge(totals.size)
@@ -363,15 +361,13 @@ class Topic:
 
     async def last_message_id(self) -> MessageId | None:
         """The last confirmed message, None if the topic holds none."""
-        ledger, entries, _ = self.ledger.list.end
         for info in reversed(self.ledger.list.record.ledgers):
             if info.entries:
-                ledger, entries = info.ledger_id, info.entries
-                break
-        else:
-            return None
-        entry = await self.read_entry((ledger, entries - 1))
-        return MessageId(ledger, entries - 1, entry.message_count - 1)
+                last = info.entries - 1
+                return MessageId(
+                    info.ledger_id, last, await self.read_message_count((info.ledger_id, last)) - 1
+                )
+        return None
 
     # --- upkeep ------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """Producer sessions: names, epochs, rule 33, failures, backpressure."""
 
+from typing import Any
+
 import pytest
 
 from magnetar.proto import commands as c
