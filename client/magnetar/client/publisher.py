@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from magnetar.proto.commands import RECEIPT_ROW, CreateProducer, Send, SendFailed, decode_rows
+from magnetar.proto.commands import RECEIPT_ROW, CloseProducer, CreateProducer, Send, SendFailed, decode_rows
 from magnetar.proto.commands import Receipt as ReceiptCommand
 from magnetar.proto.compression import Compression
 from magnetar.proto.errors import Action, MagnetarError, ProducerFenced, error_from_wire
@@ -101,8 +101,11 @@ class Publisher:
                 CreateProducer(0, self._id, self._topic, self._name, epoch),
                 self._client.options.operation_timeout,
             )
-        except BaseException:
+        except BaseException as error:
             link.producers.pop(self._id, None)
+            if not isinstance(error, MagnetarError) or error.retryable:
+                # Given up, perhaps, before the broker was done: it must not keep the place for nobody.
+                link.send(CloseProducer(0, self._id).encode())
             raise
         self._name = result["name"]
         first = self._epoch < 0

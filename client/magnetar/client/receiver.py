@@ -339,8 +339,11 @@ class Receiver:
             result = await link.request(subscribe, self._client.options.operation_timeout)
             self._epoch = int(result["epoch"])
             await self._subscribed(link)
-        except BaseException:
+        except BaseException as error:
             link.consumers.pop(self._id, None)
+            if not isinstance(error, MagnetarError) or error.retryable:
+                # Given up, perhaps, before the broker was done: it must not keep the place for nobody.
+                link.send(CloseConsumer(0, self._id).encode())
             raise
         self._link = link
         self._window.reset()

@@ -18,7 +18,15 @@ from magnetar.client import (
     connect,
 )
 from magnetar.client.attachment import backoff
-from magnetar.proto.commands import CloseProducer, CreateProducer, ListTopics, Lookup, Partitions
+from magnetar.proto.commands import (
+    CloseConsumer,
+    CloseProducer,
+    CreateProducer,
+    ListTopics,
+    Lookup,
+    Partitions,
+    Subscribe,
+)
 from magnetar.proto.errors import InvalidTopicName, ServiceNotReady, Unsupported
 from support.fake_broker import FakeBroker
 
@@ -142,3 +150,18 @@ def test_backoff_doubles_with_jitter_from_the_generator() -> None:
     assert got[0] <= 0.02
     for pause, expected in zip(got[1:], [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]):
         assert 0.8 * expected <= pause <= 1.2 * expected
+
+
+async def test_an_opening_given_up_does_not_keep_its_place_at_the_broker(
+    broker: FakeBroker, client: Client
+) -> None:
+    broker.unanswered.append(Subscribe)
+    opening = asyncio.ensure_future(client.subscribe("t", "s"))
+    while not broker.received(Subscribe):
+        await asyncio.sleep(0.001)
+    opening.cancel()
+    await asyncio.wait([opening])
+    while not broker.received(CloseConsumer):
+        await asyncio.sleep(0.001)
+    broker.unanswered.clear()
+    await client.subscribe("t", "s")
