@@ -316,6 +316,21 @@ async def test_rule_30_seek_purges_pending_acks_raises_the_epoch_and_survives_a_
         assert not client.messages
 
 
+async def test_rule_30_seek_purges_what_waits_for_redelivery() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        await publish(client, *numbers(6))
+        await client.consumer(type="shared", permits=6)
+        await client.received(6)
+        client.frame(c.Redeliver(0, 1))  # no permits: they wait
+        await client.ask(c.Seek, 1, ("latest", None))
+        client.frame(c.Flow(0, 1, 100))
+        await settle()
+        assert len(client.messages) == 6
+        await publish(client, b"new")
+        await client.received(7)
+
+
 async def test_a_reader_leaves_nothing_behind() -> None:
     ledgers = FakeLedgers()
     async with running_broker(ledgers) as broker:

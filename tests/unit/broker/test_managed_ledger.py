@@ -1,6 +1,7 @@
 """Rules 23 to 25: taking a topic over, write failures, trimming."""
 
 import asyncio
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from magnetar.broker.managed_ledger import State
 from magnetar.broker.records import TopicRecord, topic_path
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
+from magnetar.proto.entry import Entry
 from magnetar.proto.errors import LedgerFenced, MagnetarError, NotEnoughBookies, TopicNotFound, TopicNotServed
 from magnetar.proto.ids import TopicName
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
 
@@ -123,6 +126,9 @@ async def test_rule_24_after_a_failure_the_old_ledger_is_closed_before_anything_
         await client.confirmed(6)
         assert ledgers.log.index("closed 0") < ledgers.log.index("create 1")
         assert sum(row[1] for row in client.receipts) == 6
+        again = [Entry(data, LEDGER_ENTRY_HEADER_BYTES) for data in ledgers.ledgers[1].entries]
+        indexes = [entry.first_index for entry in again]  # numbered anew in the next ledger
+        assert indexes == [0, *accumulate(entry.message_count for entry in again)][:-1]
         assert await read_all(broker, 6) == [b"0", b"1", b"2", b"3", b"4", b"5"]
         assert (await client.ask(c.TopicStats, "orders"))["next_index"] == 6
 
