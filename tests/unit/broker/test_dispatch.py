@@ -323,12 +323,11 @@ async def test_rule_30_seek_purges_what_waits_for_redelivery() -> None:
         await client.consumer(type="shared", permits=6)
         await client.received(6)
         client.frame(c.Redeliver(0, 1))  # no permits: they wait
-        await client.ask(c.Seek, 1, ("latest", None))
+        await client.ask(c.Seek, 1, ("earliest", None))
         client.frame(c.Flow(0, 1, 100))
         await settle()
-        assert len(client.messages) == 6
-        await publish(client, b"new")
-        await client.received(7)
+        assert client.values[6:] == numbers(6)
+        assert {message.redelivered for message in client.messages} == {0}
 
 
 async def test_a_reader_leaves_nothing_behind() -> None:
