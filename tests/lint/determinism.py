@@ -122,6 +122,7 @@ ALLOWED: tuple[Allow, ...] = (
     _allow("proto/magnetar/runtime/clock.py", "clock", "the real clock behind the clock seam"),
     _allow("proto/magnetar/runtime/files.py", "file", "the real disk behind the file seam"),
     _allow("proto/magnetar/runtime/file_lock.py", "file", "the real lock behind the file seam"),
+    _allow("proto/magnetar/runtime/http.py", "network", "names the type of a listening socket handed in"),
     _allow("proto/magnetar/runtime/processes.py", "process", "real helper processes behind the device seams"),
     _allow("proto/magnetar/runtime/settings.py", "file", "reads the TOML file before anything runs"),
     _allow(
