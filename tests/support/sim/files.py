@@ -155,6 +155,8 @@ class SimFiles:
 
     def __init__(self, disk: SimDisk, process: SimProcess | None) -> None:
         self.disk = disk
+        # First failure of each file; as OsFiles has it, a new process does not know of it.
+        self.poison: dict[Inode, str] = {}
         self._process = process
         self._dead = False
 
@@ -397,13 +399,14 @@ class SimFile:
             raise
 
     def _poison(self, error: MagnetarError) -> StorageFailed:
-        self._inode.poison = error.message
+        self._files.poison.setdefault(self._inode, error.message)
         return StorageFailed(error.message, path=self.path)
 
     def _refuse_poisoned(self) -> None:
-        if self._inode.poison is not None:
-            self._files.check_alive()
-            raise StorageFailed(self._inode.poison, path=self.path)
+        self._files.check_alive()
+        reason = self._files.poison.get(self._inode) if self._files.poison else None
+        if reason is not None:
+            raise StorageFailed(reason, path=self.path)
 
 
 def storage_error(error: OSError, doing: str, path: str) -> MagnetarError:

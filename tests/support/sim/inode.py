@@ -18,7 +18,6 @@ class Inode:
 
     def __init__(self) -> None:
         self.size = 0
-        self.poison: str | None = None  # the first failure; see OsFile
         self._device: dict[int, bytes] = {}
         self._device_size = 0
         self._dirty: dict[int, bytes] = {}  # to be written by the next sync
@@ -146,7 +145,6 @@ class Inode:
         self._dirty.clear()
         self._forgotten.clear()
         self.size = self._device_size
-        self.poison = None
         for number in [n for n in self._device if n * PAGE_BYTES >= self.size]:
             del self._device[number]
         return lost
