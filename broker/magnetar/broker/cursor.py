@@ -184,6 +184,12 @@ class Cursor:
         self._dirty |= moved and self.durable
         return moved
 
+    def pass_entry(self, ledger: int, entry: int) -> None:
+        """The mark-delete position stands behind the last message of this entry: it belongs before the next one."""
+        if self.state.mark_delete[:2] == (ledger, entry):
+            self._dirty |= self.state.move_to((ledger, entry + 1, 0)) and self.durable
+            self.changed(None)
+
     def reset(self, position: Position) -> None:
         """A seek: the one way in which the mark-delete position goes back."""
         self.state.reset(position)

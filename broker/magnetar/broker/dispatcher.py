@@ -193,6 +193,9 @@ class Dispatcher:
         count = entry.message_count
         wanted = state.unacked(ledger, entry_id, index, count - 1)
         if not wanted:
+            if index >= count:
+                # The cursor was put past the last message of an entry whose size was not known then.
+                self._cursor.pass_entry(ledger, entry_id)
             self._move_to((ledger, entry_id + 1, 0))
             return True
         redelivered = self._rewinds if position < self._rewound_from else 0

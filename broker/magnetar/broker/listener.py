@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
@@ -157,7 +157,7 @@ class ClientConnection:
         else:
             handler = _REQUESTS.get(type(command))
             if handler is not None:
-                self._spawn(command.request_id, handler(self, command))
+                self._spawn(handler, command)
             elif type(command) in c.RESERVED:
                 raise Unsupported(f"{type(command).__name__} is reserved and not offered by this version yet")
             else:
@@ -184,19 +184,19 @@ class ClientConnection:
             raise InvalidArgument(f"consumer {consumer_id} is not open on this connection; subscribe first")
         return consumer
 
-    def _spawn(self, request_id: int, work: Coroutine[Any, Any, Any]) -> None:
+    def _spawn(self, handler: _Handler, command: c.Command) -> None:
         if len(self._tasks) >= self._settings.max_requests_per_connection:
-            work.close()
             raise TooManyRequests(
                 f"{len(self._tasks)} requests of this connection are being worked on; wait for some of them"
             )
-        task = self._loop.create_task(self._run(request_id, work))
+        task = self._loop.create_task(self._run(handler, command))
         self._tasks[id(task)] = task
         task.add_done_callback(lambda done: self._tasks.pop(id(done), None))
 
-    async def _run(self, request_id: int, work: Coroutine[Any, Any, Any]) -> None:
+    async def _run(self, handler: _Handler, command: c.Command) -> None:
+        request_id = command.request_id
         try:
-            result = await work
+            result = await handler(self, command)
         except MagnetarError as error:
             self._link.answer_error(request_id, error)
         except Exception as error:
@@ -377,8 +377,8 @@ class _Reserved:
         del self._ids[self._key]
 
 
-_C = TypeVar("_C", bound=c.Command)
-_REQUESTS: dict[type[c.Command], Callable[[ClientConnection, Any], Coroutine[Any, Any, Any]]] = {
+_Handler = Callable[[ClientConnection, Any], Coroutine[Any, Any, Any]]
+_REQUESTS: dict[type[c.Command], _Handler] = {
     c.CreateProducer: ClientConnection._create_producer,
     c.Subscribe: ClientConnection._subscribe,
     c.Unsubscribe: ClientConnection._unsubscribe,

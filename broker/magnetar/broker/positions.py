@@ -77,7 +77,8 @@ async def _at_time(ledgers: LedgerList, read_entry: ReadEntry, time_ms: int) -> 
             else:
                 high = middle
         entry = await read_entry((info.ledger_id, low))
-        return (info.ledger_id, low, _first_published(entry, time_ms))
+        index = _first_published(entry, time_ms)
+        return (info.ledger_id, low, index) if index < entry.message_count else (info.ledger_id, low + 1, 0)
     return ledgers.end
 
 

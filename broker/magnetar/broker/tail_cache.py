@@ -20,13 +20,11 @@ _OBJECT_BYTES = 400
 class TailCache:
     """The broker's. Ledger ids are unique, so (ledger, entry) is a key over all topics."""
 
-    __slots__ = ("_entries", "hits", "limit", "misses", "used")
+    __slots__ = ("_entries", "limit", "used")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self.hits = 0
-        self.misses = 0
         self._entries: dict[EntryKey, Entry] = {}  # in insertion order
 
     def __len__(self) -> int:

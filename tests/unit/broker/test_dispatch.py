@@ -330,6 +330,20 @@ async def test_rule_30_seek_purges_what_waits_for_redelivery() -> None:
         assert {message.redelivered for message in client.messages} == {0}
 
 
+async def test_a_seek_past_the_last_message_of_an_entry_does_not_hold_the_cursor() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        await publish(client, *numbers(6), each=2)
+        reader = FakeClient(broker)
+        await reader.consumer(2, "", durable=False)
+        await reader.received(6)
+        ledger, entry, _ = reader.messages[1].id
+        await client.consumer(start=("id", MessageId(ledger, entry, 77).to_bytes()))
+        assert await client.received(4) == numbers(4, 2)
+        await client.ack(*[m.row() for m in client.messages])
+        assert topic_of(broker).subscriptions["billing"].cursor.state.mark_delete == (ledger, 3, 0)
+
+
 async def test_a_reader_leaves_nothing_behind() -> None:
     ledgers = FakeLedgers()
     async with running_broker(ledgers) as broker:

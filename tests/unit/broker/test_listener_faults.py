@@ -1,0 +1,150 @@
+"""What a listener does with frames that make no sense: one clear answer, or the end of that connection only."""
+
+import random
+
+import pytest
+
+from magnetar.proto import commands as c
+from magnetar.proto.errors import (
+    InvalidArgument,
+    InvalidTopicName,
+    MagnetarError,
+    NotAuthorized,
+    TooManyRequests,
+    TopicNotFound,
+    UnknownCommand,
+    Unsupported,
+)
+from support.broker_kit import FakeClient, running_broker, settle
+
+
+async def test_reserved_and_foreign_commands_are_answered() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        for command in (c.GetSchema, c.Transaction):
+            with pytest.raises(Unsupported):
+                await client.ask(command)
+        with pytest.raises(Unsupported):
+            await client.ask(c.TopicLedgers, "orders")
+        with pytest.raises(UnknownCommand):
+            await client.ask(c.BookieInfo)
+        with pytest.raises(Unsupported):
+            await client.ask(c.CreateTopic, "orders", 4)
+        with pytest.raises(Unsupported):
+            await client.producer(topic="non-persistent://public/default/x")
+
+
+async def test_unknown_ids_and_names() -> None:
+    async with running_broker(auto_create_topics=False) as broker:
+        client = FakeClient(broker)
+        for command in (c.Unsubscribe, c.LastMessageId):
+            with pytest.raises(InvalidArgument, match="not open"):
+                await client.ask(command, 5)
+        with pytest.raises(InvalidArgument):
+            await client.ack((0, 0, 0, 0))
+        with pytest.raises(TopicNotFound):
+            await client.producer()
+        with pytest.raises(TopicNotFound):
+            await client.ask(c.TopicStats, "orders")
+        with pytest.raises(InvalidTopicName):
+            await client.ask(c.Lookup, "a/b")
+        with pytest.raises(InvalidArgument):
+            await client.ask(c.ListTopics, "public")
+        await client.ask(c.CloseProducer, 5)
+        await client.ask(c.CloseConsumer, 5)
+        await client.ask(c.CreateTopic, "orders")
+        await client.producer()
+        assert await client.ask(c.ListTopics, "public/default") == ["persistent://public/default/orders"]
+        assert await client.ask(c.Lookup, "orders") == {"url": broker.settings.service_url}
+        assert await client.ask(c.Partitions, "orders") == {"partitions": 0}
+
+
+async def test_every_command_is_authorized() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        operations = (
+            "produce consume lookup list_topics topic_stats create_topic delete_topic delete_subscription"
+        )
+        client.forbidden = set(operations.split())
+        for command, fields in (
+            (c.CreateProducer, (1, "orders")),
+            (c.Subscribe, (1, "orders", "s")),
+            (c.Lookup, ("orders",)),
+            (c.Partitions, ("orders",)),
+            (c.ListTopics, ()),
+            (c.TopicStats, ("orders",)),
+            (c.CreateTopic, ("orders",)),
+            (c.DeleteTopic, ("orders",)),
+            (c.DeleteSubscription, ("orders", "s")),
+        ):
+            with pytest.raises(NotAuthorized):
+                await client.ask(command, *fields)
+        assert not broker.topics
+
+
+async def test_requests_are_bounded_and_end_with_the_connection() -> None:
+    async with running_broker(max_requests_per_connection=3) as broker:
+        client = FakeClient(broker)
+        asked = [client.ask(c.Lookup, "orders") for _ in range(4)]
+        with pytest.raises(TooManyRequests):
+            await asked[3]
+        client.handler.connection_closed(None)
+        await settle()
+        assert not client.handler._tasks
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_mutated_frames_neither_crash_nor_stay(seed: int) -> None:
+    rng = random.Random(seed)
+    async with running_broker() as broker:
+        for _ in range(30):
+            client = FakeClient(broker)
+            await client.producer()
+            await client.consumer(subscription=f"s{rng.random()}", durable=False)
+            client.answers = _Anybody()  # type: ignore[assignment]
+            for _ in range(30):
+                if client.closed is not None:
+                    break
+                command = rng.choice(
+                    [
+                        c.Ack(0, 1, rng.random() < 0.5),
+                        c.Redeliver(0, 1),
+                        c.Flow(0, 1, rng.randrange(1 << 62), rng.randrange(1 << 62)),
+                        c.Send(0, 1, 0),
+                        c.Seek(rng.randrange(3), 1, ("id", rng.randbytes(24))),
+                        c.Subscribe(
+                            1, rng.randrange(9), "orders", "x", "shared", ("time", rng.randrange(1 << 40))
+                        ),
+                    ]
+                )
+                header = bytearray(command.encode())
+                if rng.random() < 0.4:
+                    header[rng.randrange(len(header))] = rng.randrange(256)
+                try:
+                    client.handler.runs_received(
+                        [(bytes(header), [rng.randbytes(rng.choice((0, 24, 48, 60)))])]
+                    )
+                except MagnetarError as error:
+                    client.close(error)
+                await settle(3)
+            if client.closed is None:
+                client.handler.connection_closed(None)
+        await settle()
+        survivor = FakeClient(broker)
+        answer = await survivor.producer()
+        await survivor.consumer(subscription="after", start=("latest", None))
+        survivor.publish(b"alive", epoch=answer["epoch"])
+        assert await survivor.received(1) == [b"alive"]
+
+
+class _Anybody(dict[int, object]):
+    """Answers to requests that nobody waits for."""
+
+    def __missing__(self, _key: int) -> "_Anybody":
+        return self
+
+    def set_result(self, _: object) -> None:
+        """Ignored."""
+
+    def set_exception(self, _: object) -> None:
+        """Ignored."""
