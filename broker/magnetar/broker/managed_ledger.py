@@ -85,7 +85,8 @@ class ManagedLedger(Generic[T]):
         self._pending: deque[PendingEntry[T]] = deque()
         self.outstanding_bytes = 0
         self._due = False  # limits were reached: no more appends to this ledger
-        self._roll_task: asyncio.Task[None] | None = None
+        # At most one is rolling over; one before it may still be deleting what it let go of.
+        self._rolls: dict[int, asyncio.Task[None]] = {}
         self._readers: dict[int, Reader] = {}
         self._opening: dict[int, asyncio.Task[Reader]] = {}
 
@@ -221,7 +222,9 @@ class ManagedLedger(Generic[T]):
     def _roll(self) -> None:
         if self.state in (State.IDLE, State.WRITING):
             self.state = State.ROLLING
-            self._roll_task = asyncio.get_running_loop().create_task(self._next_ledger())
+            task = asyncio.get_running_loop().create_task(self._next_ledger())
+            self._rolls[id(task)] = task
+            task.add_done_callback(lambda done: self._rolls.pop(id(done), None))
 
     def roll_if_older(self, age_ms: int) -> bool:
         """Maintenance: a ledger of that age which holds something is closed once nothing is pending."""
@@ -257,10 +260,10 @@ class ManagedLedger(Generic[T]):
         self._due = False
         self.state = State.WRITING
         self._resubmit()
-        self._roll_task = None
         self._events.rolled()
         self._events.ready()
-        await self._delete_trimmed()
+        async with self._list_lock:
+            await self._delete_trimmed()
 
     async def _close_segment(self) -> None:
         segment = self._segment
@@ -363,8 +366,7 @@ class ManagedLedger(Generic[T]):
                     _log.warning("topic %s: closing its ledger failed: %s", self.name, error)
 
     async def _stop_rolling(self) -> None:
-        task = self._roll_task
-        if task is not None and not task.done() and task is not asyncio.current_task():
+        for task in list(self._rolls.values()):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
