@@ -310,11 +310,11 @@ class Client:
         self._closed = True
         tasks, self._links = list(self._links.values()), {}
         for task in tasks:
-            if task.done() and not task.cancelled() and task.exception() is None:
-                task.result().close()
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        # Opened ones too, whose cancelling does nothing. A link is closed when its socket is: the loop may end next.
+        for link in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(link, Link):
+                await link.close()
         if failure is not None:
             raise failure
 

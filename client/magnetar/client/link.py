@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("magnetar.client")
 
+# How long a peer may take to accept the end of a connection.
+CLOSE_TIMEOUT_S = 1.0
+
 
 class Link:
     """ConnectionHandler of the client. `producers` and `consumers` by id; `routes` by header bytes."""
@@ -39,6 +42,7 @@ class Link:
         self.consumers: dict[int, Receiver] = {}
         self.routes: dict[bytes, Callable[[list[bytes]], None]] = {}
         self._connection: Connection | None = None
+        self._gone = asyncio.Event()  # the socket is closed
 
     @classmethod
     async def open(cls, host: str, port: int, options: ConnectionOptions, connect_timeout: float) -> Link:
@@ -91,9 +95,15 @@ class Link:
             raise ConnectionLost(f"the connection to {self.address} is closed")
         return (await self.connection.request(command, payload, timeout=timeout)).result
 
-    def close(self, error: MagnetarError | None = None) -> None:
-        """Flushes and closes."""
-        self.connection.close(error)
+    async def close(self) -> None:
+        """Flushes and closes; returns when the socket is closed, after CLOSE_TIMEOUT_S at most."""
+        self.connection.close()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._gone.wait()
+        except TimeoutError:
+            self.connection.abort()
+            await self._gone.wait()
 
     # --- ConnectionHandler -------------------------------------------------------------------------------------------
 
@@ -138,6 +148,7 @@ class Link:
 
     def connection_closed(self, error: MagnetarError | None) -> None:
         """Everything that lived here looks for another place."""
+        self._gone.set()
         reason = error or ConnectionLost(f"the connection to {self.address} was closed")
         owners: list[Publisher | Receiver] = [*self.producers.values(), *self.consumers.values()]
         self.producers, self.consumers, self.routes = {}, {}, {}

@@ -165,3 +165,17 @@ async def test_an_opening_given_up_does_not_keep_its_place_at_the_broker(
         await asyncio.sleep(0.001)
     broker.unanswered.clear()
     await client.subscribe("t", "s")
+
+
+@pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
+async def test_after_close_no_socket_is_open(broker: FakeBroker) -> None:
+    client = await connect(broker.url)
+    link = await client._link(client._service)
+    await client.close()
+    assert link._gone.is_set()
+    silent = await connect(broker.url)
+    link = await silent._link(silent._service)
+    broker.handlers[-1].connection.pause_reading("test")
+    async with asyncio.timeout(5):
+        await silent.close()
+    assert link._gone.is_set()
