@@ -18,7 +18,7 @@ import sys
 import time
 from mmap import mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 
@@ -93,8 +93,7 @@ class _Echo(asyncio.Protocol):
     transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
 
     def data_received(self, data: bytes) -> None:
         self.transport.write(data)
@@ -113,8 +112,7 @@ class _RingServer(asyncio.Protocol):
         asyncio.get_running_loop().add_reader(from_writer, self._durable)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         start = self._offset % (len(self._ring) - 4096)
@@ -178,12 +176,11 @@ class _Counter(asyncio.Protocol):
         self.times: list[float] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
         self._began = self._sent_at = time.perf_counter()
         self._owed = 0
         for _ in range(self._blocks):
-            transport.write(self._block)
+            self._transport.write(self._block)
 
     def data_received(self, data: bytes) -> None:
         self.received += len(data)

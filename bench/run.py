@@ -32,17 +32,22 @@ class Sizes:
 
     def __init__(self, quick: bool) -> None:
         part = 6 if quick else 1
-        self.a = 1_200_000 // part
-        self.b = 3_000_000 // part
-        self.b_apart = 4_000_000 // part
-        self.c = 700_000 // part
+
+        def whole(messages: int) -> int:
+            """Whole batches only: the tail waits for exactly as many as are sent."""
+            return -(-messages // part // 1000) * 1000
+
+        self.a = whole(1_200_000)
+        self.b = whole(3_000_000)
+        self.b_apart = whole(4_000_000)
+        self.c = whole(700_000)
         self.d = 2_000 // part
         self.e_seconds = 3.0 / (2 if quick else 1)
         # At least four times the caches, whatever the rest.
-        self.f_batched = max(2_500_000 // part, SMALL_CACHE_BYTES * 4 // 100 // 1000 * 1000 + 1000)
+        self.f_batched = max(whole(2_500_000), SMALL_CACHE_BYTES * 4 // 100 // 1000 * 1000 + 1000)
         self.f_unbatched = max(1_500_000 // part, SMALL_CACHE_BYTES * 4 // 148 + 1000)
-        self.g_batched = 1_500_000 // part
-        self.g_unbatched = 600_000 // part
+        self.g_batched = whole(1_500_000)
+        self.g_unbatched = whole(600_000)
         self.probe_s = 1.0 / (2 if quick else 1)
 
 

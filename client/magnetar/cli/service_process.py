@@ -74,6 +74,7 @@ class ServiceProcess:
         self._helpers: dict[int, Role] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
+        self._last_errors = ""  # of a run that has ended
 
     @property
     def url(self) -> str:
@@ -99,7 +100,8 @@ class ServiceProcess:
     def start(self, *, timeout_s: float = 20.0) -> None:
         """Returns when the ready line was read. Raises ServiceFailed with what the service said instead."""
         assert not self.running, "the service is running"
-        self._close_errors()
+        self._close()
+        self._last_errors = ""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would block the daemon
         began = time.perf_counter()
         self._process = subprocess.Popen(
@@ -126,7 +128,7 @@ class ServiceProcess:
     def errors(self) -> str:
         """What the service of the last start wrote to standard error."""
         if self._errors is None:
-            return ""
+            return self._last_errors
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace")
 
@@ -157,9 +159,7 @@ class ServiceProcess:
         if self._process.poll() is None:
             self._process.terminate()
         self.wait_gone(timeout_s=timeout_s)
-        code = self._process.returncode
-        self._close()
-        return code
+        return self._process.returncode
 
     def wait_gone(self, *, timeout_s: float = 20.0) -> None:
         """Waits until daemon and helpers have ended; after `timeout_s` kills them and raises ServiceFailed."""
@@ -175,6 +175,7 @@ class ServiceProcess:
                 self._kill_all()
                 raise ServiceFailed(f"helper processes outlived magnetar {self.command}: {self.errors()}")
             time.sleep(_POLL_S)
+        self._close()
 
     def cpu_times(self) -> dict[Role, CpuTime]:
         """CPU used so far by role."""
@@ -233,16 +234,13 @@ class ServiceProcess:
         for pid in self._helpers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self._close()
 
     def _close(self) -> None:
+        """Lets go of the pipes of a run that has ended; what it said is kept."""
         if self._process is not None and self._process.stdout is not None:
             self._process.stdout.close()
-        self._process = None
-        self._close_errors()
-
-    def _close_errors(self) -> None:
-        if self._process is not None and self._process.stdout is not None:
-            self._process.stdout.close()
+        self._last_errors = self.errors()
         if self._errors is not None:
             self._errors.close()
             self._errors = None

@@ -1,0 +1,429 @@
+"""The command line against a real service: start and stop, pipes, JSON, one clear error for each thing that goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.service import Service
+
+pytestmark = pytest.mark.integration
+
+MAGNETAR = [sys.executable, "-m", "magnetar.cli.main"]
+
+
+def magnetar(
+    *arguments: str, stdin: str | bytes = b"", url: str = "", timeout: float = 40
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command to its end."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAGNETAR_")}
+    if url:
+        environment["MAGNETAR_URL"] = url
+    done = subprocess.run(
+        [*MAGNETAR, *arguments],
+        input=stdin.encode() if isinstance(stdin, str) else stdin,
+        capture_output=True,
+        env=environment,
+        timeout=timeout,
+        check=False,
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def succeeded(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One service for the tests that only talk to it."""
+    started = Service(tmp_path_factory.mktemp("service") / "data")
+    started.start()
+    yield started
+    started.stop()
+
+
+# --- life of the service -------------------------------------------------------------------------------------------------
+
+
+def test_ready_line_names_every_address_and_sigterm_stops_cleanly(tmp_path: Path) -> None:
+    service = Service(tmp_path / "data")
+    service.start()
+    assert service.ready_line == (
+        f"magnetar standalone is ready: magnetar://127.0.0.1:{service.port} bookie://127.0.0.1:{service.bookie_port} "
+        f"http://127.0.0.1:{service.http_port} data={tmp_path / 'data'}"
+    )
+    assert service.writer_pid != service.helper_pid != service.daemon_pid
+    service.stop()  # asserts exit code 0, and that no helper is left
+    (line,) = service.errors().splitlines()
+    assert "SIGTERM, draining" in line
+
+
+def test_second_sigterm_stops_at_once(tmp_path: Path) -> None:
+    service = Service(tmp_path / "data")
+    service.start()
+    # Both are pending when the process looks: stopped, it cannot answer the first one before the second comes.
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT, signal.SIGTERM):
+        os.kill(service.daemon_pid, number)
+    service.wait_gone()
+    assert service.returncode in (
+        0,
+        128 + signal.SIGTERM,
+    )  # 0 when the drain was faster than the second signal
+
+
+def test_messages_and_cursors_survive_a_restart(tmp_path: Path) -> None:
+    service = Service(tmp_path / "data")
+    service.start()
+    succeeded(magnetar("produce", "orders", stdin="1\n2\n3\n", url=service.url))
+    succeeded(
+        magnetar("consume", "orders", "-s", "billing", "--start", "earliest", "-n", "2", url=service.url)
+    )
+    service.stop()
+    service.start()
+    assert succeeded(magnetar("consume", "orders", "-s", "billing", "-n", "1", url=service.url)) == "3\n"
+    service.kill("daemon")
+    service.start()
+    assert (
+        succeeded(magnetar("tail", "orders", "--start", "earliest", "-n", "3", url=service.url))
+        == "1\n2\n3\n"
+    )
+    service.stop()
+
+
+@pytest.mark.parametrize("victim", ["writer", "helper"])
+def test_daemon_ends_when_a_helper_process_dies(tmp_path: Path, victim: str) -> None:
+    service = Service(tmp_path / "data", arguments=["--log-format", "json"])
+    service.start()
+    service.kill(victim)
+    assert service.returncode == 70
+    (line,) = [json.loads(line) for line in service.errors().splitlines() if '"critical"' in line]
+    assert "standalone stops" in line["event"]
+
+
+def test_metrics_health_and_readiness(service: Service) -> None:
+    address = f"http://127.0.0.1:{service.http_port}"
+    with urllib.request.urlopen(f"{address}/health", timeout=10) as answer:
+        assert json.load(answer)["status"] == "ok"
+    with urllib.request.urlopen(f"{address}/ready", timeout=10) as answer:
+        assert json.load(answer) == {"ready": True}
+    with urllib.request.urlopen(f"{address}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert "magnetar_broker_messages_in_total" in text
+    assert "magnetar_bookie_write_cache_bytes" in text
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(f"{address}/nothing", timeout=10)
+
+
+def test_bookie_and_broker_as_daemons_of_their_own(tmp_path: Path) -> None:
+    from magnetar.cli.service_process import ServiceProcess
+
+    bookie = ServiceProcess(tmp_path / "bookie", command="bookie")
+    with bookie:
+        listed = f"127.0.0.1:{bookie.ports['bookie']}"
+        broker = ServiceProcess(tmp_path / "broker", command="broker", arguments=["--bookies", listed])
+        with broker:
+            succeeded(magnetar("produce", "orders", "-m", "over TCP", url=broker.url))
+            broker.kill("daemon")
+            broker.start()
+            tail = magnetar("tail", "orders", "--start", "earliest", "-n", "1", url=broker.url)
+            assert succeeded(tail) == "over TCP\n"
+        assert broker.returncode == 0
+
+
+# --- what goes wrong -----------------------------------------------------------------------------------------------------
+
+
+def refused(arguments: list[str], code: int) -> str:
+    """The one line that a daemon ends with."""
+    began = time.monotonic()
+    done = magnetar(*arguments, "--log-format", "json")
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert time.monotonic() - began < 15
+    (line,) = done.stderr.splitlines()
+    assert "Traceback" not in line
+    return line
+
+
+def free_ports() -> list[str]:
+    return ["--port", "0", "--bookie-port", "0", "--http-port", "0"]
+
+
+def test_second_process_on_the_same_data_directory(service: Service) -> None:
+    line = refused(["standalone", "--data", str(service.data), *free_ports()], 1)
+    assert f"{service.data} is in use by another process (started by process {service.daemon_pid})" in line
+    assert "choose another data directory" in line
+    assert service.running
+
+
+@pytest.mark.parametrize(
+    ("flag", "setting"), [("--port", "port"), ("--bookie-port", "bookie_port"), ("--http-port", "http_port")]
+)
+def test_port_in_use(tmp_path: Path, flag: str, setting: str) -> None:
+    ports = dict(zip(free_ports()[::2], free_ports()[1::2], strict=True))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports[flag] = str(taken.getsockname()[1])
+        arguments = [
+            "standalone",
+            "--data",
+            str(tmp_path / "data"),
+            *(part for pair in ports.items() for part in pair),
+        ]
+        line = refused(arguments, 78)
+    assert f"port {ports[flag]} on 127.0.0.1 is in use" in line
+    assert setting in line
+
+
+def test_data_directory_that_is_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text("not a directory")
+    assert str(path) in refused(["standalone", "--data", str(path), *free_ports()], 1)
+    assert path.read_text() == "not a directory"
+
+
+def damaged(tmp_path: Path) -> Path:
+    """The data directory of a service that stored a message and was stopped."""
+    service = Service(tmp_path / "data")
+    service.start()
+    succeeded(magnetar("produce", "orders", "-m", "kept", url=service.url))
+    service.stop()
+    return tmp_path / "data"
+
+
+def test_damaged_cookie(tmp_path: Path) -> None:
+    data = damaged(tmp_path)
+    cookie = data / "bookie" / "cookie"
+    cookie.write_bytes(b"\xff" + cookie.read_bytes()[1:])
+    line = refused(["standalone", "--data", str(data), *free_ports()], 1)
+    assert "cookie" in line
+    assert "damaged" in line
+
+
+def test_missing_cookie_beside_data(tmp_path: Path) -> None:
+    data = damaged(tmp_path)
+    (data / "bookie" / "cookie").unlink()
+    assert "cookie" in refused(["standalone", "--data", str(data), *free_ports()], 1)
+
+
+def test_damaged_metadata_store(tmp_path: Path) -> None:
+    data = damaged(tmp_path)
+    (data / "metadata" / "CURRENT").write_text("nonsense")
+    assert str(data / "metadata") in refused(["standalone", "--data", str(data), *free_ports()], 1)
+
+
+def test_broker_without_bookies(tmp_path: Path) -> None:
+    line = refused(["broker", "--data", str(tmp_path / "data"), "--port", "0", "--http-port", "0"], 78)
+    assert "--bookies host:port" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "part"),
+    [
+        (["standalone", "--dta", "x"], 2, "did you mean --data?"),
+        (["standalone", "--port"], 2, "--port needs a value"),
+        (["standalone", "here"], 2, "no argument here"),
+        (["standalone", "--port", "many"], 78, "daemon.port"),
+        (["standalone", "--port", "70000"], 78, "at most 65535"),
+        (["standalone", "--set", "nonsense"], 78, "section.name=value"),
+        (["standalone", "--set", "bookie.nothing=1"], 78, "unknown setting bookie.nothing"),
+        (["standalone", "--config", "/does/not/exist"], 78, "/does/not/exist"),
+    ],
+)
+def test_wrong_command_lines(arguments: list[str], code: int, part: str) -> None:
+    done = magnetar(*arguments)
+    assert done.returncode == code
+    (line,) = done.stderr.splitlines()
+    assert part in line
+
+
+# --- messages ------------------------------------------------------------------------------------------------------------
+
+
+def test_lines_go_round_by_pipes(service: Service) -> None:
+    lines = "".join(f"line {number}\n" for number in range(5000)) + "\nlast, without an end"
+    out = succeeded(magnetar("produce", "pipes", stdin=lines, url=service.url))
+    assert out.startswith("stored 5,002 messages in pipes (last id ")
+    received = magnetar("consume", "pipes", "-s", "s", "--start", "earliest", "-n", "5002", url=service.url)
+    assert succeeded(received) == lines + "\n"
+    empty = magnetar("consume", "pipes", "-s", "s", "--timeout", "0.3", url=service.url)
+    assert succeeded(empty) == ""
+
+
+def test_files_keys_and_json(service: Service, tmp_path: Path) -> None:
+    path = tmp_path / "flights.jsonl"
+    path.write_text('{"carrier": "AA", "n": 1}\n{"carrier": "UA", "n": 2}\n')
+    summary = json.loads(
+        succeeded(
+            magnetar(
+                "produce", "json", "--file", str(path), "--key-field", "carrier", "--json", url=service.url
+            )
+        )
+    )
+    assert summary["messages"] == 2
+    assert summary["topic"] == "json"
+    out = succeeded(
+        magnetar(
+            "consume",
+            "json",
+            "-s",
+            "s",
+            "-t",
+            "shared",
+            "--start",
+            "earliest",
+            "-n",
+            "2",
+            "--json",
+            url=service.url,
+        )
+    )
+    first, second = map(json.loads, out.splitlines())
+    assert (first["key"], json.loads(first["value"])["n"]) == ("AA", 1)
+    assert (second["key"], second["topic"], second["redelivery_count"]) == (
+        "UA",
+        "persistent://public/default/json",
+        0,
+    )
+    assert second["id"] == summary["last_id"]
+    # From an id, inclusive.
+    again = magnetar("tail", "json", "--start", second["id"], "-n", "1", "--json", url=service.url)
+    assert json.loads(succeeded(again))["id"] == second["id"]
+
+
+def test_values_that_are_no_text(service: Service) -> None:
+    succeeded(magnetar("produce", "bytes", stdin=b"\xff\xfe\n", url=service.url))
+    out = succeeded(magnetar("tail", "bytes", "--start", "earliest", "-n", "1", "--json", url=service.url))
+    assert json.loads(out)["value_base64"] == "//4="
+
+
+def test_ctrl_c_of_a_consumer_acknowledges_what_was_printed(service: Service) -> None:
+    succeeded(magnetar("produce", "ctrl-c", stdin="1\n2\n", url=service.url))
+    line = [*MAGNETAR, "consume", "ctrl-c", "-s", "s", "--start", "earliest", "--url", service.url]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as consuming:
+        assert consuming.stdout is not None
+        assert [consuming.stdout.readline(), consuming.stdout.readline()] == ["1\n", "2\n"]
+        consuming.send_signal(signal.SIGINT)
+        _, errors = consuming.communicate(timeout=20)
+    assert consuming.returncode == 130
+    assert errors == ""
+    rest = magnetar("consume", "ctrl-c", "-s", "s", "--timeout", "0.3", url=service.url)
+    assert succeeded(rest) == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "part"),
+    [
+        (["produce", "bad name!", "-m", "x"], 1, "not a topic name"),
+        (["consume", "t", "-s", "bad name!"], 1, "not a subscription name"),
+        (["consume", "t", "-s", "s", "--start", "yesterday"], 1, "not a start position"),
+        (["produce", "t", "--file", "/does/not/exist"], 1, "/does/not/exist"),
+        (["produce", "t", "--key-field", "k", "-m", "not json"], 1, "line 1 is no JSON object"),
+        (["topics", "stats", "no-such-topic"], 1, "no-such-topic does not exist"),
+        (["topics", "delete", "no-such-topic"], 2, "--yes"),
+        (["produce", "t", "--file", "f", "-m", "x"], 2, "exclude each other"),
+    ],
+)
+def test_failures_are_one_line(service: Service, arguments: list[str], code: int, part: str) -> None:
+    done = magnetar(*arguments, url=service.url)
+    assert done.returncode == code
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("magnetar: ")
+    assert part in line
+
+
+def test_no_service_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    done = magnetar("produce", "t", "-m", "x", "--url", f"magnetar://127.0.0.1:{port}")
+    assert done.returncode == 1
+    assert f"127.0.0.1:{port}" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+# --- administration ------------------------------------------------------------------------------------------------------
+
+
+def test_topics_and_subscriptions(service: Service) -> None:
+    succeeded(magnetar("produce", "admin", "-m", "1", "-m", "2", url=service.url))
+    succeeded(magnetar("consume", "admin", "-s", "half", "--start", "earliest", "-n", "1", url=service.url))
+    assert "admin" in succeeded(magnetar("topics", "list", url=service.url)).splitlines()
+    names = json.loads(succeeded(magnetar("topics", "list", "public/default", "--json", url=service.url)))
+    assert "persistent://public/default/admin" in names
+    stats = json.loads(succeeded(magnetar("topics", "stats", "admin", "--json", url=service.url)))
+    assert stats["stored_messages"] == 2
+    assert stats["subscriptions"]["half"]["backlog_messages"] == 1
+    assert "half" in succeeded(magnetar("topics", "stats", "admin", url=service.url))
+    assert "half" in succeeded(magnetar("subscriptions", "list", "admin", url=service.url))
+    succeeded(magnetar("subscriptions", "delete", "admin", "half", "--yes", url=service.url))
+    assert json.loads(succeeded(magnetar("subscriptions", "list", "admin", "--json", url=service.url))) == {}
+    succeeded(magnetar("topics", "delete", "admin", "--yes", url=service.url))
+    assert "admin" not in succeeded(magnetar("topics", "list", url=service.url)).splitlines()
+
+
+def test_perf(service: Service) -> None:
+    for batch in ("1", "100"):
+        sent = magnetar(
+            "perf", "produce", "perf", "--messages", "2000", "--batch", batch, "--json", url=service.url
+        )
+        figures = json.loads(succeeded(sent))
+        assert figures["messages"] == 2000
+        assert figures["latency"]["p99_ms"] > 0
+    consumed = magnetar("perf", "consume", "perf", "--messages", "4000", url=service.url)
+    assert succeeded(consumed).startswith("consumed: 4,000 messages")
+    tailed = magnetar(
+        "perf", "tail", "perf", "--start", "earliest", "--messages", "4000", "--json", url=service.url
+    )
+    assert json.loads(succeeded(tailed))["messages"] >= 4000
+
+
+def test_config_tells_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "magnetar.toml"
+    file.write_text('[daemon]\nport = 1111\ndata = "/srv/data"\nhttp_port = 2222\n')
+    line = [*MAGNETAR, "config", "--json", "--config", str(file), "--set", "daemon.http_port=3333"]
+    environment = {**os.environ, "MAGNETAR_DAEMON_BOOKIE_PORT": "4444", "MAGNETAR_DAEMON_PORT": "5555"}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=True)
+    daemon = json.loads(done.stdout)["daemon"]
+    found = {
+        name: (daemon[name]["value"], daemon[name]["source"])
+        for name in ("port", "data", "http_port", "bookie_port", "host")
+    }
+    assert found == {
+        "port": (5555, "environment"),
+        "data": ("/srv/data", str(file)),
+        "http_port": (3333, "flag"),
+        "bookie_port": (4444, "environment"),
+        "host": ("127.0.0.1", "default"),
+    }
+    assert json.loads(done.stdout)["bookie"]["data_directory"]["value"] == "/srv/data/bookie"
+
+
+def test_config_is_a_settings_file(tmp_path: Path) -> None:
+    file = tmp_path / "magnetar.toml"
+    file.write_text(succeeded(magnetar("config", "--set", "daemon.port=1111")))
+    assert (
+        json.loads(succeeded(magnetar("config", "--config", str(file), "--json")))["daemon"]["port"]["value"]
+        == 1111
+    )
+
+
+def test_help_and_completion() -> None:
+    assert "standalone" in succeeded(magnetar("--help"))
+    for command in ("standalone", "bookie", "broker"):
+        assert "--set" in succeeded(magnetar(command, "--help"))
+    script = subprocess.run(
+        [*MAGNETAR, "--show-completion", "bash"], capture_output=True, text=True, check=False
+    )
+    assert "complete" in script.stdout + script.stderr
