@@ -6,6 +6,7 @@ A bookie's id is what ledger metadata names it by, for good; its address may cha
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -13,6 +14,8 @@ import msgpack
 
 from magnetar.metadata.store import MetadataStore, Watch
 from magnetar.proto.errors import BookieUnavailable, InvalidSetting, MagnetarError
+
+_log = logging.getLogger(__name__)
 
 BOOKIES_PATH = "/bookies"
 
@@ -125,8 +128,13 @@ class RegisteredBookies:
             node = await self._metadata.get(f"{BOOKIES_PATH}/{name}")
             if node is None:
                 continue
-            fields = msgpack.unpackb(node.value)
-            self._addresses[name] = parse_address(fields["address"])
-            if not fields.get("read_only", False):
+            try:
+                fields = msgpack.unpackb(node.value)
+                self._addresses[name] = parse_address(fields["address"])
+                read_only = bool(fields.get("read_only", False))
+            except (ValueError, TypeError, KeyError, AttributeError, InvalidSetting) as error:
+                _log.warning("the registration of bookie %s cannot be read: %r", name, error)
+                continue
+            if not read_only:
                 writable.append(name)
         self._writable = tuple(writable)

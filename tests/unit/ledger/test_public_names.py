@@ -1,0 +1,20 @@
+"""The names that other rooms may use."""
+
+import magnetar.ledger
+import magnetar.metadata
+
+
+def test_public_names_of_the_ledger() -> None:
+    assert set(magnetar.ledger.__all__) == set(
+        "AddCallback BookieDirectory BookieTransport ConfirmCallback Ensemble LastConfirmed LedgerClient LedgerMetadata"
+        " LedgerReader LedgerSettings LedgerState LedgerWriter LocalTransport Placement RandomPlacement ReadResult"
+        " RegisteredBookies StaticBookies TcpTransport".split()
+    )
+    assert all(hasattr(magnetar.ledger, name) for name in magnetar.ledger.__all__)
+
+
+def test_public_names_of_the_metadata() -> None:
+    assert set(magnetar.metadata.__all__) == set(
+        "Check Create Delete MetadataStore Operation Put Session Versioned Watch".split()
+    )
+    assert all(hasattr(magnetar.metadata, name) for name in magnetar.metadata.__all__)
