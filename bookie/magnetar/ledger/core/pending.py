@@ -6,7 +6,7 @@ from typing import Any
 
 
 class PendingAdd:
-    """An entry on its way. A plain slotted class: one is made per entry, and this is the fastest there is (0.2 us)."""
+    """An entry on its way. A plain slotted class: one is made per entry."""
 
     __slots__ = ("acked", "context", "entry", "length")
 

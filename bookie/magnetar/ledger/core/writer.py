@@ -12,7 +12,7 @@ Invariants:
 * After one failure nothing is ever confirmed again.
 
 Two methods do not go through `handle`: `append` and `stored`, which run for every entry and each answer, return plain
-values, and touch only `pending` and the counters. They cost 1.9 and 0.7 us (encoding the entry included).
+values, and touch only `pending` and the counters. They cost about 1.2 us (encoding 500 bytes included) and 0.7 to 0.9 us.
 """
 
 from __future__ import annotations
