@@ -1,6 +1,6 @@
-"""One client process: `python -m bench.client WORKLOAD URL TOPIC '{"messages": ...}'`; the last line it prints is the result.
+"""One client process: `python -m bench.client WORKLOAD URL TOPIC PARAMETERS`; the last line that it prints is the result.
 
-CPU seconds are those of this process, without start-up.
+PARAMETERS are JSON. CPU seconds are those of this process, without start-up.
 """
 
 from __future__ import annotations

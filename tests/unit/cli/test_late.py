@@ -1,0 +1,100 @@
+"""Logs and HTTP of a daemon that come late: nothing said meanwhile is lost, no connection is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from magnetar.cli.late import LateHttp, LateLogs
+from magnetar.proto.errors import InvalidSetting
+from magnetar.runtime.metrics import Metrics
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield root
+    root.handlers[:], root.level = handlers, level
+
+
+async def test_records_are_kept_until_structlog_is_there(
+    root_logger: logging.Logger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logs = LateLogs(format="json", level="info", daemon="standalone")
+    logs.install()
+    logging.getLogger("magnetar.test").info("first %d", 1)
+    logging.getLogger("magnetar.test").debug("too fine")
+    assert capfd.readouterr().err == ""
+    logs.ready()
+    async with asyncio.timeout(10):
+        while root_logger.handlers == [logs]:
+            await asyncio.sleep(0.01)
+    logging.getLogger("magnetar.test").warning("second")
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [line["event"] for line in lines] == ["first 1", "second"]
+    assert {line["daemon"] for line in lines} == {"standalone"}
+
+
+def test_flush_brings_structlog_at_once(
+    root_logger: logging.Logger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logs = LateLogs(format="json", level="info", daemon="bookie")
+    logs.install()
+    logging.getLogger("magnetar.test").critical("the disk failed")
+    root_logger.handlers[0].flush()
+    assert json.loads(capfd.readouterr().err)["event"] == "the disk failed"
+    logs.flush()
+    assert capfd.readouterr().err == ""
+
+
+async def get(port: int, path: str) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+async def test_the_first_connections_wait_and_are_answered() -> None:
+    made: list[Metrics] = []
+
+    def metrics() -> Metrics:
+        made.append(Metrics())
+        return made[-1]
+
+    http = LateHttp.bind("127.0.0.1", 0, metrics=metrics, ready=lambda: True, checks={"disk": lambda: "full"})
+    try:
+        assert not made
+        answers = await asyncio.gather(
+            *(get(http.address[1], path) for path in ("/ready", "/health", "/metrics"))
+        )
+        assert b'"ready": true' in answers[0]
+        assert answers[1].startswith(b"HTTP/1.0 503")
+        assert b"python_info" in answers[2]
+        assert len(made) == 1
+    finally:
+        await http.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", http.address[1])
+
+
+async def test_closed_before_anybody_asked() -> None:
+    http = LateHttp.bind("127.0.0.1", 0, metrics=Metrics, ready=lambda: True, checks={})
+    with pytest.raises(InvalidSetting, match="http_port"):
+        LateHttp.bind("127.0.0.1", http.address[1], metrics=Metrics, ready=lambda: True, checks={})
+    await http.close()
+
+
+def test_a_daemon_starts_without_the_libraries_of_people_and_scrapers() -> None:
+    code = "import sys, magnetar.cli.daemons, magnetar.cli.production, magnetar.cli.standalone; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"typer", "rich", "structlog", "aiohttp", "prometheus_client", "magnetar.client"}

@@ -1,0 +1,73 @@
+"""Lines of files and pipes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from magnetar.cli import lines
+from magnetar.cli.lines import read_lines
+from magnetar.proto.errors import InvalidArgument, MessageTooLarge
+
+
+async def read(descriptor: int) -> list[bytes]:
+    return [line async for group in read_lines(descriptor) for line in group]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"", []),
+        (b"\n", [b""]),
+        (b"a\nb", [b"a", b"b"]),
+        (b"a\r\n\nb\n", [b"a", b"", b"b"]),
+        (b"x" * 70_000 + b"\ny\n", [b"x" * 70_000, b"y"]),
+    ],
+)
+@pytest.mark.parametrize("source", ["file", "pipe"])
+async def test_lines(text: bytes, expected: list[bytes], source: str, tmp_path: Path) -> None:
+    pid = 0
+    if source == "file":
+        path = tmp_path / "lines"
+        path.write_bytes(text)
+        descriptor = os.open(path, os.O_RDONLY)
+    else:
+        descriptor, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(descriptor)
+            with os.fdopen(write_end, "wb") as pipe:
+                pipe.write(text)
+            os._exit(0)
+        os.close(write_end)
+    try:
+        assert await read(descriptor) == expected
+    finally:
+        os.close(descriptor)
+        if pid:
+            os.waitpid(pid, 0)
+
+
+async def test_lines_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 3)
+    path = tmp_path / "lines"
+    path.write_bytes(b"one\ntwo\n\nthree")
+    with path.open("rb") as file:
+        assert await read(file.fileno()) == [b"one", b"two", b"", b"three"]
+
+
+async def test_a_line_without_end_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1000)
+    path = tmp_path / "binary"
+    path.write_bytes(bytes(5000))
+    with path.open("rb") as file, pytest.raises(MessageTooLarge):
+        await read(file.fileno())
+
+
+async def test_a_directory_has_no_lines(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(InvalidArgument):
+        await read(descriptor)
+    os.close(descriptor)

@@ -1,0 +1,76 @@
+"""Sections, what is derived from what, and which source wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magnetar.cli.daemons import parse_bookies
+from magnetar.cli.settings import DaemonSettings, SettingSources, load_all, service_settings
+from magnetar.proto.errors import InvalidSetting
+
+
+def test_the_bookie_lives_below_the_data_directory() -> None:
+    settings = service_settings(SettingSources(flags={"daemon": {"data": "/x"}}))
+    assert settings.bookie.data_directory == "/x/bookie"
+    assert settings.metadata_directory == "/x/metadata"
+    assert settings.lock_path == "/x/LOCK"
+
+
+def test_a_given_setting_is_not_derived(tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text('[bookie]\ndata-directory = "/from-file"\n')
+    assert service_settings(SettingSources(str(file))).bookie.data_directory == "/from-file"
+    environment = {"MAGNETAR_BOOKIE_DATA_DIRECTORY": "/from-environment"}
+    assert (
+        service_settings(SettingSources(str(file), environment)).bookie.data_directory == "/from-environment"
+    )
+
+
+def test_the_source_of_a_derived_setting_says_so() -> None:
+    bookie = load_all(SettingSources())[1]
+    assert bookie.sources["data_directory"] == "derived"
+
+
+def test_larger_messages_make_room_for_themselves() -> None:
+    settings = service_settings(SettingSources(flags={"daemon": {"max_message_bytes": "100MiB"}}))
+    entry = settings.bookie.max_entry_bytes
+    assert entry > 100 << 20
+    assert settings.bookie.write_cache_bytes >= 2 * entry
+    assert settings.bookie.journal_ring_bytes > entry
+
+
+@pytest.mark.parametrize(
+    ("flags", "url"),
+    [
+        ({}, "magnetar://127.0.0.1:7650"),
+        ({"host": "0.0.0.0", "advertised_host": "mq.example"}, "magnetar://mq.example:7650"),
+        ({"host": "::1", "port": "1"}, "magnetar://[::1]:1"),
+    ],
+)
+def test_what_clients_are_told(flags: dict[str, str], url: str) -> None:
+    assert service_settings(SettingSources(flags={"daemon": flags})).broker.service_url == url
+
+
+def test_a_wildcard_is_never_told_to_clients() -> None:
+    assert DaemonSettings(host="0.0.0.0").host_for_clients not in ("", "0.0.0.0")
+
+
+def test_an_unknown_section_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text("[boker]\nname = 1\n")
+    with pytest.raises(InvalidSetting, match=r"\[boker\].*did you mean broker"):
+        service_settings(SettingSources(str(file)))
+
+
+def test_bookies_by_address_or_by_id() -> None:
+    assert parse_bookies(["h:1", "b2=h:2", "[::1]:3"]) == {
+        "h:1": ("h", 1),
+        "b2": ("h", 2),
+        "[::1]:3": ("::1", 3),
+    }
+    with pytest.raises(InvalidSetting, match="twice"):
+        parse_bookies(["h:1", "h:1"])
+    with pytest.raises(InvalidSetting, match="host:port"):
+        parse_bookies(["nonsense"])
