@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from magnetar.proto.batch import GROUP_OVERHEAD_BYTES
 from magnetar.proto.errors import InvalidSetting
 from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
 
@@ -25,11 +26,9 @@ class BrokerSettings:
     memory_budget_bytes: int = 256 * MIB
     tail_cache_share: float = 0.2  # of the memory budget, over all topics
     publish_share: float = 0.25  # of the memory budget: queued and unconfirmed messages over all topics
-    max_topic_publish_bytes: int = (
-        16 * MIB
-    )  # queued and unconfirmed messages of one topic; then reading pauses
+    max_topic_publish_bytes: int = 16 * MIB  # queued and unconfirmed of one topic; then reading pauses
 
-    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES  # of a group; bookies must take entries of that size
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES  # bookies must take entries of max_group_bytes
     max_entry_bytes: int = 768 * 1024  # coalescing stops here; a larger single group is an entry of its own
     max_outstanding_entries: int = 4  # appended and not confirmed, per topic
     max_outstanding_bytes: int = 4 * MIB
@@ -46,9 +45,7 @@ class BrokerSettings:
     cursor_flush_interval_ms: int = 100  # acknowledgements without receipt may wait this long
     max_cursor_ledger_entries: int = 10_000
     max_cursor_ranges: int = 200_000  # then a subscription gets no new messages until gaps close
-    max_inline_cursor_bytes: int = (
-        64 * 1024
-    )  # a smaller cursor is kept in its metadata node when the topic closes
+    max_inline_cursor_bytes: int = 64 * 1024  # a smaller cursor is kept in its metadata node at closing
 
     max_requests_per_connection: int = 1_000
     retry_initial_ms: int = 50
@@ -72,6 +69,11 @@ class BrokerSettings:
         for name in ("tail_cache_share", "publish_share"):
             if not 0 < getattr(self, name) < 1:
                 raise InvalidSetting(f"broker setting {name} must lie between 0 and 1")
+
+    @property
+    def max_group_bytes(self) -> int:
+        """A group may be as large as the largest message and what stands around it."""
+        return self.max_message_bytes + GROUP_OVERHEAD_BYTES
 
     @property
     def tail_cache_bytes(self) -> int:

@@ -141,8 +141,8 @@ class Topic:
         if session.state is not SessionState.OPEN or not groups.batches:
             return
         totals = measure(groups.counts, groups.batches)
-        if totals.size > self._settings.max_message_bytes or totals.messages > MAX_MESSAGES_PER_ENTRY:
-            refused = first_too_large(groups, totals, self._settings.max_message_bytes, whole=whole)
+        if totals.size > self._settings.max_group_bytes or totals.messages > MAX_MESSAGES_PER_ENTRY:
+            refused = first_too_large(groups, totals, self._settings.max_group_bytes, whole=whole)
             if refused is not None:
                 fitting, sequence_id, error = refused
                 self.publish(session, fitting)

@@ -30,6 +30,9 @@ BATCH_HEADER_BYTES = _HEADER.size
 assert BATCH_HEADER_BYTES == 48
 _CHECKSUM_END = 12
 
+# What may stand around a message of the largest size (headers, key, properties) in the group that carries it.
+GROUP_OVERHEAD_BYTES = 4096
+
 FORMAT_NATIVE = 1
 
 FLAG_SINGLE = 0x01  # one message, its value stands uncompressed in place of the values column

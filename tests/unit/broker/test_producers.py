@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from magnetar.proto import commands as c
-from magnetar.proto.batch import encode_batch, encode_single
+from magnetar.proto.batch import GROUP_OVERHEAD_BYTES, encode_batch, encode_single
 from magnetar.proto.errors import (
     ChecksumMismatch,
     InvalidArgument,
@@ -137,10 +137,10 @@ async def test_a_group_too_large_is_refused() -> None:
     async with running_broker(max_message_bytes=1000) as broker:
         client = FakeClient(broker)
         await client.producer()
-        client.publish(b"small", b"x" * 2000, b"after")
+        client.publish(b"small", b"x" * 1000, b"x" * (1000 + GROUP_OVERHEAD_BYTES), b"after")
         await settle()
-        assert [(f.sequence_id, f.code) for f in client.failures] == [(1, MessageTooLarge.code)]
-        await client.confirmed(1)
+        assert [(f.sequence_id, f.code) for f in client.failures] == [(2, MessageTooLarge.code)]
+        await client.confirmed(2)
 
 
 async def test_a_full_budget_pauses_reading_and_draining_resumes_it() -> None:
