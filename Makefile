@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.demo-data
 
-SEEDS ?= 200
+SEEDS ?= 100
 FILES ?=
 ARGS ?=
 
@@ -51,9 +51,9 @@ format: $(STAMP) ## let ruff repair and format the paths given: make format FILE
 	@$(VENV)/bin/ruff check --fix $(FILES)
 	@$(VENV)/bin/ruff format $(FILES)
 
-sim: $(STAMP) ## run the simulation with SEEDS seeds (default 200)
-	@echo "make sim: seeds 0..$(SEEDS)-1"
-	@$(PY) -m pytest -q --no-header -n auto -m sim --sim-seeds $(SEEDS) tests $(ARGS)
+sim: $(STAMP) ## run the simulation with SEEDS seeds (default 100)
+	@echo "make sim: seeds 0..$(SEEDS)-1 of the standalone service"
+	@PYTHONPATH=tests $(PY) -m sim.runner standalone --seeds $(SEEDS) $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks: tables on the screen, JSON under bench/out
 	@$(PY) -m bench $(ARGS)

@@ -37,6 +37,10 @@ class Load:
         """Three producers, one tail reader, one Exclusive and two Shared consumers."""
         for name, batching in (("batched", True), ("single", False), ("paced", True)):
             self.producers.append(self._spawn(name, self._produce(name, batching)))
+        self.start_readers()
+
+    def start_readers(self) -> None:
+        """All but the producers."""
         self.readers.append(self._spawn("reader", self._tail()))
         if not self.history.trimming:
             self._spawn("archive", self._archive())

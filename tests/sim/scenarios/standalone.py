@@ -110,8 +110,9 @@ class SyncedKeyValue:
 class StandaloneBackend:
     """See sim.storm.Backend."""
 
-    def __init__(self, loop: SimLoop) -> None:
+    def __init__(self, loop: SimLoop, settings: ServiceSettings = SETTINGS) -> None:
         self._loop = loop
+        self._settings = settings
         self.disk = SimDisk(
             random.Random(loop.rng.getrandbits(64)),
             trace=loop.trace,
@@ -139,7 +140,7 @@ class StandaloneBackend:
             open_metadata=lambda path: LocalMetadataStore(SyncedKeyValue(self._metadata.open(), files)),
             bookie=inline_components(files, rng, lambda path: EagerIndex(self._index, rng)),
         )
-        service = Standalone(SETTINGS, components, on_failure=fail)
+        service = Standalone(self._settings, components, on_failure=fail)
         addresses = await service.start()
         assert addresses.broker[1] == PORT
         self._loop.trace.record("ready")

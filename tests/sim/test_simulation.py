@@ -1,0 +1,40 @@
+"""The short forms of the simulation; `make sim SEEDS=N` plays more (see sim.runner).
+
+`--sim-seeds N` sets the number of seeds, `--sim-seed S` plays one. A failure names its seed and the command that replays it.
+"""
+
+import pytest
+
+from sim.runner import judge, play_all
+
+pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+DISK_CALLS = 420  # a little more than the workload of every_call makes
+
+
+def seeds_of(config: pytest.Config) -> list[int]:
+    """What the command line asks for."""
+    one: int | None = config.getoption("--sim-seed")
+    return [one] if one is not None else list(range(config.getoption("--sim-seeds")))
+
+
+@pytest.mark.parametrize("scenario", ["broker", "standalone"])
+def test_storm_loses_nothing_and_ends_at_rest(scenario: str, request: pytest.FixtureRequest) -> None:
+    wrong = judge(scenario, play_all(scenario, seeds_of(request.config)))
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_same_seed_has_the_same_trace_in_two_processes() -> None:
+    wrong = judge("standalone", play_all("standalone", [0, 1], twice=True))
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_power_loss_at_disk_calls_of_a_short_workload() -> None:
+    """Every seventh call; `python -m sim.runner every_call --seeds 420` takes them all."""
+    wrong = judge("every_call", play_all("every_call", range(0, DISK_CALLS, 7)))
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_journal_that_acknowledges_before_it_syncs_is_caught() -> None:
+    wrong = judge("unsynced", play_all("unsynced", range(2)))
+    assert wrong
