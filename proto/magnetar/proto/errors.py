@@ -356,7 +356,7 @@ class NodeNotEmpty(FinalError):
 class DiskFull(StorageFailed):
     """No space is left on the disk; what was stored before is safe, and writing works again once there is space."""
 
-    code = 96
+    code = 98
 
 
 def _tree(root: type[MagnetarError]) -> list[type[MagnetarError]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -73,6 +74,17 @@ def test_errors_cross_the_wire_and_unknown_codes_keep_their_action() -> None:
     assert type(error_from_wire(9999, 1, "x")) is RetryableError
     assert type(error_from_wire(9999, 77, "x")) is FinalError
     assert TopicBusy().message == "The topic is being loaded, closed or deleted."
+
+
+def test_error_codes_are_unique_and_drawn_in_wire_md() -> None:
+    classes = [MagnetarError]
+    for cls in classes:
+        classes += cls.__subclasses__()
+    assert len({cls.code for cls in classes}) == len(classes)
+    wire = (Path(__file__).parents[3] / "WIRE.md").read_text()
+    for cls in classes:
+        if cls.__module__.startswith("magnetar."):
+            assert f"| {cls.code} | {cls.__name__} | {cls.action.name.lower().replace('_', ' ')} |" in wire
 
 
 def test_rows_are_whole() -> None:
