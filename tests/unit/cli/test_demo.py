@@ -79,10 +79,20 @@ def test_other_content_is_altered(story: Story) -> None:
     assert (outcome.altered, outcome.good) == (1, False)
 
 
-def test_delivered_after_the_receipt_is_redelivered_whoever_got_it(story: Story) -> None:
-    story.records["worker-2"].received.append((b"id0", 2.5))
+@pytest.mark.parametrize(("worker", "when"), [("worker-1", 2.001), ("worker-2", 2.3)])
+def test_delivered_after_the_receipt_is_redelivered_whoever_got_it(
+    story: Story, worker: str, when: float
+) -> None:
+    story.records[worker].received.append((b"id0", when))
     outcome = story.outcome()
-    assert (outcome.redelivered, outcome.good) == (1, False)
+    assert (outcome.redelivered, outcome.returned, outcome.good) == (1, 0, False)
+
+
+def test_a_delivery_may_cross_the_receipt_of_the_other_worker(story: Story) -> None:
+    story.records["worker-2"].received.append((b"id0", 2.1))
+    story.records["worker-2"].receipts.append((b"id0", 2.2))
+    outcome = story.outcome()
+    assert (outcome.redelivered, outcome.crossed, outcome.acknowledged, outcome.good) == (0, 1, 3, True)
 
 
 def test_delivered_again_before_the_receipt_is_allowed(story: Story) -> None:
