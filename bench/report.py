@@ -36,6 +36,12 @@ def median_probes(rounds: list[Round]) -> dict[str, float]:
     }
 
 
+def median_cpu(rounds: list[Round], name: str) -> dict[str, float]:
+    """Microseconds per message by process; empty for figures that are not of a workload."""
+    found = [costs for each in rounds if (costs := each.details.get(name, {}).get("cpu_us_per_message"))]
+    return {who: statistics.median(costs[who] for costs in found) for who in found[0]} if found else {}
+
+
 def ratio(name: str, value: float, probes: dict[str, float]) -> tuple[str, float]:
     """Which limit, and the figure as a multiple of it."""
     if name not in LIMITS:
@@ -76,6 +82,7 @@ def print_report(rounds: list[Round], console: Console) -> dict[str, Any]:
             "reached": reached,
             "limit": limit,
             "ratio_to_limit": multiple,
+            "cpu_us_per_message": median_cpu(rounds, name),
         }
     console.print(table)
     _print_cpu(rounds, console)
@@ -87,9 +94,8 @@ def _print_cpu(rounds: list[Round], console: Console) -> None:
     table = Table(title="CPU microseconds per message", title_justify="left")
     table.add_column("workload")
     table.add_column("by process")
-    last = rounds[-1].details
     for name in GOALS:
-        cpu = last.get(name, {}).get("cpu_us_per_message")
+        cpu = median_cpu(rounds, name)
         if cpu and name not in ("d_p99", "d_p999", "e_p99"):
             table.add_row(name, "  ".join(f"{who} {cost:.2f}" for who, cost in cpu.items()))
     if table.row_count:

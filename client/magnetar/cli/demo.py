@@ -268,8 +268,8 @@ def count_redeliveries(workers: Sequence[Record]) -> tuple[int, int, int, int]:
     """How many deliveries came after the receipt, crossed it, or came again without one; and how many receipts there are.
 
     When the service dies, what a worker holds goes to whoever comes back first, and the worker that held it may still get
-    its acknowledgement through. A delivery that is older than that receipt can wait in the other worker's queue for a moment:
-    it has crossed. A service that lost a cursor delivers after its restart, which takes longer than such a moment.
+    its acknowledgement through. A delivery that is older than that receipt can wait in the other worker's queue for a
+    moment: it has crossed. A service that lost a cursor delivers after its restart, which takes longer than such a moment.
     """
     receipts: dict[bytes, tuple[float, Record]] = {}
     for worker in workers:
