@@ -143,7 +143,7 @@ async def replay_journals(
                     raise _damage(found.path, item.offset, item.position)
                 if verdict is Verdict.DAMAGE_BELOW_MARK:
                     warnings.append(
-                        f"{found.path}: records are damaged at byte {item.position}, below the mark"
+                        f"{found.path}: records are damaged at or after byte {item.position}, below the mark"
                     )
                     _log.warning("%s; what they held is in the entry logs", warnings[-1])
                     continue
@@ -157,7 +157,7 @@ async def replay_journals(
 
 def _damage(path: str, offset: int, position: int) -> DataDirectoryError:
     return DataDirectoryError(
-        f"the journal {path} is damaged at byte {position} (record offset {offset}), where acknowledged entries "
+        f"the journal {path} is damaged at or after byte {position} (record offset {offset}), where acknowledged entries "
         "stand; nothing was changed. Restore the file, or replace this bookie and let its ledgers be repaired",
         path=path,
         position=position,

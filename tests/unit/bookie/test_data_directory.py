@@ -1,0 +1,133 @@
+"""Cookie, mark, lock and golden formats: whose directory this is, and one clear error for everything that it is not."""
+
+from pathlib import Path
+
+import pytest
+
+from magnetar.bookie.cookie import Cookie, decode_cookie, encode_cookie
+from magnetar.bookie.entry_log import decode_footer, encode_footer, encode_log_header, encode_record_header
+from magnetar.bookie.index import LedgerRecord, ModelStorage, decode_ledger_record, encode_ledger_record
+from magnetar.bookie.journal.journal import JournalPosition
+from magnetar.bookie.mark import decode_mark, encode_mark, mark_moves_forward
+from magnetar.proto.errors import DataDirectoryError
+from support.bookie_kit import add, crash, entry, open_inline
+
+COOKIE = Cookie(1, 0x0123456789ABCDEF, "bookie-1")
+MARK = [JournalPosition(3, 5000, 4000)]
+
+
+def test_golden_cookie_and_mark() -> None:
+    assert encode_cookie(COOKIE).hex() == GOLDEN_COOKIE
+    assert decode_cookie(encode_cookie(COOKIE), "c") == COOKIE
+    assert encode_mark(MARK).hex() == GOLDEN_MARK
+    assert decode_mark(encode_mark(MARK), "m") == MARK
+
+
+def test_golden_entry_log() -> None:
+    assert encode_log_header(5).hex() == "4d4147454c4f470a" + "00000001" + "00000005" + "00" * 48
+    assert encode_record_header(5, 1, 2, b"entry").hex() == GOLDEN_RECORD
+    footer = encode_footer(5, {9: 100, 1: 50}, 214)
+    assert footer.hex() == GOLDEN_FOOTER
+    assert decode_footer(b"whatever" + footer, 5) == {1: 50, 9: 100}
+    assert decode_footer(b"whatever" + footer, 6) is None
+    assert decode_footer(footer[:-1], 5) is None
+
+
+def test_golden_ledger_record() -> None:
+    record = LedgerRecord(True, 7, 9, 8)
+    assert encode_ledger_record(record).hex() == "01" + "%016x" * 3 % (7, 9, 8)
+    assert decode_ledger_record(encode_ledger_record(record) + b"later fields") == record
+
+
+@pytest.mark.parametrize("position", range(0, len(encode_cookie(COOKIE)), 7))
+def test_a_damaged_cookie_is_named(position: int) -> None:
+    data = bytearray(encode_cookie(COOKIE))
+    data[position] ^= 1
+    with pytest.raises(DataDirectoryError, match="cookie"):
+        decode_cookie(bytes(data), "/data/cookie")
+
+
+def test_another_format_version_is_named() -> None:
+    with pytest.raises(DataDirectoryError, match="format version 9"):
+        decode_cookie(encode_cookie(COOKIE._replace(format_version=9)), "/data/cookie")
+
+
+def test_rule_03_a_vector_moves_forward_only_as_a_whole() -> None:
+    a, b = JournalPosition(3, 5000, 4000), JournalPosition(3, 5001, 4000)
+    assert mark_moves_forward([a, a], [a, b])
+    assert not mark_moves_forward([a, b], [b, a])
+    assert not mark_moves_forward([a], [a, a])
+
+
+async def test_rule_09_data_without_a_cookie_is_not_overwritten(tmp_path: Path) -> None:
+    storage = ModelStorage()
+    bookie = await open_inline(str(tmp_path), storage)
+    await add(bookie, entry(1, 0))
+    await bookie.close()
+    cookie = (tmp_path / "cookie").read_bytes()
+    (tmp_path / "cookie").unlink()
+    with pytest.raises(DataDirectoryError, match="no cookie"):
+        await open_inline(str(tmp_path), storage)
+    (tmp_path / "cookie").write_bytes(cookie)
+    bookie = await open_inline(str(tmp_path), storage)
+    assert (await bookie.read(1, 0, 0))[0] == [entry(1, 0)]
+    await bookie.close()
+
+
+@pytest.mark.parametrize("name", ["journal", "ledgers"])
+async def test_rule_09_a_known_cookie_with_a_missing_disk_refuses_to_start(tmp_path: Path, name: str) -> None:
+    storage = ModelStorage()
+    await (await open_inline(str(tmp_path), storage)).close()
+    (tmp_path / name).rename(tmp_path / "elsewhere")
+    with pytest.raises(DataDirectoryError, match="missing"):
+        await open_inline(str(tmp_path), storage)
+
+
+async def test_a_missing_or_damaged_mark_refuses_to_start(tmp_path: Path) -> None:
+    storage = ModelStorage()
+    bookie = await open_inline(str(tmp_path), storage)
+    await add(bookie, entry(1, 0))
+    crash(bookie)
+    mark = (tmp_path / "mark").read_bytes()
+    (tmp_path / "mark").write_bytes(mark[:-1] + b"?")
+    with pytest.raises(DataDirectoryError, match="damaged"):
+        await open_inline(str(tmp_path), storage)
+    (tmp_path / "mark").unlink()
+    with pytest.raises(DataDirectoryError, match=r"mark .* is missing"):
+        await open_inline(str(tmp_path), storage)
+
+
+async def test_another_bookies_directory(tmp_path: Path) -> None:
+    await (await open_inline(str(tmp_path), ModelStorage(), bookie_id="a")).close()
+    with pytest.raises(DataDirectoryError, match="belongs to bookie 'a'"):
+        await open_inline(str(tmp_path), ModelStorage(), bookie_id="b")
+
+
+async def test_rule_12b_a_second_bookie_on_the_directory_is_refused_after_a_bounded_wait(
+    tmp_path: Path,
+) -> None:
+    bookie = await open_inline(str(tmp_path), ModelStorage())
+    with pytest.raises(DataDirectoryError, match="in use"):
+        await open_inline(str(tmp_path), ModelStorage(), lock_timeout_s=0.05)
+    assert await add(bookie, entry(1, 0)) == 0
+    await bookie.close()
+
+
+async def test_a_file_in_place_of_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataDirectoryError):
+        await open_inline(str(tmp_path / "file"), ModelStorage())
+
+
+GOLDEN_COOKIE = (
+    "4d41474e455441522d424f4f4b49450a0000003683ae666f726d61745f76657273696f6e01a8696e7374616e6365cf01"
+    "23456789abcdefa9626f6f6b69655f6964a8626f6f6b69652d31250a7f6920ba4f80"
+)
+GOLDEN_MARK = (
+    "4d41474d41524b0a0000000100000001000000000000000300000000000013880000000000000fa0431f9944bffdae9f"
+)
+GOLDEN_RECORD = "9e600aa0bc646937000000000000000100000000000000020000000500000000"
+GOLDEN_FOOTER = (
+    "00000000000000010000000000000032000000000000000900000000000000645926496a28376b730000000200000001"
+    "00000000000000d64d4147454c465452"
+)

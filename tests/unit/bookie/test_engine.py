@@ -1,0 +1,456 @@
+"""The storage engine in one process, over the real file system, with everything in the loop."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from magnetar.bookie import Bookie
+from magnetar.bookie.index import ModelStorage
+from magnetar.proto.errors import (
+    BookieReadOnly,
+    DataDirectoryError,
+    EntryDamaged,
+    EntryNotFound,
+    LedgerFenced,
+    LedgerNotFound,
+    MagnetarError,
+    MessageTooLarge,
+    StorageFailed,
+    TooManyRequests,
+)
+from magnetar.runtime.files import OsFiles
+from support.bookie_kit import KIB, add, add_all, crash, entry, open_inline, until
+
+
+class Opener:
+    """Opens the bookie of one directory again and again, and closes the last one."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = str(directory)
+        self.storage = ModelStorage()
+        self.files = OsFiles()
+        self.bookie: Bookie | None = None
+
+    async def __call__(self, **changes: object) -> Bookie:
+        self.bookie = await open_inline(self.directory, self.storage, self.files, **changes)
+        return self.bookie
+
+    async def crash_and_open(self, **changes: object) -> Bookie:
+        assert self.bookie is not None
+        crash(self.bookie)
+        return await self(**changes)
+
+    async def close_and_open(self, **changes: object) -> Bookie:
+        assert self.bookie is not None
+        await self.bookie.close()
+        return await self(**changes)
+
+
+@pytest.fixture
+async def reopen(tmp_path: Path):  # type: ignore[no-untyped-def]
+    opener = Opener(tmp_path / "bookie")
+    yield opener
+    if opener.bookie is not None and opener.bookie.failure is None:
+        await opener.bookie.close()
+
+
+async def test_what_was_added_is_read_from_each_place(reopen: Opener) -> None:
+    bookie = await reopen()
+    entries = [entry(7, number) for number in range(50)]
+    assert await add_all(bookie, entries) == [0] * 50
+    assert await bookie.read(7, 0, 49) == (entries, 48)  # write cache
+    await bookie.checkpoint()
+    assert bookie.cache.size == 0
+    assert await bookie.read(7, 0, 49) == (entries, 48)  # entry log
+    assert bookie.read_cache.size > 0
+    assert await bookie.read(7, 10, 20) == (entries[10:21], 48)  # read cache
+    bookie = await reopen.close_and_open()
+    assert bookie.replayed_records == 0
+    assert await bookie.read(7, 0, 49) == (entries, 48)
+    assert await bookie.read_last_confirmed(7) == (48, 49)
+
+
+async def test_rule_01_add_is_in_the_write_cache_before_it_is_in_the_journal(reopen: Opener) -> None:
+    bookie = await reopen()
+    seen: list[bool] = []
+    real_add = bookie.journal.add
+
+    def spy(data: bytes, done: object, ledger_id: int, entry_id: int) -> None:
+        seen.append(bookie.cache.get(ledger_id, entry_id) is data)
+        real_add(data, done, ledger_id, entry_id)  # type: ignore[arg-type]
+
+    bookie.journal.add = spy  # type: ignore[method-assign, assignment]
+    assert await add(bookie, entry(1, 0)) == 0
+    assert seen == [True]
+
+
+async def test_the_callback_never_comes_from_inside_add(reopen: Opener) -> None:
+    bookie = await reopen()
+    await bookie.fence(2)
+    answers: list[int] = []
+    too_large = entry(1, 1, b"x" * 40 * KIB)
+    for data in (entry(1, 0), entry(2, 0), too_large):
+        bookie.add(data, recovery=False, done=lambda ledger, number, code: answers.append(code))
+        assert answers == []
+    await until(lambda: len(answers) == 3)
+    assert sorted(answers) == [0, MessageTooLarge.code, LedgerFenced.code]
+
+
+async def test_rule_02_checkpoint_order(reopen: Opener) -> None:
+    bookie = await reopen()
+    steps: list[str] = []
+
+    def record(name: str, owner: object, attribute: str) -> None:
+        real = getattr(owner, attribute)
+
+        def wrapper(*arguments: object) -> object:
+            steps.append(name)
+            return real(*arguments)
+
+        setattr(owner, attribute, wrapper)
+
+    record("mark taken", bookie.journal, "durable_position")
+    record("swap", bookie.cache, "swap")
+    record("append", bookie.logs, "append")
+    record("sync logs", bookie.logs, "sync")
+    record("index locations", bookie._index, "put_locations")
+    record("sync locations", bookie._index, "flush_locations")
+    record("index ledgers", bookie._index, "put_ledgers")
+    record("sync ledgers", bookie._index, "flush_ledgers")
+    record("mark persisted", bookie.checkpointer, "move_mark")
+    record("journals released", bookie.journal, "release")
+    await add(bookie, entry(1, 0))
+    await bookie.checkpoint()
+    assert steps == [
+        "mark taken", "swap", "append", "sync logs", "index locations", "sync locations",
+        "index ledgers", "sync ledgers", "mark persisted", "journals released",
+    ]  # fmt: skip
+
+
+async def test_rule_03_the_mark_never_moves_backwards(reopen: Opener) -> None:
+    bookie = await reopen()
+    await add(bookie, entry(1, 0))
+    await bookie.checkpoint()
+    mark = bookie.checkpointer.mark
+    assert await bookie.checkpointer.move_mark([mark[0]._replace(offset=mark[0].offset - 1)]) is None
+    assert await bookie.checkpointer.move_mark([mark[0]._replace(sequence=0, offset=10**9)]) is None
+    assert bookie.checkpointer.mark == mark
+    await add(bookie, entry(1, 1))
+    assert await bookie.checkpointer.run(None) is None  # a flush under memory pressure
+    assert bookie.checkpointer.mark == mark
+
+
+async def test_rule_05_replay_is_idempotent(reopen: Opener) -> None:
+    bookie = await reopen()
+    entries = [entry(1, number, b"x" * 1000) for number in range(100)]
+    await add_all(bookie, entries[:60])
+    await bookie.checkpoint()
+    await add_all(bookie, entries[60:])
+    for _ in range(3):
+        bookie = await reopen.crash_and_open()
+        assert (await bookie.read(1, 0, 99, max_bytes=10**6))[0] == entries
+    assert bookie.replayed_records == 0  # flushed after the replay, and a new journal begun
+
+
+async def test_rule_05_a_missing_marked_journal_refuses_to_start(reopen: Opener) -> None:
+    bookie = await reopen()
+    await add(bookie, entry(1, 0))
+    path = Path(bookie.layout.journal_file(bookie.checkpointer.mark[0].sequence))
+    crash(bookie)
+    aside = path.rename(path.with_suffix(".aside"))
+    with pytest.raises(DataDirectoryError, match="missing"):
+        await reopen()
+    aside.rename(path)
+    bookie = await reopen()
+    assert (await bookie.read(1, 0, 0))[0] == [entry(1, 0)]
+
+
+async def test_rule_05_damage_refuses_to_start_and_changes_nothing(reopen: Opener) -> None:
+    bookie = await reopen(journal_file_bytes=1 << 20)
+    for number in range(5):
+        await add(bookie, entry(1, number))
+    path = Path(bookie.layout.journal_file(bookie.journal.files[-1]))
+    crash(bookie)
+    good = path.read_bytes()
+    at = good.index(b"payload of 1:1")
+    path.write_bytes(good[:at] + b"X" + good[at + 1 :])
+    before = {file: file.read_bytes() for file in Path(reopen.directory).rglob("*") if file.is_file()}
+    for _ in range(2):
+        with pytest.raises(DataDirectoryError, match="damaged at or after byte"):
+            await reopen()
+    del before[Path(reopen.directory) / "LOCK"]
+    assert all(file.read_bytes() == data for file, data in before.items())
+    path.write_bytes(good)
+    bookie = await reopen()
+    assert len((await bookie.read(1, 0, 9))[0]) == 5
+
+
+async def test_rule_05_damage_below_the_mark_is_reported_and_passed(
+    reopen: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    bookie = await reopen(journal_file_bytes=1 << 20)
+    for number in range(3):
+        await add(bookie, entry(1, number))
+    await bookie.checkpoint()
+    await add(bookie, entry(1, 3))
+    path = Path(bookie.layout.journal_file(bookie.journal.files[-1]))
+    crash(bookie)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"payload of 1:1", b"payload of X:X"))
+    bookie = await reopen()
+    assert (await bookie.read(1, 0, 9))[0] == [entry(1, number) for number in range(4)]
+    assert "below the mark" in caplog.text
+
+
+async def test_rule_05_a_torn_tail_is_no_damage(reopen: Opener) -> None:
+    bookie = await reopen(journal_file_bytes=1 << 20)
+    for number in range(3):
+        await add(bookie, entry(1, number))
+    path = Path(bookie.layout.journal_file(bookie.journal.files[-1]))
+    crash(bookie)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"payload of 1:2", b"payload of X:X"))
+    bookie = await reopen()
+    assert (await bookie.read(1, 0, 9))[0] == [entry(1, 0), entry(1, 1)]
+    # The next crash must not take the tail that was cut for damage, though a later file was begun.
+    await add(bookie, entry(1, 2))
+    bookie = await reopen.crash_and_open()
+    assert (await bookie.read(1, 0, 9))[0] == [entry(1, number) for number in range(3)]
+
+
+async def test_rule_06_a_fence_survives_a_crash_even_of_an_unknown_ledger(reopen: Opener) -> None:
+    bookie = await reopen()
+    with pytest.raises(EntryNotFound):
+        await bookie.read(9, 0, 0, fence=True)
+    assert await bookie.read_last_confirmed(9) == (-1, -1)
+    bookie = await reopen.crash_and_open()
+    assert await add(bookie, entry(9, 0)) == LedgerFenced.code
+    bookie = await reopen.close_and_open()
+    assert await add(bookie, entry(9, 0)) == LedgerFenced.code
+    assert await bookie.read_last_confirmed(9) == (-1, -1)
+
+
+async def test_rule_06_a_fence_is_answered_only_once_it_is_durable_and_fencers_share_it(
+    reopen: Opener,
+) -> None:
+    bookie = await reopen(journal_file_bytes=1 << 20)
+    await add(bookie, entry(1, 0))
+    device = bookie.journal._device
+    before = device.durable_offset
+    fencers = [asyncio.ensure_future(bookie.read_last_confirmed(4, fence=True)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert not any(fencer.done() for fencer in fencers)
+    assert bookie.ledgers.load(4).fenced
+    fencers[0].cancel()
+    assert await asyncio.gather(*fencers[1:]) == [(-1, -1)] * 2
+    assert device.durable_offset - before == 48  # one record
+
+
+async def test_rule_07_recovery_adds_pass_the_fence(reopen: Opener) -> None:
+    bookie = await reopen()
+    await add(bookie, entry(1, 0))
+    await bookie.fence(1)
+    assert await add(bookie, entry(1, 1)) == LedgerFenced.code
+    assert await add(bookie, entry(1, 1), recovery=True) == 0
+    with pytest.raises(LedgerFenced):
+        await bookie.write_last_confirmed(1, 0)
+    with pytest.raises(EntryNotFound):
+        await bookie.read(1, 2, 2)
+
+
+async def test_rule_08_damage_is_not_absence(reopen: Opener) -> None:
+    bookie = await reopen()
+    await add_all(bookie, [entry(1, number) for number in range(3)])
+    await bookie.close()
+    (log,) = Path(bookie.layout.ledgers).iterdir()
+    data = log.read_bytes()
+    log.write_bytes(data.replace(b"payload of 1:1", b"payload of X:X"))
+    bookie = await reopen()
+    assert (await bookie.read(1, 0, 2))[0] == [entry(1, 0)]
+    with pytest.raises(EntryDamaged):
+        await bookie.read(1, 1, 2)
+    assert (await bookie.read(1, 2, 2))[0] == [entry(1, 2)]
+    with pytest.raises(EntryNotFound):
+        await bookie.read(1, 3, 3)
+    log.write_bytes(data[: data.index(b"payload of 1:2")])
+    with pytest.raises(EntryDamaged):
+        await (await reopen.crash_and_open()).read(1, 2, 2)
+    log.unlink()
+    with pytest.raises(EntryDamaged):
+        await (await reopen.crash_and_open()).read(1, 0, 0)
+
+
+async def test_a_copy_in_another_place_is_damage(reopen: Opener) -> None:
+    """A record that was written well, but is not the one asked for."""
+    bookie = await reopen()
+    await add_all(bookie, [entry(1, number) for number in range(3)])
+    await bookie.close()
+    storage = reopen.storage
+    storage.locations[(1, 1)] = storage.locations[(1, 2)]
+    bookie = await reopen()
+    with pytest.raises(EntryDamaged):
+        await bookie.read(1, 1, 1)
+
+
+async def test_an_entry_added_again_is_the_newer_one(reopen: Opener) -> None:
+    bookie = await reopen()
+    first, again = entry(1, 0, b"same", lac=-1), entry(1, 0, b"same", lac=5)
+    await add(bookie, first)
+    await bookie.checkpoint()
+    assert (await bookie.read(1, 0, 0))[0] == [first]
+    await add(bookie, again, recovery=True)
+    assert (await bookie.read(1, 0, 0))[0] == [again]
+    await bookie.checkpoint()
+    assert (await bookie.read(1, 0, 0))[0] == [again]
+    bookie = await reopen.crash_and_open()
+    assert (await bookie.read(1, 0, 0)) == ([again], 5)
+
+
+async def test_explicit_last_confirmed_survives_and_never_falls(reopen: Opener) -> None:
+    bookie = await reopen()
+    await add(bookie, entry(1, 0))
+    await bookie.write_last_confirmed(1, 5)
+    await bookie.write_last_confirmed(1, 3)
+    assert await bookie.read_last_confirmed(1) == (5, 0)
+    bookie = await reopen.crash_and_open()
+    assert await bookie.read_last_confirmed(1) == (5, 0)
+    bookie = await reopen.close_and_open()
+    assert await bookie.read_last_confirmed(1) == (5, 0)
+    with pytest.raises(LedgerNotFound):
+        await bookie.read_last_confirmed(2)
+
+
+async def test_a_read_is_bounded_in_bytes_and_stops_at_a_hole(reopen: Opener) -> None:
+    bookie = await reopen()
+    entries = [entry(1, number, b"x" * 1000) for number in (0, 1, 2, 4)]
+    await add_all(bookie, entries)
+    for _ in range(2):
+        assert len((await bookie.read(1, 0, 9, max_bytes=1))[0]) == 1
+        assert len((await bookie.read(1, 0, 9, max_bytes=2100))[0]) == 2
+        assert len((await bookie.read(1, 0, 9))[0]) == 3
+        assert (await bookie.read(1, 4, 9))[0] == entries[3:]
+        await bookie.checkpoint()
+
+
+async def test_journal_files_are_rolled_released_and_recycled(reopen: Opener) -> None:
+    bookie = await reopen()
+    for number in range(100):
+        assert await add(bookie, entry(1, number, b"x" * 5000)) == 0
+        if number % 10 == 9:
+            await bookie.checkpoint()
+    assert bookie.journal.files[-1] > 5
+    await bookie.checkpoint()
+    await until(lambda: not bookie.journal._released)
+    assert len(bookie.journal.files) == 1
+    names = list(Path(bookie.layout.journal).iterdir())
+    assert sum(path.stat().st_size for path in names) <= 256 * KIB + 64 * KIB + 8 * KIB
+    bookie = await reopen.crash_and_open()
+    assert len((await bookie.read(1, 0, 99, max_bytes=10**6))[0]) == 100
+
+
+async def test_replay_over_many_files_and_more_than_the_write_cache(reopen: Opener) -> None:
+    bookie = await reopen(write_cache_bytes=4 << 20, checkpoint_interval_s=1000.0)
+    for number in range(100):
+        assert await add(bookie, entry(1, number, b"x" * 5000)) == 0
+    assert len(bookie.journal.files) > 5
+    bookie = await reopen.crash_and_open(write_cache_bytes=64 * KIB)
+    assert bookie.replayed_records == 100
+    assert len((await bookie.read(1, 0, 99, max_bytes=10**6))[0]) == 100
+    bookie = await reopen.crash_and_open()
+    assert bookie.replayed_records == 0
+
+
+async def test_a_missing_file_in_the_middle_is_damage(reopen: Opener) -> None:
+    bookie = await reopen(write_cache_bytes=4 << 20, checkpoint_interval_s=1000.0)
+    for number in range(40):
+        await add(bookie, entry(1, number, b"x" * 5000))
+    middle = Path(bookie.layout.journal_file(bookie.journal.files[1]))
+    crash(bookie)
+    data = middle.read_bytes()
+    middle.unlink()
+    with pytest.raises(DataDirectoryError, match="damaged"):
+        await reopen()
+    middle.write_bytes(data[: len(data) // 2])
+    with pytest.raises(DataDirectoryError, match="damaged"):
+        await reopen()
+    middle.write_bytes(data)
+    bookie = await reopen()
+    assert len((await bookie.read(1, 0, 99, max_bytes=10**6))[0]) == 40
+
+
+async def test_a_full_write_cache_holds_adds_back_and_lets_them_in_again(reopen: Opener) -> None:
+    bookie = await reopen(write_cache_bytes=64 * KIB)
+    resumed: list[bool] = []
+    bookie.on_accepting.append(lambda: resumed.append(bookie.accepting))
+    entries = [entry(1, number, b"x" * 3000) for number in range(14)]
+    codes = asyncio.ensure_future(add_all(bookie, entries))
+    await asyncio.sleep(0)
+    assert not bookie.accepting
+    assert await codes == [0] * 14
+    assert resumed == [True]
+    assert len((await bookie.read(1, 0, 99, max_bytes=10**6))[0]) == 14
+
+
+async def test_adds_that_wait_too_long_or_are_too_many_are_refused(reopen: Opener) -> None:
+    bookie = await reopen(add_backpressure_timeout_s=0.05, write_cache_bytes=64 * KIB)
+    flush = asyncio.Event()
+    real = bookie.logs.append
+
+    async def held(half: object) -> object:
+        await flush.wait()
+        return await real(half)  # type: ignore[arg-type]
+
+    bookie.logs.append = held  # type: ignore[method-assign, assignment]
+    try:
+        codes = await add_all(bookie, [entry(1, number, b"x" * 3000) for number in range(40)])
+    finally:
+        flush.set()
+    assert codes.count(TooManyRequests.code) >= 10
+    assert codes.count(0) >= 10
+    assert len(codes) == 40
+    assert bookie.accepting
+    await bookie.checkpoint()
+    assert await add(bookie, entry(1, 99)) == 0
+
+
+async def test_rule_04_after_a_failed_sync_nothing_is_acknowledged(reopen: Opener) -> None:
+    bookie = await reopen()
+    failures: list[MagnetarError] = []
+    bookie.on_failure = failures.append
+    assert await add(bookie, entry(1, 0)) == 0
+    file = bookie.journal._device._file  # type: ignore[attr-defined]
+    real_sync = type(file).sync
+
+    def failing(self: object) -> None:
+        raise StorageFailed("the disk is gone")
+
+    type(file).sync = failing
+    try:
+        assert await add(bookie, entry(1, 1)) == StorageFailed.code
+    finally:
+        type(file).sync = real_sync
+    await until(lambda: bool(failures))
+    assert await add(bookie, entry(1, 2)) == StorageFailed.code
+    with pytest.raises(StorageFailed):
+        await bookie.read(1, 0, 0)
+    assert len(failures) == 1
+    await bookie.close()
+    bookie = await reopen()
+    assert (await bookie.read(1, 0, 0))[0] == [entry(1, 0)]
+
+
+async def test_rule_12_read_only_below_the_minimum_and_back(reopen: Opener) -> None:
+    bookie = await reopen(disk_check_interval_s=0.01)
+    assert await add(bookie, entry(1, 0)) == 0
+    real = reopen.files.free_bytes
+    reopen.files.free_bytes = lambda path: (1000, 10**6)  # type: ignore[method-assign]
+    object.__setattr__(bookie.settings, "disk_minimum_free_bytes", 2000)
+    await until(lambda: bookie.read_only)
+    assert bookie.info()["read_only"]
+    assert await add(bookie, entry(1, 1)) == BookieReadOnly.code
+    assert (await bookie.read(1, 0, 0, fence=True))[0] == [entry(1, 0)]
+    reopen.files.free_bytes = real  # type: ignore[method-assign]
+    await until(lambda: not bookie.read_only)
+    assert await add(bookie, entry(2, 1)) == 0
+    assert await add(bookie, entry(1, 1)) == LedgerFenced.code
