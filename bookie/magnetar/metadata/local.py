@@ -18,6 +18,7 @@ A session lives as long as the process: those that a crash left behind are purge
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 
@@ -122,6 +123,8 @@ class LocalMetadataStore:
         self._sessions: dict[int, LocalSession] = {}
         self._closed = False
         self._failure: StorageFailed | None = None
+        # Called once, from the loop, when a write has failed: nothing can be written any more, so the daemon must stop.
+        self.on_failure: Callable[[MagnetarError], None] = _ignore_failure
         self._check_format()
         self._purge_all()
 
@@ -267,9 +270,14 @@ class LocalMetadataStore:
         except StorageFailed as failure:
             # What a failed sync left behind is not known (rule 4), so nothing may be built upon it.
             self._failure = failure
+            with contextlib.suppress(RuntimeError):  # no loop yet while the store is being opened
+                asyncio.get_running_loop().call_soon(self._tell_failure, failure)
             for session in list(self._sessions.values()):
                 session.lose()
             raise
+
+    def _tell_failure(self, failure: StorageFailed) -> None:
+        self.on_failure(failure)  # looked up late: the owner sets it after opening
 
     def purge(self, session_id: int) -> None:
         """Deletes the nodes of a session (LocalSession.close calls it)."""
@@ -303,6 +311,10 @@ class LocalMetadataStore:
                 watch.changed()
             if ancestor == "/" or self._storage.get(_node_key(ancestor)) is not None:
                 return
+
+
+def _ignore_failure(error: MagnetarError) -> None:
+    return None
 
 
 class _Transaction:

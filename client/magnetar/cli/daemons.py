@@ -119,7 +119,7 @@ async def _start_broker(
     daemon.on_stop("broker", stops.aclose)
     components = broker_components()
     lock_data(components.files, settings, stops)
-    metadata = open_metadata(components, settings, stops)
+    metadata = open_metadata(components, settings, daemon.fail, stops)
     directory = StaticBookies(parse_bookies(settings.daemon.bookies))
     # Entries are larger than messages by what the client, the broker and the ledger client put before them.
     options = ConnectionOptions(name="broker", max_message_bytes=settings.bookie.max_entry_bytes)

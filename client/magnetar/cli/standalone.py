@@ -25,6 +25,7 @@ from magnetar.bookie.server import BookieServer
 from magnetar.broker import Broker, listener
 from magnetar.ledger import BookieDirectory, BookieTransport, LedgerClient, LocalTransport, StaticBookies
 from magnetar.metadata import MetadataStore
+from magnetar.metadata.local import LocalMetadataStore
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.connection import ConnectionOptions, FramedServer
@@ -88,7 +89,7 @@ class Standalone:
         """
         try:
             lock_data(self._components.files, self.settings, self._stops)
-            metadata = open_metadata(self._components, self.settings, self._stops)
+            metadata = open_metadata(self._components, self.settings, self._fail, self._stops)
             bookie = self.bookie = await open_bookie(
                 self.settings, self._components.bookie, self._fail, self._stops
             )
@@ -122,11 +123,13 @@ def lock_data(files: Files, settings: ServiceSettings, stops: AsyncExitStack) ->
 
 
 def open_metadata(
-    components: BrokerComponents, settings: ServiceSettings, stops: AsyncExitStack
+    components: BrokerComponents, settings: ServiceSettings, on_failure: Failure, stops: AsyncExitStack
 ) -> MetadataStore:
     """The embedded store. DataDirectoryError when it is damaged."""
     components.files.make_directory(settings.metadata_directory)
     metadata = components.open_metadata(settings.metadata_directory)
+    if isinstance(metadata, LocalMetadataStore):
+        metadata.on_failure = on_failure  # one failed write, and it takes no more: only a new start helps
     stops.push_async_callback(metadata.close)
     return metadata
 

@@ -1,5 +1,6 @@
 """What is special about each store: the lock, damage, a failing disk, a model that must equal RocksDB."""
 
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from magnetar.metadata.embedded import EmbeddedMetadataStore, RocksKeyValue
 from magnetar.metadata.key_value import ModelKeyValue
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.proto.errors import DataDirectoryError, StorageFailed
+from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFailed
 
 
 async def test_a_second_opener_is_told_what_to_do(tmp_path: Path) -> None:
@@ -129,3 +130,16 @@ def test_the_model_equals_rocksdb(
 def test_the_interface_loads_no_rocksdb() -> None:
     code = "import sys, magnetar.metadata; sys.exit('rocksdict' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+async def test_failed_write_is_told_once_so_that_the_daemon_stops() -> None:
+    disk = ModelKeyValue()
+    store = MemoryMetadataStore(disk)
+    told: list[MagnetarError] = []
+    store.on_failure = told.append
+    disk.fail_writes("input/output error")
+    for _ in range(2):
+        with pytest.raises(StorageFailed):
+            await store.create("/a", b"")
+    await asyncio.sleep(0)
+    assert [type(error) for error in told] == [StorageFailed]
