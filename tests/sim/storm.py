@@ -204,6 +204,7 @@ def play_storm(seed: int, trace: Trace, make_backend: Callable[[SimLoop], Backen
         await storm(loop, service, backend)
         backend.heal()
         await asyncio.sleep(6.0)  # the last partition, pause and restart are over
+        service.disk_broken = False  # from here on a daemon that stops by itself is a failure
         trace.record("healed")
         await converge(loop, load, history)
         observer.cancel()

@@ -132,6 +132,7 @@ class StandaloneBackend:
         def fail(error: MagnetarError) -> None:
             if not failed.done():
                 failed.set_exception(error)
+                failed.exception()  # the start may fail by itself before anybody waits for this
 
         components = ServiceComponents(
             files=files,
