@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
-from magnetar.runtime.files import Files
+from magnetar.runtime.files import FileLock, Files
 
 from .journal.inline import ignore_failure
 
@@ -29,8 +29,8 @@ class DiskWorker(Protocol):
 
     on_failure: Callable[[MagnetarError], None]
 
-    async def start(self) -> None:
-        """Makes it ready."""
+    async def start(self, lock: FileLock) -> None:
+        """Makes it ready. A process shares the lock: no orphan works beside its daemon's successor (rule 12b)."""
         ...
 
     async def sync(self, path: str) -> None:
@@ -68,7 +68,7 @@ class InlineDiskWorker:
         self.on_failure: Callable[[MagnetarError], None] = ignore_failure
         self._files = files
 
-    async def start(self) -> None:
+    async def start(self, lock: FileLock) -> None:
         """See `DiskWorker`."""
 
     async def sync(self, path: str) -> None:

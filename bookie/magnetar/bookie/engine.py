@@ -328,11 +328,13 @@ class Bookie:
         state = self.ledgers.load(ledger_id)
         if state.fenced:
             raise LedgerFenced(f"ledger {ledger_id} was fenced by a recovery", ledger_id=ledger_id)
-        if last_add_confirmed <= state.explicit_lac:
+        if last_add_confirmed <= state.durable_explicit_lac:
             return
         durable: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def done(_ledger_id: int, _number: int, code: int) -> None:
+            if not code:
+                state.durable_explicit_lac = max(state.durable_explicit_lac, last_add_confirmed)
             if not durable.done():
                 durable.set_result(code)
 
@@ -343,6 +345,7 @@ class Bookie:
         code = await durable
         if code:
             raise error_from_wire(code, 0, "the last add confirmed could not be written")
+        self._check_alive()
 
     # --- looking after -----------------------------------------------------------------------------------------------
 
@@ -371,8 +374,18 @@ class Bookie:
         }
 
     async def checkpoint(self) -> None:
-        """Flushes everything, moves the mark and releases journals. Durable when it returns."""
-        moved = await self.checkpointer.run(lambda: [self.journal.durable_position()])
+        """Flushes everything, moves the mark and releases journals. Durable when it returns.
+
+        Raises DiskFull (tried again later, by itself). Any other failure stops the bookie, whoever asked: a second
+        attempt could succeed without what the first one lost (rule 4).
+        """
+        try:
+            moved = await self.checkpointer.run(lambda: [self.journal.durable_position()])
+        except DiskFull:
+            raise
+        except MagnetarError as error:
+            self.fail(error)
+            raise
         if moved is not None:
             self.journal.release(moved[0])
         self._admit_waiting()
@@ -389,9 +402,8 @@ class Bookie:
                 _log.warning("the flush waits for disk space: %s", error)
                 await asyncio.sleep(_RETRY_FLUSH_S)
                 self._flush_wanted.set()
-            except MagnetarError as error:
-                self.fail(error)
-                return
+            except MagnetarError:
+                return  # `checkpoint` has stopped the bookie
 
     async def _watch_disk(self) -> None:
         while True:
@@ -434,6 +446,7 @@ class Bookie:
         """Fail-stop: nothing is acknowledged any more."""
         if self.failure is None:
             self.failure = error
+            self.journal.stop(error)
             self._update_refusal()
             self.on_failure(error)
 

@@ -22,6 +22,7 @@ class LedgerState:
 
     __slots__ = (
         "dirty",
+        "durable_explicit_lac",
         "explicit_lac",
         "fence_durable",
         "fenced",
@@ -37,6 +38,8 @@ class LedgerState:
         # Set at once when a fence is asked for; the answer waits for `fence_durable`.
         self.fenced = record.fenced
         self.explicit_lac = record.explicit_lac
+        # What a writer may be told to be durable; `explicit_lac` runs ahead of it while the journal syncs.
+        self.durable_explicit_lac = record.explicit_lac
         self.last_entry = record.last_entry
         self.last_add_confirmed = record.last_add_confirmed
         self.dirty = False

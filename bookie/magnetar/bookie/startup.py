@@ -7,10 +7,11 @@ is durable in entry logs and index, and the new file is begun only after the mar
 from __future__ import annotations
 
 import logging
+import os
 import struct
 
 from magnetar.proto.errors import DataDirectoryError
-from magnetar.runtime.files import FileLock, wait_for_lock
+from magnetar.runtime.files import FileLock, Files, wait_for_lock
 
 from .components import BookieComponents
 from .cookie import Cookie, open_data_directory
@@ -40,7 +41,7 @@ async def open_bookie(settings: BookieSettings, components: BookieComponents) ->
     lock = await wait_for_lock(files, layout.lock, settings.lock_timeout_s)
     worker = components.disk_worker
     try:
-        await worker.start()
+        await worker.start(lock)
         bookie = await _open_locked(settings, components, layout, lock)
     except BaseException:
         await worker.close()
@@ -53,6 +54,7 @@ async def _open_locked(
     settings: BookieSettings, components: BookieComponents, layout: DataLayout, lock: FileLock
 ) -> Bookie:
     files = components.files
+    _settle_names(files, layout.root)
     cookie = open_data_directory(files, layout, settings.bookie_id, components.rng)
     mark = await _read_mark(components, layout, cookie, settings)
     index = components.open_index(layout.index)
@@ -69,6 +71,22 @@ async def _open_locked(
         bookie.release()
         raise
     return bookie
+
+
+def _settle_names(files: Files, root: str) -> None:
+    """Makes durable what names this start sees, before it depends on them (rule 12a).
+
+    A predecessor that was killed between a rename and the sync of the directory leaves names that only the page cache has:
+    a mark whose predecessor would come back with a power loss, after the journals it needs were recycled.
+    """
+    path = os.path.abspath(root)
+    files.sync_directory(path)
+    while (parent := os.path.dirname(path)) != path:
+        path = parent
+        try:
+            files.sync_directory(path)
+        except DataDirectoryError:  # one that we may not read: not of our making
+            return
 
 
 async def _read_mark(

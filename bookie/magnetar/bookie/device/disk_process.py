@@ -13,7 +13,8 @@ Two lanes, each in order: a slow sync never keeps a read waiting.
     REPLACE  path, data          replaces the content atomically; durable when answered
     DELETE   path                fine if it is missing
 
-The end of the socket ends the process.
+The end of the socket ends the process, with whatever is still queued. It holds the inherited lock of the data directory
+until then: what it has begun is done before a successor of its daemon looks at the directory (rule 12b).
 """
 
 import _thread

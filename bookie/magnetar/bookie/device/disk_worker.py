@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 
 from magnetar.proto.errors import MagnetarError, StorageFailed
+from magnetar.runtime.files import FileLock
 from magnetar.runtime.processes import HelperProcess, spawn_helper
 from magnetar.runtime.storage_error import storage_error
 
@@ -35,11 +36,13 @@ class ProcessDiskWorker:
         self._unsent = bytearray()
         self._closed = False
 
-    async def start(self) -> None:
+    async def start(self, lock: FileLock) -> None:
         """See `DiskWorker`."""
         self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
-        self._process = spawn_helper(disk_process.__file__, [str(theirs.fileno())], [theirs.fileno()])
+        self._process = spawn_helper(
+            disk_process.__file__, [str(theirs.fileno())], [theirs.fileno(), lock.fileno()]
+        )
         theirs.close()
         ours.setblocking(False)
         self._socket = ours

@@ -213,6 +213,10 @@ class Journal:
         device.append(header, payload)
         self._files.append(JournalFile(sequence, base, prepared_bytes))
 
+    def stop(self, error: MagnetarError) -> None:
+        """The bookie has failed elsewhere: nothing is acknowledged any more, what is on its way least of all."""
+        self._device_failed(error)
+
     def _device_failed(self, error: MagnetarError) -> None:
         if self._failed is not None:
             return
