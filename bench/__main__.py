@@ -17,13 +17,14 @@ from bench.run import Round, Sizes, check_wire
 
 OUT = Path(__file__).parent / "out"
 WORKLOADS = "abcdefgh"
+WIDTH = 160  # of what goes into a file
 
 
 def main() -> int:
     """Runs everything and returns 0; a figure below its floor is no error of the program."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how many rounds (default: 5)")
-    parser.add_argument("--quick", action="store_true", help="one round with a sixth of the messages")
+    parser.add_argument("--quick", action="store_true", help="one round with a quarter of the messages")
     parser.add_argument(
         "--only", default=",".join(WORKLOADS), metavar="a,b,...", help="some of the workloads"
     )

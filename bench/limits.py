@@ -1,79 +1,103 @@
 """What each figure has to reach: the floor must hold, the stretch is what the prototype showed to be possible.
 
-Rates in messages per second, times in milliseconds, memory in MB (10^6 bytes). The floors of (d) p50 are multiples of the
-bare TCP + ring probe of the same run.
+Rates in messages per second, times in milliseconds, memory in MB (10^6 bytes).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+DISK, SOCKET, RING, COLD_READ = "of the disk", "of the socket", "x ring probe", "of a cold read"
+
 
 class Goal(NamedTuple):
-    """`higher`: more is better. `relative_to`: name of a probe; floor and stretch are then multiples of it."""
+    """floor, stretch: 0 where nothing is asked. bytes: payload of a message, where a rate is held against a limit."""
 
     label: str
     unit: str
-    floor: float
-    stretch: float
+    floor: float = 0
+    stretch: float = 0
     higher: bool = True
-    relative_to: str = ""
+    bytes: int = 0
+    limits: tuple[str, ...] = ()
 
 
 GOALS: dict[str, Goal] = {
-    "a": Goal("(a) unbatched 100 B, with tail", "msg/s", 300_000, 450_000),
-    "a_tcp": Goal("(a) the same on one TCP bookie", "msg/s", 220_000, 0),
-    "b": Goal("(b) batches of 1000 x 100 B, with tail, one client process", "msg/s", 800_000, 1_100_000),
-    "b_apart": Goal("(b) producer and consumer in processes of their own", "msg/s", 1_100_000, 1_500_000),
-    "c": Goal("(c) 1 KB in batches, with tail", "msg/s", 180_000, 280_000),
-    "d_p50": Goal("(d) synchronous send, p50", "ms", 2.0, 1.5, False, "ring_p50"),
-    "d_p99": Goal("(d) p99", "ms", 3.0, 1.5, False),
-    "d_p999": Goal("(d) p99.9", "ms", 0, 0, False),
-    "e_p50": Goal("(e) end to end at 10,000 msg/s, p50", "ms", 1.5, 0.8, False),
-    "e_p99": Goal("(e) p99", "ms", 6.0, 3.0, False),
-    "f_batched": Goal("(f) cold catch-up, stored in batches", "msg/s", 1_500_000, 2_500_000),
-    "f_unbatched": Goal("(f) cold catch-up, stored unbatched", "msg/s", 700_000, 1_200_000),
-    "g_batched": Goal("(g) individual acks, stored in batches", "msg/s", 500_000, 800_000),
-    "g_unbatched": Goal("(g) individual acks, stored unbatched", "msg/s", 200_000, 300_000),
-    "h_start": Goal("(h) start-up", "s", 1.0, 0.4, False),
-    "h_idle": Goal("(h) resident memory, idle, all processes", "MB", 110, 80, False),
-    "h_loaded": Goal("(h) resident memory after (b) and (c)", "MB", 0, 0, False),
+    "a": Goal("(a) unbatched 100 B, with tail", "msg/s", 300_000, 450_000, bytes=100, limits=(DISK, SOCKET)),
+    "a_tcp": Goal("(a) on one TCP bookie", "msg/s", 220_000, bytes=100, limits=(DISK, SOCKET)),
+    "b": Goal(
+        "(b) 1000 x 100 B, with tail, one client",
+        "msg/s",
+        800_000,
+        1_100_000,
+        bytes=100,
+        limits=(DISK, SOCKET),
+    ),
+    "b_apart": Goal(
+        "(b) producer and consumer apart", "msg/s", 1_100_000, 1_500_000, bytes=100, limits=(DISK, SOCKET)
+    ),
+    "c": Goal("(c) batches of 1 KB, with tail", "msg/s", 180_000, 280_000, bytes=1024, limits=(DISK, SOCKET)),
+    "d_p50": Goal("(d) synchronous send, p50", "ms", higher=False),
+    "d_ratio": Goal("(d) p50 over the TCP + ring probe's", "x", 2.0, 1.5, higher=False),
+    "d_p99": Goal("(d) p99", "ms", 3.0, 1.5, higher=False, limits=(RING,)),
+    "d_p999": Goal("(d) p99.9", "ms", higher=False, limits=(RING,)),
+    "e_p50": Goal("(e) end to end at 10,000 msg/s, p50", "ms", 1.5, 0.8, higher=False, limits=(RING,)),
+    "e_p99": Goal("(e) p99", "ms", 6.0, 3.0, higher=False, limits=(RING,)),
+    "e_p999": Goal("(e) p99.9", "ms", higher=False, limits=(RING,)),
+    "f_batched": Goal(
+        "(f) cold catch-up, stored in batches",
+        "msg/s",
+        1_500_000,
+        2_500_000,
+        bytes=100,
+        limits=(COLD_READ, SOCKET),
+    ),
+    "f_unbatched": Goal(
+        "(f) cold catch-up, stored unbatched",
+        "msg/s",
+        700_000,
+        1_200_000,
+        bytes=100,
+        limits=(COLD_READ, SOCKET),
+    ),
+    "g_batched": Goal(
+        "(g) individual acks, stored in batches", "msg/s", 500_000, 800_000, bytes=100, limits=(SOCKET,)
+    ),
+    "g_unbatched": Goal(
+        "(g) individual acks, stored unbatched", "msg/s", 200_000, 300_000, bytes=100, limits=(SOCKET,)
+    ),
+    "h_start": Goal("(h) start-up", "s", 1.0, 0.4, higher=False),
+    "h_idle": Goal("(h) resident memory of all processes, idle", "MB", 110, 80, higher=False),
+    "h_loaded": Goal("(h) after (a)", "MB", higher=False),
 }
 
-# Which probe of the same run is the limit of a figure, and what one message is in its unit. "+": the lower one counts.
-LIMITS: dict[str, tuple[str, float]] = {
-    "a": ("echo_messages", 1),
-    "a_tcp": ("echo_messages", 1),
-    "b": ("disk_bytes", 100),
-    "b_apart": ("disk_bytes", 100),
-    "c": ("disk_bytes", 1024),
-    "d_p50": ("ring_p50", 1),
-    "d_p99": ("ring_p99", 1),
-    "d_p999": ("ring_p999", 1),
-    "e_p50": ("ring_p50", 1),
-    "e_p99": ("ring_p99", 1),
-    "f_batched": ("disk_read_bytes", 100),
-    "f_unbatched": ("disk_read_bytes", 150),
-    "g_batched": ("echo_bytes", 100),
-    "g_unbatched": ("echo_messages", 1),
-}
+# Percentiles of a latency's ring probe by the figure's suffix.
+_RING_PERCENTILES = {"p50": "p50", "p99": "p99", "p999": "p999"}
 
 
-def verdict(name: str, value: float, probes: dict[str, float]) -> str:
-    """ "stretch", "floor", "BELOW" or "" where nothing is asked."""
+def verdict(name: str, value: float) -> str:
+    """ "stretch", "floor", "BELOW", or "" where nothing is asked."""
     goal = GOALS[name]
-    floor, stretch = goal.floor, goal.stretch
-    if goal.relative_to:
-        probe = probes.get(goal.relative_to, 0.0)
-        if not probe:
-            return ""
-        floor, stretch = floor * probe, stretch * probe
-    if not floor:
-        return ""
 
     def reached(mark: float) -> bool:
         return value >= mark if goal.higher else value <= mark
 
-    if stretch and reached(stretch):
+    if not goal.floor:
+        return ""
+    if goal.stretch and reached(goal.stretch):
         return "stretch"
-    return "floor" if reached(floor) else "BELOW"
+    return "floor" if reached(goal.floor) else "BELOW"
+
+
+def ratios(name: str, value: float, probes: dict[str, float]) -> dict[str, float]:
+    """The figure as a share or a multiple of each of its limits. `probes`: as `bench.report.median_probes` names them."""
+    goal = GOALS[name]
+    workload, _, suffix = name.partition("_")
+    limit_of = {
+        DISK: probes.get(f"disk {workload}", 0.0),
+        SOCKET: probes.get("socket", 0.0),
+        COLD_READ: probes.get("cold read", 0.0),
+        RING: probes.get(f"ring {_RING_PERCENTILES.get(suffix, 'p50')}", 0.0),
+    }
+    amount = value * goal.bytes if goal.bytes else value
+    return {limit: amount / limit_of[limit] for limit in goal.limits if limit_of[limit]}

@@ -11,113 +11,121 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.limits import GOALS, LIMITS, verdict
+from bench.limits import GOALS, ratios, verdict
 from bench.run import Round
 
 _COLOURS = {"stretch": "green", "floor": "yellow", "BELOW": "bold red"}
+QUIET_SHARE = 0.8  # of the machine must be idle before a workload starts, or its figure says little
 
 
 def medians(rounds: list[Round]) -> dict[str, float]:
     """Of each figure over the rounds."""
-    names = [name for name in GOALS if any(name in found.figures for found in rounds)]
     return {
         name: statistics.median(found.figures[name] for found in rounds if name in found.figures)
-        for name in names
+        for name in GOALS
+        if any(name in found.figures for found in rounds)
     }
 
 
 def median_probes(rounds: list[Round]) -> dict[str, float]:
-    """Of each plain number."""
-    probes = [found.details["probes"] for found in rounds]
-    return {
-        name: statistics.median(found[name] for found in probes)
-        for name, value in probes[0].items()
-        if isinstance(value, float | int)
-    }
-
-
-def median_cpu(rounds: list[Round], name: str) -> dict[str, float]:
-    """Microseconds per message by process; empty for figures that are not of a workload."""
-    found = [costs for each in rounds if (costs := each.details.get(name, {}).get("cpu_us_per_message"))]
-    return {who: statistics.median(costs[who] for costs in found) for who in found[0]} if found else {}
-
-
-def ratio(name: str, value: float, probes: dict[str, float]) -> tuple[str, float]:
-    """Which limit, and the figure as a multiple of it."""
-    if name not in LIMITS:
-        return "", 0.0
-    probe, unit = LIMITS[name]
-    limit = probes.get(probe, 0.0)
-    return probe, value * unit / limit if limit else 0.0
+    """Bytes per second of "socket", "cold read" and "disk X" (at workload X's group size), ms of "ring p50" and so on."""
+    samples: dict[str, list[float]] = {}
+    for found in rounds:
+        probes = found.probes
+        samples.setdefault("socket", []).append(probes["socket"]["bytes_per_s"])
+        samples.setdefault("cold read", []).append(probes["disk"]["cold_read_bytes_per_s"])
+        for percentile, value in probes.get("ring", {}).items():
+            samples.setdefault(f"ring {percentile}", []).append(value)
+        for workload, synced in probes["disk"]["groups"].items():
+            samples.setdefault(f"disk {workload}", []).append(synced["bytes_per_s"])
+    return {name: statistics.median(values) for name, values in samples.items()}
 
 
 def print_report(rounds: list[Round], console: Console) -> dict[str, Any]:
     """Prints tables; returns what the JSON file says at its top."""
     values, probes = medians(rounds), median_probes(rounds)
-    table = Table(title=f"Magnetar, medians of {len(rounds)}", title_justify="left")
-    for column in ("workload", "figure", "floor / stretch", "reached", "x limit", "limit"):
-        table.add_column(column, justify="left" if column in ("workload", "limit", "reached") else "right")
+    table = Table(title=f"Magnetar: medians of {len(rounds)}", title_justify="left")
+    table.add_column("workload", no_wrap=True)
+    for column in ("median", "lowest", "highest", "floor", "stretch"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("reached", no_wrap=True)
+    table.add_column("of what the machine can do", no_wrap=True)
     summary: dict[str, Any] = {}
     for name, value in values.items():
         goal = GOALS[name]
-        reached = verdict(name, value, probes)
-        limit, multiple = ratio(name, value, probes)
-        marks = f"{_short(goal.floor)} / {_short(goal.stretch)}" if goal.floor else ""
-        if goal.relative_to:
-            marks += " x probe"
+        samples = [found.figures[name] for found in rounds if name in found.figures]
+        reached, limits = verdict(name, value), ratios(name, value, probes)
         table.add_row(
             goal.label,
             f"{_short(value)} {goal.unit}",
-            marks,
+            _short(min(samples)),
+            _short(max(samples)),
+            _short(goal.floor) if goal.floor else "",
+            _short(goal.stretch) if goal.stretch else "",
             f"[{_COLOURS[reached]}]{reached}[/]" if reached else "",
-            f"{multiple:.2f}" if multiple else "",
-            limit,
+            ", ".join(f"{share:.2f} {limit}" for limit, share in limits.items()),
         )
-        summary[name] = {
-            "median": value,
-            "unit": goal.unit,
-            "rounds": [found.figures[name] for found in rounds if name in found.figures],
-            "floor": goal.floor,
-            "stretch": goal.stretch,
-            "reached": reached,
-            "limit": limit,
-            "ratio_to_limit": multiple,
-            "cpu_us_per_message": median_cpu(rounds, name),
-        }
+        summary[name] = {"median": value, "unit": goal.unit, "rounds": samples, "reached": reached}
+        summary[name] |= {"floor": goal.floor, "stretch": goal.stretch, "ratios": limits}
     console.print(table)
-    _print_cpu(rounds, console)
+    cpu = _median_cpu(rounds)
+    _print_cpu(cpu, console)
     _print_probes(rounds, probes, console)
-    return {"figures": summary, "probes": probes}
+    return {"figures": summary, "cpu_us_per_message": cpu, "probes": probes}
 
 
-def _print_cpu(rounds: list[Round], console: Console) -> None:
-    table = Table(title="CPU microseconds per message", title_justify="left")
-    table.add_column("workload")
-    table.add_column("by process")
+def _median_cpu(rounds: list[Round]) -> dict[str, dict[str, float]]:
+    """Microseconds per message, by workload and process."""
+    found: dict[str, dict[str, float]] = {}
     for name in GOALS:
-        cpu = median_cpu(rounds, name)
-        if cpu and name not in ("d_p99", "d_p999", "e_p99"):
-            table.add_row(name, "  ".join(f"{who} {cost:.2f}" for who, cost in cpu.items()))
+        samples = [one.details.get(name, {}).get("cpu_us_per_message") for one in rounds]
+        costs = [sample for sample in samples if sample]
+        if costs:
+            found[name] = {who: statistics.median(cost.get(who, 0.0) for cost in costs) for who in costs[0]}
+    return found
+
+
+def _print_cpu(cpu: dict[str, dict[str, float]], console: Console) -> None:
+    table = Table(title="CPU microseconds per message", title_justify="left", show_header=False)
+    for name, costs in cpu.items():
+        table.add_row(
+            GOALS[name].label,
+            f"{sum(costs.values()):,.2f}",
+            "  ".join(f"{who} {cost:,.2f}" for who, cost in costs.items()),
+        )
     if table.row_count:
         console.print(table)
 
 
 def _print_probes(rounds: list[Round], probes: dict[str, float], console: Console) -> None:
-    table = Table(title="Limits of this machine, in the same run", title_justify="left", show_header=False)
-    table.add_row("calibration loop", f"{probes['calibration']:.1f} million rounds/s")
-    table.add_row("bare echo over TCP", f"{probes['echo_messages']:,.0f} frames of 150 B/s")
-    table.add_row(
-        "TCP + ring + fdatasync, one at a time",
-        f"p50 {probes['ring_p50']:.3f}  p99 {probes['ring_p99']:.3f}  p99.9 {probes['ring_p999']:.3f} ms",
-    )
-    table.add_row("cold sequential read", f"{probes['disk_read_bytes'] / 1e6:,.0f} MB/s")
-    for name, found in rounds[-1].details["probes"].items():
-        if isinstance(found, dict):
-            table.add_row(
-                f"pwrite + fdatasync of {found['group_bytes']:,} B ({name.removeprefix('disk_')})",
-                f"{found['bytes_per_s'] / 1e6:,.0f} MB/s, p50 {found['p50_ms']:.3f} ms",
-            )
+    table = Table(title="The machine, in the same rounds", title_justify="left", show_header=False)
+    details = [detail for found in rounds for detail in found.details.values()]
+    calibrations = sorted(detail["calibration_ms"] for detail in details if "calibration_ms" in detail)
+    idle = [detail["idle_share_before"] for detail in details if "idle_share_before" in detail]
+    if calibrations:
+        table.add_row(
+            "calibration loop before each workload",
+            f"median {statistics.median(calibrations):.1f} ms, {calibrations[0]:.1f} to {calibrations[-1]:.1f}",
+        )
+    if "ring p50" in probes:
+        table.add_row(
+            "TCP + ring + fdatasync, one at a time",
+            f"p50 {probes['ring p50']:.3f}  p99 {probes['ring p99']:.3f}  p99.9 {probes['ring p999']:.3f} ms",
+        )
+    table.add_row("bare echo over TCP", f"{probes['socket'] / 1e6:,.0f} MB/s")
+    table.add_row("cold sequential read", f"{probes['cold read'] / 1e6:,.0f} MB/s")
+    for workload, found in rounds[-1].probes["disk"]["groups"].items():
+        table.add_row(
+            f"pwrite + fdatasync, groups of ({workload})",
+            f"{found['group_bytes']:,} B: {probes[f'disk {workload}'] / 1e6:,.1f} MB/s, p50 {found['p50_ms']:.3f} ms",
+        )
     console.print(table)
+    if idle and statistics.median(idle) < QUIET_SHARE:
+        console.print(
+            f"The machine was busy with other things ({1 - statistics.median(idle):.0%} before the workloads began): "
+            "syncs wait for a processor then, and these figures say little about Magnetar.",
+            style="bold yellow",
+        )
 
 
 def _short(value: float) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.machine import run_probes
+from bench.probes import disk_probes, idle_share, ring_probe, socket_probe
 from bench.relay import count_sends
-from bench.services import drop_page_cache, idle_megabytes, run_apart, run_client, running
+from bench.services import drop_page_cache, resident_megabytes, run_apart, run_client, running
 from magnetar.cli.service_process import ServiceProcess
 
 Say = Callable[[str], None]
@@ -23,15 +24,15 @@ SMALL_CACHES = {
 }
 SMALL_CACHE_BYTES = (16 << 20) + (16 << 20) + int((64 << 20) * 0.2)
 QUIET = ("--log-level", "warning")
+WRITING = "abcde"  # workloads whose journal groups are worth a probe
 MIN_COLD_SHARE = 0.8  # of the payload must come from the disk, or (f) measured a cache
-DEFAULT_GROUPS = {"a": 256 << 10, "b": 1 << 20, "d": 4096}
 
 
 class Sizes:
-    """Messages of each workload; a quick run does a sixth."""
+    """Messages of each workload; a quick run does a quarter."""
 
     def __init__(self, quick: bool) -> None:
-        part = 6 if quick else 1
+        part = 4 if quick else 1
 
         def whole(messages: int) -> int:
             """Whole batches only: the tail waits for exactly as many as are sent."""
@@ -41,7 +42,7 @@ class Sizes:
         self.b = whole(3_000_000)
         self.b_apart = whole(4_000_000)
         self.c = whole(700_000)
-        self.d = 2_000 // part
+        self.d = 2_000
         self.e_seconds = 3.0 / (2 if quick else 1)
         # At least four times the caches, whatever the rest.
         self.f_batched = max(whole(2_500_000), SMALL_CACHE_BYTES * 4 // 100 // 1000 * 1000 + 1000)
@@ -52,7 +53,10 @@ class Sizes:
 
 
 class Round:
-    """One round in a directory of its own. `figures` by the names of bench.limits, `details` for the JSON file."""
+    """One round; every workload has a service and a directory of its own, so that none pays for what another left behind.
+
+    `figures` by the names of bench.limits, `details` for the JSON file.
+    """
 
     def __init__(self, directory: Path, sizes: Sizes, wanted: Collection[str], say: Say) -> None:
         self.directory = directory
@@ -61,97 +65,132 @@ class Round:
         self.say = say
         self.figures: dict[str, float] = {}
         self.details: dict[str, Any] = {}
-        self.groups = dict(DEFAULT_GROUPS)
+        self.probes: dict[str, Any] = {}
+        # Bytes of a journal group by workload, as seen.
+        self.groups: dict[str, int] = {}
 
     def run(self) -> None:
         """Everything that is wanted."""
         self.directory.mkdir(parents=True)
         try:
-            if set("abcdegh") & set(self.wanted):
-                self._standalone()
-            if "f" in self.wanted:
-                self._catch_up()
-            if "a" in self.wanted:
-                self._tcp_bookie()
-            probes = run_probes(self.directory, self.groups, self.sizes.probe_s)
-            self.details["probes"] = probes
+            for letter, workload in (
+                ("h", self._start_up),
+                ("d", self._synchronous),
+                ("e", self._end_to_end),
+                ("a", self._unbatched),
+                ("b", self._batched),
+                ("b", self._apart),
+                ("c", self._kilobytes),
+                ("g", self._acknowledge),
+                ("f", self._catch_up),
+                ("a", self._tcp_bookie),
+            ):
+                if letter in self.wanted:
+                    workload()
+            self.probes["socket"] = socket_probe(self.sizes.probe_s, 2000)
+            self.probes["disk"] = disk_probes(self.directory, self.groups, self.sizes.probe_s / 2)
+            self.details["probes"] = self.probes
         finally:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _note(self, name: str, result: dict[str, Any], value: float) -> None:
         self.figures[name] = value
         self.details[name] = result
-        if "group_bytes" in result and name in ("a", "b", "c", "d_p50", "e_p50"):
-            self.groups[name[0]] = result["group_bytes"]
+        if "group_bytes" in result and name[0] in WRITING:
+            self.groups.setdefault(name.partition("_")[0], result["group_bytes"])
         self.say(f"    {name:<12} {value:>14,.2f}")
 
-    def _standalone(self) -> None:
-        service = ServiceProcess(self.directory / "data", arguments=QUIET)
-        with running(service) as services:
-            if "h" in self.wanted:
-                self._note("h_start", {"messages": 1}, service.ready_after_s)
-                self._note("h_idle", {"resident": service.resident_bytes()}, idle_megabytes(service))
-            self._latencies(services)
-            self._rates(services)
-            if "h" in self.wanted:
-                self._note("h_loaded", {"resident": service.resident_bytes()}, idle_megabytes(service))
-            if "g" in self.wanted:
-                self._acknowledge(services)
-        shutil.rmtree(self.directory / "data")
+    @contextlib.contextmanager
+    def _service(self, arguments: Sequence[str] = ()) -> Iterator[list[ServiceProcess]]:
+        data = self.directory / "data"
+        try:
+            with running(ServiceProcess(data, arguments=[*QUIET, *arguments])) as services:
+                yield services
+        finally:
+            shutil.rmtree(data, ignore_errors=True)
 
-    def _latencies(self, services: list[ServiceProcess]) -> None:
-        if "d" in self.wanted:
+    def _start_up(self) -> None:
+        with self._service() as (service,):
+            self._note("h_start", {"idle_share_after": idle_share()}, service.ready_after_s)
+            resident = resident_megabytes(service)
+            self._note("h_idle", {"resident_mb": resident}, sum(resident.values()))
+
+    def _synchronous(self) -> None:
+        probe = self.probes["ring"] = ring_probe(self.directory, self.sizes.d)
+        with self._service() as services:
             result = run_client(services, "synchronous", "d", messages=self.sizes.d, size=100)
-            for percentile in ("p50", "p99", "p999"):
-                self._note(f"d_{percentile}", result, result[percentile])
-        if "e" in self.wanted:
+        self._note("d_p50", result, result["p50"])
+        for name, value in (
+            ("ratio", result["p50"] / probe["p50"]),
+            ("p99", result["p99"]),
+            ("p999", result["p999"]),
+        ):
+            self._note(f"d_{name}", {}, value)
+
+    def _end_to_end(self) -> None:
+        if "ring" not in self.probes:
+            self.probes["ring"] = ring_probe(self.directory, self.sizes.d)
+        with self._service() as services:
             result = run_client(
                 services, "end_to_end", "e", rate=10_000, seconds=self.sizes.e_seconds, size=100
             )
-            for percentile in ("p50", "p99"):
-                self._note(f"e_{percentile}", result, result[percentile])
+        self._note("e_p50", result, result["p50"])
+        for percentile in ("p99", "p999"):
+            self._note(f"e_{percentile}", {}, result[percentile])
 
-    def _rates(self, services: list[ServiceProcess]) -> None:
-        if "a" in self.wanted:
+    def _unbatched(self) -> None:
+        with self._service() as services:
             result = run_client(services, "unbatched", "a", messages=self.sizes.a, size=100)
-            self._note("a", result, result["rate"])
-        if "b" in self.wanted:
-            result = run_client(services, "batched", "b", messages=self.sizes.b, size=100, batch=1000)
-            self._note("b", result, result["rate"])
-            result = run_apart(services, "b-apart", messages=self.sizes.b_apart, size=100, batch=1000)
-            self._note("b_apart", result, result["rate"])
-        if "c" in self.wanted:
-            result = run_client(services, "batched", "c", messages=self.sizes.c, size=1024, batch=100)
-            self._note("c", result, result["rate"])
+            resident = resident_megabytes(services[0])
+        self._note("a", result, result["rate"])
+        if "h" in self.wanted:
+            self._note("h_loaded", {"resident_mb": resident}, sum(resident.values()))
 
-    def _acknowledge(self, services: list[ServiceProcess]) -> None:
+    def _batched(self) -> None:
+        with self._service() as services:
+            result = run_client(services, "batched", "b", messages=self.sizes.b, size=100, batch=1000)
+        self._note("b", result, result["rate"])
+
+    def _apart(self) -> None:
+        with self._service() as services:
+            result = run_apart(services, "b", messages=self.sizes.b_apart, size=100, batch=1000)
+        self._note("b_apart", result, result["rate"])
+
+    def _kilobytes(self) -> None:
+        with self._service() as services:
+            result = run_client(services, "batched", "c", messages=self.sizes.c, size=1024, batch=100)
+        self._note("c", result, result["rate"])
+
+    def _acknowledge(self) -> None:
         for name, messages, batch in (
             ("g_batched", self.sizes.g_batched, 1000),
             ("g_unbatched", self.sizes.g_unbatched, 1),
         ):
-            run_client(services, "fill", name, messages=messages, size=100, batch=batch)
-            result = run_client(services, "acknowledge", name, messages=messages)
+            with self._service() as services:
+                run_client(services, "fill", name, messages=messages, size=100, batch=batch)
+                result = run_client(services, "acknowledge", name, messages=messages)
             self._note(name, result, result["rate"])
 
     def _catch_up(self) -> None:
-        data = self.directory / "cold"
         settings = [part for name, value in SMALL_CACHES.items() for part in ("--set", f"{name}={value}")]
-        service = ServiceProcess(data, arguments=[*QUIET, *settings])
-        topics = (("f_batched", self.sizes.f_batched, 1000), ("f_unbatched", self.sizes.f_unbatched, 1))
-        with running(service) as services:
-            for name, messages, batch in topics:
+        for name, messages, batch in (
+            ("f_batched", self.sizes.f_batched, 1000),
+            ("f_unbatched", self.sizes.f_unbatched, 1),
+        ):
+            data = self.directory / "cold"
+            service = ServiceProcess(data, arguments=[*QUIET, *settings])
+            with running(service) as services:
                 run_client(services, "fill", name, messages=messages, size=100, batch=batch)
-        for name, messages, _ in topics:
             drop_page_cache(data)
             with running(service) as services:
                 result = run_client(services, "catch_up", name, messages=messages)
-            if result["read_bytes"] < MIN_COLD_SHARE * result["bytes"]:
+            shutil.rmtree(data)
+            if result["read_bytes"] < MIN_COLD_SHARE * result["payload_bytes"]:
                 raise SystemExit(
-                    f"bench: (f) read only {result['read_bytes']:,} bytes from the disk for {result['bytes']:,} of "
-                    "payload: the page cache was not cold"
+                    f"bench: (f) read only {result['read_bytes']:,} bytes from the disk for "
+                    f"{result['payload_bytes']:,} of payload: the page cache was not cold"
                 )
             self._note(name, result, result["rate"])
-        shutil.rmtree(data)
 
     def _tcp_bookie(self) -> None:
         bookie = ServiceProcess(self.directory / "tcp-bookie", command="bookie", arguments=QUIET)
@@ -161,7 +200,7 @@ class Round:
                 self.directory / "tcp-broker", command="broker", arguments=[*QUIET, "--bookies", address]
             )
             with running(broker):
-                result = run_client([bookie, broker], "unbatched", "a", messages=self.sizes.a // 2, size=100)
+                result = run_client([bookie, broker], "unbatched", "a", messages=self.sizes.a, size=100)
                 self._note("a_tcp", result, result["rate"])
 
 

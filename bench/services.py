@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.probes import calibrate, idle_share
 from magnetar.cli.service_process import ServiceProcess, cpu_time, io_counters
 
 IDLE_S = 0.5
@@ -48,6 +49,7 @@ def run_client(
     services: list[ServiceProcess], workload: str, topic: str, **parameters: Any
 ) -> dict[str, Any]:
     """One client process against the (last) service; with CPU microseconds per message by process."""
+    calibration_ms, idle = calibrate(), idle_share()
     measured = Measured(services)
     done = subprocess.run(
         _client_line(services[-1].url, workload, topic, parameters),
@@ -57,17 +59,21 @@ def run_client(
     )
     if done.returncode:
         raise SystemExit(f"bench: the client of {workload} ended with {done.returncode}")
-    return _with_cpu(json.loads(done.stdout.splitlines()[-1]), measured)
+    result = _with_cpu(json.loads(done.stdout.splitlines()[-1]), measured)
+    return result | {"calibration_ms": calibration_ms, "idle_share_before": idle}
 
 
 def run_apart(
     services: list[ServiceProcess], topic: str, *, messages: int, size: int, batch: int
 ) -> dict[str, Any]:
     """(b) with the tailing reader in a process of its own; from the producer's first send to the reader's last message."""
+    calibration_ms, idle = calibrate(), idle_share()
     measured = Measured(services)
     url = services[-1].url
     with subprocess.Popen(
-        _client_line(url, "tail_batched", topic, {"messages": messages}), stdout=subprocess.PIPE, text=True
+        _client_line(url, "tail_batched", topic, {"messages": messages, "batch": batch}),
+        stdout=subprocess.PIPE,
+        text=True,
     ) as tailing:
         assert tailing.stdout is not None
         assert tailing.stdout.readline().strip() == "ready"
@@ -81,9 +87,9 @@ def run_apart(
         tailed = json.loads(tailing.stdout.readline())
     produced = json.loads(producing.stdout.splitlines()[-1])
     seconds = tailed["ended"] - produced["began"]
-    result = {"rate": messages / seconds, "messages": messages, "seconds": seconds}
+    result = {"rate": messages / seconds, "messages": produced["messages"], "seconds": seconds}
     result["cpu_s"] = produced["cpu_s"] + tailed["cpu_s"]
-    return _with_cpu(result, measured)
+    return _with_cpu(result, measured) | {"calibration_ms": calibration_ms, "idle_share_before": idle}
 
 
 def _client_line(url: str, workload: str, topic: str, parameters: dict[str, Any]) -> list[str]:
@@ -112,10 +118,10 @@ def running(*services: ServiceProcess) -> Iterator[list[ServiceProcess]]:
                 service.stop()
 
 
-def idle_megabytes(service: ServiceProcess) -> float:
-    """Resident memory of all its processes, after a moment without work."""
+def resident_megabytes(service: ServiceProcess) -> dict[str, float]:
+    """Resident memory by process after a moment without work; what processes share counts in each."""
     time.sleep(IDLE_S)
-    return sum(service.resident_bytes().values()) / 1e6
+    return {role: size / 1e6 for role, size in service.resident_bytes().items()}
 
 
 def drop_page_cache(directory: Path) -> int:

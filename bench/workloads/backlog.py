@@ -5,23 +5,26 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from bench.workloads.produce_tail import _send_batches, _send_singly
+from bench.workloads.produce_tail import SEND_TIMEOUT_S, send_batches, send_singly
 from magnetar.client import connect
 
 
 async def fill(url: str, topic: str, *, messages: int, size: int, batch: int) -> dict[str, Any]:
     """Stores the backlog; `batch` 1: unbatched."""
-    async with connect(url) as client:
+    async with (
+        connect(url) as client,
+        client.create_producer(topic, batching=batch > 1, send_timeout=SEND_TIMEOUT_S) as producer,
+    ):
         began = time.perf_counter()
         if batch == 1:
-            await _send_singly(client, topic, messages, size)
+            await send_singly(producer, messages, size)
         else:
-            await _send_batches(client, topic, messages, size, batch)
+            await send_batches(producer, messages, size, batch)
         return {"messages": messages, "rate": messages / (time.perf_counter() - began)}
 
 
 async def catch_up(url: str, topic: str, *, messages: int) -> dict[str, Any]:
-    """(f): a reader from the earliest message on, by batches()."""
+    """(f): a reader from the earliest message on, by batches(); the clock starts before it is created."""
     async with connect(url) as client:
         began = time.perf_counter()
         async with client.create_reader(topic, start="earliest") as reader:
@@ -31,12 +34,13 @@ async def catch_up(url: str, topic: str, *, messages: int) -> dict[str, Any]:
                 size += len(batch[0].value or b"") * len(batch)
                 if seen >= messages:
                     break
-        seconds = time.perf_counter() - began
-    return {"rate": messages / seconds, "messages": seen, "bytes": size, "seconds": seconds}
+            seconds = time.perf_counter() - began
+    assert seen == messages, f"{seen} messages were read, {messages} were stored"
+    return {"rate": messages / seconds, "messages": seen, "payload_bytes": size, "seconds": seconds}
 
 
 async def acknowledge(url: str, topic: str, *, messages: int) -> dict[str, Any]:
-    """(g): `async for message in consumer: await consumer.ack(message)` on a Shared subscription; ends with a receipt."""
+    """(g): `async for message in consumer: await consumer.ack(message)`, Shared; the last one with a receipt."""
     async with connect(url) as client:
         began = time.perf_counter()
         async with client.subscribe(topic, "bench", type="shared", start="earliest") as consumer:
