@@ -1,0 +1,151 @@
+"""A crash, or a fault, at every single disk call of a bookie; again at the calls of the recovery (scorecard 7 and 15).
+
+MAGNETAR_CRASH_SEEDS=20 runs that many workloads instead of 2, and crashes at every call of each recovery. A failure names
+its seed and calls: `crash_and_verify(seed, call, power=..., again=...)` replays it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+
+import pytest
+
+from support.storage_check import Machine, Session
+from support.storage_workload import (
+    count_calls,
+    crash_and_verify,
+    fail_and_verify,
+    outlive,
+    tolerant,
+    verify,
+    workload,
+)
+
+SEEDS = int(os.environ.get("MAGNETAR_CRASH_SEEDS", "2"))
+LONG = SEEDS > 2
+TIMEOUT_S = 3600 if LONG else 120
+# Crashes in each recovery, of about 60 calls.
+SAMPLES = 2
+
+
+def test_the_workload_does_what_it_is_for() -> None:
+    """Otherwise crashing it proves little: every kind of call, rolls, recycling, several checkpoints, refused adds."""
+    with Machine(0) as machine:
+        seen: list[str] = []
+        record = machine.disk.trace.record
+
+        def spy(kind: str, *fields: object) -> None:
+            seen.append(f"{kind} {fields[0] if fields else ''}")
+            record(kind, *fields)
+
+        machine.disk.trace.record = spy  # type: ignore[method-assign]
+        checkpoints = 0
+
+        async def count(session: Session) -> None:
+            nonlocal checkpoints
+            await workload(session)
+            checkpoints = session.bookie.checkpointer.finished
+
+        machine.start(count, close=True)
+        promises = machine.promises
+        kinds = {line.split()[0] for line in seen}
+        assert {"mkdir", "open", "write", "sync", "sync_directory", "rename", "delete"} <= kinds
+        assert len({line for line in seen if line.startswith("write") and "/journal-" in line}) > 4
+        assert (
+            len({line for line in seen if line.startswith("rename") and "/journal-" in line}) > 1
+        )  # recycled
+        assert len([path for path in machine.disk.files() if "entrylog" in path]) > 3
+        assert checkpoints > 4
+        assert len(promises.acknowledged) > 25
+        assert {3, 50} == {*promises.fenced}
+        assert max(len(versions) for versions in promises.versions.values()) > 1
+        assert promises.versions.keys() - promises.acknowledged.keys()  # adds that the fence refused
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_crash_at_every_disk_call_loses_nothing(seed: int) -> None:
+    """With the page cache (kill -9) and without it (power loss)."""
+    for call in range(count_calls(seed)):
+        for power in (False, True):
+            crash_and_verify(seed, call, power=power)
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_second_crash_at_the_disk_calls_of_the_recovery_loses_nothing(seed: int) -> None:
+    """Names and pages that only the page cache has are what the second one takes away."""
+    rng = random.Random(seed)
+    for call in range(count_calls(seed)):
+        power = rng.random() < 0.5
+        again = range(crash_and_verify(seed, call, power=power)) if LONG else rng.sample(range(55), SAMPLES)
+        for second in again:
+            crash_and_verify(seed, call, power=power, again=second, power_again=rng.random() < 0.7)
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_fault_at_every_disk_call_stops_cleanly_or_passes(seed: int, error: int) -> None:
+    """EIO, and any failed sync, stops the bookie without a further acknowledgement. A full disk may pass."""
+    outcomes = [
+        fail_and_verify(seed, call, error, power=(call + seed) % 3 > 0)
+        for call in range(count_calls(seed, outlive))
+    ]
+    assert outcomes.count("stopped") > 20
+    assert outcomes.count("refused") > 5
+    assert ("went on" in outcomes) == (error == errno.ENOSPC)
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_rule_12a_a_start_settles_the_names_that_it_sees(power: bool) -> None:
+    """Killed between mkdir and the sync of the directory, and between the mark's rename and its sync.
+
+    The next start saw the names in the page cache, acknowledged entries below them (or recycled journals that the old
+    mark needed), and a power loss took the names away.
+    """
+    crash_and_verify(0, 1, power=False)
+    for again in range(12):
+        crash_and_verify(2, 169, power=False, again=again, power_again=power)
+
+
+def test_the_same_last_confirmed_twice_is_answered_when_it_is_durable() -> None:
+    """The second writer was told at once, because the first one's value was in memory."""
+
+    async def twice(session: Session) -> None:
+        first = asyncio.ensure_future(session.bookie.write_last_confirmed(1, 5))
+        second = asyncio.ensure_future(session.bookie.write_last_confirmed(1, 5))
+        device = session.bookie.journal._device
+        before = device.durable_offset
+        await second
+        assert device.durable_offset > before
+        await first
+        end = device.end_offset
+        await session.bookie.write_last_confirmed(1, 5)
+        assert device.end_offset == end  # durable already: no record
+
+    with Machine(0) as machine:
+        assert machine.start(twice, close=True)
+
+
+def test_rule_04_a_checkpoint_that_failed_stops_the_bookie_whoever_asked_for_it() -> None:
+    """It was left to the caller; the periodic checkpoint then tried the failed sync again."""
+
+    async def ask(session: Session) -> None:
+        assert await session.add_soon(1, 0) == 0
+        waiting = session.add_soon(1, 1)
+        session.machine.disk.fail("sync", "entrylog")
+        await session.checkpoint()
+        assert session.bookie.failure is not None
+        assert session.machine.failure is session.bookie.failure
+        await tolerant(session.check_entry((1, 0)))
+        assert await waiting in (0, session.bookie.failure.code)
+        assert await session.add_soon(1, 2) == session.bookie.failure.code
+
+    with Machine(0) as machine:
+        machine.start(ask)
+        machine.lose_power()
+        machine.must_start(verify)
