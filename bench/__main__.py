@@ -35,7 +35,7 @@ def main() -> int:
     wanted = [name.strip() for name in arguments.only.split(",")]
     if unknown := [name for name in wanted if name not in WORKLOADS or len(name) != 1]:
         parser.error(f"no such workload: {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 
     def say(text: str) -> None:
         console.print(text)
