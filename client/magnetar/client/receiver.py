@@ -157,6 +157,8 @@ class Receiver:
         """The next message. Raises ReceiveTimeout after `timeout` seconds (None: waits for ever), AlreadyClosed."""
         for message in self._current:
             return message
+        if timeout is not None and timeout <= 0:
+            return await self._receive_now()
         try:
             async with asyncio.timeout(timeout):
                 while await self.refill():
@@ -165,6 +167,22 @@ class Receiver:
         except TimeoutError:
             raise ReceiveTimeout(f"{self._what}: no message within {timeout:g} s") from None
         raise AlreadyClosed(f"{self._what} is closed")
+
+    async def _receive_now(self) -> Message:
+        """What has arrived, after one turn of the loop. asyncio.timeout(0) would swallow a cancellation that is pending."""
+        await asyncio.sleep(0)
+        for message in self._current:
+            return message
+        while self._queue and not self._seeking:
+            self._open_next()
+            for message in self._current:
+                return message
+        if self._closed:
+            raise AlreadyClosed(f"{self._what} is closed")
+        self._check_open()
+        self._window.found_empty()
+        self._grant()
+        raise ReceiveTimeout(f"{self._what}: no message has arrived")
 
     async def batches(self) -> AsyncIterator[MessageBatch]:
         """Messages as they arrived: each item is a non-empty sequence, decoded at once. Ends when this is closed."""

@@ -203,6 +203,31 @@ async def test_nack_delivers_again_after_the_delay_unless_acknowledged(
         await consumer.receive(0.02)
 
 
+async def test_receive_with_timeout_0_takes_what_has_arrived_and_passes_a_pending_cancellation_on(
+    broker: FakeBroker, client: Client
+) -> None:
+    fill(broker, 2)
+    consumer = await client.subscribe("t", "s", start="earliest")
+    first = await consumer.receive(5)
+    assert (first.value, (await consumer.receive(0)).value) == (b"0", b"1")
+    for _ in range(3):
+        with pytest.raises(ReceiveTimeout):
+            await consumer.receive(0)
+
+    async def interrupted() -> None:
+        # As Ctrl-C does it, which strikes while the task runs.
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await consumer.receive(0)
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(interrupted())
+    await consumer.close()
+    with pytest.raises(AlreadyClosed):
+        await consumer.receive(0)
+
+
 async def test_seek_drops_everything_from_before(broker: FakeBroker, client: Client) -> None:
     values = fill(broker, 1000, batch=10)
     consumer = await client.subscribe("t", "s", start="earliest")
