@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 from magnetar.client import Client, Consumer, Producer, Reader, connect
-from magnetar.proto.errors import MagnetarError, ReceiveTimeout, StorageFailed
+from magnetar.proto.errors import MagnetarError, ReceiveTimeout
 from magnetar.proto.ids import MessageId
 from sim.history import History, Name, Subscription, name_of, value_of
 from support.sim import SimClock, SimLoop
@@ -76,13 +76,13 @@ class Load:
             await asyncio.sleep(0.2)
 
     async def until_done(self, attempt: Callable[[], Awaitable[object]]) -> None:
-        """Retries what says that it can be retried, and what a service said that was about to stop by itself."""
+        """Retries what says that it can be retried."""
         while True:
             try:
                 await attempt()
                 return
             except MagnetarError as error:
-                if not error.retryable and not isinstance(error, StorageFailed):
+                if not error.retryable:
                     raise
             await asyncio.sleep(0.2)
 

@@ -32,7 +32,7 @@ from magnetar.proto.ids import TopicName
 
 from .broker import Broker
 from .budget import ByteBudget
-from .ports import ConsumerSide, Link, ProducerSide, first_sequence_id
+from .ports import ConsumerSide, Link, ProducerSide, first_sequence_id, for_client
 from .producers import SessionState
 
 _log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class ClientConnection:
                 if error is None:
                     link.answer(request_id)
                 else:
-                    link.answer_error(request_id, error)
+                    link.answer_error(request_id, for_client(error))
 
         consumer.subscription.acknowledge(consumer.consumer, rows, cumulative=command.cumulative, done=done)
 
@@ -198,7 +198,7 @@ class ClientConnection:
         try:
             result = await handler(self, command)
         except MagnetarError as error:
-            self._link.answer_error(request_id, error)
+            self._link.answer_error(request_id, for_client(error))
         except Exception as error:
             _log.exception("a request failed")
             self._link.answer_error(request_id, ServiceNotReady(f"the request failed here: {error!r}"))

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from magnetar.proto import commands as c
 from magnetar.proto.batch import AdmittedGroups, admit_groups
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import MagnetarError, ServiceNotReady, StorageFailed
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from .budget import ByteBudget
@@ -112,6 +112,7 @@ class ProducerSide:
 
     def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
         """See `ProducerPort`."""
+        error = for_client(error)
         command = c.SendFailed(
             0, self.producer_id, self.session.epoch, sequence_id, error.code, int(error.action), error.message
         )
@@ -185,3 +186,13 @@ class ConsumerSide:
 def first_sequence_id(payload: bytes) -> int:
     """Of the first batch of a group; 0 if it is too damaged to tell."""
     return int.from_bytes(payload[24:32], "big") if len(payload) >= 32 else 0
+
+
+def for_client(error: MagnetarError) -> MagnetarError:
+    """What a client is told: a broken disk is final for this process, which stops, and not for whoever asks again.
+
+    Told as it is, a consumer that subscribes anew in just that moment would be closed for good.
+    """
+    if isinstance(error, StorageFailed):
+        return ServiceNotReady(f"the service is stopping because its storage failed: {error.message}")
+    return error
