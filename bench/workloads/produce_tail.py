@@ -15,7 +15,7 @@ from magnetar.client import Producer, Reader, connect
 
 IN_FLIGHT_MESSAGES = 20_000
 CHUNK = 500
-BATCHES_IN_FLIGHT = 12
+BATCHES_IN_FLIGHT = 48  # a twelfth of max_pending_bytes: enough for 4 ms syncs at these rates
 SEND_TIMEOUT_S = 60.0
 
 
