@@ -346,7 +346,11 @@ def arguments_of(line: list[str]) -> argparse.Namespace:
         prog="magnetar.cli.demo", description="Plays real flights through a real service."
     )
     parser.add_argument(
-        "--count", type=int, default=FLIGHTS, help="how many flights (default: all %(default)s)"
+        "--flights",
+        type=int,
+        default=FLIGHTS,
+        dest="count",
+        help="how many flights (default: all %(default)s)",
     )
     parser.add_argument(
         "--seconds", type=float, default=DEFAULT_SECONDS, help="how long to produce (default: %(default)s)"
@@ -356,7 +360,7 @@ def arguments_of(line: list[str]) -> argparse.Namespace:
     )
     arguments = parser.parse_args(line)
     if not 1 <= arguments.count <= FLIGHTS or arguments.seconds <= 0:
-        parser.error(f"--count lies between 1 and {FLIGHTS}, --seconds is positive")
+        parser.error(f"--flights lies between 1 and {FLIGHTS}, --seconds is positive")
     return arguments
 
 

@@ -188,16 +188,16 @@ async def work(arguments: argparse.Namespace, reporter: Reporter, record: Record
     acknowledging: set[asyncio.Task[None]] = set()
 
     async def acknowledge(batch: Sequence[Message], ids: Sequence[bytes]) -> None:
-        outcomes = await asyncio.gather(
-            *(consumer.ack(message, receipt=True) for message in batch), return_exceptions=True
-        )
+        # One call for the batch: its receipt is the receipt of every message in it.
+        try:
+            await consumer.ack(batch, receipt=True)
+        except MagnetarError as error:
+            if not error.retryable:
+                raise
+            return  # without a receipt they may come again, and then are handled again
         now = time.monotonic()
-        for identity, outcome in zip(ids, outcomes, strict=True):
-            if outcome is None:
-                acknowledged.add(identity)
-                record.receipts.append((identity, now))
-            elif not (isinstance(outcome, MagnetarError) and outcome.retryable):
-                raise outcome  # without a receipt it may come again, and then is handled again
+        acknowledged.update(ids)
+        record.receipts.extend((identity, now) for identity in ids)
         figures["acknowledged"] = len(acknowledged)
 
     async with (

