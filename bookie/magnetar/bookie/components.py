@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ class BookieComponents:
     disk_worker: DiskWorker
     make_journal_device: Callable[[BookieSettings, DataLayout, FileLock], JournalDevice]
     open_index: Callable[[str], LocationIndex]
+    # Whether an index was ever made there. An index in memory always was.
+    index_exists: Callable[[str], bool] = lambda path: True
 
 
 def os_components(rng: random.Random, *, writer_mode: str = "sync") -> BookieComponents:
@@ -44,7 +47,13 @@ def os_components(rng: random.Random, *, writer_mode: str = "sync") -> BookieCom
             mode=writer_mode if settings.journal_sync_data else "no-sync",
         )
 
-    return BookieComponents(OsFiles(), rng, ProcessDiskWorker(), make_device, RocksLocationIndex)
+    files = OsFiles()
+
+    def index_exists(path: str) -> bool:
+        # RocksDB makes it durable before it opens a new database, and never takes it away.
+        return files.exists(os.path.join(path, "CURRENT"))
+
+    return BookieComponents(files, rng, ProcessDiskWorker(), make_device, RocksLocationIndex, index_exists)
 
 
 def inline_components(

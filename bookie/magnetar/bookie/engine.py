@@ -44,6 +44,7 @@ from magnetar.runtime.files import FileLock
 from .checkpoint import Checkpointer
 from .components import BookieComponents
 from .cookie import Cookie
+from .disk_space import DiskSpace
 from .entry_log import EntryLogs
 from .index import LocationIndex
 from .journal.journal import DurableCallback, Journal, JournalPosition
@@ -101,6 +102,7 @@ class Bookie:
         self.ledgers = LedgerStates(index)
         worker = components.disk_worker
         self.logs = EntryLogs(components.files, worker, layout, settings.entry_log_bytes)
+        self._disk_space = DiskSpace(components.files, layout.root, settings)
         self._stored = StoredEntries(self.cache, self.read_cache, index, self.logs, settings)
         self.journal: Journal = None  # type: ignore[assignment]  # set by startup before anything is served
         self.checkpointer = Checkpointer(
@@ -143,6 +145,8 @@ class Bookie:
             loop.create_task(self._checkpoint_forever(), name="bookie checkpoints"),
             loop.create_task(self._watch_disk(), name="bookie disk watch"),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
 
     # --- adding ------------------------------------------------------------------------------------------------------
 
@@ -379,6 +383,8 @@ class Bookie:
         Raises DiskFull (tried again later, by itself). Any other failure stops the bookie, whoever asked: a second
         attempt could succeed without what the first one lost (rule 4).
         """
+        if self.failure is not None:
+            raise StorageFailed(f"this bookie has stopped: {self.failure}")
         try:
             moved = await self.checkpointer.run(lambda: [self.journal.durable_position()])
         except DiskFull:
@@ -388,6 +394,8 @@ class Bookie:
             raise
         if moved is not None:
             self.journal.release(moved[0])
+        # Between two looks no more is written than a write cache and its journal: far less than the minimum.
+        self._look_at_disk()
         self._admit_waiting()
 
     async def _checkpoint_forever(self) -> None:
@@ -405,6 +413,12 @@ class Bookie:
             except MagnetarError:
                 return  # `checkpoint` has stopped the bookie
 
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """They end by being cancelled; anything else would leave the bookie without checkpoints."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.critical("%s ended", task.get_name(), exc_info=error)
+            self.fail(StorageFailed(f"{task.get_name()} ended: {error!r}"))
+
     async def _watch_disk(self) -> None:
         while True:
             await asyncio.sleep(self.settings.disk_check_interval_s)
@@ -412,24 +426,8 @@ class Bookie:
 
     def _look_at_disk(self, *, full: bool = False) -> None:
         """Turns read-only and back (rule 12)."""
-        settings = self.settings
-        free, total = self.components.files.free_bytes(self.layout.root)
-        used = 1 - free / total if total else 0.0
-        read_only = full or used > settings.disk_read_only_ratio or free < settings.disk_minimum_free_bytes
-        read_only = read_only or self.checkpointer.stopped_by_full_disk
-        if read_only != self.read_only:
-            self.read_only = read_only
-            if read_only:
-                _log.error(
-                    "%s is %.1f%% full (%d bytes free): read-only until there is space; reads and fencing go on",
-                    self.layout.root,
-                    used * 100,
-                    free,
-                )
-            else:
-                _log.warning("%s has space again: writable", self.layout.root)
-        elif not read_only and used > settings.disk_warn_ratio:
-            _log.warning("%s is %.1f%% full", self.layout.root, used * 100)
+        full = full or self.checkpointer.stopped_by_full_disk
+        self.read_only = self._disk_space.look(full=full)
         self._update_refusal()
 
     def _update_refusal(self) -> None:

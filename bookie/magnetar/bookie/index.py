@@ -4,6 +4,7 @@ Both stand behind `LocationIndex`. What `put_*` wrote is readable at once and du
 awaits and no request does. `RocksLocationIndex` is the real one; `ModelLocationIndex` loses in a crash what was not
 flushed, as RocksDB without a write-ahead log does.
 
+    default:    "instance"              ->  u64 instance of the bookie (cookie)
     locations:  u64 ledger | u64 entry  ->  u32 log | u64 offset | u32 length
     ledgers:    u64 ledger              ->  u8 flags (1: fenced) | i64 explicit LAC | i64 last entry | i64 LAC of entries
 """
@@ -24,6 +25,7 @@ _KEY = struct.Struct(">QQ")
 _LOCATION = struct.Struct(">IQI")
 _LEDGER_KEY = struct.Struct(">Q")
 _LEDGER = struct.Struct(">Bqqq")
+_INSTANCE = b"instance"
 _FLAG_FENCED = 1
 # A write holds the interpreter: 300 puts take about 0.1 ms.
 BATCH_ENTRIES = 300
@@ -48,6 +50,14 @@ class LedgerRecord(NamedTuple):
 
 class LocationIndex(Protocol):
     """See the module. Errors are StorageFailed; a damaged value is StorageFailed as well, never "absent" (rule 8)."""
+
+    def instance(self) -> int | None:
+        """Whose index this is (the cookie's instance); None: it was just made, or its disk was lost (rule 8)."""
+        ...
+
+    def set_instance(self, instance: int) -> None:
+        """Durable when it returns. Once in the life of an index."""
+        ...
 
     def get(self, ledger_id: int, entry_id: int) -> Location | None:
         """Where the entry is; None: it is in no entry log. About 4 us."""
@@ -138,6 +148,16 @@ class RocksLocationIndex:
         options_without_log.disable_wal = True
         self._write_options = options_without_log
 
+    def instance(self) -> int | None:
+        """See `LocationIndex`."""
+        value = self._guard(self._db.get, _INSTANCE)
+        return None if value is None else int.from_bytes(value, "big")
+
+    def set_instance(self, instance: int) -> None:
+        """See `LocationIndex`. Blocks for some ms, at the first start."""
+        self._guard(self._db.put, _INSTANCE, instance.to_bytes(8, "big"))
+        self._guard(self._db.flush, True)
+
     def _family_options(self, write_buffer_bytes: int) -> Any:
         options = self._rocks.Options(raw_mode=True)
         table = self._rocks.BlockBasedOptions()
@@ -217,6 +237,7 @@ class ModelStorage:
     def __init__(self) -> None:
         self.locations: dict[tuple[int, int], Location] = {}
         self.ledgers: dict[int, LedgerRecord] = {}
+        self.instance: int | None = None
 
 
 class ModelLocationIndex:
@@ -226,6 +247,14 @@ class ModelLocationIndex:
         self._storage = storage if storage is not None else ModelStorage()
         self._locations: dict[tuple[int, int], Location] = {}
         self._ledgers: dict[int, LedgerRecord] = {}
+
+    def instance(self) -> int | None:
+        """See `LocationIndex`."""
+        return self._storage.instance
+
+    def set_instance(self, instance: int) -> None:
+        """See `LocationIndex`."""
+        self._storage.instance = instance
 
     def get(self, ledger_id: int, entry_id: int) -> Location | None:
         """See `LocationIndex`."""

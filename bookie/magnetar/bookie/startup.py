@@ -16,6 +16,7 @@ from magnetar.runtime.files import FileLock, Files, wait_for_lock
 from .components import BookieComponents
 from .cookie import Cookie, open_data_directory
 from .engine import Bookie
+from .index import LocationIndex
 from .journal.journal import Journal, JournalPosition
 from .journal.records import Record, RecordType, incarnation_of, probe_begin
 from .journal.recovery import Recovered, replay_journals
@@ -57,9 +58,17 @@ async def _open_locked(
     _settle_names(files, layout.root)
     cookie = open_data_directory(files, layout, settings.bookie_id, components.rng)
     mark = await _read_mark(components, layout, cookie, settings)
+    # The first start left the first journal file behind it with an index open.
+    if mark[0].sequence > 1 and not components.index_exists(layout.index):
+        raise DataDirectoryError(
+            f"the index {layout.index} is missing although this bookie has data; restore it (is its disk mounted?), or "
+            "replace this bookie and let its ledgers be repaired: without it every entry would be said not to exist",
+            path=layout.index,
+        )
     index = components.open_index(layout.index)
     bookie = Bookie(settings, components, layout, cookie, lock, index, mark)
     try:
+        _check_index(components, layout, cookie, index)
         bookie.logs.open()
         recovered = await _replay(bookie, mark[0])
         bookie.replayed_records = recovered.records
@@ -119,6 +128,24 @@ async def _read_mark(
     mark = [JournalPosition(1, 0, 0)]
     await components.disk_worker.replace(layout.mark, encode_mark(mark))
     return mark
+
+
+def _check_index(
+    components: BookieComponents, layout: DataLayout, cookie: Cookie, index: LocationIndex
+) -> None:
+    """An empty index in place of a lost one would answer "no such entry" for everything (rule 8)."""
+    found = index.instance()
+    if found is None and not components.files.list(layout.ledgers):
+        index.set_instance(cookie.instance)
+        # No entry log is made before the index's own name is durable (rule 12a).
+        components.files.sync_directory(layout.root)
+    elif found != cookie.instance:
+        what = "is missing" if found is None else "belongs to another bookie"
+        raise DataDirectoryError(
+            f"the index {layout.index} {what} although {layout.ledgers} holds entries; restore it: "
+            "without it this bookie cannot tell which entries it has",
+            path=layout.index,
+        )
 
 
 async def _replay(bookie: Bookie, mark: JournalPosition) -> Recovered:

@@ -45,7 +45,9 @@ class StoredEntries:
         # A recovery may have replaced some of them while the disk was read.
         if discards == self._read_cache.discards:
             for (number, _), entry in zip(wanted, entries, strict=False):
-                self._read_cache.put(ledger_id, number, entry)
+                # What waits to be flushed is newer, and this copy would outlive it here.
+                if self._cache.get(ledger_id, number) is None:
+                    self._read_cache.put(ledger_id, number, entry)
         return self._cache.get(ledger_id, entry_id) or entries[0]
 
     def _neighbours(self, ledger_id: int, entry_id: int, count: int) -> list[tuple[int, Location]]:

@@ -52,6 +52,8 @@ async def workload(
         if number % 5 == 3:
             # Adds go on while it runs.
             checkpoints.append(asyncio.get_running_loop().create_task(bookie.checkpoint()))
+            # `gather` raises what they raise, if it comes to that.
+            checkpoints[-1].add_done_callback(lambda task: task.cancelled() or task.exception())
         if number == 6:
             await bookie.fence(77)
             kept.fenced[77] = None

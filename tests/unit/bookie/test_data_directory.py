@@ -1,5 +1,6 @@
 """Cookie, mark, lock and golden formats: whose directory this is, and one clear error for everything that it is not."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from magnetar.bookie.index import LedgerRecord, ModelStorage, decode_ledger_reco
 from magnetar.bookie.journal.journal import JournalPosition
 from magnetar.bookie.mark import decode_mark, encode_mark, mark_moves_forward
 from magnetar.proto.errors import DataDirectoryError
-from support.bookie_kit import add, crash, entry, open_inline
+from support.bookie_kit import add, crash, entry, open_inline, open_real
 
 COOKIE = Cookie(1, 0x0123456789ABCDEF, "bookie-1")
 MARK = [JournalPosition(3, 5000, 4000)]
@@ -80,6 +81,30 @@ async def test_rule_09_a_known_cookie_with_a_missing_disk_refuses_to_start(tmp_p
     await (await open_inline(str(tmp_path), storage)).close()
     (tmp_path / name).rename(tmp_path / "elsewhere")
     with pytest.raises(DataDirectoryError, match="missing"):
+        await open_inline(str(tmp_path), storage)
+
+
+async def test_rule_08_a_lost_index_refuses_to_start_instead_of_denying_everything(tmp_path: Path) -> None:
+    bookie = await open_real(str(tmp_path))
+    assert await add(bookie, entry(1, 0)) == 0
+    await bookie.close()
+    (tmp_path / "index").rename(tmp_path / "aside")
+    for _ in range(2):
+        with pytest.raises(DataDirectoryError, match=r"index .* is missing"):
+            await open_real(str(tmp_path))
+    shutil.rmtree(tmp_path / "index", ignore_errors=True)
+    (tmp_path / "aside").rename(tmp_path / "index")
+    bookie = await open_real(str(tmp_path))
+    assert (await bookie.read(1, 0, 0))[0] == [entry(1, 0)]
+    await bookie.close()
+
+
+async def test_an_index_of_another_bookie_is_refused(tmp_path: Path) -> None:
+    storage = ModelStorage()
+    await (await open_inline(str(tmp_path), storage)).close()
+    assert storage.instance is not None
+    storage.instance += 1
+    with pytest.raises(DataDirectoryError, match="another bookie"):
         await open_inline(str(tmp_path), storage)
 
 

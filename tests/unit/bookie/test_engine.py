@@ -454,3 +454,28 @@ async def test_rule_12_read_only_below_the_minimum_and_back(reopen: Opener) -> N
     await until(lambda: not bookie.read_only)
     assert await add(bookie, entry(2, 1)) == 0
     assert await add(bookie, entry(1, 1)) == LedgerFenced.code
+
+
+async def test_a_full_ring_holds_records_back_in_order(reopen: Opener) -> None:
+    bookie = await reopen(write_cache_bytes=32 << 20)
+    entries = [entry(1, number, b"x" * 20_000) for number in range(300)]
+    answered = asyncio.ensure_future(add_all(bookie, entries))
+    await asyncio.sleep(0)
+    waited = bookie.journal.waiting
+    fenced = asyncio.ensure_future(bookie.fence(9))  # waits its turn, behind the entries
+    assert await answered == [0] * 300
+    await fenced
+    assert (waited, bookie.journal.waiting) == (True, False)
+    bookie = await reopen.crash_and_open(write_cache_bytes=32 << 20)
+    assert (await bookie.read(1, 0, 299, max_bytes=1 << 30))[0] == entries
+    assert bookie.ledgers.load(9).fenced
+
+
+async def test_close_waits_for_records_that_wait_for_the_ring(reopen: Opener) -> None:
+    bookie = await reopen(write_cache_bytes=32 << 20)
+    entries = [entry(1, number, b"x" * 20_000) for number in range(300)]
+    answered = asyncio.ensure_future(add_all(bookie, entries))
+    await asyncio.sleep(0)
+    bookie = await reopen.close_and_open(write_cache_bytes=32 << 20)
+    assert await answered == [0] * 300
+    assert (await bookie.read(1, 0, 299, max_bytes=1 << 30))[0] == entries

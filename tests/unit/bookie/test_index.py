@@ -25,13 +25,13 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
         for index in opened:
             index.close()
         opened.clear()
-        index: LocationIndex = (
+        again: LocationIndex = (
             RocksLocationIndex(str(tmp_path / "index"))
             if request.param == "rocks"
             else ModelLocationIndex(storage)
         )
-        opened.append(index)
-        return index
+        opened.append(again)
+        return again
 
     yield open_again
     for index in opened:

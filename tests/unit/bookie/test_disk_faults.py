@@ -1,0 +1,136 @@
+"""A disk that fails or is full: nothing is acknowledged after a failed sync, a full disk loses nothing."""
+
+import asyncio
+import errno
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from magnetar.bookie import Bookie
+from magnetar.bookie.index import ModelStorage
+from magnetar.proto.errors import BookieReadOnly, DiskFull, MagnetarError
+from support.bookie_kit import KIB, add, entry, model_components, small_settings, until
+from support.sim import SimDisk, SimLoop
+from unit.bookie.test_crash_points import Promises, check, workload
+
+SETTINGS = small_settings("/data/bookie", journal_file_bytes=64 * KIB, disk_check_interval_s=0.05)
+
+
+def simulate(seed: int, main: Callable[[SimDisk, SimLoop, ModelStorage], Coroutine[Any, Any, None]]) -> None:
+    loop = SimLoop(seed)
+    disk = SimDisk(random.Random(seed))
+    disk.mount().make_directory("/data")
+    try:
+        loop.run(main(disk, loop, ModelStorage()))
+    finally:
+        loop.close()
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("kind", ["sync", "write", "sync_directory"])
+def test_rule_04_every_failed_call_stops_the_bookie_and_loses_nothing_acknowledged(kind: str) -> None:
+    outcomes: dict[str, int] = {}
+    for skip in range(60):
+
+        async def main(disk: SimDisk, loop: SimLoop, storage: ModelStorage, skip: int = skip) -> None:
+            kept = Promises()
+            process = loop.start_process("bookie")
+            disk.fail(kind, skip=skip)
+
+            async def run() -> str:
+                try:
+                    await workload(disk, loop, process, storage, kept)
+                except MagnetarError as error:
+                    return type(error).__name__
+                return "finished"
+
+            task = process.spawn(run())
+            await asyncio.wait([task], timeout=60)
+            outcome = task.result() if task.done() else "stopped answering"
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+            process.kill()
+            disk.lose_power()
+            disk.clear_faults()
+            await check(disk, loop, storage, kept)
+
+        simulate(skip, main)
+    assert "StorageFailed" in outcomes, outcomes
+    assert set(outcomes) <= {"StorageFailed", "finished"}, outcomes
+
+
+def test_rule_12_a_flush_that_finds_the_disk_full_is_tried_again_and_nothing_is_lost() -> None:
+    async def main(disk: SimDisk, loop: SimLoop, storage: ModelStorage) -> None:
+        bookie = await Bookie.open(SETTINGS, model_components(storage, disk.mount()))
+        entries = [entry(1, number, b"x" * 1000) for number in range(50)]
+        for data in entries[:30]:
+            assert await add(bookie, data) == 0
+        disk.fail("write", "entrylog", errno.ENOSPC, times=3)
+        with pytest.raises(DiskFull):
+            await bookie.checkpoint()
+        await until(lambda: bookie.read_only)
+        assert await add(bookie, entries[30]) == BookieReadOnly.code
+        await bookie.fence(5)
+        assert (await bookie.read(1, 0, 99))[0] == entries[:30]
+        bookie._flush_wanted.set()
+        await until(lambda: not bookie.read_only)
+        for data in entries[30:]:
+            assert await add(bookie, data) == 0
+        await bookie.close()
+        bookie = await Bookie.open(SETTINGS, model_components(storage, disk.mount()))
+        assert (await bookie.read(1, 0, 99))[0] == entries
+        await bookie.close()
+
+    simulate(1, main)
+
+
+def test_rule_12_a_disk_that_fills_up_ends_in_read_only_and_not_in_a_crash() -> None:
+    async def main(disk: SimDisk, loop: SimLoop, storage: ModelStorage) -> None:
+        disk.capacity_bytes = 3 << 20
+        settings = small_settings(
+            "/data/bookie",
+            journal_file_bytes=64 * KIB,
+            disk_check_interval_s=0.01,
+            disk_minimum_free_bytes=1 << 20,
+        )
+        bookie = await Bookie.open(settings, model_components(storage, disk.mount()))
+        failures: list[MagnetarError] = []
+        bookie.on_failure = failures.append
+        stored, number = 0, 0
+        while not bookie.read_only:
+            code = await add(bookie, entry(1, number, b"x" * 10_000))
+            assert code in (0, BookieReadOnly.code)
+            stored += code == 0
+            number += 1
+        assert stored > 50
+        assert failures == []
+        assert len((await bookie.read(1, 0, stored - 1, max_bytes=1 << 30))[0]) == stored
+        await bookie.fence(1)
+        await bookie.close()
+        bookie = await Bookie.open(settings, model_components(storage, disk.mount()))
+        assert len((await bookie.read(1, 0, stored - 1, max_bytes=1 << 30))[0]) == stored
+        assert bookie.read_only
+        disk.capacity_bytes = 30 << 20
+        await until(lambda: not bookie.read_only)
+        assert await add(bookie, entry(2, 0)) == 0
+        await bookie.close()
+
+    simulate(1, main)
+
+
+def test_a_failed_read_is_damage_and_stops_nothing() -> None:
+    async def main(disk: SimDisk, loop: SimLoop, storage: ModelStorage) -> None:
+        bookie = await Bookie.open(SETTINGS, model_components(storage, disk.mount()))
+        await add(bookie, entry(1, 0))
+        await bookie.checkpoint()
+        disk.fail("read", "entrylog", times=10)
+        with pytest.raises(MagnetarError) as failure:
+            await bookie.read(1, 0, 0)
+        assert type(failure.value).__name__ == "EntryDamaged"
+        disk.clear_faults()
+        assert (await bookie.read(1, 0, 0))[0] == [entry(1, 0)]
+        assert bookie.failure is None
+        await bookie.close()
+
+    simulate(1, main)
