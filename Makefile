@@ -5,12 +5,13 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.demo-data
 
+KILLS ?= 50
 SEEDS ?= 100
 FILES ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test check format bench sim coverage clean
+.PHONY: crash help setup run demo test check format bench sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -54,6 +55,9 @@ format: $(STAMP) ## let ruff repair and format the paths given: make format FILE
 sim: $(STAMP) ## run the simulation with SEEDS seeds (default 100)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of the standalone service"
 	@PYTHONPATH=tests $(PY) -m sim.runner standalone --seeds $(SEEDS) $(ARGS)
+
+crash: $(STAMP) ## kill -9 the service KILLS times (default 50) in each of six ways, counting what was confirmed
+	@MAGNETAR_KILLS=$(KILLS) $(PY) -m pytest -q -s --no-header tests/crash/test_kill.py $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks: tables on the screen, JSON under bench/out
 	@$(PY) -m bench $(ARGS)

@@ -1,7 +1,7 @@
 """Raw bytes thrown at the ports of a real service: it answers or closes, goes on serving, and does not grow.
 
-100,000 mutated frames (MAGNETAR_FRAMES for more), before and after the handshake, at the ports of broker and bookie: valid frames
-with flipped bytes, cut short, with wrong lengths, unknown commands, and plain noise.
+100,000 mutated frames (MAGNETAR_FRAMES for more), before and after the handshake, at the ports of broker and bookie:
+valid frames with flipped bytes, cut short, with wrong lengths, unknown commands, and plain noise.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MessageId
 from support.service import Service
 
-# MAGNETAR_KILLS=50 for the long form of each case (`make crash`).
-KILLS = int(os.environ.get("MAGNETAR_KILLS", "17"))
+# 50 kills of each kind in the long form: `make crash`.
+KILLS = int(os.environ.get("MAGNETAR_KILLS", "8"))
 SEED = int(os.environ.get("MAGNETAR_SEED", "1"))
 TOPIC = "kills"
 
