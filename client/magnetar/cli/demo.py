@@ -27,8 +27,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+try:
+    from rich.console import Console
+    from rich.table import Table
+except ModuleNotFoundError as missing:
+    sys.exit(f"demo: it needs the server packages: pip install 'magnetar[server]'  (missing: {missing.name})")
 
 from .demo_display import Bars, Lines
 from .demo_flights import FLIGHTS, DemoDataMissing, flights_path
