@@ -149,3 +149,19 @@ def test_rule_04_a_checkpoint_that_failed_stops_the_bookie_whoever_asked_for_it(
         machine.start(ask)
         machine.lose_power()
         machine.must_start(verify)
+
+
+def test_read_ahead_does_not_keep_the_old_copy_of_an_entry_added_again() -> None:
+    """It read past an entry whose newer copy still waited in the write cache, and served the old one after the flush."""
+
+    async def read_ahead(session: Session) -> None:
+        for number in range(4):
+            assert await session.add_soon(1, number, size=500) == 0
+        await session.checkpoint()
+        assert await session.add_soon(1, 2, recovery=True, size=500) == 0
+        await session.check_range(1, 0, 1)
+        await session.checkpoint()
+        await session.check_range(1, 0, 3)
+
+    with Machine(0) as machine:
+        assert machine.start(read_ahead)

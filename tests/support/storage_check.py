@@ -276,12 +276,15 @@ class Machine:
         self.faulted: tuple[str, str] | None = None
         self.failure: MagnetarError | None = None
         self.bookie: Bookie | None = None
+        self.violations: list[Broken] = []
         self.journal_in_use = ""
         self._process: SimProcess | None = None
 
     def broken(self, what: str) -> None:
-        """Raises Broken."""
-        raise Broken(f"{what} ({', '.join(self.history)})")
+        """Raises Broken; `start` raises it again, should somebody swallow it (a callback of the journal may not fail)."""
+        violation = Broken(f"{what} ({', '.join(self.history)})")
+        self.violations.append(violation)
+        raise violation
 
     def acknowledge(self, what: str, *, at_once: bool = False) -> None:
         """Something was acknowledged: never after the bookie has failed (rule 4).
@@ -362,9 +365,11 @@ class Machine:
         process.spawn(run(), name="script")
         try:
             return bool(self.loop.run_until_complete(over))
-        except (Broken, MagnetarError):
+        except MagnetarError:
             raise
         except AssertionError as error:
+            if self.violations:
+                raise self.violations[0] from error
             raise Broken(f"{error!r} ({', '.join(self.history)})") from error
         finally:
             if process.alive:

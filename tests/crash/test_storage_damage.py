@@ -1,0 +1,241 @@
+"""Bits flip on a bookie's disk: each is detected, no wrong byte is served, damage is never "no such entry" (rule 8).
+
+One bit in each 4 KiB page of every file, after a crash that left journals, entry logs and index; MAGNETAR_FLIPS=8 flips
+that many in each page. What rule 5 cannot tell from a torn tail is the journal's last group; here it holds one entry that
+nobody asks for.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.bookie import entry_log
+from magnetar.bookie.index import Location
+from magnetar.bookie.journal import recovery
+from magnetar.bookie.journal.recovery import Verdict
+from magnetar.proto.errors import (
+    DataDirectoryError,
+    EntryDamaged,
+    EntryNotFound,
+    MagnetarError,
+    StorageFailed,
+)
+from support.bookie_kit import add, entry, open_real
+from support.storage_check import SETTINGS, Broken, Machine, Session
+from support.storage_workload import workload
+
+FLIPS = int(os.environ.get("MAGNETAR_FLIPS", "1"))
+PAGE_BYTES = 4096
+
+
+async def leave_everything_behind(session: Session) -> None:
+    """Checkpointed entries, then several journal files of acknowledged ones, and a last group of no interest."""
+    await workload(session)
+    await session.checkpoint()
+    for number in range(20, 26):
+        for ledger_id in (1, 2):
+            assert await session.add_soon(ledger_id, number, size=1500) == 0
+    await session.fence(60)
+    await session.write_last_confirmed(2, 30)
+    assert await session.add_soon(7, 0, size=100) == 0
+    del session.promises.acknowledged[7, 0]
+    session.promises.last_confirmed.pop(7, None)
+    session.promises.last_entry.pop(7, None)
+
+
+@pytest.fixture(scope="module")
+def damaged_machine() -> Iterator[Machine]:
+    """A machine whose bookie was killed; to be copied."""
+    roomy = replace(SETTINGS, write_cache_bytes=256 * 1024, checkpoint_interval_s=100.0)
+    with Machine(1, roomy) as machine:
+        machine.start(leave_everything_behind)
+        yield machine
+
+
+def pages(machine: Machine) -> list[tuple[str, int]]:
+    """(path, first byte) of every page of every file."""
+    found: list[tuple[str, int]] = []
+    for path in machine.disk.files():
+        inode = machine.disk.names.file(path)
+        assert inode is not None
+        found += [(path, start) for start in range(0, inode.size, PAGE_BYTES)]
+    return found
+
+
+def flip_every_page(damaged_machine: Machine) -> Counter[str]:
+    """What the starts after each flip came to. Raises Broken."""
+    rng = random.Random(5)
+    outcomes: Counter[str] = Counter()
+    for path, start in pages(damaged_machine) * FLIPS:
+        with damaged_machine.copy() as machine:
+            inode = machine.disk.names.file(path)
+            assert inode is not None
+            offset = rng.randrange(start, min(start + PAGE_BYTES, inode.size))
+            machine.history.append(f"bit of byte {offset} of {path} flipped")
+            inode.flip(offset, rng.randrange(8))
+            machine.damaged = []
+            kind = path.rsplit("/", 1)[1].split("-")[0]
+            try:
+                machine.start(Session.check_promises)
+                outcomes[f"{kind} {'damaged' if machine.damaged else 'fine'}"] += 1
+            except DataDirectoryError:
+                outcomes[f"{kind} refused"] += 1
+    print(dict(outcomes))
+    return outcomes
+
+
+@pytest.mark.timeout(600)
+def test_a_bit_in_every_page_is_detected_or_does_not_matter(damaged_machine: Machine) -> None:
+    outcomes = flip_every_page(damaged_machine)
+    assert outcomes["entrylog damaged"] > 5
+    assert outcomes["journal refused"] > 2
+    assert outcomes["entrylog refused"] == outcomes["journal damaged"] == 0
+    assert outcomes["mark refused"] == outcomes["cookie refused"] == FLIPS
+
+
+@pytest.mark.parametrize("verdict", [Verdict.TORN_TAIL, Verdict.DAMAGE_BELOW_MARK])
+def test_teeth_damage_taken_for_something_else_is_found(
+    damaged_machine: Machine, monkeypatch: pytest.MonkeyPatch, verdict: Verdict
+) -> None:
+    """Rule 5 the other way round: the journal is cut at damage, or the damage is skipped."""
+    real = recovery.judge
+
+    def judge(gap: Any, **known: Any) -> Verdict:
+        found = real(gap, **known)
+        return verdict if found is Verdict.DAMAGE else found
+
+    monkeypatch.setattr(recovery, "judge", judge)
+    with pytest.raises(Broken, match="is said not to exist"):
+        flip_every_page(damaged_machine)
+
+
+def test_teeth_entry_logs_without_verification_are_found(
+    damaged_machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unverified(data: bytes, at: int, log_id: int, ledger_id: int, entry_id: int, length: int) -> bytes:
+        return data[at + 32 : at + 32 + length]
+
+    monkeypatch.setattr(entry_log, "record_entry", unverified)
+    with pytest.raises(Broken, match="wrong bytes"):
+        flip_every_page(damaged_machine)
+
+
+def test_a_wrong_location_in_the_index_is_damage(damaged_machine: Machine) -> None:
+    """What no checksum of the index's own would find."""
+    rng = random.Random(6)
+    for key in sorted(damaged_machine.index.locations):
+        with damaged_machine.copy() as machine:
+            fields = list(machine.index.locations[key])
+            fields[rng.randrange(3)] ^= 1 << rng.randrange(20)
+            machine.index.locations[key] = Location(*fields)
+            machine.history.append(f"location of {key} is {fields}")
+            machine.damaged = []
+            machine.start(Session.check_promises)
+            # An entry that the journal has as well was put in its place again.
+            assert machine.damaged in ([key], [])
+
+
+def test_an_unreadable_sector_is_damage_and_stops_nothing(damaged_machine: Machine) -> None:
+    """EIO on each read of an entry log: EntryDamaged, and the bookie goes on."""
+    hit = 0
+    for skip in range(0, 60, 2):
+        with damaged_machine.copy() as machine:
+            machine.damaged = []
+            machine.disk.fail("read", "entrylog", skip=skip)
+            assert machine.start(Session.check_promises)
+            assert machine.failure is None
+            hit += bool(machine.damaged)
+    assert hit > 20
+
+
+def test_an_unreadable_journal_refuses_to_start_and_is_not_taken_for_its_end(
+    damaged_machine: Machine,
+) -> None:
+    refused = 0
+    for skip in range(12):
+        with damaged_machine.copy() as machine:
+            machine.disk.fail("read", "/journal-", skip=skip)
+            try:
+                machine.start(Session.check_promises)
+            except StorageFailed:
+                refused += 1
+            machine.must_start(Session.check_promises)
+    assert refused > 5
+
+
+async def real_bookie(directory: Path) -> list[bytes]:
+    """A closed bookie on the real disk; returns its entries."""
+    bookie = await open_real(str(directory))
+    entries = [entry(1, number, b"x" * 200) for number in range(60)]
+    for data in entries:
+        assert await add(bookie, data) == 0
+    await bookie.close()
+    return entries
+
+
+@pytest.mark.parametrize("what", ["all of it", "its files"])
+async def test_rule_09_a_lost_index_refuses_to_start(tmp_path: Path, what: str) -> None:
+    """RocksDB made a new one, and every acknowledged entry was said not to exist."""
+    entries = await real_bookie(tmp_path / "bookie")
+    index = tmp_path / "bookie" / "index"
+    index.rename(tmp_path / "aside")
+    if what == "its files":
+        index.mkdir()
+    with pytest.raises(DataDirectoryError, match=r"index .* is missing"):
+        await open_real(str(tmp_path / "bookie"))
+    if index.exists():
+        index.rmdir()
+    (tmp_path / "aside").rename(index)
+    bookie = await open_real(str(tmp_path / "bookie"))
+    assert (await bookie.read(1, 0, 99))[0] == entries
+    await bookie.close()
+
+
+async def test_a_bit_in_every_page_of_the_real_index(tmp_path: Path) -> None:
+    """RocksDB's checksums find it when it is opened, or when it is read; never as an absent entry."""
+    rng = random.Random(3)
+    entries = await real_bookie(tmp_path / "bookie")
+    kept = tmp_path / "kept"
+    (tmp_path / "bookie").rename(kept)
+    outcomes: Counter[str] = Counter()
+    for source in sorted((kept / "index").glob("*.sst")):
+        for start in range(0, source.stat().st_size, PAGE_BYTES):
+            shutil.copytree(kept, tmp_path / "bookie")
+            path = tmp_path / "bookie" / "index" / source.name
+            data = bytearray(path.read_bytes())
+            data[rng.randrange(start, min(start + PAGE_BYTES, len(data)))] ^= 1 << rng.randrange(8)
+            path.write_bytes(data)
+            outcomes[await judge(tmp_path / "bookie", entries)] += 1
+            shutil.rmtree(tmp_path / "bookie")
+    assert sum(outcomes.values()) >= 2
+    assert not {"lost", "wrong"} & outcomes.keys()
+
+
+async def judge(directory: Path, entries: list[bytes]) -> str:
+    """What a bookie over a damaged index makes of it."""
+    try:
+        bookie = await open_real(str(directory))
+    except MagnetarError:
+        return "refused"
+    outcome = "fine"
+    try:
+        for number, data in enumerate(entries):
+            try:
+                if (await bookie.read(1, number, number))[0] != [data]:
+                    outcome = "wrong"
+            except EntryNotFound:
+                outcome = "lost"
+            except (EntryDamaged, StorageFailed):
+                outcome = "damaged" if outcome == "fine" else outcome
+    finally:
+        await bookie.close()
+    return outcome
