@@ -10,9 +10,13 @@ import asyncio
 import errno
 import os
 import random
+import socket
 
 import pytest
 
+from magnetar.bookie.device import ProcessDiskWorker
+from magnetar.bookie.device.disk_process import ANSWER
+from magnetar.proto.errors import DiskFull, StorageFailed
 from support.storage_check import Machine, Session
 from support.storage_workload import (
     count_calls,
@@ -165,3 +169,50 @@ def test_read_ahead_does_not_keep_the_old_copy_of_an_entry_added_again() -> None
 
     with Machine(0) as machine:
         assert machine.start(read_ahead)
+
+
+def test_rule_12_a_full_disk_leaves_no_parts_of_journal_files_behind() -> None:
+    """Each attempt, one a second, left another one: the space that came back went there."""
+
+    async def wait(session: Session) -> None:
+        await asyncio.sleep(5.0)
+        assert len(session.bookie.journal._spares) == 1
+        assert await session.add_soon(1, 0) == 0
+
+    with Machine(0) as machine:
+        machine.disk.fail("write", "journal-0000000000000003", errno.ENOSPC)
+        machine.disk.fail("write", "journal-0000000000000004", errno.ENOSPC)
+        assert machine.start(wait)
+        assert [path[-6:] for path in machine.disk.files() if "/journal-" in path] == ["02.log", "05.log"]
+
+
+def test_rule_12_an_entry_log_begins_with_its_header_also_after_a_full_disk() -> None:
+    async def flush(session: Session) -> None:
+        assert await session.add_soon(1, 0) == 0
+        await asyncio.sleep(3.0)
+        assert session.bookie.cache.size == 0
+        session.bookie.logs.check_header(1)
+        await session.check_entry((1, 0))
+
+    with Machine(0) as machine:
+        machine.disk.fail("write", "entrylog-00000001", errno.ENOSPC)
+        assert machine.start(flush)
+        assert machine.disk.trace.faults["write_ENOSPC"] == 1
+
+
+async def test_rule_04_a_sync_that_failed_for_want_of_space_is_not_tried_again() -> None:
+    """The disk worker called it a full disk, after which a flush is done again."""
+    ours, theirs = socket.socketpair()
+    worker = ProcessDiskWorker()
+    worker._loop, worker._socket = asyncio.get_running_loop(), ours
+    try:
+        asked = asyncio.ensure_future(worker.sync("/data/ledgers/entrylog-00000001.log"))
+        await asyncio.sleep(0)
+        theirs.send(ANSWER.pack(1, errno.ENOSPC))
+        worker._readable()
+        with pytest.raises(StorageFailed) as caught:
+            await asked
+        assert not isinstance(caught.value, DiskFull)
+    finally:
+        ours.close()
+        theirs.close()

@@ -152,7 +152,7 @@ class EntryLogs:
             for ledger_id, entries in half.in_order():
                 await self._append_ledger(ledger_id, entries, locations)
         except DiskFull:
-            self._take_back(start if self._log_id == log_id else LOG_HEADER_BYTES)
+            self._take_back(start if self._log_id == log_id else 0)
             raise
         return locations
 
@@ -191,9 +191,11 @@ class EntryLogs:
             log_id = self._next_id
             file = self._files.open(self._layout.entry_log(log_id), exclusive=True)
             self._next_id += 1
-            self._file, self._log_id, self._position = file, log_id, LOG_HEADER_BYTES
+            self._file, self._log_id, self._position = file, log_id, 0
             self._created = True
-            file.write_at(0, [encode_log_header(log_id)])
+        if not self._position:  # again, after a full disk had no room for it
+            self._file.write_at(0, [encode_log_header(self._log_id)])
+            self._position = LOG_HEADER_BYTES
         self._touched[self._file.path] = None
         return self._file
 

@@ -19,6 +19,7 @@ from .disk_process import ANSWER, DELETE, PREPARE, REPLACE, REQUEST, SYNC, WARM
 __all__ = ["ProcessDiskWorker"]
 
 _STOP_TIMEOUT_S = 5.0
+_SYNCING = "syncing"
 
 
 class ProcessDiskWorker:
@@ -51,7 +52,7 @@ class ProcessDiskWorker:
 
     async def sync(self, path: str) -> None:
         """See `DiskWorker`."""
-        await self._ask(SYNC, path, "syncing")
+        await self._ask(SYNC, path, _SYNCING)
 
     async def warm(self, path: str, offset: int, length: int) -> None:
         """See `DiskWorker`."""
@@ -143,6 +144,10 @@ class ProcessDiskWorker:
                 continue
             if error_number:
                 error = storage_error(OSError(error_number, os.strerror(error_number)), doing, path)
+                if (
+                    doing == _SYNCING
+                ):  # whatever the reason: a second one would not miss what this one lost (rule 4)
+                    error = StorageFailed(error.message, path=path, errno=error_number)
                 future.set_exception(error)
             else:
                 future.set_result(None)

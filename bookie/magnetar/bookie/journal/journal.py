@@ -267,7 +267,14 @@ class Journal:
         sequence = self._next_sequence
         self._next_sequence += 1
         source_path = self._layout.journal_file(source) if source else ""
-        await self._worker.prepare(self._layout.journal_file(sequence), size, source_path)
+        path = self._layout.journal_file(sequence)
+        try:
+            await self._worker.prepare(path, size, source_path)
+        except DiskFull:
+            if not source:
+                # A part of it would stay, and one more after each attempt: no space that is freed would reach the bookie.
+                await self._worker.delete(path)
+            raise
         if source:
             self._released.popleft()
         self._spares.append((sequence, size))
