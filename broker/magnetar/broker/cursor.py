@@ -94,16 +94,14 @@ class Cursor:
         ledgers: Ledgers,
         settings: BrokerSettings,
         on_conflict: Callable[[MagnetarError], None],
-        on_moved: Callable[[], None],
     ) -> None:
-        """`path` None: a reader's cursor, which is not durable. `on_moved`: the durable mark entered another ledger."""
+        """`path` None: a reader's cursor, which is not durable."""
         self.path = path
         self.state = state
         self._metadata = metadata
         self._ledgers = ledgers
         self._settings = settings
         self._on_conflict = on_conflict
-        self._on_moved = on_moved
         self._loop = asyncio.get_running_loop()
         self._version = -1
         self._record = CursorRecord(NO_LEDGER, {})
@@ -284,10 +282,7 @@ class Cursor:
         self._dirty = False
         mark = self.state.mark_delete
         await self._write_state(rows, mark)
-        moved = self._durable_mark[0] != mark[0]
         self._durable_mark = mark
-        if moved:
-            self._on_moved()
 
     async def _write_state(self, rows: list[AckRowWithCount], mark: Position) -> None:
         if self._writer is not None and not self._snapshot_due:

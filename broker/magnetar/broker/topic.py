@@ -74,7 +74,6 @@ class Topic:
         # Confirmed in this wake-up, not yet told: ledger, entry, stored bytes, what it holds.
         self._told: list[tuple[int, int, bytes | None, GatheredEntry]] = []
         self._trim_task: asyncio.Task[None] | None = None
-        self._trim_again = False
         self._gone: MagnetarError | None = None
         self._ending: asyncio.Task[None] | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -109,7 +108,6 @@ class Topic:
             components.ledgers,
             self._settings,
             self.ledger.fence,
-            self.trim_soon,
         )
 
     def _attach(self, name: str, cursor: Cursor) -> Subscription:
@@ -357,7 +355,6 @@ class Topic:
             # Not to be left half done when the caller's connection breaks.
             await asyncio.shield(self._background(subscription.delete()))
             self.passed()
-            self.trim_soon()
 
     async def last_message_id(self) -> MessageId | None:
         """The last confirmed message, None if the topic holds none."""
@@ -375,32 +372,28 @@ class Topic:
         for subscription in self.subscriptions.values():
             subscription.ledgers_changed()
             subscription.wake()
-        self.trim_soon()
-
-    def trim_soon(self) -> None:
-        """Something may have fallen behind the slowest durable cursor."""
-        self._trim_again = True
-        if self._trim_task is None and self._gone is None:
-            self._trim_task = self._loop.create_task(self._trim())
 
     async def _trim(self) -> None:
-        try:
-            while self._trim_again:
-                self._trim_again = False
-                marks = [
-                    subscription.cursor.durable_mark
-                    for subscription in self.subscriptions.values()
-                    if subscription.durable
-                ]
-                if marks:  # what nobody subscribed to is kept: retention policies come with another issue
-                    await self.ledger.trim(min(marks))
-        finally:
-            self._trim_task = None
+        """Lets go of ledgers below the slowest durable cursor (rule 25).
+
+        A connected reader holds what it has not been sent, too: after a restart a subscription that comes back sooner
+        must not take the tail away from a reader that comes back later.
+        """
+        subscriptions = self.subscriptions.values()
+        marks = [subscription.cursor.durable_mark for subscription in subscriptions if subscription.durable]
+        if marks:  # what nobody subscribed to is kept: retention policies come with another issue
+            marks += [reader.dispatcher.read_position for reader in subscriptions if not reader.durable]
+            await self.ledger.trim(min(marks))
 
     def maintain(self) -> None:
         """The regular round: closes an old ledger so that it can be trimmed, and trims."""
         self.ledger.roll_if_older(self._settings.min_ledger_age_ms)
-        self.trim_soon()
+        if self._trim_task is None and self._gone is None:
+            self._trim_task = self._background(self._trim())
+            self._trim_task.add_done_callback(self._trimmed)
+
+    def _trimmed(self, task: asyncio.Task[None]) -> None:
+        self._trim_task = None
 
     @property
     def gone(self) -> MagnetarError | None:
@@ -458,9 +451,8 @@ class Topic:
             await self._end_subscriptions(error, fenced=False)
         if self._ending is not None:
             await self._ending
-        for task in [self._trim_task, *self._tasks.values()]:
-            if task is not None:
-                await asyncio.wait([task])
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
         await self.ledger.close()
 
     async def abandon(self) -> None:

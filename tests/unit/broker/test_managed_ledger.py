@@ -241,12 +241,14 @@ async def test_rule_25_trimming_waits_for_the_slowest_durable_cursor_and_spares_
         await client.received(4)
         for message in client.messages:
             await client.ask(c.Ack, 1, payload=c.encode_rows(c.ACK_ROW, [message.row()]))
+        loaded(broker).maintain()
         await settle()
         assert len(ledgers.topic_ledgers()) >= 4
         topic_ids = [info.ledger_id for info in loaded(broker).ledger.list.record.ledgers]
         # The slow one is past the first two: exactly these go, from the list before they are deleted.
         row = (topic_ids[1], 0, 0, 0)
         await client.ask(c.Ack, 2, True, payload=c.encode_rows(c.ACK_ROW, [row]))
+        loaded(broker).maintain()
         await settle()
         assert [info.ledger_id for info in (await record_of(metadata)).ledgers] == topic_ids[2:]
         assert topic_ids[0] in ledgers.deleted
@@ -273,6 +275,7 @@ async def test_rule_25_a_crash_between_list_and_deletion_leaves_no_orphan() -> N
         await client.received(2)
         ledgers.fail_delete.extend([MagnetarError("crash")] * 10)
         await client.ack(*[message.row() for message in client.messages])
+        loaded(broker).maintain()
         await settle()
         first = client.messages[0].id[0]
         assert first in ledgers.ledgers
