@@ -163,7 +163,9 @@ async def test_rule_04_kill_9_loses_nothing_confirmed(tmp_path: Path, victim: st
         assert len(seen.confirmed) == sent > 200 * KILLS / 10
         assert len(seen.acknowledged) > 0
         assert not seen.confirmed - set(stored), "confirmed messages were lost"
-        assert seen.tailed == [message.id for message in messages], "a reader that lived through it saw something else"
+        assert seen.tailed == [message.id for message in messages], (
+            "a reader that lived through it saw something else"
+        )
         assert not seen.came_back, "acknowledged with receipt, and redelivered"
         for producer in ("single", "batched"):
             assert first_occurrences_in_order(stored, producer)
