@@ -76,7 +76,9 @@ def encode_entry(
 
 def rebase_entry(data: bytes, first_index: int) -> bytes:
     """The same whole entry for another place: what is appended again to the next ledger starts at another index there."""
-    return b"".join((data[: ENTRY_HEADER_BYTES - 8], first_index.to_bytes(8, "big"), data[ENTRY_HEADER_BYTES:]))
+    return b"".join(
+        (data[: ENTRY_HEADER_BYTES - 8], first_index.to_bytes(8, "big"), data[ENTRY_HEADER_BYTES:])
+    )
 
 
 def _little(column: array[int]) -> bytes:
