@@ -154,7 +154,7 @@ async def test_rule_04_kill_9_loses_nothing_confirmed(tmp_path: Path, victim: st
             await wait_until_tailed(seen, len(messages))
             stop_tail.set()
             await tailing
-        stored = [message.value for message in messages]
+        stored = [message.value or b"" for message in messages]
         duplicates = len(stored) - len(set(stored))
         print(
             f"{victim}/{journal_disk}: {KILLS} kills, {sent} sent, {len(seen.confirmed)} confirmed, {len(stored)} stored, "
