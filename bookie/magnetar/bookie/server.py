@@ -86,9 +86,7 @@ class BookieServer:
         await asyncio.gather(*[handler.ended() for handler in list(self._handlers)])
 
     def _handler(self) -> _BookieConnection:
-        handler = _BookieConnection(self._bookie, self._handlers)
-        self._handlers[handler] = None
-        return handler
+        return _BookieConnection(self._bookie, self._handlers)
 
     def _accepting(self) -> None:
         for handler in list(self._handlers):
@@ -112,8 +110,9 @@ class _BookieConnection:
     # --- the connection calls -----------------------------------------------------------------------------------------
 
     def connection_ready(self, connection: Connection) -> None:
-        """See `ConnectionHandler`."""
+        """See `ConnectionHandler`. Not known to the server before: who fails the handshake is never told closed."""
         self._connection = connection
+        self._handlers[self] = None
 
     def runs_received(self, runs: list[Run]) -> None:
         """See `ConnectionHandler`."""

@@ -198,3 +198,18 @@ async def test_a_client_that_leaves_disturbs_nobody(service: Service) -> None:
     client.connection.abort()
     assert await other.add(entry(2, 0)) == [(2, 0, 0)]
     await until(lambda: len(service.server._handlers) == 1)
+
+
+async def test_a_peer_that_never_finishes_the_handshake_leaves_nothing_behind(service: Service) -> None:
+    host, port = service.server.addresses[0]
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await reader.read()
+        writer.close()
+    assert not service.server._handlers
+    client = await service.client()
+    await client.add(entry(1, 0))
+    assert len(service.server._handlers) == 1
+    client.connection.close()
+    await until(lambda: not service.server._handlers)
