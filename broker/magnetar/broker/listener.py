@@ -49,7 +49,7 @@ class ClientConnection:
         self._settings = broker.settings
         self._link: Link = None  # type: ignore[assignment]
         self._loop = asyncio.get_running_loop()
-        # SEND header bytes -> producer. At most one entry per producer and epoch that is open here.
+        # SEND header bytes -> producer; one for each producer that sends, whatever else it may write into its headers.
         self._senders: dict[bytes, ProducerSide] = {}
         self._producers: dict[int, ProducerSide] = {}
         self._consumers: dict[int, ConsumerSide] = {}
@@ -79,7 +79,7 @@ class ClientConnection:
         """Producers and consumers of this connection go with it."""
         self._closed = True
         for budget in self._budgets.values():
-            budget.forget(self)
+            budget.forget((self, budget))
         self._budgets.clear()
         for task in list(self._tasks.values()):
             task.cancel()
@@ -123,7 +123,9 @@ class ClientConnection:
         producer = self._producers.get(command.producer_id)
         if producer is not None and producer.session.epoch == command.epoch:
             if command.request_id == 0:
+                self._senders.pop(producer.send_header, None)
                 self._senders[header] = producer
+                producer.send_header = header
             producer.send(payloads)
             return
         # Sent before it learned that its session ended: it knows by now, or is told again.
@@ -212,7 +214,8 @@ class ClientConnection:
         if not self._closed and id(budget) not in self._budgets:
             self._budgets[id(budget)] = budget
             self._link.pause_reading(_PUBLISH_REASON)
-            budget.wait(self, lambda: self._has_room(budget))
+            # One key a budget: two topics of this connection may both have to wait for the broker's.
+            budget.wait((self, budget), lambda: self._has_room(budget))
 
     def _has_room(self, budget: ByteBudget) -> None:
         del self._budgets[id(budget)]
@@ -263,8 +266,7 @@ class ClientConnection:
     def _forget_producer(self, producer: ProducerSide) -> None:
         if self._producers.get(producer.producer_id) is producer:
             del self._producers[producer.producer_id]
-        for header in [header for header, sender in self._senders.items() if sender is producer]:
-            del self._senders[header]
+        self._senders.pop(producer.send_header, None)
 
     def producer_gone(self, producer: ProducerSide) -> None:
         """The topic ended the session."""

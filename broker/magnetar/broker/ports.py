@@ -65,7 +65,7 @@ class PortOwner(Protocol):
 class ProducerSide:
     """One producer of this connection: the session's port, and the way in for its SENDs."""
 
-    __slots__ = ("connection", "failed_header", "link", "producer_id", "receipt_header", "session", "topic")
+    __slots__ = ("connection", "link", "producer_id", "receipt_header", "send_header", "session", "topic")
 
     def __init__(self, connection: PortOwner, link: Link, producer_id: int, topic: Topic) -> None:
         self.connection = connection
@@ -74,6 +74,7 @@ class ProducerSide:
         self.topic = topic
         self.session: ProducerSession = _NO_SESSION
         self.receipt_header = b""
+        self.send_header = b""  # under which the connection finds this producer; empty before its first SEND
 
     def opened(self, session: ProducerSession) -> None:
         """The topic let the session in."""

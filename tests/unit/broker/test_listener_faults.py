@@ -2,9 +2,11 @@
 
 import random
 
+import msgpack
 import pytest
 
 from magnetar.proto import commands as c
+from magnetar.proto.batch import encode_single
 from magnetar.proto.errors import (
     InvalidArgument,
     InvalidTopicName,
@@ -15,6 +17,7 @@ from magnetar.proto.errors import (
     UnknownCommand,
     Unsupported,
 )
+from magnetar.proto.frames import encode_frame
 from support.broker_kit import FakeClient, running_broker, settle
 
 
@@ -148,3 +151,17 @@ class _Anybody(dict[int, object]):
 
     def set_exception(self, _: object) -> None:
         """Ignored."""
+
+
+async def test_headers_of_a_producer_that_vary_do_not_pile_up() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        for number in range(5):
+            # A later version may append fields to SEND, which are ignored here.
+            header = msgpack.packb([c.Send.NUMBER, 0, 1, 0, number])
+            client.bytes_received(encode_frame(header, encode_single(b"x", number, 0)))
+        await client.confirmed(5)
+        assert len(client.handler._senders) == 1
+        await client.ask(c.CloseProducer, 1)
+        assert not client.handler._senders

@@ -170,3 +170,25 @@ async def test_a_full_budget_pauses_reading_and_draining_resumes_it() -> None:
             ledgers.hold = False
             ledgers.confirm()
             await settle()
+
+
+async def test_two_topics_of_a_connection_wait_for_the_full_budget_of_the_broker() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers, memory_budget_bytes=8000) as broker:
+        client = FakeClient(broker)
+        await client.producer(1, "orders")
+        await client.producer(2, "invoices")
+        ledgers.hold = True
+        sends = [
+            encode_frame(c.Send(0, producer_id, 0).encode(), encode_single(b"x" * 2000, 0, 0))
+            for producer_id in (1, 2)
+        ]
+        client.bytes_received(b"".join(sends))
+        await settle()
+        assert client.paused == {"publish"}
+        ledgers.hold = False
+        ledgers.confirm()
+        await client.confirmed(2)
+        await settle()
+        assert not client.paused
+        assert broker.publish_budget.waiting == 0
