@@ -133,11 +133,8 @@ class ClientConnection:
             f"producer {command.producer_id} with epoch {command.epoch} is not open on this connection; "
             "create it (again) first"
         )
-        failed = c.SendFailed(
-            0, command.producer_id, command.epoch, first_sequence_id(payloads[0]), error.code, int(error.action),
-            error.message,
-        )  # fmt: skip
-        self._link.send(failed.encode())
+        sequence_id = first_sequence_id(payloads[0])
+        self._link.send(c.SendFailed.of(command.producer_id, command.epoch, sequence_id, error).encode())
 
     def _command(self, command: c.Command, payload: bytes) -> None:
         """Everything but SEND; consumers' frames at once and in order, requests as tasks."""
@@ -198,14 +195,12 @@ class ClientConnection:
     async def _run(self, handler: _Handler, command: c.Command) -> None:
         request_id = command.request_id
         try:
-            result = await handler(self, command)
+            self._link.answer(request_id, await handler(self, command))
         except MagnetarError as error:
             self._link.answer_error(request_id, for_client(error))
         except Exception as error:
             _log.exception("a request failed")
             self._link.answer_error(request_id, ServiceNotReady(f"the request failed here: {error!r}"))
-        else:
-            self._link.answer(request_id, result)
 
     # --- backpressure ------------------------------------------------------------------------------------------------
 

@@ -113,11 +113,8 @@ class ProducerSide:
 
     def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
         """See `ProducerPort`."""
-        error = for_client(error)
-        command = c.SendFailed(
-            0, self.producer_id, self.session.epoch, sequence_id, error.code, int(error.action), error.message
-        )
-        self.link.send(command.encode())
+        failed = c.SendFailed.of(self.producer_id, self.session.epoch, sequence_id, for_client(error))
+        self.link.send(failed.encode())
 
     def producer_closed(self, error: MagnetarError) -> None:
         """See `ProducerPort`."""

@@ -15,7 +15,6 @@ import enum
 from collections.abc import Iterator
 from typing import Protocol
 
-from magnetar.proto.commands import ReceiptRow
 from magnetar.proto.errors import (
     MagnetarError,
     ProducerBusy,
@@ -31,7 +30,7 @@ class ProducerPort(Protocol):
     """What a listener implements for one session."""
 
     def receipts(self, rows: list[ReceiptFields]) -> None:
-        """Groups that are durable, as `ReceiptRow` fields in sequence order; one call per wake-up."""
+        """Groups that are durable, as the fields of a RECEIPT_ROW in sequence order; one call per wake-up."""
 
     def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
         """The group that starts with `sequence_id` and all after it were not stored; told once per session."""
@@ -49,7 +48,7 @@ class SessionState(enum.Enum):
 
 
 class ProducerSession:
-    """One epoch of one producer. `index` is its place in no table: the coalescer numbers sessions per entry."""
+    """One epoch of one producer."""
 
     __slots__ = ("_drained", "epoch", "name", "outstanding", "port", "rows", "state")
 
@@ -171,4 +170,4 @@ class Producers:
         self._by_name.clear()
 
 
-__all__ = ["ProducerPort", "ProducerSession", "Producers", "ReceiptFields", "ReceiptRow", "SessionState"]
+__all__ = ["ProducerPort", "ProducerSession", "Producers", "ReceiptFields", "SessionState"]

@@ -23,6 +23,8 @@ PROTOCOL_VERSION = 1
 MIN_PROTOCOL_VERSION = 1
 
 _encoder = msgspec.msgpack.Encoder()
+# An error may quote what the peer sent; its text must fit into a header all the same.
+_MAX_ERROR_CHARS = 8_000
 
 
 class Command(msgspec.Struct, array_like=True, gc=False, tag_field="command"):
@@ -76,9 +78,10 @@ class Pong(Command, tag=5):
 
 
 class Ok(Command, tag=6):
-    """Success. `result` is what the request's docstring says."""
+    """Success. `result` is what the request's docstring says; `in_payload`: it stands in the payload, as msgpack."""
 
     result: Any = None
+    in_payload: bool = False
 
 
 class Failed(Command, tag=7):
@@ -95,7 +98,7 @@ class Failed(Command, tag=7):
     @classmethod
     def of(cls, request_id: int, error: MagnetarError) -> Failed:
         """The frame that tells `error`."""
-        return cls(request_id, error.code, int(error.action), error.message)
+        return cls(request_id, error.code, int(error.action), error.message[:_MAX_ERROR_CHARS])
 
 
 # --- client to broker and back -------------------------------------------------------------------------------------
@@ -133,7 +136,7 @@ class Send(Command, tag=19):
 
 
 class Receipt(Command, tag=20):
-    """Durable groups of a producer. Payload: ReceiptRow rows in sequence order."""
+    """Durable groups of a producer. Payload: RECEIPT_ROW rows in sequence order."""
 
     producer_id: int
     epoch: int
@@ -148,6 +151,12 @@ class SendFailed(Command, tag=21):
     code: int = 1
     action: int = int(Action.GIVE_UP)
     message: str = ""
+
+    @classmethod
+    def of(cls, producer_id: int, epoch: int, sequence_id: int, error: MagnetarError) -> SendFailed:
+        """The frame that tells `error`."""
+        message = error.message[:_MAX_ERROR_CHARS]
+        return cls(0, producer_id, epoch, sequence_id, error.code, int(error.action), message)
 
 
 class CloseProducer(Command, tag=22):
@@ -179,7 +188,7 @@ class Flow(Command, tag=24):
 
 
 class Deliver(Command, tag=25):
-    """Batches of one entry. Payload: `ack_set_rows` AckSetRow rows, then an entry slice.
+    """Batches of one entry. Payload: `ack_set_rows` ACK_SET_ROW rows, then an entry slice.
 
     `consumer_epoch` rises with every seek: a delivery of an older epoch is dropped by the client.
     """
@@ -314,7 +323,7 @@ class AddEntry(Command, tag=96):
 
 
 class AddDone(Command, tag=97):
-    """Payload: AddDoneRow rows, one frame per journal sync."""
+    """Payload: ADD_DONE_ROW rows, one frame per journal sync."""
 
 
 class ReadEntries(Command, tag=98):
@@ -442,16 +451,6 @@ def _fields(header: bytes) -> list[Any]:
 # --- rows in payloads ------------------------------------------------------------------------------------------------
 
 
-class ReceiptRow(NamedTuple):
-    """`message_count` messages from `sequence_id` on lie from (ledger, entry, first_index) on; u64 u32 u64 u64 u32."""
-
-    sequence_id: int
-    message_count: int
-    ledger: int
-    entry: int
-    first_index: int
-
-
 class AckRow(NamedTuple):
     """Messages first_index..last_index of an entry, both included; u64 u64 u32 u32."""
 
@@ -461,25 +460,10 @@ class AckRow(NamedTuple):
     last_index: int
 
 
-class AckSetRow(NamedTuple):
-    """Messages of the delivered slice that are acknowledged already, both ends included; u32 u32."""
-
-    first_index: int
-    last_index: int
-
-
-class AddDoneRow(NamedTuple):
-    """Outcome of one add: code 0 is success, else an error code; u64 u64 u32."""
-
-    ledger_id: int
-    entry_id: int
-    code: int
-
-
-RECEIPT_ROW = struct.Struct(">QIQQI")
-ACK_ROW = struct.Struct(">QQII")
-ACK_SET_ROW = struct.Struct(">II")
-ADD_DONE_ROW = struct.Struct(">QQI")
+RECEIPT_ROW = struct.Struct(">QIQQI")  # sequence id, message count, ledger, entry, first index
+ACK_ROW = struct.Struct(">QQII")  # AckRow
+ACK_SET_ROW = struct.Struct(">II")  # first and last index in the stored entry of what is acknowledged already
+ADD_DONE_ROW = struct.Struct(">QQI")  # ledger, entry, code: 0 is durable, else an error code
 
 
 def encode_rows(layout: struct.Struct, rows: Iterable[tuple[int, ...]]) -> bytes:

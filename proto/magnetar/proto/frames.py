@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from .errors import FrameTooLarge, MalformedFrame
 
 _PREFIX = struct.Struct(">IH")
-PREFIX_BYTES = _PREFIX.size
 DEFAULT_MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 FRAME_OVERHEAD_BYTES = 64 * 1024
 DEFAULT_MAX_FRAME_BYTES = DEFAULT_MAX_MESSAGE_BYTES + FRAME_OVERHEAD_BYTES
@@ -31,13 +30,23 @@ Run = tuple[bytes, list[bytes]]
 
 
 def frame_prefix(header: bytes, payload_bytes: int) -> bytes:
-    """Length fields and header of a frame whose payload of `payload_bytes` bytes is written after it."""
-    return _PREFIX.pack(2 + len(header) + payload_bytes, len(header)) + header
+    """Length fields and header of a frame whose payload of `payload_bytes` bytes is written after it.
+
+    Raises FrameTooLarge for what the length fields cannot tell.
+    """
+    try:
+        return _PREFIX.pack(2 + len(header) + payload_bytes, len(header)) + header
+    except struct.error:
+        raise FrameTooLarge(
+            f"a frame header of {len(header)} bytes and a payload of {payload_bytes} do not fit into a frame; "
+            f"a header has at most {MAX_HEADER_BYTES}",
+            length=2 + len(header) + payload_bytes,
+        ) from None
 
 
 def encode_frame(header: bytes, payload: bytes = b"") -> bytes:
     """One whole frame."""
-    return b"".join((_PREFIX.pack(2 + len(header) + len(payload), len(header)), header, payload))
+    return frame_prefix(header, len(payload)) + payload
 
 
 def encode_frames(header: bytes, payloads: Sequence[bytes]) -> bytes:

@@ -121,6 +121,31 @@ async def test_an_unknown_command_with_an_id_is_answered_and_survived() -> None:
         await service.handlers[0].until(lambda: service.handlers[0].frames == [(SEND, b"next")])
 
 
+async def test_a_result_too_large_for_a_header_arrives_in_the_payload() -> None:
+    async with serving() as service:
+        connection, _, accepted = await service.connect()
+        result = {"topics": [f"persistent://public/default/{number}" for number in range(3000)]}
+        asked = asyncio.create_task(connection.request(Lookup(0, "orders"), timeout=5))
+        await accepted.until(lambda: len(accepted.frames) == 1)
+        assert accepted.connection is not None
+        accepted.connection.answer(decode_command(accepted.frames[0][0]).request_id, result)
+        assert await asked == (result, b"")
+
+
+async def test_an_error_that_quotes_a_large_header_is_told() -> None:
+    async with serving() as service:
+        connection, _, accepted = await service.connect()
+        asked = asyncio.create_task(connection.request(Lookup(0, "x" * 65_000), timeout=5))
+        await accepted.until(lambda: len(accepted.frames) == 1)
+        assert accepted.connection is not None
+        request_id = decode_command(accepted.frames[0][0]).request_id
+        accepted.connection.answer_error(request_id, TopicNotFound("no topic " + "x" * 70_000))
+        with pytest.raises(TopicNotFound, match=r"no topic x+"):
+            await asked
+        with pytest.raises(FrameTooLarge, match="header"):
+            connection.send(b"h" * 70_000)
+
+
 async def test_a_command_number_in_a_longer_form_is_understood() -> None:
     async with serving() as service, raw(service) as peer:
         odd = b"\x94\xcc\x13" + SEND[2:]  # SEND as uint8

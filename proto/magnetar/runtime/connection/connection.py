@@ -46,7 +46,7 @@ from .kinds import FOR_HANDLER, KINDS, kind_of
 from .liveness import Liveness, Observed, Verdict
 from .options import ConnectionHandler, ConnectionOptions
 from .output import Output, Piece
-from .requests import PendingRequests, Reply
+from .requests import PendingRequests, Reply, encode_answer
 
 _log = logging.getLogger("magnetar.connection")
 
@@ -184,7 +184,7 @@ class Connection(asyncio.Protocol):
     def answer(self, request_id: int, result: Any = None, payload: Piece | Sequence[Piece] = b"") -> None:
         """Sends Ok, unless the id says that no answer is wanted."""
         if request_id:
-            self.send(Ok(request_id, result).encode(), payload)
+            self.send(*encode_answer(request_id, result, payload))
 
     def answer_error(self, request_id: int, error: MagnetarError) -> None:
         """Sends Failed, unless the id says that no answer is wanted."""
@@ -356,7 +356,7 @@ class Connection(asyncio.Protocol):
             return
         if isinstance(command, Ok):
             for payload in payloads:
-                self._requests.resolve(command.request_id, Reply(command.result, payload))
+                self._requests.resolve(command.request_id, Reply.of(command, payload))
         elif isinstance(command, Failed):
             if command.request_id == 0:
                 self._error = command.to_error()

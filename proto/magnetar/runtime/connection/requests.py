@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from magnetar.proto.commands import Command
-from magnetar.proto.errors import MagnetarError, RequestTimeout, TooManyRequests
+import msgspec
+
+from magnetar.proto.commands import Command, Ok
+from magnetar.proto.errors import MagnetarError, MalformedFrame, RequestTimeout, TooManyRequests
+from magnetar.proto.frames import MAX_HEADER_BYTES
+
+from .output import Piece
 
 
 class Reply(NamedTuple):
@@ -15,6 +20,26 @@ class Reply(NamedTuple):
 
     result: Any
     payload: bytes
+
+    @classmethod
+    def of(cls, answer: Ok, payload: bytes) -> Reply:
+        """Inverse of `encode_answer`. Raises MalformedFrame."""
+        if not answer.in_payload:
+            return cls(answer.result, payload)
+        try:
+            return cls(msgspec.msgpack.decode(payload), b"")
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise MalformedFrame(f"the result of an answer cannot be decoded: {error}") from None
+
+
+def encode_answer(
+    request_id: int, result: Any, payload: Piece | Sequence[Piece]
+) -> tuple[bytes, Piece | Sequence[Piece]]:
+    """Header and payload of an Ok. A result that is too large for a header goes where the payload would."""
+    header = Ok(request_id, result).encode()
+    if len(header) <= MAX_HEADER_BYTES or payload:
+        return header, payload
+    return Ok(request_id, None, True).encode(), msgspec.msgpack.encode(result)
 
 
 class PendingRequests:
