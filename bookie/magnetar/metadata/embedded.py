@@ -1,6 +1,6 @@
 """The embedded metadata store: the tree of `local` on RocksDB, in a directory of its own.
 
-Traps of rocksdict (DEPENDENCIES.md): everything in raw mode; a batch serves once; an iterator's lower bound overwrites
+Traps of rocksdict: everything in raw mode; a batch serves once; an iterator's lower bound overwrites
 its upper bound, so only the upper one is set; `close` keeps the lock while an iterator is alive, so iterators are
 used up or dropped here; errors are bare `Exception`.
 
@@ -111,7 +111,7 @@ def _cannot_open(directory: str, error: Exception) -> DataDirectoryError:
     if "lock" in text.lower():
         return DataDirectoryError(
             f"the metadata store {directory} is held by another process; "
-            "stop that one, or give this one a directory of its own (setting data_dir)"
+            "stop that one, or give this one a directory of its own (setting data)"
         )
     return DataDirectoryError(
         f"the metadata store {directory} cannot be opened: {text}; "

@@ -245,7 +245,7 @@ class LocalMetadataStore:
             if self._storage.first_key(b"", b"\xff") is not None:
                 raise DataDirectoryError(
                     "the metadata store has no format version, so it is not one of Magnetar's; "
-                    "point the setting data_dir at the right directory"
+                    "point the setting data at the right directory"
                 )
             self._write({_FORMAT_KEY: _U32.pack(FORMAT_VERSION)})
         elif data != _U32.pack(FORMAT_VERSION):

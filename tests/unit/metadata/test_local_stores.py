@@ -18,7 +18,7 @@ from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFail
 
 async def test_a_second_opener_is_told_what_to_do(tmp_path: Path) -> None:
     store = EmbeddedMetadataStore(str(tmp_path / "m"))
-    with pytest.raises(DataDirectoryError, match=r"held by another process.*data_dir"):
+    with pytest.raises(DataDirectoryError, match=r"held by another process.*setting data\)"):
         EmbeddedMetadataStore(str(tmp_path / "m"))
     await store.create("/still", b"works")
     await store.close()
