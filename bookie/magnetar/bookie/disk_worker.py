@@ -1,6 +1,6 @@
 """The seam for disk work that blocks: syncing, warming the page cache, preparing files.
 
-No thread of the daemon does it (a thread that comes back under a busy loop waits for the interpreter, DEPENDENCIES.md):
+No thread of the daemon does it (a thread that comes back under a busy loop waits for the interpreter, 0.1 to 6 s):
 `device.ProcessDiskWorker` asks a process over a socket, `InlineDiskWorker` works in the loop over `files`.
 
 A failed sync raises StorageFailed and is never tried again (rule 4). A worker process that dies takes unknown
@@ -17,7 +17,7 @@ from typing import Protocol
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
 from magnetar.runtime.files import FileLock, Files
 
-from .journal.inline import ignore_failure
+from .journal.device import ignore_failure
 
 __all__ = ["DiskWorker", "InlineDiskWorker"]
 

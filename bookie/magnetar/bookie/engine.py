@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import struct
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +37,7 @@ from magnetar.proto.errors import (
     TooManyRequests,
     error_from_wire,
 )
-from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.files import FileLock
 
 from .checkpoint import Checkpointer
@@ -58,7 +57,6 @@ from .write_cache import WriteCache
 __all__ = ["Bookie"]
 
 _log = logging.getLogger(__name__)
-_FIELDS = struct.Struct(">QQqQ")
 _DEFAULT_READ_BYTES = 4 << 20
 # The sizes of what is read stand in a frame's header, which has at most 64 KB.
 _MAX_READ_ENTRIES = 8192
@@ -173,7 +171,7 @@ class Bookie:
 
     def _admit(self, entry: bytes, recovery: bool, done: DurableCallback) -> bool:
         """The add path. False if the write cache has no room."""
-        ledger_id, entry_id, last_add_confirmed, _ = _FIELDS.unpack_from(entry)
+        ledger_id, entry_id, last_add_confirmed, _ = LEDGER_ENTRY_FIELDS.unpack_from(entry)
         states = self.ledgers
         state = states.by_id.get(ledger_id) or states.load(ledger_id)
         if state.fenced and not recovery:
@@ -208,7 +206,7 @@ class Bookie:
             self._waiting_timer = loop.call_at(deadline, self._waited_too_long)
 
     def _refuse(self, entry: bytes, done: DurableCallback, code: int) -> None:
-        ledger_id, entry_id, _, _ = _FIELDS.unpack_from(entry)
+        ledger_id, entry_id, _, _ = LEDGER_ENTRY_FIELDS.unpack_from(entry)
         asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, code)
 
     def _waited_too_long(self) -> None:
@@ -256,7 +254,7 @@ class Bookie:
         if fence:
             await self.fence(ledger_id)
         self._check_alive()
-        state = self.ledgers.by_id.get(ledger_id) or self._peek(ledger_id)
+        state = self._peek(ledger_id)
         limit = max_bytes or _DEFAULT_READ_BYTES
         entries: list[bytes] = []
         size, entry_id = 0, first

@@ -1,6 +1,6 @@
 """Names in the data directory (FORMATS.md, "The data directory"). One journal and one ledger directory so far.
 
-DATA/LOCK           held by the daemon and by its journal writer
+DATA/LOCK           held by the daemon, its journal writer and its disk worker
 DATA/cookie         identity and format version
 DATA/mark           checkpoint mark: a vector with one position per journal directory
 DATA/journal/journal-<sequence, 16 hex digits>.log

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 
 from magnetar.proto.errors import DataDirectoryError
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS
 from magnetar.runtime.files import FileLock, Files, wait_for_lock
 
 from .components import BookieComponents
@@ -18,7 +18,7 @@ from .cookie import Cookie, open_data_directory
 from .engine import Bookie
 from .index import LocationIndex
 from .journal.journal import Journal, JournalPosition
-from .journal.records import Record, RecordType, incarnation_of, probe_begin
+from .journal.records import FENCE, LAST_CONFIRMED, Record, RecordType, incarnation_of, probe_begin
 from .journal.recovery import Recovered, replay_journals
 from .layout import DataLayout
 from .mark import decode_mark, encode_mark
@@ -29,9 +29,6 @@ __all__ = ["open_bookie"]
 _log = logging.getLogger(__name__)
 # A start that finds no old file to take over waits for this part of a new one to be zero-filled.
 _FIRST_FILE_PART = 8
-_ENTRY_FIELDS = struct.Struct(">QQqQ")
-_FENCE = struct.Struct(">Q")
-_LAST_CONFIRMED = struct.Struct(">Qq")
 
 
 async def open_bookie(settings: BookieSettings, components: BookieComponents) -> Bookie:
@@ -106,18 +103,15 @@ async def _read_mark(
     if files.exists(layout.mark):
         return decode_mark(files.read(layout.mark), layout.mark)
     first = layout.journal_file(1)
-    begun = [
-        name for name in files.list(layout.journal) if layout.journal_file(1) != f"{layout.journal}/{name}"
-    ]
+    more = any(layout.journal_sequence(name) != 1 for name in files.list(layout.journal))
     if files.exists(first):
         file = files.open(first, read_only=True)
         try:
             begin = probe_begin(file.read_at, file.size(), incarnation_of(cookie.instance, 1))
         finally:
             file.close()
-        if begin is not None:
-            begun.append(first)
-    if begun or files.list(layout.ledgers):
+        more = more or begin is not None
+    if more or files.list(layout.ledgers):
         raise DataDirectoryError(
             f"the checkpoint mark {layout.mark} is missing although this bookie has data; restore it from a "
             "backup of this directory",
@@ -155,18 +149,18 @@ async def _replay(bookie: Bookie, mark: JournalPosition) -> Recovered:
     async def apply(record: Record) -> None:
         payload = record.payload
         if record.type == RecordType.ADD:
-            ledger_id, entry_id, last_add_confirmed, _ = _ENTRY_FIELDS.unpack_from(payload)
+            ledger_id, entry_id, last_add_confirmed, _ = LEDGER_ENTRY_FIELDS.unpack_from(payload)
             if not cache.has_room(len(payload)):
                 await bookie.checkpointer.run(None)  # under memory pressure: the mark stays (rule 3)
             cache.put(ledger_id, entry_id, payload)
             ledgers.note_entry(ledgers.load(ledger_id), ledger_id, entry_id, last_add_confirmed)
         elif record.type == RecordType.FENCE:
-            (ledger_id,) = _FENCE.unpack(payload)
+            (ledger_id,) = FENCE.unpack(payload)
             state = ledgers.load(ledger_id)
             state.fenced = True
             ledgers.mark_dirty(state, ledger_id)
         elif record.type == RecordType.LAST_CONFIRMED:
-            ledger_id, explicit = _LAST_CONFIRMED.unpack(payload)
+            ledger_id, explicit = LAST_CONFIRMED.unpack(payload)
             state = ledgers.load(ledger_id)
             state.explicit_lac = max(state.explicit_lac, explicit)
             ledgers.mark_dirty(state, ledger_id)

@@ -12,7 +12,7 @@ from magnetar.runtime.files import FileLock
 from magnetar.runtime.processes import HelperProcess, spawn_helper
 from magnetar.runtime.storage_error import storage_error
 
-from ..journal.inline import ignore_failure
+from ..journal.device import ignore_failure
 from . import disk_process
 from .disk_process import ANSWER, DELETE, PREPARE, REPLACE, REQUEST, SYNC, WARM
 

@@ -1,4 +1,4 @@
-"""A journal device whose disk work is done by another process, over a ring of shared memory (DEPENDENCIES.md).
+"""A journal device whose disk work is done by another process, over a ring of shared memory.
 
     append:  copy into the ring; once per turn of the loop announce the end offset through a pipe
     writer:  pwrite straight from the ring, fdatasync, report the durable offset through a pipe
@@ -12,22 +12,22 @@ ring visible first, on any processor.
 from __future__ import annotations
 
 import asyncio
+import errno
 import mmap
 import os
 import tempfile
 from collections import deque
-from collections.abc import Callable
 
 from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
 from magnetar.runtime.processes import HelperProcess, spawn_helper
 
-from ..journal.inline import ignore_durable, ignore_failure
+from ..journal.device import StreamOffsets
 from . import writer_process
 from .writer_process import CONTROL, DURABLE, REPORT, ROLL, WRITTEN
 
 __all__ = ["RingJournalDevice"]
 
-_NO_SPACE = (28, 122)  # ENOSPC, EDQUOT
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _STOP_TIMEOUT_S = 5.0
 
 
@@ -42,7 +42,7 @@ def _shared_memory(size: int) -> int:
     return fd
 
 
-class RingJournalDevice:
+class RingJournalDevice(StreamOffsets):
     """See `JournalDevice`. `lock_fd` is inherited by the writer, which so holds the data directory (rule 12b).
 
     `mode`: "sync"; "no-sync" (unsafe: acknowledges what is buffered); "shadow" (tests: the writer loses what it has
@@ -57,43 +57,21 @@ class RingJournalDevice:
         lock_fd: int | None = None,
         mode: str = "sync",
     ) -> None:
-        self.on_durable: Callable[[int], None] = ignore_durable
-        self.on_failure: Callable[[MagnetarError], None] = ignore_failure
+        super().__init__(-(-ring_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._template = path_template
-        self._size = -(-ring_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._lock_fd = lock_fd
         self._mode = mode
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process: HelperProcess | None = None
         self._ring: mmap.mmap | None = None
         self._control_fd = self._report_fd = -1
-        self._end = self._announced = self._durable = self._position = 0
+        self._announced = 0
         self._scheduled = False
         # Control messages that the pipe did not take; only while the writer is stuck in a long sync.
         self._outbox: deque[bytes] = deque()
         self._report_rest = b""
         self._failure: MagnetarError | None = None
         self._drained: asyncio.Future[None] | None = None
-
-    @property
-    def end_offset(self) -> int:
-        """See `JournalDevice`."""
-        return self._end
-
-    @property
-    def durable_offset(self) -> int:
-        """See `JournalDevice`."""
-        return self._durable
-
-    @property
-    def file_position(self) -> int:
-        """See `JournalDevice`."""
-        return self._position
-
-    @property
-    def free_bytes(self) -> int:
-        """See `JournalDevice`."""
-        return self._size - (self._end - self._durable)
 
     @property
     def writer_pid(self) -> int:
@@ -104,12 +82,12 @@ class RingJournalDevice:
         """See `JournalDevice`. 15 to 25 ms until the writer runs; this returns before."""
         self._loop = asyncio.get_running_loop()
         self._end = self._announced = self._durable = offset
-        ring_fd = _shared_memory(self._size)
+        ring_fd = _shared_memory(self._capacity)
         control_read, self._control_fd = os.pipe()
         self._report_fd, report_write = os.pipe()
         try:
-            self._ring = mmap.mmap(ring_fd, self._size)
-            numbers = (control_read, report_write, ring_fd, self._size, offset)
+            self._ring = mmap.mmap(ring_fd, self._capacity)
+            numbers = (control_read, report_write, ring_fd, self._capacity, offset)
             inherited = [control_read, report_write, ring_fd]
             if self._lock_fd is not None:
                 inherited.append(self._lock_fd)
@@ -128,7 +106,7 @@ class RingJournalDevice:
 
     def append(self, header: bytes, payload: bytes) -> None:
         """See `JournalDevice`. 0.5 us and the copy."""
-        ring, size = self._ring, self._size
+        ring, size = self._ring, self._capacity
         assert ring is not None
         end = self._end
         at = end % size

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from magnetar.proto.errors import MagnetarError
 
-__all__ = ["JournalDevice"]
+__all__ = ["JournalDevice", "StreamOffsets", "ignore_durable", "ignore_failure"]
 
 
 class JournalDevice(Protocol):
@@ -61,3 +61,45 @@ class JournalDevice(Protocol):
     async def close(self) -> None:
         """Waits until everything appended is durable (unless the device failed) and lets go of the file."""
         ...
+
+
+def ignore_durable(offset: int) -> None:
+    """Until the journal listens."""
+
+
+def ignore_failure(error: MagnetarError) -> None:
+    """Until somebody listens."""
+
+
+class StreamOffsets:
+    """The part that all devices share: where the stream stands, and how much of it may wait for the disk.
+
+    Invariant: `_durable` <= `_end` <= `_durable` + `_capacity`.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.on_durable: Callable[[int], None] = ignore_durable
+        self.on_failure: Callable[[MagnetarError], None] = ignore_failure
+        self._capacity = capacity_bytes
+        self._end = self._durable = 0
+        self._position = 0  # in the current file
+
+    @property
+    def end_offset(self) -> int:
+        """See `JournalDevice`."""
+        return self._end
+
+    @property
+    def durable_offset(self) -> int:
+        """See `JournalDevice`."""
+        return self._durable
+
+    @property
+    def file_position(self) -> int:
+        """See `JournalDevice`."""
+        return self._position
+
+    @property
+    def free_bytes(self) -> int:
+        """See `JournalDevice`."""
+        return self._capacity - (self._end - self._durable)

@@ -1,6 +1,6 @@
-"""A journal device that writes and syncs in the loop, over `files`: for the simulation and for macOS.
+"""A journal device that writes and syncs in the loop, over `files`: for the simulation.
 
-Each sync stops the loop for as long as the disk takes (0.1 to 10 ms), which is why the daemon on Linux uses the ring.
+Each sync stops the loop for as long as the disk takes (0.1 to 10 ms), which is why the daemon uses the ring.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from magnetar.proto.errors import MagnetarError, StorageFailed
 from magnetar.runtime.files import File, Files
 
+from .device import StreamOffsets
 from .records import GROUP_ALIGNMENT
 
 __all__ = ["InlineJournalDevice"]
@@ -18,15 +19,7 @@ __all__ = ["InlineJournalDevice"]
 _ZEROS = memoryview(bytes(GROUP_ALIGNMENT))
 
 
-def ignore_durable(offset: int) -> None:
-    return None
-
-
-def ignore_failure(error: MagnetarError) -> None:
-    return None
-
-
-class InlineJournalDevice:
+class InlineJournalDevice(StreamOffsets):
     """See `JournalDevice`. `capacity_bytes` bounds what is appended and not yet durable."""
 
     def __init__(
@@ -37,39 +30,16 @@ class InlineJournalDevice:
         capacity_bytes: int = 32 << 20,
         sync_data: bool = True,
     ) -> None:
-        self.on_durable: Callable[[int], None] = ignore_durable
-        self.on_failure: Callable[[MagnetarError], None] = ignore_failure
+        super().__init__(capacity_bytes)
         self._files = files
         self._path_of = path_of
-        self._capacity = capacity_bytes
         self._sync_data = sync_data
         self._file: File | None = None
         self._parts: list[bytes] = []
         # (index in _parts before which the file changes, sequence)
         self._rolls: list[tuple[int, int]] = []
-        self._end = self._durable = self._position = 0
         self._scheduled: asyncio.Handle | None = None
         self._failed = False
-
-    @property
-    def end_offset(self) -> int:
-        """See `JournalDevice`."""
-        return self._end
-
-    @property
-    def durable_offset(self) -> int:
-        """See `JournalDevice`."""
-        return self._durable
-
-    @property
-    def file_position(self) -> int:
-        """See `JournalDevice`."""
-        return self._position
-
-    @property
-    def free_bytes(self) -> int:
-        """See `JournalDevice`."""
-        return self._capacity - (self._end - self._durable)
 
     async def start(self, sequence: int, offset: int) -> None:
         """See `JournalDevice`."""

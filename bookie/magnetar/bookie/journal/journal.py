@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,7 +22,15 @@ from ..disk_worker import DiskWorker
 from ..layout import DataLayout
 from ..settings import BookieSettings
 from .device import JournalDevice
-from .records import RECORD_HEADER_BYTES, RecordType, encode_begin, encode_record_header, incarnation_of
+from .records import (
+    FENCE,
+    LAST_CONFIRMED,
+    RECORD_HEADER_BYTES,
+    RecordType,
+    encode_begin,
+    encode_record_header,
+    incarnation_of,
+)
 
 __all__ = ["DurableCallback", "Journal", "JournalPosition"]
 
@@ -33,8 +40,6 @@ _log = logging.getLogger(__name__)
 DurableCallback = Callable[[int, int, int], None]
 
 _RETRY_PREPARE_S = 1.0
-_FENCE = struct.Struct(">Q")
-_LAST_CONFIRMED = struct.Struct(">Qq")
 ADD = int(RecordType.ADD)
 
 
@@ -135,12 +140,12 @@ class Journal:
 
     def fence(self, ledger_id: int, done: DurableCallback) -> None:
         """Appends a fence. One record stands for the ledger's key and its fence (rule 6)."""
-        self._append_later(RecordType.FENCE, _FENCE.pack(ledger_id), done, ledger_id, -1)
+        self._append_later(RecordType.FENCE, FENCE.pack(ledger_id), done, ledger_id, -1)
         self._drain_waiting()
 
     def last_confirmed(self, ledger_id: int, last_add_confirmed: int, done: DurableCallback) -> None:
         """Appends an explicit last add confirmed."""
-        payload = _LAST_CONFIRMED.pack(ledger_id, last_add_confirmed)
+        payload = LAST_CONFIRMED.pack(ledger_id, last_add_confirmed)
         self._append_later(RecordType.LAST_CONFIRMED, payload, done, ledger_id, last_add_confirmed)
         self._drain_waiting()
 

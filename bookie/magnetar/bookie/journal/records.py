@@ -26,7 +26,9 @@ import xxhash
 from magnetar.proto.errors import DataDirectoryError
 
 __all__ = [
+    "FENCE",
     "GROUP_ALIGNMENT",
+    "LAST_CONFIRMED",
     "RECORD_HEADER_BYTES",
     "Begin",
     "Gap",
@@ -42,6 +44,8 @@ __all__ = [
 ]
 
 GROUP_ALIGNMENT = 4096
+FENCE = struct.Struct(">Q")  # payload of a FENCE record: ledger id
+LAST_CONFIRMED = struct.Struct(">Qq")  # of a LAST_CONFIRMED record: ledger id, explicit last add confirmed
 _HEADER = struct.Struct(">QQQQIHH")
 _REST = struct.Struct(">QQQIHH")
 _CHECKSUM = struct.Struct(">Q")
