@@ -16,11 +16,11 @@ from magnetar.proto.errors import (
     Unsupported,
 )
 from magnetar.proto.ids import TopicName
+from magnetar.runtime.clock import Clock
 
 from .budget import ByteBudget
 from .components import Components, PublishCounters
 from .dispatcher import DispatchCounters
-from .managed_ledger import Clock
 from .records import TOPICS_ROOT, TopicRecord, topic_path
 from .settings import BrokerSettings
 from .stores import Ledgers, Metadata
@@ -186,7 +186,10 @@ class Broker:
         while True:
             await asyncio.sleep(self.settings.maintenance_interval_s)
             for topic in list(self.topics.values()):
-                topic.maintain()
+                try:
+                    topic.maintain()
+                except Exception:  # a defect in one topic must not end the rounds of all
+                    _log.exception("the maintenance round of topic %s failed", topic.name)
 
     async def close(self, *, drain_seconds: float = 5.0) -> None:
         """Closes every topic: queued messages are confirmed, cursors written, ledgers closed."""

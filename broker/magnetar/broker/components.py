@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from magnetar.runtime.clock import Clock
+
 from .budget import ByteBudget
 from .dispatcher import DispatchCounters
-from .managed_ledger import Clock
 from .settings import BrokerSettings
 from .stores import Ledgers, Metadata
 from .tail_cache import TailCache

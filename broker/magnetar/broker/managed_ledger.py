@@ -24,7 +24,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from magnetar.proto.entry import Entry, rebase_entry
 from magnetar.proto.errors import (
@@ -38,6 +38,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
+from magnetar.runtime.clock import Clock
 
 from .core.acks import Position
 from .ledger_list import LedgerList
@@ -51,13 +52,6 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 MAX_OPEN_READERS = 8
 MAX_ENTRIES_PER_READ = 1024
-
-
-class Clock(Protocol):
-    """The wall clock (`magnetar.runtime.clock.Clock`)."""
-
-    def now_ms(self) -> int:
-        """Milliseconds since the epoch."""
 
 
 class ManagedLedger(Generic[T]):
@@ -159,11 +153,6 @@ class ManagedLedger(Generic[T]):
         """Index in the ledger of the next message: `first_index` of the entry to append now."""
         assert self._segment is not None
         return self._segment.next_message
-
-    @property
-    def pending_entries(self) -> int:
-        """Entries appended and not confirmed."""
-        return len(self._pending)
 
     def wake(self) -> None:
         """There is something to append: an idle topic opens its next ledger; `events.ready` comes when it is open."""
@@ -370,8 +359,10 @@ class ManagedLedger(Generic[T]):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        for opening in list(self._opening.values()):
+        openings = list(self._opening.values())
+        for opening in openings:
             opening.cancel()
+        await asyncio.gather(*openings, return_exceptions=True)
 
     # --- positions and reading ---------------------------------------------------------------------------------------
 
@@ -464,4 +455,4 @@ class ManagedLedger(Generic[T]):
             await self.list.delete()
 
 
-__all__ = ["Clock", "LedgerEvents", "ManagedLedger", "State"]
+__all__ = ["LedgerEvents", "ManagedLedger", "State"]

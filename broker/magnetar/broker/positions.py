@@ -7,7 +7,7 @@ in the publish times of one entry's batches: nothing published at or after the t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 from magnetar.proto.batch import decode_batch_header
 from magnetar.proto.entry import Entry
@@ -15,30 +15,10 @@ from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
 
 from .core.acks import EntryKey, Position
-from .records import LedgerInfo, TopicRecord
+from .ledger_list import LedgerList
 
 Start = tuple[str, Any]
 ReadEntry = Callable[[EntryKey], Awaitable[Entry]]
-
-
-class LedgerList(Protocol):
-    """What is asked of the managed ledger."""
-
-    record: TopicRecord
-
-    @property
-    def start(self) -> Position:
-        """The first message that is kept."""
-
-    @property
-    def end(self) -> Position:
-        """After the last confirmed message."""
-
-    def info(self, ledger_id: int) -> LedgerInfo | None:
-        """The ledger, if it belongs to the topic."""
-
-    def normalise(self, position: Position) -> Position:
-        """See `core.acks.Topology`."""
 
 
 async def find_position(ledgers: LedgerList, read_entry: ReadEntry, start: Start) -> Position:

@@ -1,4 +1,7 @@
-"""Settings of the broker: frozen data with the defaults of FEATURES.md. Sizes in bytes, times as their suffix says."""
+"""Settings of the broker: frozen data. Sizes in bytes, times as their suffix says.
+
+Defaults are those that users of Pulsar know.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from magnetar.proto.batch import GROUP_OVERHEAD_BYTES
 from magnetar.proto.errors import InvalidSetting
 from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
+from magnetar.proto.ids import MAX_ENTRY_ID
 
 MIB = 1024 * 1024
 
@@ -66,6 +70,8 @@ class BrokerSettings:
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise InvalidSetting(f"broker setting {name} must be positive, not {getattr(self, name)}")
+        if self.max_ledger_entries > MAX_ENTRY_ID:
+            raise InvalidSetting(f"broker setting max_ledger_entries must not exceed {MAX_ENTRY_ID}")
         for name in ("tail_cache_share", "publish_share"):
             if not 0 < getattr(self, name) < 1:
                 raise InvalidSetting(f"broker setting {name} must lie between 0 and 1")

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from .errors import InvalidArgument, InvalidTopicName
 
-MAX_ENTRY_ID = (1 << 43) - 1
+MAX_ENTRY_ID = (1 << 43) - 1  # so that (entry, index in the entry) fits into 63 bits, for other protocols
 MAX_MESSAGES_PER_ENTRY = 1 << 20
 MAX_BATCHES_PER_ENTRY = 65_535
 NO_PARTITION = -1
@@ -100,11 +100,6 @@ class TopicName(NamedTuple):
         if (self.domain, self.tenant, self.namespace) == ("persistent", "public", "default"):
             return self.name
         return str(self)
-
-    @property
-    def namespace_name(self) -> str:
-        """`tenant/namespace`."""
-        return f"{self.tenant}/{self.namespace}"
 
     def __str__(self) -> str:
         return f"{self.domain}://{self.tenant}/{self.namespace}/{self.name}"

@@ -125,10 +125,6 @@ class AckState:
         ranges = self.entries.get(ledger)
         return ranges is not None and ranges.end_of(entry) is not None
 
-    def is_acked(self, ledger: int, entry: int, first: int, last: int) -> bool:
-        """True if all of first..last are acknowledged."""
-        return not self.unacked(ledger, entry, first, last)
-
     def unacked(self, ledger: int, entry: int, first: int, last: int) -> list[Range]:
         """What of first..last is not acknowledged."""
         mark_ledger, mark_entry, mark_index = self.mark_delete
