@@ -258,7 +258,7 @@ class Client:
         return dict(await self.request(TopicStats(0, name), topic=name))
 
     async def create_topic(self, topic: str) -> None:
-        """Creates a topic. Raises AlreadyExists."""
+        """Creates a topic; fine if it exists."""
         await self.request(CreateTopic(0, str(TopicName.parse(topic))))
 
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:

@@ -2,18 +2,19 @@
 
     MagnetarError
     ├── RetryableError        try again, the same call may succeed (action RETRY)
-    │   ├── ServiceNotReady, TooManyRequests, BookieUnavailable, NotEnoughBookies, TopicBusy,
-    │   │   RequestTimeout, ConnectionLost, VersionConflict, InProgress,
-    │   ├── ReceiveTimeout, ProducerQueueFull, SendTimeout
+    │   └── ServiceNotReady, TooManyRequests, BookieUnavailable, NotEnoughBookies, TopicBusy, RequestTimeout (SendTimeout),
+    │       ConnectionLost, VersionConflict, InProgress, QuorumLost, ProducerBusy, ReceiveTimeout, ProducerQueueFull
     ├── LookupAgainError      ask where the topic lives, then try there (action LOOK_UP)
     │   └── TopicNotServed
     ├── InvalidCallError      the call is wrong, fix it (action FIX_CALL)
-    │   ├── InvalidTopicName, InvalidArgument, FrameTooLarge, MalformedFrame, UnknownCommand,
-    │   │   UnsupportedVersion, Unsupported, ChecksumMismatch, MessageTooLarge, NotAuthorized, AuthenticationFailed
+    │   └── InvalidTopicName, InvalidArgument, FrameTooLarge, MalformedFrame, UnknownCommand, UnsupportedVersion,
+    │       Unsupported, ChecksumMismatch, MessageTooLarge, NotAuthorized, AuthenticationFailed, InvalidSetting
     └── FinalError            nothing the caller does helps (action GIVE_UP)
-        ├── TopicNotFound, SubscriptionNotFound, ConsumerBusy, ProducerFenced, LedgerNotFound, EntryNotFound,
-        │   LedgerFenced, LedgerClosed, EntryDamaged, UnknownLedgerState, BookieReadOnly, StorageFailed
-        │   (DiskFull), AlreadyExists
+        └── TopicNotFound, SubscriptionNotFound, ConsumerBusy, ProducerFenced, LedgerNotFound, EntryNotFound, LedgerFenced,
+            LedgerClosed, EntryDamaged, UnknownLedgerState, BookieReadOnly, StorageFailed (DiskFull), AlreadyExists,
+            AlreadyClosed, DataDirectoryError, MessageLost, NotFoundInStore, NodeNotEmpty
+
+InProgress (rule 27) and UnknownLedgerState (rule 8) are not raised yet; clients treat them as their action says.
 
 Codes are part of the wire protocol (WIRE.md): they are never reused. A code that a peer does not know is decoded as the
 class of its action, which travels with it.

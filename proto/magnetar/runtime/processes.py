@@ -1,4 +1,4 @@
-"""Lean helper processes: the bookie's journal writer and storage helper.
+"""Lean helper processes: the bookie's journal writer and disk worker.
 
 A helper is one Python file that imports next to nothing (about 9 MB resident), started as `python -I -S FILE ARGUMENTS`.
 Two pipes tell each side about the end of the other, whatever ended it:
