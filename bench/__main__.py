@@ -1,6 +1,6 @@
 """`make bench`: workloads (a) to (h) against a real service on loopback with fsync on, beside what the machine can do.
 
-python -m bench                  five interleaved rounds, medians; about a quarter of an hour
+python -m bench                  five interleaved rounds, medians; about five minutes on a quiet machine
 python -m bench --quick          one short round
 python -m bench --only a,d       some workloads
 """
@@ -29,6 +29,13 @@ def main() -> int:
         "--only", default=",".join(WORKLOADS), metavar="a,b,...", help="some of the workloads"
     )
     parser.add_argument(
+        "--settle",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="how long to wait for a quiet machine before each workload (default: 5)",
+    )
+    parser.add_argument(
         "--json", type=Path, metavar="FILE", help="where the figures go (default: bench/out/)"
     )
     arguments = parser.parse_args()
@@ -50,7 +57,7 @@ def main() -> int:
     rounds: list[Round] = []
     for number in range(1 if arguments.quick else arguments.rounds):
         say(f"round {number + 1}")
-        found = Round(scratch, Sizes(arguments.quick), wanted, say)
+        found = Round(scratch, Sizes(arguments.quick), wanted, arguments.settle, say)
         found.run()
         rounds.append(found)
     summary = print_report(rounds, console)

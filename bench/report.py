@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.limits import GOALS, ratios, verdict
+from bench.probes import QUIET_SHARE
 from bench.run import Round
 
 _COLOURS = {"stretch": "green", "floor": "yellow", "BELOW": "bold red"}
-QUIET_SHARE = 0.8  # of the machine must be idle before a workload starts, or its figure says little
 
 
 def medians(rounds: list[Round]) -> dict[str, float]:
@@ -99,14 +99,15 @@ def _print_cpu(cpu: dict[str, dict[str, float]], console: Console) -> None:
 
 def _print_probes(rounds: list[Round], probes: dict[str, float], console: Console) -> None:
     table = Table(title="The machine, in the same rounds", title_justify="left", show_header=False)
-    details = [detail for found in rounds for detail in found.details.values()]
-    calibrations = sorted(detail["calibration_ms"] for detail in details if "calibration_ms" in detail)
-    idle = [detail["idle_share_before"] for detail in details if "idle_share_before" in detail]
-    if calibrations:
-        table.add_row(
-            "calibration loop before each workload",
-            f"median {statistics.median(calibrations):.1f} ms, {calibrations[0]:.1f} to {calibrations[-1]:.1f}",
-        )
+    calibrations = sorted(one for found in rounds for one in found.calibrations_ms)
+    table.add_row(
+        "calibration loop before each workload",
+        f"median {statistics.median(calibrations):.1f} ms, {calibrations[0]:.1f} to {calibrations[-1]:.1f}",
+    )
+    idle = [share for found in rounds for share in found.idle_shares]
+    table.add_row(
+        "idle share before each workload", f"median {statistics.median(idle):.2f}, lowest {min(idle):.2f}"
+    )
     if "ring p50" in probes:
         table.add_row(
             "TCP + ring + fdatasync, one at a time",
@@ -120,10 +121,11 @@ def _print_probes(rounds: list[Round], probes: dict[str, float], console: Consol
             f"{found['group_bytes']:,} B: {probes[f'disk {workload}'] / 1e6:,.1f} MB/s, p50 {found['p50_ms']:.3f} ms",
         )
     console.print(table)
-    if idle and statistics.median(idle) < QUIET_SHARE:
+    busy = sum(share < QUIET_SHARE for share in idle)
+    if busy:
         console.print(
-            f"The machine was busy with other things ({1 - statistics.median(idle):.0%} before the workloads began): "
-            "syncs wait for a processor then, and these figures say little about Magnetar.",
+            f"The machine was busy with other things before {busy} of {len(idle)} workloads: syncs wait for a processor "
+            "then. Their figures say little about Magnetar; --settle waits longer for a quiet moment.",
             style="bold yellow",
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.probes import disk_probes, idle_share, ring_probe, socket_probe
+from bench.probes import calibrate, disk_probes, ring_probe, settle, socket_probe
 from bench.relay import count_sends
 from bench.services import drop_page_cache, resident_megabytes, run_apart, run_client, running
 from magnetar.cli.service_process import ServiceProcess
@@ -58,14 +58,21 @@ class Round:
     `figures` by the names of bench.limits, `details` for the JSON file.
     """
 
-    def __init__(self, directory: Path, sizes: Sizes, wanted: Collection[str], say: Say) -> None:
+    def __init__(
+        self, directory: Path, sizes: Sizes, wanted: Collection[str], settle_s: float, say: Say
+    ) -> None:
+        """`settle_s`: how long to wait for a quiet machine before each workload."""
         self.directory = directory
+        self.settle_s = settle_s
         self.sizes = sizes
         self.wanted = wanted
         self.say = say
         self.figures: dict[str, float] = {}
         self.details: dict[str, Any] = {}
         self.probes: dict[str, Any] = {}
+        # Before each workload.
+        self.idle_shares: list[float] = []
+        self.calibrations_ms: list[float] = []
         # Bytes of a journal group by workload, as seen.
         self.groups: dict[str, int] = {}
 
@@ -86,10 +93,14 @@ class Round:
                 ("a", self._tcp_bookie),
             ):
                 if letter in self.wanted:
+                    self.idle_shares.append(settle(self.settle_s))
+                    self.calibrations_ms.append(calibrate())
                     workload()
             self.probes["socket"] = socket_probe(self.sizes.probe_s, 2000)
             self.probes["disk"] = disk_probes(self.directory, self.groups, self.sizes.probe_s / 2)
             self.details["probes"] = self.probes
+            self.details["idle_shares"] = self.idle_shares
+            self.details["calibrations_ms"] = self.calibrations_ms
         finally:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -111,7 +122,7 @@ class Round:
 
     def _start_up(self) -> None:
         with self._service() as (service,):
-            self._note("h_start", {"idle_share_after": idle_share()}, service.ready_after_s)
+            self._note("h_start", {}, service.ready_after_s)
             resident = resident_megabytes(service)
             self._note("h_idle", {"resident_mb": resident}, sum(resident.values()))
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.probes import calibrate, idle_share
 from magnetar.cli.service_process import ServiceProcess, cpu_time, io_counters
 
 IDLE_S = 0.5
@@ -49,7 +48,6 @@ def run_client(
     services: list[ServiceProcess], workload: str, topic: str, **parameters: Any
 ) -> dict[str, Any]:
     """One client process against the (last) service; with CPU microseconds per message by process."""
-    calibration_ms, idle = calibrate(), idle_share()
     measured = Measured(services)
     done = subprocess.run(
         _client_line(services[-1].url, workload, topic, parameters),
@@ -59,15 +57,13 @@ def run_client(
     )
     if done.returncode:
         raise SystemExit(f"bench: the client of {workload} ended with {done.returncode}")
-    result = _with_cpu(json.loads(done.stdout.splitlines()[-1]), measured)
-    return result | {"calibration_ms": calibration_ms, "idle_share_before": idle}
+    return _with_cpu(json.loads(done.stdout.splitlines()[-1]), measured)
 
 
 def run_apart(
     services: list[ServiceProcess], topic: str, *, messages: int, size: int, batch: int
 ) -> dict[str, Any]:
     """(b) with the tailing reader in a process of its own; from the producer's first send to the reader's last message."""
-    calibration_ms, idle = calibrate(), idle_share()
     measured = Measured(services)
     url = services[-1].url
     with subprocess.Popen(
@@ -89,7 +85,7 @@ def run_apart(
     seconds = tailed["ended"] - produced["began"]
     result = {"rate": messages / seconds, "messages": produced["messages"], "seconds": seconds}
     result["cpu_s"] = produced["cpu_s"] + tailed["cpu_s"]
-    return _with_cpu(result, measured) | {"calibration_ms": calibration_ms, "idle_share_before": idle}
+    return _with_cpu(result, measured)
 
 
 def _client_line(url: str, workload: str, topic: str, parameters: dict[str, Any]) -> list[str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.probes import disk
-from bench.probes.calibration import calibrate, idle_share
+from bench.probes.calibration import QUIET_SHARE, calibrate, settle
 
-__all__ = ["calibrate", "disk_probes", "idle_share", "ring_probe", "socket_probe"]
+__all__ = ["QUIET_SHARE", "calibrate", "disk_probes", "ring_probe", "settle", "socket_probe"]
 
 
 def socket_probe(seconds: float, count: int) -> dict[str, float]:

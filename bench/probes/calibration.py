@@ -5,6 +5,7 @@ from pathlib import Path
 
 STEPS = 60_000
 IDLE_SAMPLE_S = 0.2
+QUIET_SHARE = 0.85  # below, a figure says more about the neighbours than about what it measures
 
 
 def calibrate() -> float:
@@ -24,6 +25,14 @@ def idle_share() -> float:
     time.sleep(IDLE_SAMPLE_S)
     idle, everything = _jiffies()
     return (idle - idle_before) / max(1, everything - all_before)
+
+
+def settle(seconds: float) -> float:
+    """Waits until the machine is quiet, at most `seconds`; returns the idle share."""
+    until = time.monotonic() + seconds
+    while (share := idle_share()) < QUIET_SHARE and time.monotonic() < until:
+        pass
+    return share
 
 
 def _jiffies() -> tuple[int, int]:
