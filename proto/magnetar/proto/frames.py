@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from .errors import FrameTooLarge, MalformedFrame
 
 _PREFIX = struct.Struct(">IH")
+PREFIX_BYTES = _PREFIX.size
+_PREFIX_BYTES = _PREFIX.size
 DEFAULT_MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 FRAME_OVERHEAD_BYTES = 64 * 1024
 DEFAULT_MAX_FRAME_BYTES = DEFAULT_MAX_MESSAGE_BYTES + FRAME_OVERHEAD_BYTES
@@ -100,13 +102,30 @@ class FrameParser:
                 if len(self._parts) >= _MAX_PARTS:
                     self._parts = [b"".join(self._parts)]
                 return []
-            self._parts.append(data)
-            data = b"".join(self._parts)
-            self._parts = []
-        runs: list[Run] = []
-        last_header: bytes | None = None
-        payloads: list[bytes] = []
-        position, end, limit = 0, len(data), self._max
+            return self._cut(*self._complete(data))
+        return self._cut(data, 0, [], None, [])
+
+    def _complete(self, data: bytes) -> tuple[bytes, int, list[Run], bytes | None, list[bytes]]:
+        """The unfinished frame and `data`, which may end it, as the arguments of `_cut`.
+
+        The payload is joined straight from its pieces: a frame of 128 KB that came in three is copied once, not three times.
+        """
+        parts, self._parts = self._parts, []
+        first = parts[0]
+        length, header_length = _PREFIX.unpack_from(first) if len(first) >= _PREFIX_BYTES else (0, 0)
+        body = _PREFIX_BYTES + header_length
+        if not length or len(first) < body:
+            return b"".join((*parts, data)), 0, [], None, []
+        taken = self._missing
+        header = first[_PREFIX_BYTES:body]
+        payloads = [b"".join((memoryview(first)[body:], *parts[1:], memoryview(data)[:taken]))]
+        return data, taken, [(header, payloads)], header, payloads
+
+    def _cut(
+        self, data: bytes, position: int, runs: list[Run], last_header: bytes | None, payloads: list[bytes]
+    ) -> list[Run]:
+        """Adds the frames of `data` from `position` on to `runs`, whose last one has `last_header` and `payloads`."""
+        end, limit = len(data), self._max
         unpack_from = _PREFIX.unpack_from
         # About 0.45 us a frame of 150 bytes; a copy of such a slice is cheaper than a memoryview of it.
         while end - position >= 6:
