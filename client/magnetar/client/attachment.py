@@ -13,15 +13,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from magnetar.proto.errors import AlreadyExists, ConsumerBusy, MagnetarError, RequestTimeout
 
 if TYPE_CHECKING:
     from .client import Client
     from .link import Link
+    from .options import ClientOptions
 
+T = TypeVar("T")
 log = logging.getLogger("magnetar.client")
 
 # After a connection broke the broker may take two ping intervals to notice, and holds the exclusive place till then.
@@ -51,6 +53,31 @@ def backoff(first: float, longest: float, rng: random.Random) -> Iterator[float]
     while True:
         yield pause * rng.uniform(0.8, 1.2)
         pause = min(pause * 2, longest)
+
+
+async def until_answered(
+    attempt: Callable[[], Awaitable[T]], options: ClientOptions, rng: random.Random, what: str
+) -> T:
+    """Repeats `attempt` after retryable errors, with pauses; RequestTimeout when operation_timeout is over.
+
+    `what` names the request in that error.
+    """
+    pauses = backoff(options.backoff_first, options.backoff_max, rng)
+    reason = "no answer"
+    try:
+        async with asyncio.timeout(options.operation_timeout):
+            while True:
+                try:
+                    return await attempt()
+                except MagnetarError as error:
+                    if not error.retryable:
+                        raise
+                    reason = error.message
+                await asyncio.sleep(next(pauses))
+    except TimeoutError:
+        raise RequestTimeout(
+            f"{what} did not succeed within operation_timeout={options.operation_timeout:g} s: {reason}"
+        ) from None
 
 
 class Attachment:

@@ -19,12 +19,12 @@ from magnetar.proto.commands import (
     Partitions,
     TopicStats,
 )
-from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError, RequestTimeout, Unsupported
+from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError, Unsupported
 from magnetar.proto.ids import TopicName, check_subscription_name
 from magnetar.runtime.clock import Clock, SystemClock
 from magnetar.runtime.connection import ConnectionOptions
 
-from .attachment import backoff
+from .attachment import until_answered
 from .consumer import Consumer
 from .link import Link
 from .options import SUBSCRIPTION_TYPES, ClientOptions, ConsumerOptions, ProducerOptions, Start, parse_url
@@ -274,26 +274,12 @@ class Client:
 
     async def request(self, command: Command, *, topic: str | None = None) -> Any:
         """Asks the broker of `topic` (None: the one of the URL), again after retryable errors, up to operation_timeout."""
-        timeout = self.options.operation_timeout
-        pauses = backoff(self.options.backoff_first, self.options.backoff_max, self.rng)
-        reason = "no answer"
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    try:
-                        link = await (
-                            self._link(self._service) if topic is None else self.link_of_topic(topic)
-                        )
-                        return await link.request(command, timeout)
-                    except MagnetarError as error:
-                        if not error.retryable:
-                            raise
-                        reason = error.message
-                    await asyncio.sleep(next(pauses))
-        except TimeoutError:
-            raise RequestTimeout(
-                f"{type(command).__name__} did not succeed within operation_timeout={timeout:g} s: {reason}"
-            ) from None
+
+        async def ask() -> Any:
+            link = await (self._link(self._service) if topic is None else self.link_of_topic(topic))
+            return await link.request(command, self.options.operation_timeout)
+
+        return await until_answered(ask, self.options, self.rng, type(command).__name__)
 
     # --- closing -----------------------------------------------------------------------------------------------------
 

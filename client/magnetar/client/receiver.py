@@ -22,9 +22,9 @@ from operator import length_hint, not_
 from typing import TYPE_CHECKING, Any
 
 from magnetar.proto.commands import CloseConsumer, Command, Deliver, Flow, Seek, Subscribe
-from magnetar.proto.errors import AlreadyClosed, MagnetarError, ReceiveTimeout, RequestTimeout
+from magnetar.proto.errors import AlreadyClosed, MagnetarError, ReceiveTimeout
 
-from .attachment import Attachment, backoff
+from .attachment import Attachment, until_answered
 from .messages import Delivery, Message, MessageBatch
 from .options import ConsumerOptions, Start, start_on_wire
 from .receipts import copy_of
@@ -407,25 +407,13 @@ class Receiver:
         Raises what the broker answered, or RequestTimeout after operation_timeout.
         """
         client = self._client
-        timeout = client.options.operation_timeout
-        pauses = backoff(client.options.backoff_first, client.options.backoff_max, client.rng)
-        reason = "not connected"
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    if self._link is None:
-                        if self._failure is not None or self._closed:
-                            self._check_open()
-                        await self._attached.wait()
-                        continue
-                    try:
-                        return await self._link.request(command, timeout, payload)
-                    except MagnetarError as error:
-                        if not error.retryable:
-                            raise
-                        reason = error.message
-                    await asyncio.sleep(next(pauses))
-        except TimeoutError:
-            raise RequestTimeout(
-                f"{self._what}: {type(command).__name__} did not succeed within operation_timeout={timeout:g} s: {reason}"
-            ) from None
+
+        async def ask() -> Any:
+            while self._link is None:
+                self._check_open()
+                await self._attached.wait()
+            return await self._link.request(command, client.options.operation_timeout, payload)
+
+        return await until_answered(
+            ask, client.options, client.rng, f"{self._what}: {type(command).__name__}"
+        )
