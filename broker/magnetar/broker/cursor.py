@@ -29,7 +29,6 @@ from magnetar.proto.errors import (
     DataDirectoryError,
     LedgerNotFound,
     MagnetarError,
-    NotFoundInStore,
     ServiceNotReady,
     StorageFailed,
     TopicBusy,
@@ -38,7 +37,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from .core.acks import AckState, Position, Topology
-from .records import CursorRecord
+from .records import CursorRecord, replace
 from .settings import BrokerSettings
 from .stores import Ledgers, Metadata, Writer
 
@@ -357,17 +356,11 @@ class Cursor:
 
     async def _put(self, record: CursorRecord) -> None:
         assert self.path is not None
-        value = record.encode()
         try:
-            self._version = await self._metadata.put(self.path, value, version=self._version)
-        except (VersionConflict, NotFoundInStore) as conflict:
+            self._version = await replace(self._metadata, self.path, record.encode(), self._version)
+        except VersionConflict as conflict:
             self._on_conflict(conflict)
-            raise VersionConflict(f"the cursor at {self.path} was changed by another owner") from conflict
-        except MagnetarError:
-            stored = await self._metadata.get(self.path)
-            if stored is None or stored.value != value:
-                raise
-            self._version = stored.version
+            raise
 
     async def _delete_trimmed(self, writer: Writer | None = None) -> None:
         """Deletes what the pointer no longer names; what fails is tried again at the next change or opening."""

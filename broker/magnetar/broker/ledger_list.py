@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from magnetar.proto.errors import MagnetarError, NotFoundInStore, TopicNotFound, VersionConflict
+from magnetar.proto.errors import TopicNotFound
 from magnetar.proto.ids import TopicName
 
 from .core.acks import Position
-from .records import LedgerInfo, TopicRecord, topic_path
+from .records import LedgerInfo, TopicRecord, replace, topic_path
 from .stores import Metadata
 
 
@@ -59,17 +59,8 @@ class LedgerList:
         self._ids = sorted(self._by_id)
 
     async def store(self) -> None:
-        """Compare-and-set of the record. An outcome that is not known is settled by reading back."""
-        value = self.record.encode()
-        try:
-            self._version = await self._metadata.put(self.path, value, version=self._version)
-        except (VersionConflict, NotFoundInStore) as conflict:
-            raise VersionConflict(f"topic {self.name} was changed by another owner") from conflict
-        except MagnetarError:
-            stored = await self._metadata.get(self.path)
-            if stored is None or stored.value != value:
-                raise
-            self._version = stored.version
+        """Compare-and-set of the record. Raises VersionConflict when another owner changed it."""
+        self._version = await replace(self._metadata, self.path, self.record.encode(), self._version)
 
     # --- positions ---------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 
-from magnetar.proto.errors import DataDirectoryError
+from magnetar.proto.errors import DataDirectoryError, MagnetarError, NotFoundInStore, VersionConflict
 from magnetar.proto.ids import TopicName
+
+from .stores import Metadata
 
 FORMAT = 1
 TOPICS_ROOT = "/topics"
@@ -142,6 +144,22 @@ class CursorRecord:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DataDirectoryError(f"the metadata of {path} is damaged: {error!r}") from error
+
+
+async def replace(metadata: Metadata, path: str, value: bytes, version: int) -> int:
+    """Compare-and-set; returns the new version. An outcome that is not known is settled by reading back.
+
+    Raises VersionConflict when another owner changed or deleted the node, or what the store failed with.
+    """
+    try:
+        return await metadata.put(path, value, version=version)
+    except (VersionConflict, NotFoundInStore) as conflict:
+        raise VersionConflict(f"{path} was changed by another owner") from conflict
+    except MagnetarError:
+        stored = await metadata.get(path)
+        if stored is None or stored.value != value:
+            raise
+        return stored.version
 
 
 def decode_map(value: bytes, path: str) -> dict[str, Any]:
