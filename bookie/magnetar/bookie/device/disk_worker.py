@@ -88,8 +88,8 @@ class ProcessDiskWorker:
     def _ask(
         self, operation: int, path: str, doing: str, a: int = 0, b: int = 0, data: bytes = b""
     ) -> asyncio.Future[None]:
-        if self._socket is None or self._loop is None:
-            raise StorageFailed("the disk worker is closed")
+        if self._closed or self._socket is None or self._loop is None:
+            raise StorageFailed("the disk worker is closed")  # or its process ended: nobody would answer
         self._next_id = number = (self._next_id + 1) & 0xFFFFFFFF
         encoded = path.encode()
         length = REQUEST.size - 4 + len(encoded) + len(data)
