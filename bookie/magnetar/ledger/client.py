@@ -99,12 +99,13 @@ class LedgerClient:
     async def close(self) -> None:
         """Detaches all writers, leaving their ledgers open (the next owner recovers them), and stops recoveries."""
         self._closed = True
-        for writer in list(self._writers):
+        writers = list(self._writers)
+        for writer in writers:
             writer.detach()
         recoveries = list(self._recoveries.values())
         for task in recoveries:
             task.cancel()
-        await asyncio.gather(*recoveries, return_exceptions=True)
+        await asyncio.gather(*recoveries, *(writer.ended() for writer in writers), return_exceptions=True)
 
     async def _recover(self, ledger_id: int) -> LedgerMetadata:
         """Recoveries of one ledger share one task, which goes on when one of those who wait is cancelled."""

@@ -134,6 +134,10 @@ class LedgerWriter:
             add.context = _ignore
         self._forget(self)
 
+    async def ended(self) -> None:
+        """Waits for the tasks that `detach` cancelled."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     # --- the way back ------------------------------------------------------------------------------------------------
 
     def _on_added(self, bookie: str, _ledger_id: int, entry_id: int, code: int) -> None:
