@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
+import re
 from pathlib import Path
 
 import msgpack
@@ -85,6 +87,23 @@ def test_error_codes_are_unique_and_drawn_in_wire_md() -> None:
     for cls in classes:
         if cls.__module__.startswith("magnetar."):
             assert f"| {cls.code} | {cls.__name__} | {cls.action.name.lower().replace('_', ' ')} |" in wire
+
+
+def test_every_command_is_drawn_in_wire_md_with_its_fields_and_defaults() -> None:
+    wire = (Path(__file__).parents[3] / "WIRE.md").read_text()
+    for number, cls in c.COMMANDS.items():
+        if cls in c.RESERVED or cls in (c.Ping, c.Pong):  # drawn together
+            assert cls.__name__ in wire
+            continue
+        fields, defaults = cls.__struct_fields__[1:], cls.__struct_defaults__
+        required = len(fields) - len(defaults)
+        example = cls(*[0] * (1 + required))
+        drawn = [
+            name if place < required else f"{name} = {json.dumps(getattr(example, name))}"
+            for place, name in enumerate(fields)
+        ]
+        row = rf"\| {number} \| {cls.__name__} \| {re.escape(', '.join(drawn))}( \(either way\))?\s*\|"
+        assert re.search(row, wire), drawn
 
 
 def test_rows_are_whole() -> None:
