@@ -96,7 +96,6 @@ class Producers:
     def __init__(self, topic: str) -> None:
         self._topic = topic
         self._by_name: dict[str, ProducerSession] = {}
-        self._entering: dict[str, asyncio.Lock] = {}
         self._closed: MagnetarError | None = None
 
     def __len__(self) -> int:
@@ -111,17 +110,8 @@ class Producers:
             raise Unsupported(
                 f"access mode {access_mode!r} is not offered yet; create the producer with access_mode='shared'"
             )
-        lock = self._entering.setdefault(name, asyncio.Lock())
-        try:
-            async with lock:
-                return await self._enter(name, epoch, port)
-        finally:
-            if not lock.locked():
-                self._entering.pop(name, None)
-
-    async def _enter(self, name: str, epoch: int, port: ProducerPort) -> ProducerSession:
-        old = self._by_name.get(name)
-        if old is not None:
+        # Several may wait for one old session: the first of them is the old session of the next.
+        while (old := self._by_name.get(name)) is not None:
             if old.state is not SessionState.CLOSED:
                 if epoch <= old.epoch:
                     raise ProducerBusy(
@@ -134,6 +124,8 @@ class Producers:
                 )
             await old.drained()
             epoch = max(epoch, old.epoch + 1)
+            if self._by_name.get(name) is old:
+                break
         if self._closed is not None:
             raise self._closed
         session = self._by_name[name] = ProducerSession(name, epoch, port)

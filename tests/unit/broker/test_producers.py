@@ -1,9 +1,11 @@
 """Producer sessions: names, epochs, rule 33, failures, backpressure."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from magnetar.broker.producers import Producers, SessionState
 from magnetar.proto import commands as c
 from magnetar.proto.batch import GROUP_OVERHEAD_BYTES, encode_batch, encode_single
 from magnetar.proto.errors import (
@@ -192,3 +194,36 @@ async def test_two_topics_of_a_connection_wait_for_the_full_budget_of_the_broker
         await settle()
         assert not client.paused
         assert broker.publish_budget.waiting == 0
+
+
+async def test_rule_33_of_several_that_wait_for_one_name_a_single_session_is_open_in_the_end() -> None:
+    class Port:
+        closed = False
+
+        def receipts(self, rows: Any) -> None:
+            pass
+
+        def send_failed(self, sequence_id: int, error: Any) -> None:
+            pass
+
+        def producer_closed(self, error: Any) -> None:
+            self.closed = True
+
+    producers = Producers("orders")
+    ports = [Port() for _ in range(4)]
+    oldest = await producers.open("p", 0, "shared", ports[0])
+    oldest.outstanding = 1
+    first, second = (asyncio.create_task(producers.open("p", n, "shared", ports[n])) for n in (1, 2))
+    await settle()
+    oldest.settled(1)
+    while (session := next(iter(producers))) is oldest:
+        await asyncio.sleep(0)
+    session.outstanding = 1  # sent something at once, so that who comes next has to wait for it
+    await settle()
+    third = asyncio.create_task(producers.open("p", 3, "shared", ports[3]))
+    await settle()
+    session.settled(1)
+    sessions = [await first, await second, await third]
+    assert [s.state is SessionState.OPEN for s in sessions] == [False, False, True]
+    assert [port.closed for port in ports] == [True, True, True, False]
+    assert [s.epoch for s in sessions] == [1, 2, 3]
