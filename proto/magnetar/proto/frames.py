@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from .errors import FrameTooLarge, MalformedFrame
 
 _PREFIX = struct.Struct(">IH")
-PREFIX_BYTES = _PREFIX.size
 _PREFIX_BYTES = _PREFIX.size
 DEFAULT_MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 FRAME_OVERHEAD_BYTES = 64 * 1024
