@@ -264,7 +264,7 @@ def prepared_in_the_page_cache(patch: Patch) -> None:
 
 def last_confirmed_not_replayed(patch: Patch) -> None:
     """An explicit LAC is in the journal, and stays there."""
-    patch.setattr(startup, "_LAST_CONFIRMED", type("Blind", (), {"unpack": lambda self, data: (1, -1)})())
+    patch.setattr(startup, "LAST_CONFIRMED", type("Blind", (), {"unpack": lambda self, data: (1, -1)})())
 
 
 def replay_in_front_of_the_newer_copy(patch: Patch) -> None:
