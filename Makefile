@@ -46,7 +46,7 @@ check: $(STAMP) ## ruff, formatting, mypy --strict, import contracts, determinis
 	@echo "make check: import contracts"      && $(VENV)/bin/lint-imports --no-logo
 	@echo "make check: determinism and style" && PYTHONPATH=tests $(PY) -m lint
 
-# Without FILES it refuses: a whole-tree run would rewrite what colleagues have open in the same tree.
+# Without FILES it refuses: a whole-tree run would rewrite what somebody is editing.
 format: $(STAMP) ## let ruff repair and format the paths given: make format FILES='broker tests/unit/broker'
 	@test -n "$(FILES)" || { echo "make format: say which paths, for example FILES='broker tests/unit/broker'"; exit 2; }
 	@$(VENV)/bin/ruff check --fix $(FILES)

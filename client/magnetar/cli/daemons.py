@@ -8,6 +8,7 @@ command line, 70 a component failed (start it again: it recovers), 78 a wrong se
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sys
@@ -28,16 +29,22 @@ if TYPE_CHECKING:
 
     from .standalone import Address
 
+_log = logging.getLogger(__name__)
+
 EXIT_USAGE = 2
 
 Starter = Callable[[ServiceSettings, Daemon], Awaitable[tuple[dict[str, "Address"], Callable[[], "Metrics"]]]]
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def main(command: str, line: Sequence[str]) -> int:
     """Runs a daemon to its end; returns the exit code."""
     try:
         flags = parse_flags(command, line)
-        settings = service_settings(SettingSources.of_process(flags.sections, flags.config))
+        settings = service_settings(SettingSources.of_process(flags.sections, flags.config), command)
     except UsageError as error:
         print(f"magnetar: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -58,6 +65,12 @@ def main(command: str, line: Sequence[str]) -> int:
         urls.append(f"http://{format_host(http.address[0])}:{http.address[1]}")
         print(f"magnetar {command} is ready: {' '.join(urls)} data={data}", flush=True)
         logs.ready()
+        if not _is_loopback(host):
+            _log.warning(
+                "listening on %s without authentication: whoever reaches the ports can read and write everything; "
+                "set daemon.host to 127.0.0.1 or guard the network",
+                host,
+            )
 
     code = run_daemon(command, start, drain_seconds=settings.daemon.drain_s)
     logs.flush()

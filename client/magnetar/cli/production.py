@@ -1,4 +1,4 @@
-"""The real things behind the seams: disk, clock, journal writer process, storage helper process, RocksDB."""
+"""The real things behind the seams: disk, clock, journal writer process, disk worker process, RocksDB."""
 
 from __future__ import annotations
 

@@ -27,6 +27,8 @@ T = TypeVar("T")
 SECTIONS = ("daemon", "bookie", "broker", "ledger")
 CONFIG_VARIABLE = "MAGNETAR_CONFIG"
 MIB = 1024 * 1024
+# A bookie of its own leaves 8080 to a broker on the same host.
+BOOKIE_HTTP_PORT = 8000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,9 @@ class DaemonSettings:
     host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
     advertised_host: Annotated[str, Meta(description="what clients are told; empty: host")] = ""
     port: Annotated[int, Meta(ge=0, le=65535, description="native protocol")] = 7650
-    http_port: Annotated[int, Meta(ge=0, le=65535, description="metrics and health")] = 8080
+    http_port: Annotated[
+        int, Meta(ge=0, le=65535, description="metrics and health; 8000 for `magnetar bookie`")
+    ] = 8080
     bookie_port: Annotated[int, Meta(ge=0, le=65535, description="bookie protocol")] = 3181
     bookies: Annotated[
         tuple[str, ...], Meta(description="broker: host:port of each bookie, or id=host:port")
@@ -145,14 +149,16 @@ class ServiceSettings:
         return os.path.join(self.daemon.data, "metadata")
 
 
-def load_all(sources: SettingSources) -> list[Loaded[Any]]:
+def load_all(sources: SettingSources, command: str = "standalone") -> list[Loaded[Any]]:
     """All sections in the order of SECTIONS. What follows from a setting of [daemon] is derived here. InvalidSetting."""
     from magnetar.bookie.settings import BookieSettings
     from magnetar.broker.settings import BrokerSettings
     from magnetar.ledger.settings import LedgerSettings
     from magnetar.proto.frames import FRAME_OVERHEAD_BYTES
 
-    daemon = sources.load("daemon", DaemonSettings)
+    daemon = sources.load(
+        "daemon", DaemonSettings, **({"http_port": BOOKIE_HTTP_PORT} if command == "bookie" else {})
+    )
     values = daemon.value
     derived: dict[str, Any] = {"data_directory": os.path.join(values.data, "bookie")}
     if values.max_message_bytes > DEFAULT_MAX_MESSAGE_BYTES:
@@ -169,9 +175,9 @@ def load_all(sources: SettingSources) -> list[Loaded[Any]]:
     return [daemon, bookie, broker, sources.load("ledger", LedgerSettings)]
 
 
-def service_settings(sources: SettingSources) -> ServiceSettings:
-    """The values alone. Raises InvalidSetting."""
-    daemon, bookie, broker, ledger = load_all(sources)
+def service_settings(sources: SettingSources, command: str = "standalone") -> ServiceSettings:
+    """The values alone, for this daemon. Raises InvalidSetting."""
+    daemon, bookie, broker, ledger = load_all(sources, command)
     return ServiceSettings(daemon.value, bookie.value, broker.value, ledger.value)
 
 

@@ -74,3 +74,10 @@ def test_bookies_by_address_or_by_id() -> None:
         parse_bookies(["h:1", "h:1"])
     with pytest.raises(InvalidSetting, match="host:port"):
         parse_bookies(["nonsense"])
+
+
+def test_a_bookie_leaves_the_http_port_to_a_broker_on_the_same_host() -> None:
+    assert service_settings(SettingSources(), "bookie").daemon.http_port == 8000
+    assert service_settings(SettingSources(), "broker").daemon.http_port == 8080
+    flags = {"daemon": {"http_port": 9}}
+    assert service_settings(SettingSources(flags=flags), "bookie").daemon.http_port == 9
