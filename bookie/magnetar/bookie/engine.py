@@ -173,7 +173,14 @@ class Bookie:
         """The add path. False if the write cache has no room."""
         ledger_id, entry_id, last_add_confirmed, _ = LEDGER_ENTRY_FIELDS.unpack_from(entry)
         states = self.ledgers
-        state = states.by_id.get(ledger_id) or states.load(ledger_id)
+        state = states.by_id.get(ledger_id)
+        if state is None:
+            try:
+                state = states.load(ledger_id)
+            except StorageFailed as error:  # nobody can tell whether the ledger is fenced
+                self.fail(error)
+                self._refuse(entry, done, StorageFailed.code)
+                return True
         if state.fenced and not recovery:
             asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, _FENCED)
             return True

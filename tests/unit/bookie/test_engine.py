@@ -479,3 +479,18 @@ async def test_close_waits_for_records_that_wait_for_the_ring(reopen: Opener) ->
     bookie = await reopen.close_and_open(write_cache_bytes=32 << 20)
     assert await answered == [0] * 300
     assert (await bookie.read(1, 0, 299, max_bytes=1 << 30))[0] == entries
+
+
+async def test_an_add_to_a_ledger_that_the_index_cannot_tell_of_is_answered_and_stops_the_bookie(
+    reopen: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bookie = await reopen()
+    stopped: list[MagnetarError] = []
+    bookie.on_failure = stopped.append
+
+    def fail(_ledger_id: int) -> None:
+        raise StorageFailed("the index failed: Corruption")
+
+    monkeypatch.setattr(bookie.ledgers._index, "get_ledger", fail)
+    assert await add(bookie, entry(7, 0)) == StorageFailed.code
+    assert [error.message for error in stopped] == ["the index failed: Corruption"]
