@@ -224,6 +224,23 @@ def test_damaged_metadata_store(tmp_path: Path) -> None:
     assert str(data / "metadata") in refused(["standalone", "--data", str(data), *free_ports()], 1)
 
 
+@pytest.mark.parametrize("half", ["metadata", "bookie"])
+def test_half_of_the_data_is_missing(tmp_path: Path, half: str) -> None:
+    # Without its metadata a bookie is given its ledger ids again: a new topic showed the messages of an old one.
+    data = damaged(tmp_path)
+    (data / half).rename(tmp_path / "away")
+    line = refused(["standalone", "--data", str(data), *free_ports()], 1)
+    assert str(data / half) in line
+    assert "restore both from one backup" in line
+    assert not (data / half).exists()
+    (tmp_path / "away").rename(data / half)
+    service = Service(data)
+    service.start()
+    tail = magnetar("tail", "orders", "--start", "earliest", "-n", "1", url=service.url)
+    assert succeeded(tail) == "kept\n"
+    service.stop()
+
+
 def test_broker_without_bookies(tmp_path: Path) -> None:
     line = refused(["broker", "--data", str(tmp_path / "data"), "--port", "0", "--http-port", "0"], 78)
     assert "--bookies host:port" in line

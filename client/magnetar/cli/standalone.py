@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from magnetar.bookie import Bookie, BookieComponents
+from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.server import BookieServer
 from magnetar.broker import Broker, listener
 from magnetar.ledger import BookieDirectory, BookieTransport, LedgerClient, LocalTransport, StaticBookies
+from magnetar.ledger.components import LEDGERS_PATH
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.local import LocalMetadataStore
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import DataDirectoryError, MagnetarError
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.connection import ConnectionOptions, FramedServer
 from magnetar.runtime.file_lock import FileLock
@@ -89,7 +91,7 @@ class Standalone:
         """
         try:
             lock_data(self._components.files, self.settings, self._stops)
-            metadata = open_metadata(self._components, self.settings, self._fail, self._stops)
+            metadata = await self._open_metadata()
             bookie = self.bookie = await open_bookie(
                 self.settings, self._components.bookie, self._fail, self._stops
             )
@@ -105,6 +107,30 @@ class Standalone:
         except BaseException:
             await self._stops.aclose()
             raise
+
+    async def _open_metadata(self) -> MetadataStore:
+        """The embedded store, if it and the bookie's data are both there or both new. DataDirectoryError.
+
+        A bookie whose metadata was lost would be given its ledger ids a second time, and answer reads of a new topic with
+        entries of an old one. On a first start the metadata is made before the cookie, and the cookie before any ledger.
+        """
+        files, metadata_directory = self._components.files, self.settings.metadata_directory
+        bookie_directory = self.settings.bookie.data_directory
+        has_bookie = files.exists(DataLayout(bookie_directory).cookie)
+        if has_bookie and not files.exists(metadata_directory):
+            raise DataDirectoryError(
+                f"{metadata_directory} is missing although {bookie_directory} holds a bookie's data; restore both from "
+                "one backup, or start with another data directory",
+                path=metadata_directory,
+            )
+        metadata = open_metadata(self._components, self.settings, self._fail, self._stops)
+        if not has_bookie and await metadata.children(LEDGERS_PATH):
+            raise DataDirectoryError(
+                f"{bookie_directory} holds no bookie although {metadata_directory} lists its ledgers; restore both from "
+                "one backup (is its disk mounted?), or start with another data directory",
+                path=bookie_directory,
+            )
+        return metadata
 
     async def close(self) -> None:
         """Drains within the drain time, then stops everything."""
