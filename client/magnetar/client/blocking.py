@@ -81,6 +81,11 @@ class LoopThread:
             future.cancel()
             raise
 
+    @property
+    def stopped(self) -> bool:
+        """True once the client was closed, and everything that it had opened with it."""
+        return self._stopped
+
     def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Runs a coroutine in the background."""
         if self._stopped or threading.current_thread() is self._thread:
@@ -101,7 +106,7 @@ class LoopThread:
         return self.wait(run())
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the thread; may be called again."""
         if not self._stopped:
             self._stopped = True
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -285,7 +290,8 @@ class Producer(_Closing):
 
     def close(self) -> None:
         """Flushes and leaves the topic."""
-        self._thread.wait(self._producer.close())
+        if not self._thread.stopped:
+            self._thread.wait(self._producer.close())
 
 
 class _Receiving(_Closing, Generic[R]):
@@ -328,7 +334,8 @@ class _Receiving(_Closing, Generic[R]):
 
     def close(self) -> None:
         """Leaves the topic."""
-        self._thread.wait(self._receiver.close())
+        if not self._thread.stopped:
+            self._thread.wait(self._receiver.close())
 
 
 class Consumer(_Receiving[AsyncConsumer]):

@@ -7,7 +7,7 @@ import contextlib
 import random
 import ssl
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from magnetar.proto.commands import (
     Command,
@@ -66,6 +66,14 @@ class Opening(Generic[C]):
     async def __aexit__(self, *exc_info: object) -> None:
         assert self._opened is not None
         await self._opened.close()
+
+    if not TYPE_CHECKING:  # a type checker would take every attribute to exist
+
+        def __getattr__(self, name: str) -> NoReturn:
+            # A forgotten `await`: "Opening" means nothing to whoever wrote `connect(url).subscribe(...)`.
+            raise AttributeError(
+                f"this is not open yet and has no {name!r}; await it first, or use `async with ... as ...`"
+            )
 
 
 def connect(
@@ -207,9 +215,7 @@ class Client:
         ack_group_messages or ack_group_delay seconds; nack_delay is in seconds.
         """
         if type not in SUBSCRIPTION_TYPES:
-            raise InvalidArgument(
-                f"unknown subscription type {type!r} (one of {', '.join(SUBSCRIPTION_TYPES)})"
-            )
+            raise InvalidArgument(f"unknown subscription type {type!r}; use 'exclusive' or 'shared'")
         options = ConsumerOptions(
             name=name,
             receiver_queue_messages=receiver_queue_messages,

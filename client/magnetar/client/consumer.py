@@ -100,7 +100,8 @@ class Consumer(Receiver):
         """Has a message (or several) delivered again after nack_delay seconds, unless it is acknowledged before."""
         self._check_open()
         due = self._loop.time() + self._options.nack_delay
-        for message in (messages,) if isinstance(messages, Message) else messages:
+        # An id is a tuple of numbers, which would be the "messages" that the error names.
+        for message in (messages,) if isinstance(messages, Message | MessageId) else messages:
             if not isinstance(message, Message):
                 raise InvalidArgument(f"nack takes messages, not {type(message).__name__}")
             self._nacks.add(message, due)

@@ -166,7 +166,7 @@ class Receiver:
                         return message
         except TimeoutError:
             raise ReceiveTimeout(f"{self._what}: no message within {timeout:g} s") from None
-        raise AlreadyClosed(f"{self._what} is closed")
+        raise AlreadyClosed(f"{self._what} is closed; open another one")
 
     async def _receive_now(self) -> Message:
         """What has arrived, after one turn of the loop. asyncio.timeout(0) would swallow a cancellation that is pending."""
@@ -178,7 +178,7 @@ class Receiver:
             for message in self._current:
                 return message
         if self._closed:
-            raise AlreadyClosed(f"{self._what} is closed")
+            raise AlreadyClosed(f"{self._what} is closed; open another one")
         self._check_open()
         self._window.found_empty()
         self._grant()
@@ -399,7 +399,7 @@ class Receiver:
         if self._failure is not None:
             raise copy_of(self._failure)
         if self._closed:
-            raise AlreadyClosed(f"{self._what} is closed")
+            raise AlreadyClosed(f"{self._what} is closed; open another one")
 
     async def _call(self, command: Command, payload: bytes = b"") -> Any:
         """A request to whichever broker this is attached to, repeated when the connection breaks meanwhile.

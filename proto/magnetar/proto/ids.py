@@ -77,7 +77,10 @@ class TopicName(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> TopicName:
         """Parses a full, a `tenant/namespace/name` or a short name. Raises InvalidTopicName, which shows the forms."""
-        domain, separator, rest = text.partition("://")
+        try:
+            domain, separator, rest = text.partition("://")
+        except (AttributeError, TypeError):
+            raise InvalidTopicName(f"not a topic name: {text!r} (a topic is named by a str)") from None
         if not separator:
             domain, rest = "persistent", text
             if "/" not in rest:
@@ -107,7 +110,13 @@ class TopicName(NamedTuple):
 
 def check_subscription_name(name: str) -> str:
     """Returns `name`, or raises InvalidArgument."""
-    if not _PART.fullmatch(name) or name in (".", "..") or len(name) > _MAX_NAME:
+    try:
+        valid = _PART.fullmatch(name) and name not in (".", "..") and len(name) <= _MAX_NAME
+    except TypeError:
+        raise InvalidArgument(
+            f"not a subscription name: {name!r} (a subscription is named by a str)"
+        ) from None
+    if not valid:
         raise InvalidArgument(
             f"not a subscription name: {name[:40]!r} (1 to {_MAX_NAME} letters, digits or -=:._)"
         )

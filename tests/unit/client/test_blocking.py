@@ -61,6 +61,17 @@ def test_the_same_names_without_await(url: str) -> None:
         client.list_topics()
 
 
+def test_closing_what_the_client_has_closed_does_nothing(url: str) -> None:
+    with connect(url) as client:
+        opened = [
+            client.create_producer("t"),
+            client.subscribe("t", "s"),
+            client.create_reader("t"),
+        ]
+    for one in [*opened, client]:
+        one.close()
+
+
 def test_a_closed_client_leaves_no_thread_when_connecting_fails() -> None:
     before = threading.active_count()
     with pytest.raises(MagnetarError, match="cannot connect"):

@@ -4,6 +4,7 @@ import asyncio
 import random
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ async def test_bad_names_and_options(client: Client) -> None:
         client.create_producer("a b")
     with pytest.raises(InvalidArgument, match="subscription name"):
         client.subscribe("t", "a/b")
-    with pytest.raises(InvalidArgument, match="subscription type"):
+    with pytest.raises(InvalidArgument, match="subscription type 'public'; use 'exclusive' or 'shared'"):
         client.subscribe("t", "s", type="public")
     with pytest.raises(InvalidArgument, match="compression"):
         client.create_producer("t", compression="brotli")
@@ -84,6 +85,13 @@ async def test_bad_names_and_options(client: Client) -> None:
         await client.subscribe("t", "s", start="yesterday")
     with pytest.raises(MagnetarError, match="operation_timeout"):
         connect("magnetar://h", operation_timeout=-1)
+
+
+async def test_a_forgotten_await_is_told(client: Client) -> None:
+    forgotten: Any = client.create_producer("t")
+    with pytest.raises(AttributeError, match="has no 'send'; await it first"):
+        forgotten.send(b"0")
+    assert not hasattr(forgotten, "closed")
 
 
 async def test_one_connection_and_a_look_up_for_each_topic(broker: FakeBroker, client: Client) -> None:
@@ -122,7 +130,7 @@ async def test_closing_the_client_closes_everything(broker: FakeBroker) -> None:
         receipt = producer.send_nowait(b"0")
     assert await receipt == magnetar.client.MessageId(1, 0, 0)
     assert broker.received(CloseProducer)
-    with pytest.raises(AlreadyClosed):
+    with pytest.raises(AlreadyClosed, match="open another one"):
         await consumer.receive()
     with pytest.raises(AlreadyClosed):
         await client.create_producer("t")

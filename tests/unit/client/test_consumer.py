@@ -193,6 +193,9 @@ async def test_nack_delivers_again_after_the_delay_unless_acknowledged(
     fill(broker, 3)
     consumer = await client.subscribe("t", "s", start="earliest", type="shared", nack_delay=0.02)
     first, second, third = await take(consumer, 3)
+    wrong: Any = first.id
+    with pytest.raises(InvalidArgument, match="nack takes messages, not MessageId"):
+        consumer.nack(wrong)
     consumer.nack([first, second])
     consumer.nack(third)
     await consumer.ack(second)

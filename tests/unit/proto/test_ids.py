@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName
@@ -50,6 +52,14 @@ def test_topic_names() -> None:
 def test_names_that_are_none(text: str) -> None:
     with pytest.raises(InvalidTopicName, match="not a topic name"):
         TopicName.parse(text)
+
+
+@pytest.mark.parametrize("name", [None, 5, b"orders"])
+def test_names_of_another_type(name: Any) -> None:
+    with pytest.raises(InvalidTopicName, match="named by a str"):
+        TopicName.parse(name)
+    with pytest.raises(InvalidArgument, match="named by a str"):
+        check_subscription_name(name)
 
 
 def test_subscription_names() -> None:
