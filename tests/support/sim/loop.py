@@ -455,5 +455,7 @@ class SimLoop(UnsimulatedParts):
         if error is not None:
             with contextlib.suppress(Exception):
                 text += "\n" + "".join(traceback.format_exception(error))
+        if (task := context.get("task")) is not None:
+            text += f": {task!r}"
         where = process.name if process is not None else "outside"
         self.failures.append(f"[{where} at {self._now:.6f}] {text}")

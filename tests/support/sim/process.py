@@ -75,9 +75,9 @@ class SimProcess:
         if not self.alive:
             return
         self.alive = False
-        self.stalled.clear()
         self._loop.trace.record("kill", self.name)
         self._loop.graveyard.bury(self)
+        self.stalled.clear()  # of a paused process; after the burial, since these may be all that holds a task
         for callback in self._at_death:
             callback()
         if current_process() is self:
