@@ -84,13 +84,20 @@ async def produce(
         connect(url) as client,
         client.create_producer(topic, batching=batch > 1, send_timeout=SEND_TIMEOUT_S) as producer,
     ):
-        unconfirmed: deque[tuple[float, int, Awaitable[Any]]] = deque()
+        unconfirmed: deque[asyncio.Future[Any]] = deque()
 
-        async def confirm_oldest() -> None:
-            sent_at, count, receipt = unconfirmed.popleft()
-            await receipt
-            latencies.add(time.perf_counter() - sent_at)
-            watch.advance(count)
+        def note_sent(count: int, receipt: Awaitable[Any]) -> None:
+            """Counts and times the messages when they are stored, not when somebody next looks."""
+            sent_at = time.perf_counter()
+
+            def stored(future: asyncio.Future[Any]) -> None:
+                if not future.cancelled() and future.exception() is None:
+                    latencies.add(time.perf_counter() - sent_at)
+                    watch.advance(count)
+
+            future = asyncio.ensure_future(receipt)
+            future.add_done_callback(stored)
+            unconfirmed.append(future)
 
         with watch, contextlib.suppress(asyncio.CancelledError):
             sent = 0
@@ -102,21 +109,18 @@ async def produce(
                 if count <= 0:
                     await asyncio.sleep(TICK_S)
                     continue
-                now = time.perf_counter()
                 if batch > 1:
-                    unconfirmed.append(
-                        (now, count, asyncio.ensure_future(producer.send_many([value] * count)))
-                    )
+                    note_sent(count, producer.send_many([value] * count))
                 else:
                     for _ in range(count - 1):
                         producer.send_nowait(value)
-                    unconfirmed.append((now, count, producer.send_nowait(value)))
+                    note_sent(count, producer.send_nowait(value))
                 sent += count
                 await asyncio.sleep(0)
-                while unconfirmed and sent - watch.done > UNCONFIRMED_MESSAGES:
-                    await confirm_oldest()
+                while unconfirmed and (unconfirmed[0].done() or sent - watch.done > UNCONFIRMED_MESSAGES):
+                    await unconfirmed.popleft()
             while unconfirmed:
-                await confirm_oldest()
+                await unconfirmed.popleft()
     report("produced", watch, watch.done * size, latencies, as_json=as_json)
 
 
