@@ -190,7 +190,8 @@ def test_port_in_use(tmp_path: Path, flag: str, setting: str) -> None:
 def test_data_directory_that_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_text("not a directory")
-    assert str(path) in refused(["standalone", "--data", str(path), *free_ports()], 1)
+    line = refused(["standalone", "--data", str(path), *free_ports()], 1)
+    assert f"{path} is a file, not a directory; choose another data directory" in line
     assert path.read_text() == "not a directory"
 
 
@@ -348,6 +349,7 @@ def test_ctrl_c_of_a_consumer_acknowledges_what_was_printed(service: Service) ->
         (["consume", "t", "-s", "s", "--start", "yesterday"], 1, "not a start position"),
         (["produce", "t", "--file", "/does/not/exist"], 1, "/does/not/exist"),
         (["produce", "t", "--key-field", "k", "-m", "not json"], 1, "line 1 is no JSON object"),
+        (["produce", "t", "--key-field", "k", "-m", "{}"], 1, "with a field 'k'; leave out --key-field"),
         (["topics", "stats", "no-such-topic"], 1, "no-such-topic does not exist"),
         (["topics", "delete", "no-such-topic"], 2, "--yes"),
         (["produce", "t", "--file", "f", "-m", "x"], 2, "exclude each other"),
@@ -404,6 +406,27 @@ def test_perf(service: Service) -> None:
         "perf", "tail", "perf", "--start", "earliest", "--messages", "4000", "--json", url=service.url
     )
     assert json.loads(succeeded(tailed))["messages"] >= 4000
+
+
+def test_perf_times_a_message_when_it_is_stored(service: Service) -> None:
+    # At a low rate nothing fills the window; the times were taken at the end of the run: p50 was half of it.
+    for batch in ("1", "100"):
+        sent = magnetar(
+            *f"perf produce rate --rate 100 -n 150 --batch {batch} --json".split(), url=service.url
+        )
+        figures = json.loads(succeeded(sent))
+        assert figures["messages"] == 150
+        assert figures["latency"]["p50_ms"] < 500
+
+
+@pytest.mark.parametrize("command", ["tail t-full --start earliest -n 1", "topics list"])
+def test_output_that_cannot_be_written(service: Service, command: str) -> None:
+    succeeded(magnetar("produce", "t-full", "-m", "x", url=service.url))
+    with open("/dev/full", "wb") as full:
+        line = [*MAGNETAR, *command.split(), "--url", service.url]
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "magnetar: cannot write the output: No space left on device\n"
 
 
 def test_config_tells_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

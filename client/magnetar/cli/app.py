@@ -117,7 +117,8 @@ def consume(
     ] = None,
     start: Start = "latest",
     timeout: Annotated[
-        float | None, typer.Option("--timeout", help="Stop when none came for so long.", metavar="SECONDS")
+        float | None,
+        typer.Option("--timeout", min=0, help="Stop when none came for so long.", metavar="SECONDS"),
     ] = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
@@ -141,7 +142,8 @@ def tail(
     ] = None,
     start: Start = "latest",
     timeout: Annotated[
-        float | None, typer.Option("--timeout", help="Stop when none came for so long.", metavar="SECONDS")
+        float | None,
+        typer.Option("--timeout", min=0, help="Stop when none came for so long.", metavar="SECONDS"),
     ] = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,

@@ -10,9 +10,7 @@ DEFAULT_URL = "magnetar://127.0.0.1:7650"
 
 Url = Annotated[
     str,
-    typer.Option(
-        "--url", envvar="MAGNETAR_URL", help="The service.", metavar="URL", show_default=DEFAULT_URL
-    ),
+    typer.Option("--url", envvar="MAGNETAR_URL", help="The service.", metavar="URL"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts.")]
 Topic = Annotated[

@@ -68,10 +68,10 @@ class LineSender:
     def _key(self, line: bytes) -> str:
         try:
             value: Any = json.loads(line)[self._key_field]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError):
             raise InvalidArgument(
-                f"line {self._line_number} is no JSON object with a field {self._key_field!r} ({error}); "
-                "leave out --key-field, or mend the line"
+                f"line {self._line_number} is no JSON object with a field {self._key_field!r}; leave out --key-field, "
+                "or mend the line"
             ) from None
         return value if isinstance(value, str) else json.dumps(value)
 

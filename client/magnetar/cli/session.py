@@ -36,12 +36,17 @@ def run(main: Coroutine[Any, Any, None]) -> None:
             import uvloop
 
             uvloop.run(main)
+        sys.stdout.flush()
     except MagnetarError as error:
         fail(error.message)
     except BrokenPipeError:
         # `magnetar consume ... | head`: who read us has enough. Python would complain again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(EXIT_FAILED) from None
+    except OSError as error:
+        # A full disk below standard output, say; the client turns errors of its connections into MagnetarError.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        fail(f"cannot write the output: {error.strerror or error}")
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise SystemExit(EXIT_INTERRUPTED) from None
 

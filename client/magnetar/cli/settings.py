@@ -6,8 +6,9 @@ line is a setting of one of the sections; `--set section.name=value` reaches the
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -27,6 +28,7 @@ T = TypeVar("T")
 SECTIONS = ("daemon", "bookie", "broker", "ledger")
 CONFIG_VARIABLE = "MAGNETAR_CONFIG"
 MIB = 1024 * 1024
+_log = logging.getLogger("magnetar.settings")
 # A bookie of its own leaves 8080 to a broker on the same host.
 BOOKIE_HTTP_PORT = 8000
 
@@ -159,6 +161,7 @@ def load_all(sources: SettingSources, command: str = "standalone") -> list[Loade
     daemon = sources.load(
         "daemon", DaemonSettings, **({"http_port": BOOKIE_HTTP_PORT} if command == "bookie" else {})
     )
+    _warn_of_short_names(sources.environment, daemon.sources)
     values = daemon.value
     derived: dict[str, Any] = {"data_directory": os.path.join(values.data, "bookie")}
     if values.max_message_bytes > DEFAULT_MAX_MESSAGE_BYTES:
@@ -173,6 +176,19 @@ def load_all(sources: SettingSources, command: str = "standalone") -> list[Loade
     url = f"magnetar://{format_host(values.host_for_clients)}:{values.port}"
     broker = sources.load("broker", BrokerSettings, service_url=url)
     return [daemon, bookie, broker, sources.load("ledger", LedgerSettings)]
+
+
+def _warn_of_short_names(environment: Mapping[str, str], names: Iterable[str]) -> None:
+    """MAGNETAR_PORT for MAGNETAR_DAEMON_PORT would be passed over in silence."""
+    for name in names:
+        variable = f"MAGNETAR_{name.upper()}"
+        # Kubernetes sets MAGNETAR_PORT=tcp://10.0.0.1:7650 beside a Service called magnetar.
+        if variable in environment and not environment[variable].startswith("tcp://"):
+            _log.warning(
+                "environment variable %s is no setting; did you mean MAGNETAR_DAEMON_%s?",
+                variable,
+                name.upper(),
+            )
 
 
 def service_settings(sources: SettingSources, command: str = "standalone") -> ServiceSettings:

@@ -369,7 +369,10 @@ class OsFiles:
                 os.mkdir(directory, 0o750)
             except FileExistsError as error:
                 if not os.path.isdir(directory):  # otherwise somebody was faster
-                    raise storage_error(error, "making the directory", directory) from error
+                    raise DataDirectoryError(
+                        f"{directory} is a file, not a directory; choose another data directory",
+                        path=directory,
+                    ) from error
             except OSError as error:
                 raise storage_error(error, "making the directory", directory) from error
             self.sync_directory(os.path.dirname(directory))

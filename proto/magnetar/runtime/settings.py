@@ -247,8 +247,13 @@ def _from_toml(path: str | None, section: str, known_sections: Collection[str]) 
         raise InvalidSetting(f"cannot read the settings file {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSetting(f"the settings file {path} is not TOML: {error}") from error
-    for name in document:
+    for name, value in document.items():
         if known_sections and name not in known_sections:
+            if not isinstance(value, dict):
+                raise InvalidSetting(
+                    f"{name} in {path} stands in no section; put it below one of "
+                    f"{', '.join(f'[{known}]' for known in known_sections)}"
+                )
             raise InvalidSetting(f"unknown section [{name}] in {path}{_suggestion(name, known_sections)}")
     table = document.get(section, {})
     if not isinstance(table, dict):

@@ -57,6 +57,13 @@ def test_a_wildcard_is_never_told_to_clients() -> None:
     assert DaemonSettings(host="0.0.0.0").host_for_clients not in ("", "0.0.0.0")
 
 
+def test_a_variable_without_its_section_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    environment = {"MAGNETAR_PORT": "7001", "MAGNETAR_HTTP_PORT": "tcp://10.0.0.1:8080", "MAGNETAR_URL": "x"}
+    assert service_settings(SettingSources(environment=environment)).daemon.port == 7650
+    (record,) = caplog.records
+    assert "MAGNETAR_PORT is no setting; did you mean MAGNETAR_DAEMON_PORT?" in record.getMessage()
+
+
 def test_an_unknown_section_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "m.toml"
     file.write_text("[boker]\nname = 1\n")

@@ -123,6 +123,7 @@ def test_an_error_names_setting_value_source_and_what_is_allowed(
         ("[broker]\nprot = 1", "unknown setting broker.prot .*did you mean port"),
         ("[brokr]\nport = 1", r"unknown section \[brokr\] .*did you mean broker"),
         ("broker = 1", "must be a section"),
+        ("port = 1", r"port in .* stands in no section; put it below one of \[broker\], \[bookie\]"),
         ("[broker\n", "is not TOML"),
         ("[broker]\nport = true", "port = True .*file .*whole number"),
         ("[broker]\nhost = 5", "host = 5"),
