@@ -43,6 +43,13 @@ async def _blocks(descriptor: int) -> AsyncIterator[bytes]:
         finally:
             transport.close()
     else:
-        while block := os.read(descriptor, BLOCK_BYTES):
+        while block := _read(descriptor):
             yield block
             await asyncio.sleep(0)
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, BLOCK_BYTES)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read the input: {error.strerror}") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import Coroutine
@@ -29,6 +30,8 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Runs a command on the fast loop where there is one; turns errors into one line and an exit code."""
+    # The client's warnings are of what ends the command anyway, with a line of its own.
+    logging.getLogger("magnetar.client").setLevel(logging.ERROR)
     try:
         if sys.platform == "win32":
             asyncio.run(main)

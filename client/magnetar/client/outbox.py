@@ -117,7 +117,11 @@ class Outbox:
                     group,
                     SendTimeout(
                         f"the message {written} within send_timeout={send_timeout:g} s"
-                        + ("; whether it was stored is not known" if groups is self.in_flight else "")
+                        + (
+                            "; whether it was stored is not known"
+                            if groups is self.in_flight
+                            else "; is the service running?"
+                        )
                     ),
                 )
             if groups:

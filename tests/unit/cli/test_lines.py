@@ -71,3 +71,10 @@ async def test_a_directory_has_no_lines(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument):
         await read(descriptor)
     os.close(descriptor)
+
+
+async def test_input_that_cannot_be_read() -> None:
+    descriptor = os.open("/proc/self/mem", os.O_RDONLY)
+    with pytest.raises(InvalidArgument, match="cannot read the input: Input/output error"):
+        await read(descriptor)
+    os.close(descriptor)

@@ -307,6 +307,15 @@ async def test_send_timeout_fails_in_order_and_late_receipts_do_no_harm(
     assert await producer.send(b"3") == MessageId(1, len(broker.topic("t").entries) - 1, 0)
 
 
+async def test_send_timeout_while_nobody_is_there(broker: FakeBroker, client: Client) -> None:
+    producer = await client.create_producer("t", send_timeout=0.05)
+    await broker.server.close(0.0)
+    with pytest.raises(
+        SendTimeout, match=r"could not be sent within send_timeout=0\.05 s; is the service running\?"
+    ):
+        await producer.send(b"0")
+
+
 async def test_refusals_on_the_way_back_end_the_producer(broker: FakeBroker, client: Client) -> None:
     producer = await client.create_producer("t")
     broker.failures[CreateProducer] = TopicNotFound("deleted")
