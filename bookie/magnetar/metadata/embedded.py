@@ -51,7 +51,9 @@ class RocksKeyValue:
         try:
             value: bytes | None = self._db.get(key)
         except Exception as error:
-            raise StorageFailed(f"the metadata store cannot be read: {error}") from None
+            raise StorageFailed(
+                f"the metadata store cannot be read: {error}; if its files are damaged, restore the data directory from a backup"
+            ) from None
         return value
 
     def first_key(self, start: bytes, end: bytes) -> bytes | None:
@@ -70,7 +72,9 @@ class RocksKeyValue:
         try:
             iterator.status()  # at a damaged block `valid` is false just as at the end
         except Exception as error:
-            raise StorageFailed(f"the metadata store cannot be read: {error}") from None
+            raise StorageFailed(
+                f"the metadata store cannot be read: {error}; if its files are damaged, restore the data directory from a backup"
+            ) from None
 
     def write_synced(self, changes: Mapping[bytes, bytes | None]) -> None:
         """See KeyValue."""

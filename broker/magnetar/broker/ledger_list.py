@@ -35,9 +35,7 @@ class LedgerList:
             self.index()
             return True
         if create_ms is None:
-            raise TopicNotFound(
-                f"topic {self.name} does not exist; create it, or switch auto_create_topics on"
-            )
+            raise TopicNotFound(f"topic {self.name} does not exist; `magnetar topics list` shows what does")
         self.record = TopicRecord(created_ms=create_ms)
         self._version = await self._metadata.create(self.path, self.record.encode())
         return False
