@@ -23,6 +23,12 @@ _BLOCK_CACHE_BYTES = 8 * 1024 * 1024
 _MAX_INFO_LOGS = 2
 
 
+def _unreadable(error: Exception) -> StorageFailed:
+    return StorageFailed(
+        f"the metadata store cannot be read: {error}; if its files are damaged, restore the data directory from a backup"
+    )
+
+
 class EmbeddedMetadataStore(LocalMetadataStore):
     """MetadataStore in a directory, held by one process. DataDirectoryError if it is held, damaged or not a store."""
 
@@ -51,9 +57,7 @@ class RocksKeyValue:
         try:
             value: bytes | None = self._db.get(key)
         except Exception as error:
-            raise StorageFailed(
-                f"the metadata store cannot be read: {error}; if its files are damaged, restore the data directory from a backup"
-            ) from None
+            raise _unreadable(error) from None
         return value
 
     def first_key(self, start: bytes, end: bytes) -> bytes | None:
@@ -72,9 +76,7 @@ class RocksKeyValue:
         try:
             iterator.status()  # at a damaged block `valid` is false just as at the end
         except Exception as error:
-            raise StorageFailed(
-                f"the metadata store cannot be read: {error}; if its files are damaged, restore the data directory from a backup"
-            ) from None
+            raise _unreadable(error) from None
 
     def write_synced(self, changes: Mapping[bytes, bytes | None]) -> None:
         """See KeyValue."""
