@@ -8,6 +8,7 @@
     the entry is not in memory            --> completion of the read (or the retry timer, if it failed)
     too many acknowledged ranges          --> an acknowledgement that closes gaps
     a seek is being made durable          --> `resume`
+    an acknowledgement is being looked up --> `resume`: what it names must not be delivered after it
     the turn was long enough              --> call_soon
 
 What is delivered again (a consumer left, or a nack) goes first. An exclusive subscription rewinds when its consumer leaves;
@@ -100,7 +101,7 @@ class Dispatcher:
         self._turn = 0
         self._dispatching = False
         self._again = False
-        self._paused = False
+        self._pauses = 0  # reasons to deliver nothing: a seek, acknowledgements that are looked up
         self._closed = False
         self._blocked_by_ranges = False
         # What is to be delivered again, with how often it was; the heap has its keys in order (and some that are gone).
@@ -131,7 +132,7 @@ class Dispatcher:
 
     def dispatch(self) -> None:
         """Delivers until something stops it; called by every waker."""
-        if self._dispatching or self._paused or self._closed:
+        if self._dispatching or self._pauses or self._closed:
             return
         self._dispatching = True
         turns = MAX_DELIVERIES_PER_TURN
@@ -448,12 +449,12 @@ class Dispatcher:
             self.dispatch()
 
     def pause(self) -> None:
-        """Nothing is delivered until `resume`."""
-        self._paused = True
+        """Nothing is delivered until each `pause` had its `resume`."""
+        self._pauses += 1
 
     def resume(self) -> None:
-        """Ends `pause`."""
-        self._paused = False
+        """Ends one `pause`."""
+        self._pauses -= 1
         self.dispatch()
 
     def restart(self) -> None:

@@ -159,6 +159,7 @@ class Subscription:
         else:
             self._late.append(_Late(consumer, rows, cumulative, done))
             if self._late_task is None:
+                self.dispatcher.pause()
                 self._late_task = asyncio.get_running_loop().create_task(self._apply_late())
 
     def _check(self, rows: list[AckRange], cumulative: bool) -> list[EntryKey]:
@@ -216,6 +217,7 @@ class Subscription:
             self._fail_late(StorageFailed(f"the acknowledgement failed: {failure!r}"))
         finally:
             self._late_task = None
+            self.dispatcher.resume()
 
     def _fail_late(self, error: MagnetarError) -> None:
         late, self._late = self._late, deque()

@@ -220,9 +220,23 @@ class Consumer(Receiver):
             super().moved(error)
 
     async def _subscribed(self, link: Link) -> None:
-        for frames in [*self._unanswered.values(), self._take_ack_frames()]:
-            for cumulative, payload in frames:
-                link.send(Ack(0, self._id, cumulative).encode(), payload)
+        """Before permits are granted, the broker has answered every ack that waits for a receipt: what it delivers then was
+        not acknowledged with one (rule 34)."""
+        for cumulative, payload in self._take_ack_frames():
+            link.send(Ack(0, self._id, cumulative).encode(), payload)
+        answered: dict[asyncio.Task[None], None] = {}
+        while waiting := [task for task in self._unanswered if task not in answered]:
+            for task in waiting:
+                answered[task] = None
+                for cumulative, payload in self._unanswered.get(task, ()):
+                    try:
+                        await link.request(
+                            Ack(0, self._id, cumulative), self._client.options.operation_timeout, payload
+                        )
+                    except MagnetarError as error:
+                        if error.retryable:
+                            raise
+                        # Refused for good: the request that waits for the receipt is told the same.
 
     def _before_seek(self, start: tuple[str, Any]) -> None:
         self._flush_acks()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker import Broker
+from magnetar.broker import Broker, Topic
 from magnetar.broker.records import CursorRecord, cursor_path
 from magnetar.broker.subscription import Subscription
 from magnetar.metadata.memory import MemoryMetadataStore
@@ -273,3 +273,34 @@ async def test_unsubscribe_deletes_pointer_and_ledger() -> None:
         assert [v.properties["kind"] for v in ledgers.ledgers.values()] == ["topic"]
         await client.consumer()
         assert (await client.received(2)) == [b"0.0", b"0.0"]
+
+
+async def test_rule_34_an_ack_that_must_be_looked_up_comes_before_what_is_dispatched_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that reconnects sends its unanswered acks, then permits: the first delivery must lack what they name."""
+    real = Topic.read_message_count
+
+    async def slow(topic: Topic, key: tuple[int, int]) -> int:
+        await settle()
+        return await real(topic, key)
+
+    monkeypatch.setattr(Topic, "read_message_count", slow)
+    ledgers, metadata = FakeLedgers(), MemoryMetadataStore()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        await client.consumer(type="shared")
+        client.publish(b"a", b"b", b"c")
+        await client.received(3)
+        held = client.messages[1]
+        await crash(broker)
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await client.consumer(type="shared", permits=0)
+        receipt = client.ack(held.row())
+        client.frame(c.Flow(0, 1, 1000))
+        await receipt
+        assert await client.received(2) == [b"a", b"c"]
+        await settle()
+        assert client.values == [b"a", b"c"]
