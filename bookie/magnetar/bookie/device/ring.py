@@ -173,7 +173,7 @@ class RingJournalDevice(StreamOffsets):
             assert self._loop is not None
             self._loop.add_writer(self._control_fd, self._send_outbox)
         except OSError as error:
-            self._fail(StorageFailed(f"the journal writer process is gone: {error.strerror}"))
+            self._loop.call_soon(self._writer_gone, error)  # type: ignore[union-attr]
 
     def _send_outbox(self) -> None:
         try:
@@ -184,9 +184,15 @@ class RingJournalDevice(StreamOffsets):
             return
         except OSError as error:
             self._outbox.clear()
-            self._fail(StorageFailed(f"the journal writer process is gone: {error.strerror}"))
+            self._writer_gone(error)
         assert self._loop is not None
         self._loop.remove_writer(self._control_fd)
+
+    def _writer_gone(self, error: OSError) -> None:
+        """Its pipe is closed; what it reported last may say why."""
+        if self._report_fd >= 0:
+            self._report_readable()
+        self._fail(StorageFailed(f"the journal writer process is gone: {error.strerror}"))
 
     def _report_readable(self) -> None:
         try:
