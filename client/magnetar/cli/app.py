@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .flags import FLAGS, SUMMARIES
-from .options import DEFAULT_URL, Force, Json, Start, Topic, Url, Yes
+from .options import DEFAULT_URL, Count, Force, Json, Start, Timeout, Topic, Url, Yes
 
 app = typer.Typer(
     name="magnetar",
@@ -112,14 +112,9 @@ def consume(
     kind: Annotated[
         str, typer.Option("-t", "--type", help="exclusive or shared.", metavar="TYPE")
     ] = "exclusive",
-    count: Annotated[
-        int | None, typer.Option("-n", "--count", min=1, help="Stop after so many.", metavar="COUNT")
-    ] = None,
+    count: Count = None,
     start: Start = "latest",
-    timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", min=0, help="Stop when none came for so long.", metavar="SECONDS"),
-    ] = None,
+    timeout: Timeout = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
@@ -137,14 +132,9 @@ def consume(
 @app.command("tail", rich_help_panel="Messages")
 def tail(
     topic: Topic,
-    count: Annotated[
-        int | None, typer.Option("-n", "--count", min=1, help="Stop after so many.", metavar="COUNT")
-    ] = None,
+    count: Count = None,
     start: Start = "latest",
-    timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", min=0, help="Stop when none came for so long.", metavar="SECONDS"),
-    ] = None,
+    timeout: Timeout = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:

@@ -24,5 +24,11 @@ Start = Annotated[
         metavar="WHERE",
     ),
 ]
+Count = Annotated[
+    int | None, typer.Option("-n", "--count", min=1, help="Stop after so many.", metavar="COUNT")
+]
+Timeout = Annotated[
+    float | None, typer.Option("--timeout", min=0, help="Stop when none came for so long.", metavar="SECONDS")
+]
 Force = Annotated[bool, typer.Option("--force", help="Also while producers or consumers are connected.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -177,17 +177,9 @@ class ServiceProcess:
             time.sleep(_POLL_S)
         self._close()
 
-    def cpu_times(self) -> dict[Role, CpuTime]:
-        """CPU used so far by role."""
-        return {role: cpu_time(pid) for role, pid in self.processes().items()}
-
     def resident_bytes(self) -> dict[Role, int]:
         """Resident memory by role."""
         return {role: resident_bytes(pid) for role, pid in self.processes().items()}
-
-    def read_bytes(self) -> int:
-        """Bytes that all processes caused to be read from the disk itself (page cache hits do not count)."""
-        return sum(io_counters(pid).get("read_bytes", 0) for pid in self.processes().values())
 
     def __enter__(self) -> ServiceProcess:
         self.start()
