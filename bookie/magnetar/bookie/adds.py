@@ -1,0 +1,176 @@
+"""Adding entries: admission, and the waiting room for when the write cache is full.
+
+In one turn of the loop and so under the ledger's lock (rule 1): fence check -> write cache -> journal. The callback comes
+when the journal's sync has passed the record, never from inside `add`.
+
+Adds for which the write cache has no room wait in order of arrival, bounded in bytes and in time; `accepting` is false
+meanwhile, and a server stops reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from magnetar.proto.errors import (
+    EntryDamaged,
+    LedgerFenced,
+    MagnetarError,
+    MessageTooLarge,
+    StorageFailed,
+    TooManyRequests,
+)
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER_BYTES
+
+from .journal.journal import DurableCallback, Journal
+from .ledgers import LedgerStates
+from .read_cache import ReadCache
+from .settings import BookieSettings
+from .write_cache import WriteCache
+
+__all__ = ["Adds"]
+
+_FENCED = LedgerFenced.code
+_TOO_MANY = TooManyRequests.code
+
+
+class Adds:
+    """The add path of one bookie. `fail` is its fail-stop, `want_flush` asks for a checkpoint."""
+
+    def __init__(
+        self,
+        settings: BookieSettings,
+        ledgers: LedgerStates,
+        cache: WriteCache,
+        read_cache: ReadCache,
+        want_flush: Callable[[], None],
+        fail: Callable[[MagnetarError], None],
+    ) -> None:
+        # Called when `accepting` becomes true again.
+        self.on_accepting: list[Callable[[], None]] = []
+        # Error code for every add while there is a reason to refuse them all, else 0; see `refuse_all`.
+        self.refusal = 0
+        self.journal: Journal = None  # type: ignore[assignment]  # set before anything is served
+        self._settings = settings
+        self._ledgers = ledgers
+        self._cache = cache
+        self._read_cache = read_cache
+        self._want_flush = want_flush
+        self._fail = fail
+        # Adds that wait for room in the write cache: (deadline, entry, recovery, done), in order of arrival.
+        self._waiting: deque[tuple[float, bytes, bool, DurableCallback]] = deque()
+        self._waiting_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def accepting(self) -> bool:
+        """False while adds wait for room: a server should stop reading until `on_accepting`."""
+        return not self._waiting
+
+    @property
+    def waiting(self) -> int:
+        """Adds that wait for room."""
+        return len(self._waiting)
+
+    def add(self, entry: bytes, *, recovery: bool, done: DurableCallback) -> None:
+        """Stores a ledger entry (40-byte header and payload, digest already verified); keeps the bytes object.
+
+        `done(ledger_id, entry_id, code)` is called once from the loop: code 0 when the entry is durable here, else
+        LedgerFenced, BookieReadOnly, TooManyRequests, MessageTooLarge, ServiceNotReady or StorageFailed. Raises EntryDamaged
+        for bytes that hold no header. Adding an entry again stores the newer bytes. About 2 us and the journal's copy.
+        """
+        if len(entry) < LEDGER_ENTRY_HEADER_BYTES:
+            raise EntryDamaged(
+                f"a ledger entry has at least {LEDGER_ENTRY_HEADER_BYTES} bytes, not {len(entry)}"
+            )
+        if len(entry) > self._settings.max_entry_bytes:
+            self._refuse(entry, done, MessageTooLarge.code)
+        elif self._waiting or not self._admit(entry, recovery, done):
+            self._wait_for_room(entry, recovery, done)
+
+    def refuse_all(self, code: int) -> None:
+        """Every add is refused with `code` from now on, those that wait included; 0: none is any more."""
+        self.refusal = code
+        if code:
+            self.admit_waiting()
+
+    def admit_waiting(self) -> None:
+        """Called whenever room may have appeared, or every add is refused from now on."""
+        if not self._waiting:
+            return
+        while self._waiting:
+            _, entry, recovery, done = self._waiting[0]
+            if not self._admit(entry, recovery, done):
+                return
+            self._waiting.popleft()
+            self._waiting_bytes -= len(entry)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._tell_accepting()
+
+    def _admit(self, entry: bytes, recovery: bool, done: DurableCallback) -> bool:
+        """The add path. False if the write cache has no room."""
+        ledger_id, entry_id, last_add_confirmed, _ = LEDGER_ENTRY_FIELDS.unpack_from(entry)
+        states = self._ledgers
+        state = states.by_id.get(ledger_id)
+        if state is None:
+            try:
+                state = states.load(ledger_id)
+            except StorageFailed as error:  # nobody can tell whether the ledger is fenced
+                self._fail(error)
+                self._refuse(entry, done, StorageFailed.code)
+                return True
+        if state.fenced and not recovery:
+            asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, _FENCED)
+            return True
+        if self.refusal:
+            asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, self.refusal)
+            return True
+        cache = self._cache
+        if not cache.has_room(len(entry)):
+            self._want_flush()
+            return False
+        cache.put(ledger_id, entry_id, entry)
+        states.note_entry(state, ledger_id, entry_id, last_add_confirmed)
+        if recovery:
+            self._read_cache.discard(ledger_id, entry_id)
+        self.journal.add(entry, done, ledger_id, entry_id)
+        if cache.half_full:
+            self._want_flush()
+        return True
+
+    def _wait_for_room(self, entry: bytes, recovery: bool, done: DurableCallback) -> None:
+        loop = asyncio.get_running_loop()
+        limit = self._settings.write_cache_bytes // 4
+        if self._waiting and self._waiting_bytes + len(entry) > limit:
+            self._refuse(entry, done, _TOO_MANY)
+            return
+        deadline = loop.time() + self._settings.add_backpressure_timeout_s
+        self._waiting.append((deadline, entry, recovery, done))
+        self._waiting_bytes += len(entry)
+        if self._timer is None:
+            self._timer = loop.call_at(deadline, self._waited_too_long)
+
+    def _refuse(self, entry: bytes, done: DurableCallback, code: int) -> None:
+        ledger_id, entry_id, _, _ = LEDGER_ENTRY_FIELDS.unpack_from(entry)
+        asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, code)
+
+    def _waited_too_long(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        # A timer may fire up to its resolution early.
+        now = loop.time() + 0.002
+        while self._waiting and self._waiting[0][0] <= now:
+            _, entry, _, done = self._waiting.popleft()
+            self._waiting_bytes -= len(entry)
+            self._refuse(entry, done, _TOO_MANY)
+        if self._waiting:
+            self._timer = loop.call_at(self._waiting[0][0], self._waited_too_long)
+        else:
+            self._tell_accepting()
+
+    def _tell_accepting(self) -> None:
+        for callback in list(self.on_accepting):
+            callback()

@@ -1,0 +1,65 @@
+"""What is written about a ledger besides its entries: its fence and its explicit last add confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from magnetar.proto.errors import LedgerFenced, error_from_wire
+
+from .journal.journal import Journal
+from .ledgers import LedgerStates
+
+__all__ = ["Fencing"]
+
+
+class Fencing:
+    """Fences and explicit LACs of one bookie."""
+
+    def __init__(self, ledgers: LedgerStates) -> None:
+        self.journal: Journal = None  # type: ignore[assignment]  # set before anything is served
+        self._ledgers = ledgers
+
+    async def fence(self, ledger_id: int) -> None:
+        """From now on only recovery adds pass. Durable when it returns, for unknown ledgers as well (rule 6)."""
+        state = self._ledgers.load(ledger_id)
+        if not state.fenced:
+            state.fenced = True
+            self._ledgers.mark_dirty(state, ledger_id)
+            durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            state.fence_durable = durable
+
+            def done(_ledger_id: int, _number: int, code: int) -> None:
+                state.fence_durable = None
+                if code:
+                    durable.set_exception(error_from_wire(code, 0, "the fence could not be written"))
+                    durable.exception()  # every fencer may have gone away
+                else:
+                    durable.set_result(None)
+
+            self.journal.fence(ledger_id, done)
+        if state.fence_durable is not None:
+            # Shielded: one fencer that gives up must not cancel the others.
+            await asyncio.shield(state.fence_durable)
+
+    async def write_last_confirmed(self, ledger_id: int, last_add_confirmed: int) -> None:
+        """Explicit LAC of an idle writer. Durable when it returns; LedgerFenced if the ledger is fenced."""
+        state = self._ledgers.load(ledger_id)
+        if state.fenced:
+            raise LedgerFenced(f"ledger {ledger_id} was fenced by a recovery", ledger_id=ledger_id)
+        if last_add_confirmed <= state.durable_explicit_lac:
+            return
+        durable: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def done(_ledger_id: int, _number: int, code: int) -> None:
+            if not code:
+                state.durable_explicit_lac = max(state.durable_explicit_lac, last_add_confirmed)
+            if not durable.done():
+                durable.set_result(code)
+
+        self.journal.last_confirmed(ledger_id, last_add_confirmed, done)
+        # In memory first, as an entry is in the write cache before it is in the journal: a checkpoint may pass the record.
+        state.explicit_lac = max(state.explicit_lac, last_add_confirmed)
+        self._ledgers.mark_dirty(state, ledger_id)
+        code = await durable
+        if code:
+            raise error_from_wire(code, 0, "the last add confirmed could not be written")
