@@ -29,7 +29,8 @@ from magnetar.bookie.write_cache import WriteCache
 from magnetar.proto.errors import StorageFailed
 from magnetar.runtime.files import File
 from support.sim import SimFiles, SimulationFailed
-from support.storage_check import Broken, CountedIndex, Machine
+from support.storage_check import Broken, Machine
+from support.storage_index import CountedIndex
 from support.storage_workload import count_calls, crash_and_verify, fail_and_verify, outlive, workload
 
 Patch = pytest.MonkeyPatch

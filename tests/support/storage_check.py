@@ -19,26 +19,22 @@ import copy
 import errno
 import os
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from magnetar.bookie import Bookie, BookieSettings, inline_components
-from magnetar.bookie.index import LedgerRecord, Location, ModelLocationIndex, ModelStorage
-from magnetar.proto.errors import (
-    EntryDamaged,
-    EntryNotFound,
-    LedgerFenced,
-    LedgerNotFound,
-    MagnetarError,
-    StorageFailed,
-)
-from magnetar.proto.ledger_entry import NO_ENTRY, encode_ledger_entry
-from support.sim import SimDisk, SimFiles, SimLoop, SimProcess
+from magnetar.bookie.index import ModelStorage
+from magnetar.proto.errors import MagnetarError
+from support.sim import SimDisk, SimLoop, SimProcess
+from support.storage_index import CountedIndex
+from support.storage_session import Key, Promises, Session
+
+__all__ = ["DATA", "KIB", "SETTINGS", "Broken", "Key", "Machine", "Promises", "Script", "Session"]
 
 KIB = 1024
 DATA = "/data/bookie"
-Key = tuple[int, int]
-Script = Callable[["Session"], Awaitable[None]]
+Script = Callable[[Session], Awaitable[None]]
 
 SETTINGS = BookieSettings(
     data_directory=DATA,
@@ -62,200 +58,6 @@ class Broken(AssertionError):
     """A promise does not hold. The message names the seed and the calls, which replay it."""
 
 
-class CountedIndex(ModelLocationIndex):
-    """A flush is a call of the disk: it may fail, or be the last. Some puts are flushed early, as RocksDB does."""
-
-    def __init__(self, storage: ModelStorage, files: SimFiles, rng: random.Random) -> None:
-        super().__init__(storage)
-        self._files = files
-        self._rng = rng
-
-    def put_locations(self, locations: Sequence[tuple[int, int, Location]]) -> None:
-        """See LocationIndex."""
-        super().put_locations(locations)
-        if self._rng.random() < 0.2:
-            self._storage.locations.update(self._locations)
-
-    def put_ledgers(self, ledgers: Sequence[tuple[int, LedgerRecord]]) -> None:
-        """See LocationIndex."""
-        super().put_ledgers(ledgers)
-        if self._rng.random() < 0.2:
-            self._storage.ledgers.update(self._ledgers)
-
-    async def flush_locations(self) -> None:
-        """See LocationIndex."""
-        self._call("locations")
-        await super().flush_locations()
-
-    async def flush_ledgers(self) -> None:
-        """See LocationIndex."""
-        self._call("ledgers")
-        await super().flush_ledgers()
-
-    def _call(self, family: str) -> None:
-        try:
-            self._files.disk.call("sync", f"{DATA}/index/{family}")
-        except OSError as error:
-            raise StorageFailed(f"the index failed: {error}") from error
-        self._files.check_alive()
-
-
-class Promises:
-    """What the bookie acknowledged, and what it was asked for."""
-
-    def __init__(self) -> None:
-        # All bytes that were ever added under a key, in order, and how many of them are the past: index of the
-        # newest acknowledged one. A key is here from the moment it is asked for.
-        self.versions: dict[Key, list[bytes]] = {}
-        self.acknowledged: dict[Key, int] = {}
-        self.fenced: dict[int, None] = {}
-        self.last_confirmed: dict[int, int] = {}
-        # Of the acknowledged entries. One that a flush saved without its journal record may lie beyond it.
-        self.last_entry: dict[int, int] = {}
-
-    def asked(self, key: Key, entry: bytes) -> int:
-        """An entry goes to the bookie; returns the number of this version."""
-        versions = self.versions.setdefault(key, [])
-        versions.append(entry)
-        return len(versions) - 1
-
-    def holds(self, key: Key, version: int) -> None:
-        """This version, or a later one, is durable."""
-        self.acknowledged[key] = max(version, self.acknowledged.get(key, -1))
-
-    def confirmed(self, ledger_id: int, last_add_confirmed: int) -> None:
-        """The bookie said that it knows of this last add confirmed."""
-        known = self.last_confirmed.get(ledger_id, NO_ENTRY)
-        self.last_confirmed[ledger_id] = max(known, last_add_confirmed)
-
-
-class Session:
-    """One process of the bookie, while a script runs in it."""
-
-    def __init__(self, machine: Machine, bookie: Bookie) -> None:
-        self.machine = machine
-        self.bookie = bookie
-        self.promises = machine.promises
-        self.rng = random.Random(machine.seed)
-
-    def add_soon(
-        self, ledger_id: int, entry_id: int, *, recovery: bool = False, size: int = 0
-    ) -> asyncio.Future[int]:
-        """Adds an entry of its own bytes; the future has the code of the answer."""
-        promises, loop = self.promises, asyncio.get_running_loop()
-        version = len(promises.versions.get((ledger_id, entry_id), []))
-        text = b"%d:%d version %d " % (ledger_id, entry_id, version)
-        payload = (text * (1 + (size or self.rng.choice((50, 700, 2000, 5000))) // len(text)))[: 7 * KIB]
-        data = encode_ledger_entry(ledger_id, entry_id, entry_id - 1, (entry_id + 1) * len(payload), payload)
-        assert promises.asked((ledger_id, entry_id), data) == version
-        answer: asyncio.Future[int] = loop.create_future()
-
-        def done(ledger: int, entry: int, code: int) -> None:
-            assert (ledger, entry) == (ledger_id, entry_id)
-            if not code:
-                self.machine.acknowledge(f"add {ledger}:{entry}", at_once=True)
-                promises.holds((ledger, entry), version)
-                promises.confirmed(ledger, entry - 1)
-                promises.last_entry[ledger] = max(entry, promises.last_entry.get(ledger, NO_ENTRY))
-                if ledger_id in promises.fenced and not recovery and version == 0:
-                    self.machine.broken(f"an add to the fenced ledger {ledger} was acknowledged")
-            answer.set_result(code)
-
-        self.bookie.add(data, recovery=recovery, done=done)
-        return answer
-
-    async def fence(self, ledger_id: int) -> None:
-        """Fences by way of a read, as a recovery does."""
-        try:
-            await self.bookie.read_last_confirmed(ledger_id, fence=True)
-        except MagnetarError:
-            return
-        self.machine.acknowledge(f"fence {ledger_id}")
-        self.promises.fenced[ledger_id] = None
-
-    async def write_last_confirmed(self, ledger_id: int, last_add_confirmed: int) -> None:
-        """Explicit last add confirmed."""
-        try:
-            await self.bookie.write_last_confirmed(ledger_id, last_add_confirmed)
-        except MagnetarError:
-            return
-        self.machine.acknowledge(f"last confirmed {ledger_id}")
-        self.promises.confirmed(ledger_id, last_add_confirmed)
-
-    async def checkpoint(self) -> None:
-        """A checkpoint; a failure shows elsewhere."""
-        try:
-            await self.bookie.checkpoint()
-        except MagnetarError:
-            return
-
-    async def check_entry(self, key: Key) -> None:
-        """An entry is what was added last, or later; one that was not acknowledged may be missing."""
-        versions, known = self.promises.versions.get(key, []), self.promises.acknowledged.get(key, -1)
-        try:
-            found, _ = await self.bookie.read(key[0], key[1], key[1])
-        except EntryNotFound:
-            if known >= 0:
-                self.machine.broken(f"the acknowledged entry {key} is said not to exist")
-            return
-        except EntryDamaged as error:
-            if self.machine.damaged is None:
-                self.machine.broken(f"entry {key} is damaged: {error}")
-            self.machine.damaged.append(key)  # type: ignore[union-attr]
-            return
-        if found[0] not in versions:
-            self.machine.broken(f"wrong bytes for entry {key}")
-        # The bytes before the last acknowledged ones are as wrong as any others.
-        if found[0] not in versions[max(known, 0) :]:
-            self.machine.broken(f"entry {key} is an old copy")
-
-    async def check_range(self, ledger_id: int, first: int, last: int) -> None:
-        """Reads on as a sequential reader does, and checks each entry."""
-        while first <= last:
-            known = [self.promises.acknowledged.get((ledger_id, n), 0) for n in range(first, last + 1)]
-            try:
-                found, _ = await self.bookie.read(ledger_id, first, last, max_bytes=6 * KIB)
-            except (EntryNotFound, EntryDamaged):
-                await self.check_entry((ledger_id, first))
-                first += 1
-                continue
-            for number, data in enumerate(found, first):
-                versions = self.promises.versions[ledger_id, number]
-                if data not in versions[known[number - first] :]:
-                    self.machine.broken(f"entry {(ledger_id, number)} is an old or a wrong copy")
-            first += len(found)
-
-    async def check_promises(self) -> None:
-        """Everything at once."""
-        promises = self.promises
-        for key in sorted(promises.versions):
-            await self.check_entry(key)
-        for ledger_id in sorted({ledger for ledger, _ in promises.versions} | {*promises.fenced}):
-            try:
-                known, last_entry = await self.bookie.read_last_confirmed(ledger_id)
-            except LedgerNotFound:
-                known, last_entry = NO_ENTRY, NO_ENTRY
-                if ledger_id in promises.fenced:
-                    self.machine.broken(f"the fenced ledger {ledger_id} is not known")
-            if known < promises.last_confirmed.get(ledger_id, NO_ENTRY):
-                self.machine.broken(f"the last add confirmed of ledger {ledger_id} fell to {known}")
-            if last_entry < promises.last_entry.get(ledger_id, NO_ENTRY):
-                self.machine.broken(f"the last entry of ledger {ledger_id} fell to {last_entry}")
-            if ledger_id in promises.fenced and await self.add_soon(ledger_id, 999) != LedgerFenced.code:
-                self.machine.broken(f"the fence of ledger {ledger_id} is gone")
-
-    async def promote(self) -> None:
-        """What a bookie serves after its start is durable: from now on it is a promise."""
-        promises = self.promises
-        for key in sorted(promises.versions):
-            try:
-                found, _ = await self.bookie.read(key[0], key[1], key[1])
-            except MagnetarError:
-                continue
-            versions = promises.versions[key]
-            promises.holds(key, max(n for n, data in enumerate(versions) if data == found[0]))
-
-
 class Machine:
     """A disk, an index and the processes of one bookie, one after another."""
 
@@ -276,6 +78,7 @@ class Machine:
         self.faulted: tuple[str, str] | None = None
         self.failure: MagnetarError | None = None
         self.bookie: Bookie | None = None
+        self.session: Session | None = None
         self.violations: list[Broken] = []
         self.journal_in_use = ""
         self._process: SimProcess | None = None
@@ -335,22 +138,57 @@ class Machine:
 
         Raises what `Bookie.open` raises, and Broken. With `close` the bookie is then stopped in order.
         """
+        try:
+            return self.open() and self.do(script) and (not close or self.close_bookie())
+        finally:
+            self.kill()
+
+    def open(self) -> bool:
+        """A new process that opens the bookie and lives on between calls of `do`. False if it died over it."""
         self.starts += 1
         self.failure = None
-        process = self._process = self.loop.start_process(f"bookie-{self.starts}")
+        self._process = self.loop.start_process(f"bookie-{self.starts}")
+        return self._run(self._open)
+
+    async def _open(self) -> None:
+        files = self.disk.mount(self._process)
+        rng = random.Random(self.seed * 1000 + self.starts)
+        components = inline_components(files, rng, lambda path: CountedIndex(self.index, files, rng, path))
+        bookie = await Bookie.open(self.settings, components)
+        bookie.on_failure = self._failed
+        self.bookie = bookie
+        self.session = Session(self, bookie)
+
+    def do(self, script: Script) -> bool:
+        """Runs a script in the open bookie's process. False if it died over it, True for its end. Raises Broken."""
+        assert self.session is not None
+        return self._run(partial(script, self.session))
+
+    def close_bookie(self) -> bool:
+        """Stops the bookie in order. False if its process died over it."""
+        assert self.bookie is not None
+        return self._run(self.bookie.close)
+
+    def kill(self) -> None:
+        """kill -9, if the process lives."""
+        if self._process is not None and self._process.alive:
+            self._process.kill()
+        self.bookie = self.session = None
+        self.disk.clear_faults()
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a process with an open bookie."""
+        return self._process is not None and self._process.alive and self.session is not None
+
+    def _run(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """The work as a task of the process. False if it was killed meanwhile."""
+        assert self._process is not None
         over: asyncio.Future[bool] = self.loop.create_future()
 
         async def run() -> None:
             try:
-                files = self.disk.mount(process)
-                rng = random.Random(self.seed * 1000 + self.starts)
-                components = inline_components(files, rng, lambda path: CountedIndex(self.index, files, rng))
-                bookie = await Bookie.open(self.settings, components)
-                bookie.on_failure = self._failed
-                self.bookie = bookie
-                await script(Session(self, bookie))
-                if close:
-                    await bookie.close()
+                await work()
             except Exception as error:
                 if not over.done():
                     over.set_exception(error)
@@ -361,8 +199,8 @@ class Machine:
             if not over.done():
                 over.set_result(False)
 
-        process.at_death(died)
-        process.spawn(run(), name="script")
+        self._process.at_death(died)
+        self._process.spawn(run(), name="script")
         try:
             return bool(self.loop.run_until_complete(over))
         except MagnetarError:
@@ -371,10 +209,6 @@ class Machine:
             if self.violations:
                 raise self.violations[0] from error
             raise Broken(f"{error!r} ({', '.join(self.history)})") from error
-        finally:
-            if process.alive:
-                process.kill()
-            self.disk.clear_faults()
 
     def _failed(self, error: MagnetarError) -> None:
         self.failure = error

@@ -1,0 +1,52 @@
+"""The location index of a simulated bookie: a flush is a call of its disk, and some puts are durable before anybody asks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from magnetar.bookie.index import LedgerRecord, Location, ModelLocationIndex, ModelStorage
+from magnetar.proto.errors import StorageFailed
+from support.sim import SimFiles
+
+# Chance that what was just put is durable at once: RocksDB flushes when it likes.
+_EARLY = 0.2
+
+
+class CountedIndex(ModelLocationIndex):
+    """A flush may fail, or be the last thing that the process did. It never comes after the process's death."""
+
+    def __init__(self, storage: ModelStorage, files: SimFiles, rng: random.Random, path: str) -> None:
+        super().__init__(storage)
+        self._files = files
+        self._rng = rng
+        self._path = path
+
+    def put_locations(self, locations: Sequence[tuple[int, int, Location]]) -> None:
+        """See LocationIndex."""
+        super().put_locations(locations)
+        if self._rng.random() < _EARLY:
+            self._storage.locations.update(self._locations)
+
+    def put_ledgers(self, ledgers: Sequence[tuple[int, LedgerRecord]]) -> None:
+        """See LocationIndex."""
+        super().put_ledgers(ledgers)
+        if self._rng.random() < _EARLY:
+            self._storage.ledgers.update(self._ledgers)
+
+    async def flush_locations(self) -> None:
+        """See LocationIndex."""
+        self._call("locations")
+        await super().flush_locations()
+
+    async def flush_ledgers(self) -> None:
+        """See LocationIndex."""
+        self._call("ledgers")
+        await super().flush_ledgers()
+
+    def _call(self, family: str) -> None:
+        try:
+            self._files.disk.call("sync", f"{self._path}/{family}")
+        except OSError as error:
+            raise StorageFailed(f"the index failed: {error}") from error
+        self._files.check_alive()
