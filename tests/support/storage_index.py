@@ -26,13 +26,13 @@ class CountedIndex(ModelLocationIndex):
         """See LocationIndex."""
         super().put_locations(locations)
         if self._rng.random() < _EARLY:
-            self._storage.locations.update(self._locations)
+            self.flush_locations_early()
 
     def put_ledgers(self, ledgers: Sequence[tuple[int, LedgerRecord]]) -> None:
         """See LocationIndex."""
         super().put_ledgers(ledgers)
         if self._rng.random() < _EARLY:
-            self._storage.ledgers.update(self._ledgers)
+            self.flush_ledgers_early()
 
     async def flush_locations(self) -> None:
         """See LocationIndex."""

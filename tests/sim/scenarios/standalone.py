@@ -82,7 +82,7 @@ class EagerIndex(ModelLocationIndex):
         """See LocationIndex."""
         super().put_locations(locations)
         if self._rng.random() < 0.2:
-            self._storage.locations.update(self._locations)
+            self.flush_locations_early()
 
 
 class SyncedKeyValue:

@@ -1,5 +1,6 @@
 """The location index: RocksDB and the model behave alike, in a crash as well."""
 
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from magnetar.bookie.index import (
     ModelLocationIndex,
     ModelStorage,
     RocksLocationIndex,
+    decode_ledger_record,
+    encode_ledger_record,
 )
-from magnetar.proto.errors import DataDirectoryError
+from magnetar.proto.errors import DataDirectoryError, StorageFailed
 
 
 @pytest.fixture(params=["rocks", "model"])
@@ -63,6 +66,48 @@ async def test_what_was_put_is_read_and_what_was_flushed_survives(
     assert index.get_ledger(1) == LedgerRecord(True, 4, 249, 248)
 
 
+async def test_lists_deletes_and_replaces(reopen: Callable[[], LocationIndex]) -> None:
+    index = reopen()
+    index.put_locations(
+        [(ledger, number, Location(1, number, 9)) for ledger in (1, 2, 3) for number in (0, 2, 5)]
+    )
+    index.put_locations(
+        [(2**64 - 1, 2**64 - 2, Location(1, 1, 1)), (2**64 - 1, 2**64 - 1, Location(1, 2, 1))]
+    )
+    index.put_ledgers([(ledger, LedgerRecord(last_entry=5)) for ledger in (1, 2, 3, 2**64 - 1)])
+    await index.flush_locations()
+    assert index.list_locations(2) == [(number, Location(1, number, 9)) for number in (0, 2, 5)]
+    assert index.list_locations(2, after=0, count=1) == [(2, Location(1, 2, 9))]
+    assert index.list_locations(2, after=5) == []
+    assert len(index.list_locations(2**64 - 1)) == 2
+    assert index.list_locations(2**64 - 1, after=2**64 - 1) == []
+    assert [row[:2] for row in index.walk((1, 2), 3)] == [(1, 5), (2, 0), (2, 2)]
+    assert len(index.walk()) == 11
+    assert [ledger for ledger, _ in index.list_ledgers()] == [1, 2, 3, 2**64 - 1]
+    assert index.list_ledgers(after=1, count=1) == [(2, LedgerRecord(last_entry=5))]
+    assert index.list_ledgers(after=2**64 - 1) == []
+    moved = [(1, 0, Location(1, 0, 9), Location(7, 0, 9)), (1, 2, Location(6, 0, 9), Location(7, 50, 9))]
+    assert index.replace_locations(moved) == 1
+    assert index.replace_locations([]) == 0
+    assert index.get(1, 0) == Location(7, 0, 9)
+    assert index.get(1, 2) == Location(1, 2, 9)
+    for ledger in (2, 2**64 - 1):
+        index.delete_locations(ledger)
+        index.delete_ledger(ledger)
+    assert index.list_locations(2) == index.list_locations(2**64 - 1) == []
+    assert index.get(2, 2) is None
+    assert index.get_ledger(2) is None
+    assert [ledger for ledger, _ in index.list_ledgers()] == [1, 3]
+    assert [row[0] for row in index.walk()] == [1, 1, 1, 3, 3, 3]
+    index.put_locations([(2, 2, Location(8, 0, 9))])
+    assert index.list_locations(2) == [(2, Location(8, 0, 9))]
+    await index.flush_locations()
+    await index.flush_ledgers()
+    index = reopen()
+    assert [row[:2] for row in index.walk()] == [(1, 0), (1, 2), (1, 5), (2, 2), (3, 0), (3, 2), (3, 5)]
+    assert [ledger for ledger, _ in index.list_ledgers()] == [1, 3]
+
+
 async def test_the_model_loses_what_was_not_flushed() -> None:
     storage = ModelStorage()
     index = ModelLocationIndex(storage)
@@ -71,6 +116,36 @@ async def test_the_model_loses_what_was_not_flushed() -> None:
     again = ModelLocationIndex(storage)
     assert again.get(1, 0) is None
     assert again.get_ledger(1) is None
+    await index.flush_locations()
+    await index.flush_ledgers()
+    index.delete_locations(1)
+    index.delete_ledger(1)
+    assert index.get(1, 0) is None
+    assert index.get_ledger(1) is None
+    again = ModelLocationIndex(storage)
+    assert again.get(1, 0) == Location(1, 0, 1)
+    assert again.get_ledger(1) == LedgerRecord(True)
+    await index.flush_locations()
+    await index.flush_ledgers()
+    again = ModelLocationIndex(storage)
+    assert again.get(1, 0) is None
+    assert again.get_ledger(1) is None
+
+
+def test_ledger_records_of_the_first_release_and_of_later_ones_are_read() -> None:
+    first = struct.pack(">Bqqq", 1, 4, 249, 248)
+    assert decode_ledger_record(first) == LedgerRecord(True, 4, 249, 248)
+    record = LedgerRecord(True, 4, 249, 248, 1_700_000_000_000, True)
+    assert decode_ledger_record(encode_ledger_record(record)) == record
+    assert decode_ledger_record(encode_ledger_record(record) + b"more") == record
+    with pytest.raises(StorageFailed, match="damaged"):
+        decode_ledger_record(first[:-1])
+    older = LedgerRecord(False, 9, 3, 2)
+    assert (
+        older.merged(record)
+        == record.merged(older)
+        == LedgerRecord(True, 9, 249, 248, 1_700_000_000_000, True)
+    )
 
 
 def test_a_second_opening_is_one_clear_error(tmp_path: Path) -> None:

@@ -1,0 +1,181 @@
+"""The location index: (ledger, entry) -> (log, offset, length), and the ledger index: what is known of each ledger.
+
+Both stand behind `LocationIndex`. What `put_*`, `replace_*` and `delete_*` wrote is readable at once, and durable after
+`flush_*`, which a checkpoint awaits and no request does. `RocksLocationIndex` is the real one; `ModelLocationIndex` loses
+in a crash what was not flushed, as RocksDB without a write-ahead log does. FORMATS.md draws keys and values.
+
+Two rules for those who write to it:
+
+* A deletion is a write like another: until it was flushed, a crash brings back what was deleted.
+* Nothing is read, decided and written in two turns of the loop: `replace_locations` compares and writes in one, so that
+  a compaction never puts an old place over that of an entry which was added again meanwhile.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from magnetar.proto.errors import StorageFailed
+from magnetar.proto.ledger_entry import NO_ENTRY
+
+__all__ = [
+    "BATCH_ENTRIES",
+    "LedgerRecord",
+    "Location",
+    "LocationIndex",
+    "decode_ledger_record",
+    "decode_location",
+    "encode_ledger_record",
+    "encode_location",
+]
+
+_LOCATION = struct.Struct(">IQI")
+_LEDGER = struct.Struct(">BqqqQ")
+# The first release wrote no time of deletion.
+_LEDGER_1 = struct.Struct(">Bqqq")
+_FLAG_FENCED = 1
+_FLAG_UNKNOWN = 2
+# A write holds the interpreter: 300 puts take about 0.1 ms, reading 1000 locations in order 0.4 ms.
+BATCH_ENTRIES = 300
+
+
+class Location(NamedTuple):
+    """Where an entry's record starts in an entry log, and the length of the entry (without the record's header)."""
+
+    log_id: int
+    offset: int
+    length: int
+
+
+class LedgerRecord(NamedTuple):
+    """What a bookie remembers of a ledger besides its entries; -1 means none.
+
+    `deleted_at_ms`, if it is not 0, makes the record a tombstone (rule 7). `unknown`: entries of it may have been lost here,
+    so that a missing one is never said not to exist (rule 8).
+    """
+
+    fenced: bool = False
+    explicit_lac: int = NO_ENTRY
+    last_entry: int = NO_ENTRY
+    last_add_confirmed: int = NO_ENTRY
+    deleted_at_ms: int = 0
+    unknown: bool = False
+
+    def merged(self, other: LedgerRecord) -> LedgerRecord:
+        """What both know together. Monotone: the order in which records are merged does not matter."""
+        return LedgerRecord(
+            self.fenced or other.fenced,
+            max(self.explicit_lac, other.explicit_lac),
+            max(self.last_entry, other.last_entry),
+            max(self.last_add_confirmed, other.last_add_confirmed),
+            max(self.deleted_at_ms, other.deleted_at_ms),
+            self.unknown or other.unknown,
+        )
+
+
+class LocationIndex(Protocol):
+    """See the module. Errors are StorageFailed; a damaged value is StorageFailed as well, never "absent" (rule 8)."""
+
+    def instance(self) -> int | None:
+        """Whose index this is (the cookie's instance); None: it was just made, or its disk was lost (rule 8)."""
+        ...
+
+    def set_instance(self, instance: int) -> None:
+        """Durable when it returns. Once in the life of an index."""
+        ...
+
+    def get(self, ledger_id: int, entry_id: int) -> Location | None:
+        """Where the entry is; None: it is in no entry log. About 4 us."""
+        ...
+
+    def get_range(self, ledger_id: int, first: int, count: int) -> list[tuple[int, Location]]:
+        """Locations of up to `count` entries from `first` on, in order. About 0.6 us an entry."""
+        ...
+
+    def list_locations(
+        self, ledger_id: int, after: int = NO_ENTRY, count: int = 1000
+    ) -> list[tuple[int, Location]]:
+        """The next `count` entries of a ledger after `after`, whatever holes there are. Fewer only at its end."""
+        ...
+
+    def walk(
+        self, after: tuple[int, int] | None = None, count: int = 1000
+    ) -> list[tuple[int, int, Location]]:
+        """The next `count` of all locations, in order of ledger and entry. Fewer only at the end of the index."""
+        ...
+
+    def put_locations(self, locations: Sequence[tuple[int, int, Location]]) -> None:
+        """At most BATCH_ENTRIES of (ledger, entry, location). Buffered when it returns."""
+        ...
+
+    def replace_locations(self, moved: Sequence[tuple[int, int, Location, Location]]) -> int:
+        """(ledger, entry, old, new), at most BATCH_ENTRIES: only where it is still `old`; how many. Buffered."""
+        ...
+
+    def delete_locations(self, ledger_id: int) -> None:
+        """All of a ledger. Buffered when it returns."""
+        ...
+
+    def get_ledger(self, ledger_id: int) -> LedgerRecord | None:
+        """None: nothing was ever written here for this ledger."""
+        ...
+
+    def list_ledgers(self, after: int = -1, count: int = 1000) -> list[tuple[int, LedgerRecord]]:
+        """The next `count` ledgers after `after`, in order. Fewer only at the end."""
+        ...
+
+    def put_ledgers(self, ledgers: Sequence[tuple[int, LedgerRecord]]) -> None:
+        """At most BATCH_ENTRIES. Buffered when it returns."""
+        ...
+
+    def delete_ledger(self, ledger_id: int) -> None:
+        """Its record: nothing is known of it any more. Buffered when it returns."""
+        ...
+
+    async def flush_locations(self) -> None:
+        """Every location written or deleted before the call is durable so."""
+        ...
+
+    async def flush_ledgers(self) -> None:
+        """Every ledger record written or deleted before the call is durable so."""
+        ...
+
+    def close(self) -> None:
+        """Frees it; flushes nothing."""
+        ...
+
+
+def encode_location(location: Location) -> bytes:
+    """Value of the location index."""
+    return _LOCATION.pack(*location)
+
+
+def decode_location(value: bytes) -> Location:
+    """Raises StorageFailed."""
+    if len(value) != _LOCATION.size:
+        raise StorageFailed("a location in the index has a wrong length: the index is damaged")
+    return Location(*_LOCATION.unpack(value))
+
+
+def encode_ledger_record(record: LedgerRecord) -> bytes:
+    """Value of the ledger index, and of a state record in an entry log."""
+    return _LEDGER.pack(
+        (_FLAG_FENCED if record.fenced else 0) | (_FLAG_UNKNOWN if record.unknown else 0),
+        record.explicit_lac,
+        record.last_entry,
+        record.last_add_confirmed,
+        record.deleted_at_ms,
+    )
+
+
+def decode_ledger_record(value: bytes) -> LedgerRecord:
+    """Reads those of the first release as well, and longer ones of later releases. Raises StorageFailed."""
+    if len(value) < _LEDGER_1.size:
+        raise StorageFailed("a record of the ledger index is cut short: the index is damaged")
+    flags, explicit, last, confirmed = _LEDGER_1.unpack_from(value)
+    deleted_at_ms = _LEDGER.unpack_from(value)[4] if len(value) >= _LEDGER.size else 0
+    return LedgerRecord(
+        bool(flags & _FLAG_FENCED), explicit, last, confirmed, deleted_at_ms, bool(flags & _FLAG_UNKNOWN)
+    )

@@ -1,0 +1,149 @@
+"""An index in memory for tests and the simulation: what was not flushed is lost with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import islice
+
+from magnetar.proto.ledger_entry import NO_ENTRY
+
+from .locations import LedgerRecord, Location
+
+__all__ = ["ModelLocationIndex", "ModelStorage"]
+
+
+class ModelStorage:
+    """What a ModelLocationIndex keeps through a crash."""
+
+    def __init__(self) -> None:
+        self.locations: dict[tuple[int, int], Location] = {}
+        self.ledgers: dict[int, LedgerRecord] = {}
+        self.instance: int | None = None
+
+
+class ModelLocationIndex:
+    """An index in memory over a ModelStorage: a new one on the same storage sees what was flushed.
+
+    `flush_*_early` is for subclasses that flush of their own accord, as RocksDB does when its memtable is full.
+    """
+
+    def __init__(self, storage: ModelStorage | None = None) -> None:
+        self._storage = storage if storage is not None else ModelStorage()
+        # What was written since; None: deleted.
+        self._locations: dict[tuple[int, int], Location | None] = {}
+        self._ledgers: dict[int, LedgerRecord | None] = {}
+
+    def instance(self) -> int | None:
+        """See `LocationIndex`."""
+        return self._storage.instance
+
+    def set_instance(self, instance: int) -> None:
+        """See `LocationIndex`."""
+        self._storage.instance = instance
+
+    def get(self, ledger_id: int, entry_id: int) -> Location | None:
+        """See `LocationIndex`."""
+        key = (ledger_id, entry_id)
+        return self._locations[key] if key in self._locations else self._storage.locations.get(key)
+
+    def get_range(self, ledger_id: int, first: int, count: int) -> list[tuple[int, Location]]:
+        """See `LocationIndex`."""
+        return [
+            (entry_id, location)
+            for entry_id in range(first, first + count)
+            if (location := self.get(ledger_id, entry_id)) is not None
+        ]
+
+    def list_locations(
+        self, ledger_id: int, after: int = NO_ENTRY, count: int = 1000
+    ) -> list[tuple[int, Location]]:
+        """See `LocationIndex`."""
+        found = [
+            (entry, place) for ledger, entry, place in self._all() if ledger == ledger_id and entry > after
+        ]
+        return found[:count]
+
+    def walk(
+        self, after: tuple[int, int] | None = None, count: int = 1000
+    ) -> list[tuple[int, int, Location]]:
+        """See `LocationIndex`."""
+        return list(islice((row for row in self._all() if after is None or row[:2] > after), count))
+
+    def _all(self) -> list[tuple[int, int, Location]]:
+        merged: dict[tuple[int, int], Location | None] = {**self._storage.locations, **self._locations}
+        return [(*key, location) for key in sorted(merged) if (location := merged[key]) is not None]
+
+    def put_locations(self, locations: Sequence[tuple[int, int, Location]]) -> None:
+        """See `LocationIndex`."""
+        for ledger_id, entry_id, location in locations:
+            self._locations[(ledger_id, entry_id)] = location
+
+    def replace_locations(self, moved: Sequence[tuple[int, int, Location, Location]]) -> int:
+        """See `LocationIndex`."""
+        there = [(ledger, entry, new) for ledger, entry, old, new in moved if self.get(ledger, entry) == old]
+        if there:
+            self.put_locations(there)
+        return len(there)
+
+    def delete_locations(self, ledger_id: int) -> None:
+        """See `LocationIndex`."""
+        for entry_id, _ in self.list_locations(ledger_id, count=1 << 62):
+            self._locations[(ledger_id, entry_id)] = None
+
+    def get_ledger(self, ledger_id: int) -> LedgerRecord | None:
+        """See `LocationIndex`."""
+        if ledger_id in self._ledgers:
+            return self._ledgers[ledger_id]
+        return self._storage.ledgers.get(ledger_id)
+
+    def list_ledgers(self, after: int = -1, count: int = 1000) -> list[tuple[int, LedgerRecord]]:
+        """See `LocationIndex`."""
+        merged: dict[int, LedgerRecord | None] = {**self._storage.ledgers, **self._ledgers}
+        rows = ((ledger_id, merged[ledger_id]) for ledger_id in sorted(merged) if ledger_id > after)
+        return list(islice(((ledger_id, record) for ledger_id, record in rows if record is not None), count))
+
+    def put_ledgers(self, ledgers: Sequence[tuple[int, LedgerRecord]]) -> None:
+        """See `LocationIndex`."""
+        self._ledgers.update(ledgers)
+
+    def delete_ledger(self, ledger_id: int) -> None:
+        """See `LocationIndex`."""
+        self._ledgers[ledger_id] = None
+
+    async def flush_locations(self) -> None:
+        """See `LocationIndex`."""
+        written = dict(self._locations)
+        await asyncio.sleep(0)
+        self._keep_locations(written)
+
+    async def flush_ledgers(self) -> None:
+        """See `LocationIndex`."""
+        written = dict(self._ledgers)
+        await asyncio.sleep(0)
+        self._keep_ledgers(written)
+
+    def flush_locations_early(self) -> None:
+        """What was put and deleted so far is durable."""
+        self._keep_locations(self._locations)
+
+    def flush_ledgers_early(self) -> None:
+        """What was put and deleted so far is durable."""
+        self._keep_ledgers(self._ledgers)
+
+    def _keep_locations(self, written: dict[tuple[int, int], Location | None]) -> None:
+        for key, location in written.items():
+            if location is None:
+                self._storage.locations.pop(key, None)
+            else:
+                self._storage.locations[key] = location
+
+    def _keep_ledgers(self, written: dict[int, LedgerRecord | None]) -> None:
+        for ledger_id, record in written.items():
+            if record is None:
+                self._storage.ledgers.pop(ledger_id, None)
+            else:
+                self._storage.ledgers[ledger_id] = record
+
+    def close(self) -> None:
+        """See `LocationIndex`."""

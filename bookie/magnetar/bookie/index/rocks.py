@@ -1,0 +1,233 @@
+"""The index in RocksDB: raw mode, one column family each, no write-ahead log (the journal is the log).
+
+    default:    "instance"              ->  u64 instance of the bookie (cookie)
+    locations:  u64 ledger | u64 entry  ->  see `locations`
+    ledgers:    u64 ledger              ->  see `locations`
+
+Traps of rocksdict (DEPENDENCIES.md): a write holds the interpreter, so batches are small; an upper bound alone is set on an
+iterator, which is sought to its lower end; handles and iterators keep the lock after `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from magnetar.proto.errors import DataDirectoryError, StorageFailed
+from magnetar.proto.ledger_entry import NO_ENTRY
+
+from .locations import (
+    LedgerRecord,
+    Location,
+    decode_ledger_record,
+    decode_location,
+    encode_ledger_record,
+    encode_location,
+)
+
+__all__ = ["RocksLocationIndex"]
+
+_KEY = struct.Struct(">QQ")
+_LEDGER_KEY = struct.Struct(">Q")
+_INSTANCE = b"instance"
+_MAX_ID = 2**64 - 1
+
+
+class RocksLocationIndex:
+    """See the module and `LocationIndex`. Raises DataDirectoryError when RocksDB cannot open it."""
+
+    def __init__(self, path: str) -> None:
+        import rocksdict  # here: the thin client and the simulation do without it
+
+        self._rocks: Any = rocksdict
+        options = rocksdict.Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.create_missing_column_families(True)
+        options.set_keep_log_file_num(2)
+        options.set_max_open_files(512)
+        options.set_max_background_jobs(2)
+        options.set_paranoid_checks(True)
+        families = {
+            "locations": self._family_options(16 << 20),
+            "ledgers": self._family_options(4 << 20),
+        }
+        try:
+            self._db: Any = rocksdict.Rdict(path, options, column_families=families)
+            self._locations: Any = self._db.get_column_family("locations")
+            self._ledgers: Any = self._db.get_column_family("ledgers")
+            self._locations_handle: Any = self._db.get_column_family_handle("locations")
+            self._ledgers_handle: Any = self._db.get_column_family_handle("ledgers")
+        except Exception as error:
+            raise DataDirectoryError(
+                f"the index {path} cannot be opened: {error}; it can be rebuilt from the entry logs",
+                path=path,
+            ) from error
+        options_without_log: Any = rocksdict.WriteOptions()
+        options_without_log.disable_wal = True
+        self._write_options = options_without_log
+        for family in (self._db, self._locations, self._ledgers):
+            family.set_read_options(self._read_options())
+
+    def _read_options(self) -> Any:
+        """Every block that is read from the disk is verified."""
+        options = self._rocks.ReadOptions()
+        options.set_verify_checksums(True)
+        return options
+
+    def instance(self) -> int | None:
+        """See `LocationIndex`."""
+        value = self._guard(self._db.get, _INSTANCE)
+        return None if value is None else int.from_bytes(value, "big")
+
+    def set_instance(self, instance: int) -> None:
+        """See `LocationIndex`. Blocks for some ms, at the first start."""
+        self._guard(self._db.put, _INSTANCE, instance.to_bytes(8, "big"))
+        self._guard(self._db.flush, True)
+
+    def _family_options(self, write_buffer_bytes: int) -> Any:
+        options = self._rocks.Options(raw_mode=True)
+        table = self._rocks.BlockBasedOptions()
+        table.set_bloom_filter(10, False)
+        table.set_block_cache(self._rocks.Cache(8 << 20))
+        options.set_block_based_table_factory(table)
+        # Headroom: a write stall would freeze the process. Only a checkpoint flushes, every few MB.
+        options.set_write_buffer_size(write_buffer_bytes)
+        options.set_max_write_buffer_number(8)
+        options.set_level_zero_slowdown_writes_trigger(200)
+        options.set_level_zero_stop_writes_trigger(400)
+        return options
+
+    def get(self, ledger_id: int, entry_id: int) -> Location | None:
+        """See `LocationIndex`."""
+        value = self._guard(self._locations.get, _KEY.pack(ledger_id, entry_id))
+        return None if value is None else decode_location(value)
+
+    def get_range(self, ledger_id: int, first: int, count: int) -> list[tuple[int, Location]]:
+        """See `LocationIndex`."""
+        keys = [_KEY.pack(ledger_id, entry_id) for entry_id in range(first, first + count)]
+        values = self._guard(self._locations.get, keys)
+        return [
+            (entry_id, decode_location(value))
+            for entry_id, value in enumerate(values, first)
+            if value is not None
+        ]
+
+    def list_locations(
+        self, ledger_id: int, after: int = NO_ENTRY, count: int = 1000
+    ) -> list[tuple[int, Location]]:
+        """See `LocationIndex`."""
+        if after >= _MAX_ID:
+            return []
+        rows = self._rows(
+            self._locations, _KEY.pack(ledger_id, after + 1), count, _KEY.pack(ledger_id, _MAX_ID) + b"\0"
+        )
+        return [(_KEY.unpack(key)[1], decode_location(value)) for key, value in rows]
+
+    def walk(
+        self, after: tuple[int, int] | None = None, count: int = 1000
+    ) -> list[tuple[int, int, Location]]:
+        """See `LocationIndex`."""
+        first = b"" if after is None else _KEY.pack(*after) + b"\0"
+        rows = self._rows(self._locations, first, count)
+        return [(*_KEY.unpack(key), decode_location(value)) for key, value in rows]
+
+    def _rows(self, family: Any, first: bytes, count: int, end: bytes = b"") -> list[tuple[bytes, bytes]]:
+        """Up to `count` rows from the key `first` on, in order. Their blocks do not push others out of the cache."""
+
+        def read() -> list[tuple[bytes, bytes]]:
+            options = self._read_options()
+            options.fill_cache(False)
+            if end:
+                options.set_iterate_upper_bound(end)
+            iterator = family.iter(options)
+            iterator.seek(first)
+            rows: list[tuple[bytes, bytes]] = []
+            while len(rows) < count and iterator.valid():
+                rows.append((iterator.key(), iterator.value()))
+                iterator.next()
+            # At a damaged block an iterator ends as it does behind the last row; only this tells.
+            iterator.status()
+            return rows
+
+        return self._guard(read)  # type: ignore[no-any-return]
+
+    def put_locations(self, locations: Sequence[tuple[int, int, Location]]) -> None:
+        """See `LocationIndex`."""
+        batch = self._rocks.WriteBatch(raw_mode=True)
+        for ledger_id, entry_id, location in locations:
+            batch.put(_KEY.pack(ledger_id, entry_id), encode_location(location), self._locations_handle)
+        self._guard(self._db.write, batch, self._write_options)
+
+    def replace_locations(self, moved: Sequence[tuple[int, int, Location, Location]]) -> int:
+        """See `LocationIndex`."""
+        if not moved:
+            return 0
+        values = self._guard(self._locations.get, [_KEY.pack(ledger, entry) for ledger, entry, _, _ in moved])
+        there = [
+            (ledger, entry, new)
+            for (ledger, entry, old, new), value in zip(moved, values, strict=True)
+            if value == encode_location(old)
+        ]
+        if there:
+            self.put_locations(there)
+        return len(there)
+
+    def delete_locations(self, ledger_id: int) -> None:
+        """See `LocationIndex`. One range tombstone, about 2 us, and 1 us a get until RocksDB compacts it away."""
+        batch = self._rocks.WriteBatch(raw_mode=True)
+        end = _KEY.pack(ledger_id, _MAX_ID)
+        batch.delete_range(_KEY.pack(ledger_id, 0), end, self._locations_handle)
+        batch.delete(end, self._locations_handle)
+        self._guard(self._db.write, batch, self._write_options)
+
+    def get_ledger(self, ledger_id: int) -> LedgerRecord | None:
+        """See `LocationIndex`."""
+        value = self._guard(self._ledgers.get, _LEDGER_KEY.pack(ledger_id))
+        return None if value is None else decode_ledger_record(value)
+
+    def list_ledgers(self, after: int = -1, count: int = 1000) -> list[tuple[int, LedgerRecord]]:
+        """See `LocationIndex`."""
+        if after >= _MAX_ID:
+            return []
+        rows = self._rows(self._ledgers, _LEDGER_KEY.pack(after + 1), count)
+        return [(_LEDGER_KEY.unpack(key)[0], decode_ledger_record(value)) for key, value in rows]
+
+    def put_ledgers(self, ledgers: Sequence[tuple[int, LedgerRecord]]) -> None:
+        """See `LocationIndex`."""
+        batch = self._rocks.WriteBatch(raw_mode=True)
+        for ledger_id, record in ledgers:
+            batch.put(_LEDGER_KEY.pack(ledger_id), encode_ledger_record(record), self._ledgers_handle)
+        self._guard(self._db.write, batch, self._write_options)
+
+    def delete_ledger(self, ledger_id: int) -> None:
+        """See `LocationIndex`."""
+        batch = self._rocks.WriteBatch(raw_mode=True)
+        batch.delete(_LEDGER_KEY.pack(ledger_id), self._ledgers_handle)
+        self._guard(self._db.write, batch, self._write_options)
+
+    async def flush_locations(self) -> None:
+        """See `LocationIndex`. In a thread: only the checkpoint waits for it."""
+        await asyncio.get_running_loop().run_in_executor(None, self._guard, self._locations.flush, True)
+
+    async def flush_ledgers(self) -> None:
+        """See `LocationIndex`."""
+        await asyncio.get_running_loop().run_in_executor(None, self._guard, self._ledgers.flush, True)
+
+    def close(self) -> None:
+        """See `LocationIndex`. Handles go first: they keep RocksDB's lock."""
+        if self._db is None:
+            return
+        self._locations_handle = self._ledgers_handle = None
+        self._locations.close()
+        self._ledgers.close()
+        self._locations = self._ledgers = None
+        self._db.close()
+        self._db = None
+
+    def _guard(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:  # rocksdict raises bare exceptions
+            raise StorageFailed(f"the index failed: {error}") from error
