@@ -323,7 +323,7 @@ class AddEntry(Command, tag=96):
 
 
 class AddDone(Command, tag=97):
-    """Payload: ADD_DONE_ROW rows, one frame per journal sync."""
+    """Payload: ADD_DONE_ROW rows, one frame per journal sync. None: adds of this connection wait for room, I am alive."""
 
 
 class ReadEntries(Command, tag=98):
@@ -355,23 +355,40 @@ class WriteLastConfirmed(Command, tag=100):
 
 
 class BookieInfo(Command, tag=101):
-    """Ok: {"bookie_id": str, "free_bytes": int, "total_bytes": int, "read_only": bool}."""
+    """Ok: a map of identity, disks and load (WIRE.md)."""
 
 
 class WaitLastConfirmed(Command, tag=102):
-    """Reserved: long-poll read."""
+    """Long poll: answered once the last add confirmed has passed the given one, or the ledger is fenced, or at the timeout.
+
+    Ok: {"last_add_confirmed": int, "fenced": bool, "sizes": [int, ...]}; payload: at most `max_entries` confirmed entries
+    after the given one. LedgerNotFound if deleted; a ledger never written here is waited for. `timeout_ms` 0: the longest.
+    """
 
     ledger_id: int
+    last_add_confirmed: int = -1
+    timeout_ms: int = 0
+    max_entries: int = 0
+    max_bytes: int = 0
 
 
 class ListLedgers(Command, tag=103):
-    """Reserved."""
+    """Ledgers with an id above `after`. Ok: {"more": bool}; payload: LEDGER_ROW rows by id. The bookie bounds `count`."""
+
+    after: int = -1
+    count: int = 1000
 
 
 class ListEntries(Command, tag=104):
-    """Reserved."""
+    """Entries of a ledger from `first` on. Ok: {"next": int}; payload: ENTRY_RANGE_ROW rows by id.
+
+    The rows say all that is stored below `next`, from which the next request goes on; -1: that was the last one.
+    LedgerNotFound if the ledger is not known or is deleted.
+    """
 
     ledger_id: int
+    first: int = 0
+    count: int = 1000
 
 
 class ForceLedger(Command, tag=105):
@@ -381,7 +398,7 @@ class ForceLedger(Command, tag=105):
 
 
 class DeleteLedger(Command, tag=106):
-    """Reserved."""
+    """The ledger's entries are not needed any more. Ok: null, once it is durable that they will never be served again."""
 
     ledger_id: int
 
@@ -464,6 +481,9 @@ RECEIPT_ROW = struct.Struct(">QIQQI")  # sequence id, message count, ledger, ent
 ACK_ROW = struct.Struct(">QQII")  # AckRow
 ACK_SET_ROW = struct.Struct(">II")  # first and last index in the stored entry of what is acknowledged already
 ADD_DONE_ROW = struct.Struct(">QQI")  # ledger, entry, code: 0 is durable, else an error code
+LEDGER_ROW = struct.Struct(">QIqq")  # ledger, flags, last entry, last add confirmed (-1 for none)
+LEDGER_FENCED, LEDGER_DELETED = 1, 2  # flags of a LEDGER_ROW
+ENTRY_RANGE_ROW = struct.Struct(">QQ")  # first and last entry, both included
 
 
 def encode_rows(layout: struct.Struct, rows: Iterable[tuple[int, ...]]) -> bytes:

@@ -1,0 +1,52 @@
+"""Figures of a bookie, as plain numbers: raised once per batch, read when somebody scrapes. No metrics library here.
+
+A part counts in integers of its own (`flushes_total += 1`); what needs a distribution keeps a `Histogram`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+__all__ = ["LATENCY_BOUNDS_S", "SIZE_BOUNDS", "Histogram"]
+
+# From a page-cache hit to a stuck disk.
+LATENCY_BOUNDS_S = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    5.0,
+)
+# Entries of a group, and the like.
+SIZE_BOUNDS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
+
+
+class Histogram:
+    """How often which values came. `counts[i]` are those up to `bounds[i]`, the last one those above all bounds."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float] = LATENCY_BOUNDS_S) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total: float = 0  # the sum of all values
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Counts a value that came `times` times. 0.2 us: once per batch, never per message."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    @property
+    def count(self) -> int:
+        """How many values came."""
+        return sum(self.counts)
