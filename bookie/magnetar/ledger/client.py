@@ -6,11 +6,12 @@ import asyncio
 import random
 from collections.abc import Mapping
 
+from magnetar.metadata.paths import ledger_path
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import AlreadyClosed, LedgerNotFound, NotFoundInStore
 from magnetar.runtime.clock import Clock
 
-from .components import LEDGER_SEQUENCE, LedgerComponents, ledger_path
+from .components import LEDGER_SEQUENCE, LedgerComponents
 from .core.metadata import LedgerMetadata
 from .core.quorum import Striping
 from .directory import BookieDirectory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from magnetar.metadata.paths import ledger_path
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import FinalError, LedgerNotFound, MagnetarError, NotFoundInStore, VersionConflict
 from magnetar.runtime.clock import Clock
@@ -23,13 +24,7 @@ from .placement import Placement
 from .settings import LedgerSettings
 from .transport import BookieTransport
 
-LEDGERS_PATH = "/ledgers"
 LEDGER_SEQUENCE = "ledgers"
-
-
-def ledger_path(ledger_id: int) -> str:
-    """The node of a ledger's metadata."""
-    return f"{LEDGERS_PATH}/{ledger_id:020d}"
 
 
 @dataclass(frozen=True, slots=True)

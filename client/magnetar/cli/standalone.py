@@ -25,9 +25,9 @@ from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.server import BookieServer
 from magnetar.broker import Broker, listener
 from magnetar.ledger import BookieDirectory, BookieTransport, LedgerClient, LocalTransport, StaticBookies
-from magnetar.ledger.components import LEDGERS_PATH
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.local import LocalMetadataStore
+from magnetar.metadata.paths import LEDGERS_PATH
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.connection import ConnectionOptions, FramedServer

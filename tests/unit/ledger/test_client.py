@@ -3,9 +3,9 @@
 import pytest
 
 from magnetar.ledger import LedgerSettings
-from magnetar.ledger.components import ledger_path
 from magnetar.ledger.core.metadata import LedgerMetadata, LedgerState
 from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.metadata.paths import ledger_path
 from magnetar.proto.errors import (
     AlreadyClosed,
     EntryNotFound,

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from magnetar.ledger import LedgerSettings, LedgerWriter
-from magnetar.ledger.components import ledger_path
 from magnetar.ledger.core.events import (
     AddFailed,
     AddStored,
@@ -17,6 +16,7 @@ from magnetar.ledger.core.events import (
 from magnetar.ledger.core.metadata import Ensemble, LedgerMetadata, LedgerState
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.core.recovery import WINDOW_ENTRIES, RecoveryCore
+from magnetar.metadata.paths import ledger_path
 from magnetar.proto.errors import (
     BookieUnavailable,
     EntryDamaged,
