@@ -1,0 +1,184 @@
+"""What is damaged on this bookie: found by reads, by the scrub and by the rebuild of the index; told once, never served.
+
+    found -> counted, logged, handed to the repair queue -> gone when it was written again, repaired or deleted
+
+Kept in memory only: what a restart forgets is found again by the next read or the next pass of the scrub. Memory is bounded:
+a ledger with many separate ranges becomes one wide range, and beyond a number of ledgers findings are only counted and
+handed on. While an entry stands here, the bookie says "damaged" where it would say "no such entry" (rule 8).
+
+Damage of files that hold no entries of one ledger (index, journal) is counted apart: another replica cannot heal it.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple, Protocol
+
+__all__ = ["Damage", "DamagedRange", "RepairQueue"]
+
+_log = logging.getLogger(__name__)
+_MAX_RANGES = 1000  # of one ledger
+_MAX_LEDGERS = 50_000
+_MAX_FILES = 1000
+# Then only figures tell: a dying disk must not fill the log as well.
+_MAX_LOGGED = 200
+
+
+class DamagedRange(NamedTuple):
+    """Entries `first` to `last`, both included. `where` names the file or the step, for people."""
+
+    first: int
+    last: int
+    where: str
+    reason: str
+
+
+class RepairQueue(Protocol):
+    """Who brings damaged entries back from other replicas. Calls return at once and never raise."""
+
+    def damaged(self, ledger_id: int, first: int, last: int, reason: str) -> None:
+        """These entries of this bookie need repair. May be told again after a restart."""
+        ...
+
+    def gone(self, ledger_id: int) -> None:
+        """Nothing of the ledger is damaged here any more."""
+        ...
+
+
+class Damage:
+    """See the module. All calls from the bookie's loop; `report` takes some us."""
+
+    def __init__(self, queue: RepairQueue | None = None) -> None:
+        self.queue = queue
+        # Disjoint and not adjacent unless their reasons differ, by first entry.
+        self._ranges: dict[int, list[DamagedRange]] = {}
+        self._files: dict[str, str] = {}
+        # Figures: findings ever, entries found and found good again, findings for which there was no room.
+        self.found = 0
+        self.healed = 0
+        self.not_kept = 0
+        self._logged = 0
+
+    def report(self, ledger_id: int, entry_id: int, *, where: str, reason: str) -> None:
+        """One entry cannot be served from here. Known damage changes nothing."""
+        self.report_range(ledger_id, entry_id, entry_id, where=where, reason=reason)
+
+    def report_range(self, ledger_id: int, first: int, last: int, *, where: str, reason: str) -> None:
+        """Entries `first` to `last`, both included."""
+        ranges = self._ranges.get(ledger_id)
+        if ranges is None:
+            if len(self._ranges) >= _MAX_LEDGERS:
+                self.found += 1
+                self.not_kept += 1
+                self._tell(ledger_id, first, last, where, reason)
+                return
+            ranges = self._ranges[ledger_id] = []
+        at = bisect_right(ranges, first, key=lambda known: known.first)
+        if at and ranges[at - 1].last >= last:
+            return
+        self.found += 1
+        _insert(ranges, DamagedRange(first, last, where, reason))
+        if len(ranges) > _MAX_RANGES:
+            wide = DamagedRange(ranges[0].first, max(known.last for known in ranges), where, "many ranges")
+            ranges[:] = [wide]
+            first, last = wide.first, wide.last
+        self._tell(ledger_id, first, last, where, reason)
+
+    def report_file(self, path: str, reason: str) -> None:
+        """A file of the index or of a journal is damaged: an operator must act, see the reason."""
+        if path in self._files:
+            return
+        self.found += 1
+        if len(self._files) < _MAX_FILES:
+            self._files[path] = reason
+        else:
+            self.not_kept += 1
+        self._log("%s is damaged: %s", path, reason)
+
+    def _tell(self, ledger_id: int, first: int, last: int, where: str, reason: str) -> None:
+        span = str(first) if first == last else f"{first} to {last}"
+        self._log("entry %s of ledger %d is damaged (%s): %s", span, ledger_id, where, reason)
+        if self.queue is not None:
+            self.queue.damaged(ledger_id, first, last, reason)
+
+    def _log(self, message: str, *arguments: object) -> None:
+        self._logged += 1
+        if self._logged <= _MAX_LOGGED:
+            _log.error(message, *arguments)
+        if self._logged == _MAX_LOGGED:
+            _log.error("more damage is only counted (damaged_entries, damage_found)")
+
+    def covers(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether the entry is known to be damaged."""
+        ranges = self._ranges.get(ledger_id)
+        if not ranges:
+            return False
+        at = bisect_right(ranges, entry_id, key=lambda known: known.first)
+        return at > 0 and ranges[at - 1].last >= entry_id
+
+    def ledgers(self) -> dict[int, list[DamagedRange]]:
+        """All that is known, by ledger."""
+        return {ledger_id: list(ranges) for ledger_id, ranges in self._ranges.items()}
+
+    def files(self) -> dict[str, str]:
+        """Damaged files and why."""
+        return dict(self._files)
+
+    def repaired(self, ledger_id: int, first: int, last: int) -> None:
+        """Entries `first` to `last` were written again, or found good."""
+        ranges = self._ranges.get(ledger_id)
+        if not ranges:
+            return
+        left: list[DamagedRange] = []
+        for known in ranges:
+            if known.last < first or known.first > last:
+                left.append(known)
+                continue
+            self.healed += min(last, known.last) - max(first, known.first) + 1
+            if known.first < first:
+                left.append(known._replace(last=first - 1))
+            if known.last > last:
+                left.append(known._replace(first=last + 1))
+        ranges[:] = left
+        if not ranges:
+            self.deleted(ledger_id)
+
+    def deleted(self, ledger_id: int) -> None:
+        """The ledger was deleted, or all of it repaired: nobody needs it from here."""
+        if self._ranges.pop(ledger_id, None) is not None and self.queue is not None:
+            self.queue.gone(ledger_id)
+
+    def file_gone(self, path: str) -> None:
+        """A damaged file was replaced or deleted."""
+        self._files.pop(path, None)
+
+    def figures(self) -> dict[str, int]:
+        """For metrics: what is damaged now, and what was ever found."""
+        return {
+            "damaged_ledgers": len(self._ranges),
+            "damaged_entries": sum(
+                known.last - known.first + 1 for ranges in self._ranges.values() for known in ranges
+            ),
+            "damaged_files": len(self._files),
+            "damage_found": self.found,
+            "damage_healed": self.healed,
+            "damage_not_kept": self.not_kept,
+        }
+
+
+def _insert(ranges: list[DamagedRange], new: DamagedRange) -> None:
+    """Keeps them disjoint; what overlaps or touches for the same reason becomes one."""
+    start = bisect_left(ranges, new.first, key=lambda known: known.first)
+    if start and _joins(ranges[start - 1], new):
+        start -= 1
+    end = start
+    while end < len(ranges) and ranges[end].first <= new.last + 1 and _joins(ranges[end], new):
+        new = new._replace(first=min(new.first, ranges[end].first), last=max(new.last, ranges[end].last))
+        end += 1
+    ranges[start:end] = [new]
+
+
+def _joins(one: DamagedRange, other: DamagedRange) -> bool:
+    gap = max(one.first, other.first) - min(one.last, other.last)
+    return gap <= 0 or (gap == 1 and one.reason == other.reason and one.where == other.where)
