@@ -26,6 +26,7 @@ import xxhash
 from magnetar.proto.errors import DataDirectoryError
 
 __all__ = [
+    "DELETED",
     "FENCE",
     "GROUP_ALIGNMENT",
     "LAST_CONFIRMED",
@@ -46,6 +47,7 @@ __all__ = [
 GROUP_ALIGNMENT = 4096
 FENCE = struct.Struct(">Q")  # payload of a FENCE record: ledger id
 LAST_CONFIRMED = struct.Struct(">Qq")  # of a LAST_CONFIRMED record: ledger id, explicit last add confirmed
+DELETED = struct.Struct(">QQ")  # of a DELETED record: ledger id, time of deletion
 _HEADER = struct.Struct(">QQQQIHH")
 _REST = struct.Struct(">QQQIHH")
 _CHECKSUM = struct.Struct(">Q")
@@ -66,6 +68,8 @@ class RecordType(enum.IntEnum):
     ADD = 2  # a ledger entry, with its 40-byte header
     FENCE = 3  # u64 ledger id
     LAST_CONFIRMED = 4  # u64 ledger id | i64 explicit last add confirmed
+    # 5: SYNCED
+    DELETED = 6  # u64 ledger id | u64 ms since the epoch: adds to the ledger are refused from now on (rule 7)
 
 
 class Record(NamedTuple):
