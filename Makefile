@@ -11,12 +11,12 @@ FILES ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: crash help setup run demo test check format bench sim coverage clean
+.PHONY: crash help setup run demo test check format bench bench-bookie sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "ARGS='...' is passed on to run, demo, test and bench."
+	@echo "ARGS='...' is passed on to run, demo, test, bench and bench-bookie."
 
 setup: $(STAMP) ## create .venv and install Magnetar with its server and development packages
 
@@ -61,6 +61,9 @@ crash: $(STAMP) ## kill -9 the service KILLS times (default 50) in each of six w
 
 bench: $(STAMP) ## run the benchmarks: tables on the screen, JSON under bench/out
 	@$(PY) -m bench $(ARGS)
+
+bench-bookie: $(STAMP) ## run the benchmarks of the bookie alone: adds, reads, replay, p99 under flush and compaction, memory
+	@$(PY) -m bench bookie $(ARGS)
 
 coverage: $(STAMP) ## run the tests under coverage and print the lines that none of them reach
 	@$(VENV)/bin/coverage erase

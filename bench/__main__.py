@@ -3,6 +3,7 @@
 python -m bench                  five interleaved rounds, medians; about five minutes on a quiet machine
 python -m bench --quick          one short round
 python -m bench --only a,d       some workloads
+python -m bench bookie           the storage daemon alone (bench/bookie)
 """
 
 import argparse
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench.bookie.main import main as bench_bookie
 from bench.report import print_report, write_json
 from bench.run import Round, Sizes, check_wire
 
@@ -68,4 +70,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(bench_bookie(sys.argv[2:]) if sys.argv[1:2] == ["bookie"] else main())

@@ -1,0 +1,1 @@
+"""`python -m bench bookie`: what one bookie does over TCP, beside the raw disk of the same minute."""

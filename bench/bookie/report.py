@@ -1,0 +1,181 @@
+"""Tables and the JSON file."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.bookie.goals import GOALS
+from bench.bookie.run import ENTRY, LEDGERS, SIZES, Round, name_of
+from bench.probes import QUIET_SHARE
+
+
+def print_report(rounds: list[Round], console: Console) -> dict[str, Any]:
+    """Prints everything; returns what the JSON file says at its top."""
+    _print_adds(rounds, console)
+    _print_reads(rounds, console)
+    _print_paced(rounds, console)
+    _print_machine(rounds, console)
+    return _print_goals(rounds, console)
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+def _over(rounds: list[Round], part: str, key: str, figure: str) -> list[float]:
+    return [found.details[part][key][figure] for found in rounds if key in found.details[part]]
+
+
+def _print_adds(rounds: list[Round], console: Console) -> None:
+    table = Table(title=f"Adds over TCP, medians of {len(rounds)}: entries/s, MB/s", title_justify="left")
+    table.add_column("entries", no_wrap=True)
+    for count in LEDGERS:
+        table.add_column(f"{count:,} ledger{'s' if count > 1 else ''}", justify="right", no_wrap=True)
+    table.add_column("4 x cache", justify="right", no_wrap=True)
+    table.add_column("journal group", justify="right", no_wrap=True)
+    table.add_column("CPU us per add, one ledger", no_wrap=True)
+    for size in SIZES:
+        cells = []
+        for part, key in [("absorb", f"{size}/{count}") for count in LEDGERS] + [("sustained", str(size))]:
+            rates = _over(rounds, part, key, "adds_per_s")
+            rate = _median(rates)
+            cells.append(f"{rate:,.0f}  {rate * size / 1e6:,.0f}" if rates else "")
+        key = f"{size}/1"
+        group = _median([found.details["absorb"].get(key, {}).get("group_bytes", 0) for found in rounds])
+        table.add_row(name_of(size), *cells, f"{group:,.0f} B", _cpu(rounds, key))
+    if any(found.details["absorb"] or found.details["sustained"] for found in rounds):
+        console.print(table)
+
+
+def _cpu(rounds: list[Round], key: str) -> str:
+    results = [found.details["absorb"][key] for found in rounds if key in found.details["absorb"]]
+    if not results:
+        return ""
+    return "  ".join(
+        f"{who.rpartition('-')[2]} {_median([one['cpu_s'].get(who, 0.0) / one['adds'] * 1e6 for one in results]):,.3g}"
+        for who in results[0]["cpu_s"]
+    )
+
+
+def _print_reads(rounds: list[Round], console: Console) -> None:
+    keys = list(dict.fromkeys(key for found in rounds for key in found.details["reads"]))
+    table = Table(title="Reads over TCP", title_justify="left")
+    for column in ("entries", "from", "order", "entries/s", "MB/s", "request p50 ms", "p99 ms"):
+        table.add_column(
+            column, no_wrap=True, justify="right" if "/s" in column or "ms" in column else "left"
+        )
+    for key in keys:
+        size, state, order = key.split("/")
+        table.add_row(
+            name_of(int(size)),
+            state,
+            order,
+            f"{_median(_over(rounds, 'reads', key, 'entries_per_s')):,.0f}",
+            f"{_median(_over(rounds, 'reads', key, 'bytes_per_s')) / 1e6:,.0f}",
+            f"{_median(_over(rounds, 'reads', key, 'p50_ms')):.2f}",
+            f"{_median(_over(rounds, 'reads', key, 'p99_ms')):.2f}",
+        )
+    if keys:
+        console.print(table)
+
+
+def _print_paced(rounds: list[Round], console: Console) -> None:
+    paced = [found.details["paced"] for found in rounds if "paced" in found.details]
+    if not paced:
+        return
+    table = Table(title="2,000 adds/s of 1 KB, from when each was due, ms", title_justify="left")
+    for column in ("while", "p50", "p99", "p99.9", "maximum", "samples"):
+        table.add_column(column, justify="left" if column == "while" else "right", no_wrap=True)
+    for name in paced[0]:
+        if name == "client":
+            continue
+        figures = [one[name] for one in paced if name in one]
+        table.add_row(
+            name,
+            *(
+                f"{_median([one[figure] for one in figures]):.3f}"
+                for figure in ("p50", "p99", "p999", "maximum")
+            ),
+            f"{sum(one['samples'] for one in figures):,.0f}",
+        )
+    console.print(table)
+
+
+def _print_machine(rounds: list[Round], console: Console) -> None:
+    table = Table(title="The machine, in the same rounds", title_justify="left", show_header=False)
+    raw = [one for found in rounds for one in found.details["raw"]]
+    for size in raw[0]["synced"] if raw else ():
+        rates = [one["synced"][size] / 1e6 for one in raw]
+        table.add_row(
+            f"pwrite + fdatasync, {name_of(int(size))} each",
+            f"{_median(rates):,.0f} MB/s, {min(rates):,.0f} to {max(rates):,.0f}",
+        )
+    for name, label in (
+        ("path", "TCP -> ring -> pwrite + fdatasync, no bookie"),
+        ("cold_read", "cold sequential read"),
+    ):
+        if rates := [one[name] / 1e6 for one in raw]:
+            table.add_row(label, f"{_median(rates):,.0f} MB/s, {min(rates):,.0f} to {max(rates):,.0f}")
+    calibrations = sorted(one for found in rounds for one in found.calibrations_ms)
+    idle = [share for found in rounds for share in found.idle_shares]
+    if idle:
+        table.add_row(
+            "calibration loop",
+            f"median {_median(calibrations):.1f} ms, {calibrations[0]:.1f} to {calibrations[-1]:.1f}",
+        )
+        table.add_row("idle share", f"median {_median(idle):.2f}, lowest {min(idle):.2f}")
+    console.print(table)
+    busy = sum(share < QUIET_SHARE for share in idle)
+    if busy:
+        console.print(
+            f"The machine was busy with other things before {busy} of {len(idle)} workloads: syncs wait for a processor "
+            "then, and the raw rates of small groups fall most.",
+            style="bold yellow",
+        )
+
+
+def _print_goals(rounds: list[Round], console: Console) -> dict[str, Any]:
+    table = Table(title="Targets of issue 3", title_justify="left")
+    for column in ("target", "median", "lowest", "highest", "asked", "reached"):
+        table.add_column(column, no_wrap=True, justify="left" if column in ("target", "reached") else "right")
+    summary: dict[str, Any] = {}
+    for name, goal in GOALS.items():
+        samples = [found.figures[name] for found in rounds if name in found.figures]
+        if not samples:
+            continue
+        value = _median(samples)
+        reached: bool | None = None
+        asked = ""
+        if goal.limit is not None:
+            reached = value >= goal.limit if goal.higher else value <= goal.limit
+            asked = f"{'at least' if goal.higher else 'at most'} {goal.limit:g} {goal.unit}"
+        table.add_row(
+            goal.label,
+            f"{value:.2f} {goal.unit}",
+            f"{min(samples):.2f}",
+            f"{max(samples):.2f}",
+            asked,
+            "" if reached is None else "[green]yes[/]" if reached else "[bold red]NO[/]",
+        )
+        summary[name] = {"median": value, "unit": goal.unit, "rounds": samples, "reached": reached}
+    console.print(table)
+    return summary
+
+
+def write_json(path: Path, rounds: list[Round], summary: dict[str, Any]) -> None:
+    """Everything that was measured."""
+    document = {
+        "machine": {"python": platform.python_version(), "system": platform.platform()},
+        "entry_bytes_of_targets": ENTRY,
+        "targets": summary,
+        "rounds": [found.details | {"figures": found.figures} for found in rounds],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1, default=str) + "\n")

@@ -1,0 +1,377 @@
+"""A round: every workload with a bookie process of its own; targets are ratios of what one round measured."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.bookie.raw import raw_probe
+from bench.bookie.watch import Watch, within
+from bench.probes import calibrate, settle
+from bench.services import Measured, drop_page_cache
+from magnetar.bookie.settings import BookieSettings
+from magnetar.cli.service_process import ServiceProcess
+
+MIB = 1 << 20
+SIZES = (100, 1024, 64 << 10, MIB)
+LEDGERS = (1, 100, 10_000)
+ENTRY = 64 << 10  # the size that targets speak of
+# What one ledger client keeps on its way to one bookie.
+WINDOW_BYTES = 8 * MIB
+WINDOW_ADDS = 8192
+NEVER_S = 86_400
+DEFAULTS = BookieSettings(data_directory="-")
+WORKLOADS = "abcde"
+Say = Callable[[str], None]
+
+
+class Sizes:
+    """How much each workload does."""
+
+    def __init__(self, quick: bool) -> None:
+        self.cache_bytes = (256 if quick else 768) * MIB
+        # What one cell adds: fits beside the rest of a warm-up into half of the cache, overhead included.
+        self.absorbed_bytes = self.cache_bytes // 4
+        self.absorbed_adds = 100_000 if quick else 400_000
+        self.sustained_adds = 250_000 if quick else 600_000
+        self.replay_bytes = (128 if quick else 1024) * MIB
+        self.read_entries = {1024: 64_000 if quick else 256_000, ENTRY: 2_000 if quick else 6_000}
+        self.random_reads = 2_000 if quick else 10_000
+        self.paced_rounds = 2 if quick else 4
+        self.probe_s = 0.3 if quick else 0.6
+
+
+class Round:
+    """`figures` by the names of bench.bookie.goals, `details` for tables and the JSON file."""
+
+    def __init__(
+        self,
+        directory: Path,
+        sizes: Sizes,
+        wanted: Collection[str],
+        settle_s: float,
+        say: Say,
+        number: int = 0,
+    ) -> None:
+        """`settle_s`: how long to wait for a quiet machine before each workload; `number`: of the round, from 0."""
+        self.directory = directory
+        self.sizes = sizes
+        self.wanted = wanted
+        self.settle_s = settle_s
+        self.say = say
+        self.number = number
+        self.figures: dict[str, float] = {}
+        self.details: dict[str, Any] = {"raw": [], "absorb": {}, "sustained": {}, "reads": {}}
+        self.idle_shares: list[float] = []
+        self.calibrations_ms: list[float] = []
+
+    def run(self) -> None:
+        """Everything that is wanted."""
+        self.directory.mkdir(parents=True)
+        try:
+            for letter, workload in (
+                ("a", self._adds),
+                ("b", self._reads),
+                ("c", self._replay),
+                ("d", self._paced),
+            ):
+                if letter in self.wanted or (letter == "a" and "e" in self.wanted):
+                    workload()
+            self._hold_against_the_disk()
+        finally:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        self.details["idle_shares"] = self.idle_shares
+        self.details["calibrations_ms"] = self.calibrations_ms
+
+    def _quiet(self) -> None:
+        self.idle_shares.append(settle(self.settle_s))
+        self.calibrations_ms.append(calibrate())
+
+    def _raw(self) -> None:
+        self.details["raw"].append(raw_probe(self.directory, [ENTRY, MIB, 4 * MIB], self.sizes.probe_s))
+
+    @contextlib.contextmanager
+    def _bookie(self, **settings: Any) -> Iterator[ServiceProcess]:
+        """A fresh bookie with these settings; killed and removed afterwards."""
+        service = ServiceProcess(self.directory / "data", command="bookie", arguments=arguments(settings))
+        service.start()
+        try:
+            yield service
+        finally:
+            if service.running:
+                service.kill()
+            shutil.rmtree(self.directory / "data", ignore_errors=True)
+
+    # --- (a) adds, (e) memory -----------------------------------------------------------------------------------------
+
+    def _adds(self) -> None:
+        if "a" in self.wanted:
+            for size in SIZES:
+                self._quiet()
+                self._absorb(size)
+        self._quiet()
+        for size in SIZES if "a" in self.wanted else (ENTRY,):
+            self._sustained(size)
+
+    def _absorb(self, size: int) -> None:
+        """Nothing is flushed while it is measured; journal files are recycled ones, as they are after the first minute."""
+        raw = self._raw() if size == ENTRY else None
+        with self._bookie(write_cache_bytes=self.sizes.cache_bytes, checkpoint_interval_s=NEVER_S) as service:
+            first = 1
+            turn = self.number % len(LEDGERS)
+            for ledgers in LEDGERS[turn:] + LEDGERS[:turn]:
+                warm_up(service, first, self.sizes.cache_bytes // 12)
+                result = add(
+                    service,
+                    min(self.sizes.absorbed_adds, self.sizes.absorbed_bytes // size),
+                    size,
+                    ledgers,
+                    first + 1000,
+                )
+                first += 20_000
+                self.details["absorb"][f"{size}/{ledgers}"] = result
+                self._say_adds(f"{name_of(size)} x {ledgers:,}", result)
+        one, many = (self.details["absorb"][f"{size}/{count}"]["bytes_per_s"] for count in (1, LEDGERS[-1]))
+        self.figures[f"interleaved_{size}"] = many / one
+        if size == ENTRY:
+            self._raw()
+
+    def _sustained(self, size: int) -> None:
+        """Four times the write cache, with default settings."""
+        count = min(self.sizes.sustained_adds, 4 * DEFAULTS.write_cache_bytes // size)
+        if size == ENTRY:
+            self._raw()
+        with self._bookie() as service:
+            warm_up(service, 1, DEFAULTS.write_cache_bytes // 12)
+            with Watch(service) as watch:
+                result = add(service, count, size, 1, 1000)
+        result["highest_pss"], result["highest_resident"] = watch.highest_pss, watch.highest_resident
+        result["flushes"] = len(watch.flushes)
+        self.details["sustained"][str(size)] = result
+        self._say_adds(f"{name_of(size)} sustained", result)
+        if size == ENTRY:
+            self._raw()
+        over = (watch.highest_pss - configured_bytes()) / 1e6
+        self.figures["memory"] = max(over, self.figures.get("memory", over))
+
+    def _hold_against_the_disk(self) -> None:
+        """Against the best that the raw disk gave in this round: small groups suffer most from a busy machine."""
+        if not self.details["raw"]:
+            return
+        synced = {
+            size: max(one["synced"][size] for one in self.details["raw"])
+            for size in self.details["raw"][0]["synced"]
+        }
+        path = max(one["path"] for one in self.details["raw"])
+        for name, key in (("absorb", f"{ENTRY}/1"), ("sustained", str(ENTRY))):
+            if (result := self.details[name].get(key)) is None:
+                continue
+            rate = result["bytes_per_s"]
+            self.figures[f"{name}_share"] = rate / synced[ENTRY]
+            # The probed size that the journal's groups came closest to.
+            group = min(synced, key=lambda size, wrote=result.get("group_bytes", 0): abs(size - wrote))
+            self.figures[f"{name}_group_share"] = rate / synced[group]
+            self.figures[f"{name}_path_share"] = rate / path
+
+    def _say_adds(self, name: str, result: dict[str, Any]) -> None:
+        self.say(
+            f"    {name:<18} {result['adds_per_s']:>10,.0f}/s {result['bytes_per_s'] / 1e6:>8,.1f} MB/s"
+            f"  groups {result.get('group_bytes', 0):>10,} B"
+        )
+
+    # --- (b) reads ----------------------------------------------------------------------------------------------------
+
+    def _reads(self) -> None:
+        self._quiet()
+        for size, entries in self.sizes.read_entries.items():
+            service = ServiceProcess(self.directory / "data", command="bookie", arguments=arguments({}))
+            service.start()
+            try:
+                ledgers = 100
+                add(service, entries, size, ledgers, 1)
+                service.stop()
+                for state in ("cold", "page cache"):
+                    for sequential in (True, False):
+                        if state == "cold":
+                            drop_page_cache(self.directory / "data")
+                        service.start()
+                        self._read(service, size, entries // ledgers, ledgers, state, sequential)
+                        service.stop()
+                # A few ledgers that the read cache holds: the first pass fills it.
+                fit = max(1, DEFAULTS.read_cache_bytes // 2 // (entries // ledgers * (size + 200)))
+                service.start()
+                for state in ("", "read cache"):
+                    self._read(service, size, entries // ledgers, fit, state, True)
+                self._read(service, size, entries // ledgers, fit, "read cache", False)
+                service.stop()
+            finally:
+                if service.running:
+                    service.kill()
+                shutil.rmtree(self.directory / "data", ignore_errors=True)
+
+    def _read(
+        self, service: ServiceProcess, size: int, entries: int, ledgers: int, state: str, sequential: bool
+    ) -> None:
+        result = run_client(
+            service,
+            "reads",
+            size=size,
+            entries=entries,
+            ledgers=ledgers,
+            first_ledger=1,
+            sequential=sequential,
+            depth=4 if sequential else 16,
+            count=self.sizes.random_reads,
+            seed=self.number,
+        )
+        if not state:
+            return
+        kind = "sequential" if sequential else "random"
+        self.details["reads"][f"{size}/{state}/{kind}"] = result
+        self.say(
+            f"    {name_of(size)} {kind:<10} {state:<10} {result['entries_per_s']:>10,.0f}/s "
+            f"{result['bytes_per_s'] / 1e6:>8,.1f} MB/s  p99 {result['p99_ms']:.2f} ms"
+        )
+
+    # --- (c) replay ---------------------------------------------------------------------------------------------------
+
+    def _replay(self) -> None:
+        self._quiet()
+        count = self.sizes.replay_bytes // 1024
+        held_back = {"write_cache_bytes": 8 * self.sizes.replay_bytes, "checkpoint_interval_s": NEVER_S}
+        for name, settings in (("replay", {}), ("replay_large", held_back)):
+            with self._bookie(**held_back) as service:
+                empty_s = service.ready_after_s
+                add(service, count, 1024, 100, 1)
+                service.kill()
+                journal = sum(
+                    path.stat().st_size for path in (self.directory / "data").rglob("journal-*.log")
+                )
+                service.arguments = arguments(settings)
+                service.start(timeout_s=300)
+                seconds = service.ready_after_s - empty_s
+                self.details[name] = {"seconds": seconds, "entries": count, "journal_files_bytes": journal}
+                self.figures[name] = seconds * (1 << 30) / (count * 1024)
+            self.say(f"    {name:<18} {seconds:>10.2f} s for {count:,} entries of 1 KB")
+
+    # --- (d) p99 while others work ------------------------------------------------------------------------------------
+
+    def _paced(self) -> None:
+        self._quiet()
+        interval_s, rate = 4.0, 2000
+        fill = self.sizes.cache_bytes // 4
+        with (
+            self._bookie(
+                write_cache_bytes=self.sizes.cache_bytes, checkpoint_interval_s=interval_s
+            ) as service,
+            Watch(service) as watch,
+        ):
+            result = run_client(
+                service,
+                "paced",
+                size=1024,
+                rate=rate,
+                seconds=interval_s + 1.5,
+                rounds=self.sizes.paced_rounds,
+                fill_bytes=fill,
+                fill_size=ENTRY,
+                settle_s=0.3,
+                first_ledger=1,
+            )
+        samples = [(at, latency) for at, latency in result.pop("samples")]
+        quiet = [latency for at, latency in samples if not within(at, watch.flushes, 0.05)]
+        flushing = [latency for at, latency in samples if within(at, watch.flushes)]
+        found = {"quiet": percentiles(quiet), "flush": percentiles(flushing)}
+        found["flush"]["windows"] = len(watch.flushes)
+        found["flush"]["seconds"] = sum(ended - began for began, ended in watch.flushes)
+        self.details["paced"] = found | {"client": result}
+        if quiet and flushing:
+            self.figures["flush_p99"] = found["flush"]["p99"] / found["quiet"]["p99"]
+        for name, figures in found.items():
+            self.say(
+                f"    adds {name:<10} p50 {figures['p50']:.3f}  p99 {figures['p99']:.3f}  p99.9 {figures['p999']:.3f} ms "
+                f"of {figures['samples']:,.0f}"
+            )
+
+
+def arguments(settings: dict[str, Any]) -> list[str]:
+    """Of the command line."""
+    found = ["--log-level", "warning"]
+    for name, value in settings.items():
+        found += ["--set", f"bookie.{name}={value}"]
+    return found
+
+
+def configured_bytes() -> int:
+    """What the default settings allow to be held."""
+    return DEFAULTS.write_cache_bytes + DEFAULTS.read_cache_bytes + DEFAULTS.journal_ring_bytes
+
+
+def run_client(service: ServiceProcess, workload: str, **parameters: Any) -> dict[str, Any]:
+    """One client process, with CPU seconds by process."""
+    measured = Measured([service])
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "bench.bookie.client", workload, service.host),
+            *(str(service.ports["bookie"]), json.dumps(parameters)),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"bench: the client of {workload} ended with {done.returncode}: {service.errors()}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found = measured.result()
+    return result | found | {"cpu_s": found["cpu_s"] | {"client": result["cpu_s"]}}
+
+
+def add(service: ServiceProcess, count: int, size: int, ledgers: int, first_ledger: int) -> dict[str, Any]:
+    """As fast as it goes."""
+    return run_client(
+        service,
+        "adds",
+        count=count,
+        size=size,
+        ledgers=ledgers,
+        first_ledger=first_ledger,
+        window_bytes=WINDOW_BYTES,
+        window_adds=WINDOW_ADDS,
+    )
+
+
+def warm_up(service: ServiceProcess, first_ledger: int, piece_bytes: int) -> None:
+    """Adds until the mark moved twice: memory and journal files are used ones, and the cache holds a piece at most."""
+    assert service.data is not None
+    mark = Path(service.data) / "bookie" / "mark"
+    before, moves = mark.stat().st_ino, 0
+    for number in range(80):
+        add(service, max(1, piece_bytes // ENTRY), ENTRY, 1, first_ledger + number)
+        if (now := mark.stat().st_ino) != before:
+            before, moves = now, moves + 1
+            if moves == 2:
+                break
+    else:
+        raise SystemExit("bench: the bookie does not flush its write cache")
+    time.sleep(0.5)  # files are recycled in the background
+
+
+def percentiles(latencies: list[float]) -> dict[str, float]:
+    """In milliseconds."""
+    ordered = sorted(latencies) or [0.0]
+    found: dict[str, float] = {"samples": len(latencies), "maximum": ordered[-1] * 1e3}
+    for name, share in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999)):
+        found[name] = ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1e3
+    return found
+
+
+def name_of(size: int) -> str:
+    """For people."""
+    return f"{size} B" if size < 1024 else f"{size >> 10} KB" if size < MIB else f"{size >> 20} MB"
