@@ -82,6 +82,22 @@ def replay(state: AckState | None, topology: Topology, payload: bytes) -> AckSta
     raise DataDirectoryError(f"an entry of a cursor ledger is of unknown kind {kind!r} or out of place")
 
 
+def describe(payload: bytes) -> dict[str, Any]:
+    """What an entry of a cursor ledger says, for people: `kind` and `content`. Raises DataDirectoryError."""
+    kind = payload[:1]
+    try:
+        if kind == _KIND_SNAPSHOT:
+            snapshot: dict[str, Any] = msgspec.msgpack.decode(payload[1:], type=dict[str, Any])
+            return {"kind": "cursor snapshot", "content": snapshot}
+        if kind == _KIND_DELTA:
+            rows = [list(row) for row in _ROW.iter_unpack(payload[1 + _MARK.size :])]
+            mark_delete = list(_MARK.unpack_from(payload, 1))
+            return {"kind": "cursor delta", "content": {"mark_delete": mark_delete, "rows": rows}}
+    except (struct.error, msgspec.MsgspecError) as error:
+        raise DataDirectoryError(f"an entry of a cursor ledger is damaged: {error!r}") from error
+    raise DataDirectoryError(f"an entry of a cursor ledger is of unknown kind {kind!r}")
+
+
 class Cursor:
     """See the module docstring. `state` is changed through `ack`, `ack_through` and `reset` only."""
 
