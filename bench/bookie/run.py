@@ -122,7 +122,8 @@ class Round:
 
     def _absorb(self, size: int) -> None:
         """Nothing is flushed while it is measured; journal files are recycled ones, as they are after the first minute."""
-        raw = self._raw() if size == ENTRY else None
+        if size == ENTRY:
+            self._raw()
         with self._bookie(write_cache_bytes=self.sizes.cache_bytes, checkpoint_interval_s=NEVER_S) as service:
             first = 1
             turn = self.number % len(LEDGERS)
@@ -176,8 +177,9 @@ class Round:
             rate = result["bytes_per_s"]
             self.figures[f"{name}_share"] = rate / synced[ENTRY]
             # The probed size that the journal's groups came closest to.
-            group = min(synced, key=lambda size, wrote=result.get("group_bytes", 0): abs(size - wrote))
-            self.figures[f"{name}_group_share"] = rate / synced[group]
+            wrote = result.get("group_bytes", 0)
+            distances = {abs(size - wrote): size for size in synced}
+            self.figures[f"{name}_group_share"] = rate / synced[distances[min(distances)]]
             self.figures[f"{name}_path_share"] = rate / path
 
     def _say_adds(self, name: str, result: dict[str, Any]) -> None:
