@@ -1,6 +1,7 @@
 """The index in RocksDB: raw mode, one column family each, no write-ahead log (the journal is the log).
 
     default:    "instance"              ->  u64 instance of the bookie (cookie)
+                "guarded"               ->  empty: a `guard` belongs to it
     locations:  u64 ledger | u64 entry  ->  see `locations`
     ledgers:    u64 ledger              ->  see `locations`
 
@@ -12,12 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from magnetar.proto.errors import DataDirectoryError, StorageFailed
 from magnetar.proto.ledger_entry import NO_ENTRY
+from magnetar.runtime.files import OsFiles
 
+from .guard import IndexGuard
 from .locations import (
     LedgerRecord,
     Location,
@@ -32,11 +36,12 @@ __all__ = ["RocksLocationIndex"]
 _KEY = struct.Struct(">QQ")
 _LEDGER_KEY = struct.Struct(">Q")
 _INSTANCE = b"instance"
+_GUARDED = b"guarded"
 _MAX_ID = 2**64 - 1
 
 
 class RocksLocationIndex:
-    """See the module and `LocationIndex`. Raises DataDirectoryError when RocksDB cannot open it."""
+    """See the module and `LocationIndex`. DataDirectoryError: it cannot be opened, or has fallen back (`guard`)."""
 
     def __init__(self, path: str) -> None:
         import rocksdict  # here: the thin client and the simulation do without it
@@ -61,7 +66,8 @@ class RocksLocationIndex:
             self._ledgers_handle: Any = self._db.get_column_family_handle("ledgers")
         except Exception as error:
             raise DataDirectoryError(
-                f"the index {path} cannot be opened: {error}; it can be rebuilt from the entry logs",
+                f"the index {path} cannot be opened: {error}; if it is damaged, `magnetar bookie index rebuild` makes it "
+                "anew from the entry logs",
                 path=path,
             ) from error
         options_without_log: Any = rocksdict.WriteOptions()
@@ -69,6 +75,32 @@ class RocksLocationIndex:
         self._write_options = options_without_log
         for family in (self._db, self._locations, self._ledgers):
             family.set_read_options(self._read_options())
+        # Sequence number of the last change of each family: what a flush of it makes durable.
+        self._locations_sequence = self._ledgers_sequence = 0
+        # A checkpoint and a garbage collection may flush at once, each in a thread.
+        self._flushing = threading.Lock()
+        self._guard = IndexGuard(OsFiles(), path)
+        try:
+            self._check_guard()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_guard(self) -> None:
+        sequence = self._db.latest_sequence_number()
+        if self._guard.open():
+            self._guard.check(sequence)
+        elif self._call(self._db.get, _GUARDED) is not None:
+            raise DataDirectoryError(
+                f"the guard {self._guard.path} of the index is missing; `magnetar bookie index rebuild` makes the index "
+                "anew from the entry logs",
+                path=self._guard.path,
+            )
+        else:  # it was just made, or by the first release
+            self._guard.create(sequence)
+        if self._call(self._db.get, _GUARDED) is None:
+            self._call(self._db.put, _GUARDED, b"")
+            self._call(self._db.flush, True)
 
     def _read_options(self) -> Any:
         """Every block that is read from the disk is verified."""
@@ -78,13 +110,13 @@ class RocksLocationIndex:
 
     def instance(self) -> int | None:
         """See `LocationIndex`."""
-        value = self._guard(self._db.get, _INSTANCE)
+        value = self._call(self._db.get, _INSTANCE)
         return None if value is None else int.from_bytes(value, "big")
 
     def set_instance(self, instance: int) -> None:
         """See `LocationIndex`. Blocks for some ms, at the first start."""
-        self._guard(self._db.put, _INSTANCE, instance.to_bytes(8, "big"))
-        self._guard(self._db.flush, True)
+        self._call(self._db.put, _INSTANCE, instance.to_bytes(8, "big"))
+        self._call(self._db.flush, True)
 
     def _family_options(self, write_buffer_bytes: int) -> Any:
         options = self._rocks.Options(raw_mode=True)
@@ -101,13 +133,13 @@ class RocksLocationIndex:
 
     def get(self, ledger_id: int, entry_id: int) -> Location | None:
         """See `LocationIndex`."""
-        value = self._guard(self._locations.get, _KEY.pack(ledger_id, entry_id))
+        value = self._call(self._locations.get, _KEY.pack(ledger_id, entry_id))
         return None if value is None else decode_location(value)
 
     def get_range(self, ledger_id: int, first: int, count: int) -> list[tuple[int, Location]]:
         """See `LocationIndex`."""
         keys = [_KEY.pack(ledger_id, entry_id) for entry_id in range(first, first + count)]
-        values = self._guard(self._locations.get, keys)
+        values = self._call(self._locations.get, keys)
         return [
             (entry_id, decode_location(value))
             for entry_id, value in enumerate(values, first)
@@ -151,20 +183,20 @@ class RocksLocationIndex:
             iterator.status()
             return rows
 
-        return self._guard(read)  # type: ignore[no-any-return]
+        return self._call(read)  # type: ignore[no-any-return]
 
     def put_locations(self, locations: Sequence[tuple[int, int, Location]]) -> None:
         """See `LocationIndex`."""
         batch = self._rocks.WriteBatch(raw_mode=True)
         for ledger_id, entry_id, location in locations:
             batch.put(_KEY.pack(ledger_id, entry_id), encode_location(location), self._locations_handle)
-        self._guard(self._db.write, batch, self._write_options)
+        self._locations_sequence = self._write(batch)
 
     def replace_locations(self, moved: Sequence[tuple[int, int, Location, Location]]) -> int:
         """See `LocationIndex`."""
         if not moved:
             return 0
-        values = self._guard(self._locations.get, [_KEY.pack(ledger, entry) for ledger, entry, _, _ in moved])
+        values = self._call(self._locations.get, [_KEY.pack(ledger, entry) for ledger, entry, _, _ in moved])
         there = [
             (ledger, entry, new)
             for (ledger, entry, old, new), value in zip(moved, values, strict=True)
@@ -180,11 +212,11 @@ class RocksLocationIndex:
         end = _KEY.pack(ledger_id, _MAX_ID)
         batch.delete_range(_KEY.pack(ledger_id, 0), end, self._locations_handle)
         batch.delete(end, self._locations_handle)
-        self._guard(self._db.write, batch, self._write_options)
+        self._locations_sequence = self._write(batch)
 
     def get_ledger(self, ledger_id: int) -> LedgerRecord | None:
         """See `LocationIndex`."""
-        value = self._guard(self._ledgers.get, _LEDGER_KEY.pack(ledger_id))
+        value = self._call(self._ledgers.get, _LEDGER_KEY.pack(ledger_id))
         return None if value is None else decode_ledger_record(value)
 
     def list_ledgers(self, after: int = -1, count: int = 1000) -> list[tuple[int, LedgerRecord]]:
@@ -199,21 +231,36 @@ class RocksLocationIndex:
         batch = self._rocks.WriteBatch(raw_mode=True)
         for ledger_id, record in ledgers:
             batch.put(_LEDGER_KEY.pack(ledger_id), encode_ledger_record(record), self._ledgers_handle)
-        self._guard(self._db.write, batch, self._write_options)
+        self._ledgers_sequence = self._write(batch)
 
     def delete_ledger(self, ledger_id: int) -> None:
         """See `LocationIndex`."""
         batch = self._rocks.WriteBatch(raw_mode=True)
         batch.delete(_LEDGER_KEY.pack(ledger_id), self._ledgers_handle)
-        self._guard(self._db.write, batch, self._write_options)
+        self._ledgers_sequence = self._write(batch)
+
+    def _write(self, batch: Any) -> int:
+        """The sequence number of its last change."""
+        self._call(self._db.write, batch, self._write_options)
+        return self._db.latest_sequence_number()  # type: ignore[no-any-return]
 
     async def flush_locations(self) -> None:
         """See `LocationIndex`. In a thread: only the checkpoint waits for it."""
-        await asyncio.get_running_loop().run_in_executor(None, self._guard, self._locations.flush, True)
+        await asyncio.get_running_loop().run_in_executor(
+            None, self._flush, self._locations, self._locations_sequence
+        )
 
     async def flush_ledgers(self) -> None:
         """See `LocationIndex`."""
-        await asyncio.get_running_loop().run_in_executor(None, self._guard, self._ledgers.flush, True)
+        await asyncio.get_running_loop().run_in_executor(
+            None, self._flush, self._ledgers, self._ledgers_sequence
+        )
+
+    def _flush(self, family: Any, sequence: int) -> None:
+        """`sequence` is that of the family's last change when the flush was asked for: the MANIFEST has it afterwards."""
+        self._call(family.flush, True)
+        with self._flushing:
+            self._guard.advance(sequence)
 
     def close(self) -> None:
         """See `LocationIndex`. Handles go first: they keep RocksDB's lock."""
@@ -225,8 +272,9 @@ class RocksLocationIndex:
         self._locations = self._ledgers = None
         self._db.close()
         self._db = None
+        self._guard.close()
 
-    def _guard(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
         except Exception as error:  # rocksdict raises bare exceptions
