@@ -158,6 +158,11 @@ class _Window:
             self._start, begin = position, 0
         return self._data[begin : begin + length]
 
+    def held(self, position: int) -> tuple[bytes, int]:
+        """What was read last, and the place of `position` in it; nothing and 0 if it lies elsewhere."""
+        at = position - self._start
+        return (self._data, at) if 0 <= at < len(self._data) else (b"", 0)
+
     def find(self, pattern: bytes, position: int) -> int:
         """Place of `pattern` at or after `position`, -1 if there is none."""
         while position < self.size:
@@ -205,6 +210,10 @@ def scan_journal(
     window = _Window(read, size)
     expected, position = base, 0
     while True:
+        if plain := _in_order(window, position, incarnation, expected):
+            yield from plain
+            position = plain[-1].position + RECORD_HEADER_BYTES + len(plain[-1].payload)
+            expected = plain[-1].end
         record = _decode_at(window, position, incarnation)
         if record is None and position % GROUP_ALIGNMENT:
             # The group may end here. What its padding holds does not matter: the next record must have this offset.
@@ -219,6 +228,29 @@ def scan_journal(
         if later is None:
             return
         position, expected = later.position, later.offset
+
+
+def _in_order(window: _Window, position: int, incarnation: int, expected: int) -> list[Record]:
+    """Good records that follow each other in what the window holds already: the plain case, at 1.1 us a record of 1 KB.
+
+    Stops at anything else (a border of the window, a group's end, damage), which `_decode_at` looks at: 3 us.
+    """
+    data, at = window.held(position)
+    view, end = memoryview(data), len(data)
+    shift = position - at
+    found: list[Record] = []
+    unpack_from, digest, new = _HEADER.unpack_from, xxhash.xxh3_64_intdigest, tuple.__new__
+    while (body := at + RECORD_HEADER_BYTES) <= end:
+        checksum, life, offset, synced_to, length, record_type, _ = unpack_from(data, at)
+        after = body + length
+        if life != incarnation or offset != expected or after > end or length > MAX_PAYLOAD_BYTES:
+            break
+        if digest(view[at + 8 : after], incarnation) != checksum:
+            break
+        found.append(new(Record, (offset, synced_to, record_type, data[body:after], at + shift)))
+        expected += after - at
+        at = after
+    return found
 
 
 def probe_begin(read: Callable[[int, int], bytes], size: int, incarnation: int) -> Record | None:
