@@ -15,6 +15,7 @@ from magnetar.proto.errors import EntryDamaged, MagnetarError, MalformedFrame
 from magnetar.proto.ledger_entry import (
     LEDGER_ENTRY_HEADER_BYTES,
     encode_ledger_entry,
+    ledger_entry_is_intact,
     verify_ledger_entry,
 )
 
@@ -70,6 +71,18 @@ def test_damaged_entries_raise_nothing_but_our_errors() -> None:
             assert entry.producer_names is not None
             for position in range(entry.batch_count):
                 decode_batch(entry.batch(position))
+
+
+@pytest.mark.parametrize("size", [0, 1, 4056, 4057, 70_000])  # around the size above which a hasher is used
+def test_rule_20_an_entry_of_any_size_is_intact_until_a_byte_changes(size: int) -> None:
+    data = encode_ledger_entry(3, 4, 2, 500, random.Random(size).randbytes(size))
+    assert ledger_entry_is_intact(data)
+    assert verify_ledger_entry(data) == (3, 4, 2, 500)
+    for place in {0, 31, 32, 39, len(data) // 2, len(data) - 1}:
+        damaged = bytearray(data)
+        damaged[place] ^= 1
+        assert not ledger_entry_is_intact(bytes(damaged))
+    assert not ledger_entry_is_intact(data[:39])
 
 
 def test_rule_20_digest_covers_ledger_entry_lac_and_length() -> None:
