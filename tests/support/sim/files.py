@@ -352,6 +352,9 @@ class SimFile:
     def will_need(self, offset: int, length: int) -> None:
         """Advice only."""
 
+    def drop_cache(self, offset: int, length: int) -> None:
+        """Reads here see the disk as it is."""
+
     def zero_fill(self, offset: int, length: int) -> None:
         """See magnetar.runtime.files."""
         self._refuse_poisoned()
