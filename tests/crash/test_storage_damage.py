@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.bookie import entry_log
+from magnetar.bookie.entry_log import log_reader
 from magnetar.bookie.index import Location
 from magnetar.bookie.journal import recovery
 from magnetar.bookie.journal.recovery import Verdict
@@ -124,7 +124,7 @@ def test_teeth_entry_logs_without_verification_are_found(
     def unverified(data: bytes, at: int, log_id: int, ledger_id: int, entry_id: int, length: int) -> bytes:
         return data[at + 32 : at + 32 + length]
 
-    monkeypatch.setattr(entry_log, "record_entry", unverified)
+    monkeypatch.setattr(log_reader, "record_entry", unverified)
     with pytest.raises(Broken, match="wrong bytes"):
         flip_every_page(damaged_machine)
 

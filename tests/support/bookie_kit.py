@@ -67,9 +67,11 @@ def crash(bookie: Bookie) -> None:
     """Leaves an inline bookie as kill -9 would: nothing more is written, the lock is gone."""
     for task in bookie._tasks:
         task.cancel()
-    upkeep = bookie.journal._upkeep
-    if upkeep is not None:
-        upkeep.cancel()
+    if bookie.checkpointer._running is not None:
+        bookie.checkpointer._running.cancel()
+    for journal in bookie.journals.all:
+        if journal._upkeep is not None:
+            journal._upkeep.cancel()
     bookie.release()
     bookie.lock.release()
 

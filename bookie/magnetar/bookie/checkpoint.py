@@ -10,29 +10,45 @@ A flush without a new mark (replay under memory pressure) never moves the mark (
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
+
+from magnetar.proto.errors import DiskFull, StorageFailed
 
 from .disk_worker import DiskWorker
 from .entry_log import EntryLogs
 from .index import BATCH_ENTRIES, LedgerRecord, LocationIndex
-from .journal.journal import JournalPosition
 from .layout import DataLayout
-from .mark import encode_mark, mark_moves_forward
-from .write_cache import Half, WriteCache
+from .ledgers import DirtyLedgers
+from .mark import Mark, encode_mark, mark_moves_forward
+from .metrics import Histogram
+from .write_cache import ENTRY_OVERHEAD_BYTES, Half, WriteCache
 
-__all__ = ["Checkpointer"]
+__all__ = ["Checkpointer", "FlushFigures"]
 
 
 class _Work(NamedTuple):
-    mark: list[JournalPosition] | None
+    mark: Mark | None
     half: Half
-    ledgers: list[tuple[int, LedgerRecord]]
+    ledgers: DirtyLedgers
+
+
+class FlushFigures:
+    """Of all flushes since the start that had something to write."""
+
+    def __init__(self) -> None:
+        self.flushes = 0
+        self.failed_for_space = 0
+        self.entries = 0
+        self.bytes = 0
+        self.seconds = Histogram()
 
 
 class Checkpointer:
-    """Runs one checkpoint at a time.
+    """Runs one checkpoint at a time, in a task of its own: a caller that is cancelled does not cut one short.
 
+    (A sync whose outcome nobody hears would have to be taken for failed, rule 4.)
     `take_ledgers` returns what changed since it was last called, `settle` is told that all of it is in the index.
     """
 
@@ -43,8 +59,8 @@ class Checkpointer:
         index: LocationIndex,
         worker: DiskWorker,
         layout: DataLayout,
-        mark: list[JournalPosition],
-        take_ledgers: Callable[[], list[tuple[int, LedgerRecord]]],
+        mark: Mark,
+        take_ledgers: Callable[[], DirtyLedgers],
         settle: Callable[[], None],
     ) -> None:
         self._cache = cache
@@ -55,40 +71,61 @@ class Checkpointer:
         self._take_ledgers = take_ledgers
         self._settle = settle
         self._lock = asyncio.Lock()
+        self._running: asyncio.Task[Mark | None] | None = None
+        self._failed: BaseException | None = None
         # What a full disk stopped; tried again before anything else.
         self._unfinished: _Work | None = None
         self.mark = mark
         self.finished = 0
+        self.figures = FlushFigures()
 
-    async def run(
-        self, take_mark: Callable[[], list[JournalPosition]] | None
-    ) -> list[JournalPosition] | None:
+    async def run(self, take_mark: Callable[[], Mark] | None) -> Mark | None:
         """Flushes everything added before the call; returns the mark if it was moved.
 
         `take_mark` None flushes without moving the mark. Raises DiskFull (nothing is lost, call again) or StorageFailed.
         """
-        async with self._lock:
-            moved: list[JournalPosition] | None = None
-            if self._unfinished is not None:
-                moved = await self._work(self._unfinished)
-            # No await between taking the mark, the half and the ledgers: they describe the same moment.
-            mark = take_mark() if take_mark is not None else None
-            work = _Work(mark, self._cache.swap(), self._take_ledgers())
-            return await self._work(work) or moved
+        async with self.exclusive():
+            if self._failed is not None:
+                raise StorageFailed(f"an earlier flush failed: {self._failed}")
+            self._running = asyncio.get_running_loop().create_task(self._run(take_mark), name="bookie flush")
+            self._running.add_done_callback(self._ended)
+            return await asyncio.shield(self._running)
 
-    async def _work(self, work: _Work) -> list[JournalPosition] | None:
+    @contextlib.asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Nothing is flushed, and no mark moves, inside. Waits out a flush in progress (rule 11)."""
+        async with self._lock:
+            # One whose caller went away is still at work.
+            while self._running is not None and not self._running.done():
+                await asyncio.wait([self._running])
+            yield
+
+    def _ended(self, task: asyncio.Task[Mark | None]) -> None:
+        """A failure whose caller went away must not be tried again by the next one (rule 4)."""
+        if (
+            not task.cancelled()
+            and (error := task.exception()) is not None
+            and not isinstance(error, DiskFull)
+        ):
+            self._failed = error
+
+    async def _run(self, take_mark: Callable[[], Mark] | None) -> Mark | None:
+        moved: Mark | None = None
+        if self._unfinished is not None:
+            moved = await self._work(self._unfinished)
+        # No await between taking the mark, the half and the ledgers: they describe the same moment.
+        mark = take_mark() if take_mark is not None else None
+        work = _Work(mark, self._cache.swap(), self._take_ledgers())
+        return await self._work(work) or moved
+
+    async def _work(self, work: _Work) -> Mark | None:
         self._unfinished = work
-        if work.half.entries:
-            locations = await self._logs.append(work.half)
-            await self._logs.sync()
-            for start in range(0, len(locations), BATCH_ENTRIES):
-                self._index.put_locations(locations[start : start + BATCH_ENTRIES])
-                await asyncio.sleep(0)
-            await self._index.flush_locations()
+        if work.half.entries or work.ledgers.states:
+            await self._flush(work.half, work.ledgers.states)
         self._cache.drop_flushing()
-        if work.ledgers:
-            for start in range(0, len(work.ledgers), BATCH_ENTRIES):
-                self._index.put_ledgers(work.ledgers[start : start + BATCH_ENTRIES])
+        if work.ledgers.records:
+            for start in range(0, len(work.ledgers.records), BATCH_ENTRIES):
+                self._index.put_ledgers(work.ledgers.records[start : start + BATCH_ENTRIES])
                 await asyncio.sleep(0)
             await self._index.flush_ledgers()
         moved = None
@@ -99,15 +136,50 @@ class Checkpointer:
         self.finished += 1
         return moved
 
-    async def move_mark(self, mark: Sequence[JournalPosition]) -> list[JournalPosition] | None:
-        """Persists the mark if it moves forward, and returns it then. Durable when it returns."""
-        if list(mark) == self.mark or not mark_moves_forward(self.mark, mark):
+    async def _flush(self, half: Half, states: Sequence[tuple[int, LedgerRecord]]) -> None:
+        """Everything is durable in entry logs, and its locations in the index, when it returns."""
+        figures, loop = self.figures, asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            locations = await self._logs.append(half, states)
+            while await self._logs.sync():
+                # A directory failed; the half is still in memory, and goes to the others.
+                locations = await self._logs.append(half, states)
+        except DiskFull:
+            figures.failed_for_space += 1
+            raise
+        for start in range(0, len(locations), BATCH_ENTRIES):
+            self._index.put_locations(locations[start : start + BATCH_ENTRIES])
+            await asyncio.sleep(0)
+        await self._index.flush_locations()
+        figures.flushes += 1
+        figures.entries += half.entries
+        figures.bytes += half.size - half.entries * ENTRY_OVERHEAD_BYTES
+        figures.seconds.observe(loop.time() - begun)
+
+    async def close(self) -> None:
+        """Waits for a flush whose caller went away; for a bookie that has failed it is cut short."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+            if not self._running.cancelled():
+                self._running.exception()
+            self._running = None
+
+    async def move_mark(self, mark: Mark, *, directories_change: bool = False) -> Mark | None:
+        """Persists the mark if it moves forward, and returns it then. Durable when it returns.
+
+        `directories_change`: only at a start, when everything that the old mark needs was replayed and flushed.
+        """
+        if mark == self.mark or not mark_moves_forward(
+            self.mark, mark, directories_change=directories_change
+        ):
             return None
         await self._worker.replace(self._layout.mark, encode_mark(mark))
-        self.mark = list(mark)
-        return self.mark
+        self.mark = mark
+        return mark
 
     @property
     def stopped_by_full_disk(self) -> bool:
         """True while a flush waits for space."""
-        return self._unfinished is not None and not self._lock.locked()
+        return self._unfinished is not None and (self._running is None or self._running.done())

@@ -1,17 +1,18 @@
-"""The seam for disk work that blocks: syncing, warming the page cache, preparing files.
+"""The seam for disk work that blocks: writing entry logs, syncing, warming the page cache, preparing files.
 
 No thread of the daemon does it (a thread that comes back under a busy loop waits for the interpreter, 0.1 to 6 s):
 `device.ProcessDiskWorker` asks a process over a socket, `InlineDiskWorker` works in the loop over `files`.
 
-A failed sync raises StorageFailed and is never tried again (rule 4). A worker process that dies takes unknown
-outcomes with it, so `on_failure` stops the daemon as well.
+A failed write or sync raises StorageFailed, whatever the reason; after it nobody may write or sync that file again
+(rule 4). The exception is a write that finds no space: DiskFull, of which nothing counts. A worker process that dies
+takes unknown outcomes with it, so `on_failure` stops the daemon as well.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
@@ -37,6 +38,22 @@ class DiskWorker(Protocol):
         """A file's bytes, or a directory's names, are durable when it returns."""
         ...
 
+    async def create(self, path: str) -> None:
+        """A new, empty file. Its name is durable once its directory is synced. DataDirectoryError if it exists."""
+        ...
+
+    async def write(self, path: str, position: int, parts: Sequence[bytes]) -> None:
+        """The parts stand one after another at `position` of an existing file. Buffered when it returns.
+
+        Writes of one directory are done in the order they were asked for. A caller that is cancelled leaves it open
+        whether the bytes are written.
+        """
+        ...
+
+    async def truncate(self, path: str, size: int) -> None:
+        """Cuts a file, in order with the writes of its directory. Buffered when it returns."""
+        ...
+
     async def warm(self, path: str, offset: int, length: int) -> None:
         """The range is in the page cache when it returns, if memory allows."""
         ...
@@ -50,6 +67,10 @@ class DiskWorker(Protocol):
 
     async def replace(self, path: str, data: bytes) -> None:
         """The content is replaced atomically and durable when it returns."""
+        ...
+
+    async def rename(self, source: str, target: str) -> None:
+        """Replaces the target, durably once the directory is synced."""
         ...
 
     async def delete(self, path: str) -> None:
@@ -84,6 +105,29 @@ class InlineDiskWorker:
         finally:
             file.close()
 
+    async def create(self, path: str) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        self._files.open(path, exclusive=True).close()
+
+    async def write(self, path: str, position: int, parts: Sequence[bytes]) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        file = self._files.open(path)
+        try:
+            file.write_at(position, parts)
+        finally:
+            file.close()
+
+    async def truncate(self, path: str, size: int) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        file = self._files.open(path)
+        try:
+            file.truncate(size)
+        finally:
+            file.close()
+
     async def warm(self, path: str, offset: int, length: int) -> None:
         """See `DiskWorker`."""
         await asyncio.sleep(0)
@@ -113,6 +157,11 @@ class InlineDiskWorker:
         """See `DiskWorker`."""
         await asyncio.sleep(0)
         self._files.write_atomically(path, data)
+
+    async def rename(self, source: str, target: str) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        self._files.rename(source, target)
 
     async def delete(self, path: str) -> None:
         """See `DiskWorker`."""

@@ -1,9 +1,10 @@
-"""The disk worker: a process that syncs, warms and prepares files for the daemon. Run as a script.
+"""The disk worker: a process that writes, syncs, warms and prepares files for the daemon. Run as a script.
 
-Two lanes, each in order: a slow sync never keeps a read waiting.
+Every kind of work has a lane for each directory, and works in order there: a slow sync keeps neither a read nor a write nor
+another disk waiting.
 
-    arguments: descriptor of a stream socket
-    request:  u32 length of the rest | u8 operation | u32 id | u64 a | u64 b | u16 path length | path | data
+    arguments: descriptors of a stream socket and of shared memory, bytes of the memory
+    request:  u32 length of the rest | u8 operation | u32 id | u64 a | u64 b | u32 c | u16 path length | path | data
     answer:   u32 id | u32 errno (0: done)
 
     SYNC     path                fdatasync of a file, fsync of a directory
@@ -12,9 +13,14 @@ Two lanes, each in order: a slow sync never keeps a read waiting.
                                  file; b: 1 if somebody waits for it
     REPLACE  path, data          replaces the content atomically; durable when answered
     DELETE   path                fine if it is missing
+    RENAME   path, data          to the path `data`
+    CREATE   path                a new file
+    WRITE    path, a, b, c       writes c bytes of the shared memory, from b on, at `a` of the file
+    TRUNCATE path, a             to `a` bytes
 
-The end of the socket ends the process, with whatever is still queued. It holds the inherited lock of the data directory
-until then: what it has begun is done before a successor of its daemon looks at the directory (rule 12b).
+Files that are written to stay open, and are synced through the same open file, which so is told of every failed write
+of the kernel. The end of the socket ends the process, with whatever is still queued. It holds the inherited lock of the
+data directory until then: what it has begun is done before a successor of its daemon looks at the directory (rule 12b).
 """
 
 import _thread
@@ -22,19 +28,30 @@ import os
 import struct
 import sys
 import time
+from mmap import PROT_READ, mmap
 
 SYNC = 1
 WARM = 2
 PREPARE = 3
 REPLACE = 4
 DELETE = 5
+RENAME = 6
+CREATE = 7
+WRITE = 8
+TRUNCATE = 9
+# Operations of one lane; the others, but for WARM and PREPARE, share that of SYNC.
+_WRITING = (CREATE, WRITE, TRUNCATE)
 
-REQUEST = struct.Struct(">IBIQQH")
+REQUEST = struct.Struct(">IBIQQIH")
 ANSWER = struct.Struct(">II")
 _READ_BYTES = 1 << 20
 _FILL_BYTES = 512 << 10
 _PAUSE_S = 0.015
 _ZEROS = bytes(_FILL_BYTES)
+_OPEN_FILES = 16
+_LANES_OF_A_KIND = 16
+# (operation, id, a, b, c, path, data)
+Request = tuple[int, int, int, int, int, str, bytes]
 
 if sys.platform == "darwin":
     import fcntl
@@ -47,14 +64,74 @@ else:
     fdatasync = os.fdatasync
 
 
+class OpenFiles:
+    """Files that were written to, by path: the last few. Each user has a descriptor of its own for the same open file."""
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self._fds: dict[str, int] = {}
+
+    def use(self, path: str, flags: int = -1) -> int:
+        """A descriptor that the caller closes. With `flags` a file that is not here is opened and kept; else -1."""
+        with self._lock:
+            fd = self._fds.pop(path, -1)
+            if fd < 0:
+                if flags < 0:
+                    return -1
+                fd = os.open(path, flags, 0o640)
+            self._fds[path] = fd
+            if len(self._fds) > _OPEN_FILES:
+                os.close(self._fds.pop(next(iter(self._fds))))
+            return os.dup(fd)
+
+    def forget(self, path: str) -> None:
+        """The path is, or will be, another file's."""
+        with self._lock:
+            fd = self._fds.pop(path, -1)
+            if fd >= 0:
+                os.close(fd)
+
+
+FILES = OpenFiles()
+
+
 def sync(path: str) -> None:
     """A file or a directory."""
-    fd = os.open(path, os.O_RDONLY)
+    fd = FILES.use(path)
+    if fd < 0:
+        fd = os.open(path, os.O_RDONLY)
     try:
         if os.path.isdir(path):
             os.fsync(fd)
         else:
             fdatasync(fd)
+    finally:
+        os.close(fd)
+
+
+def create(path: str) -> None:
+    """Fails if it exists."""
+    FILES.forget(path)
+    os.close(FILES.use(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+
+
+def write(path: str, position: int, data: "memoryview") -> None:
+    """To an existing file."""
+    fd = FILES.use(path, os.O_RDWR)
+    try:
+        while data:
+            count = os.pwrite(fd, data, position)
+            position += count
+            data = data[count:]
+    finally:
+        os.close(fd)
+
+
+def truncate(path: str, size: int) -> None:
+    """Of an existing file."""
+    fd = FILES.use(path, os.O_RDWR)
+    try:
+        os.ftruncate(fd, size)
     finally:
         os.close(fd)
 
@@ -76,7 +153,7 @@ def warm(path: str, offset: int, length: int) -> None:
 def prepare(path: str, size: int, hurry: bool, source: str) -> None:
     """In small steps with pauses, since the journal shares the disk; at once if somebody waits (`hurry`)."""
     if source:
-        os.replace(source, path)
+        rename(source, path)
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
     try:
         position = os.fstat(fd).st_size
@@ -105,23 +182,55 @@ def replace(path: str, data: bytes) -> None:
     sync(os.path.dirname(path))
 
 
+def rename(source: str, target: str) -> None:
+    """Durable after a sync of the directory."""
+    FILES.forget(source)
+    FILES.forget(target)
+    os.replace(source, target)
+
+
 def delete(path: str) -> None:
     """Durable after a sync of the directory."""
+    FILES.forget(path)
     if os.path.exists(path):
         os.unlink(path)
+
+
+def work(request: "Request", memory: "memoryview") -> None:
+    """Raises OSError."""
+    operation, _, a, b, c, path, data = request
+    if operation == SYNC:
+        sync(path)
+    elif operation == WARM:
+        warm(path, a, b)
+    elif operation == PREPARE:
+        prepare(path, a, bool(b), data.decode())
+    elif operation == REPLACE:
+        replace(path, data)
+    elif operation == RENAME:
+        rename(path, data.decode())
+    elif operation == CREATE:
+        create(path)
+    elif operation == WRITE:
+        write(path, a, memory[b : b + c])
+    elif operation == TRUNCATE:
+        truncate(path, a)
+    else:
+        delete(path)
 
 
 class Lane:
     """Requests worked on one after another by a thread of this process."""
 
-    def __init__(self, answer_fd: int) -> None:
+    def __init__(self, answer_fd: int, memory: "memoryview") -> None:
         self._answer_fd = answer_fd
-        self._requests: list[tuple[int, int, int, int, str, bytes]] = []
+        self._memory = memory
+        self._requests: list[Request] = []
         self._ready = _thread.allocate_lock()
         self._ready.acquire()
         _thread.start_new_thread(self._work, ())
 
-    def put(self, request: "tuple[int, int, int, int, str, bytes]") -> None:
+    def put(self, request: "Request") -> None:
         """Queues a request; the daemon bounds how many there are."""
         self._requests.append(request)
         # Only this thread releases; the lane takes it again before it looks at the list.
@@ -132,32 +241,30 @@ class Lane:
         while True:
             self._ready.acquire()
             while self._requests:
-                operation, number, a, b, path, data = self._requests.pop(0)
+                request = self._requests.pop(0)
                 failure = 0
                 try:
-                    if operation == SYNC:
-                        sync(path)
-                    elif operation == WARM:
-                        warm(path, a, b)
-                    elif operation == PREPARE:
-                        prepare(path, a, bool(b), data.decode())
-                    elif operation == REPLACE:
-                        replace(path, data)
-                    else:
-                        delete(path)
+                    work(request, self._memory)
                 except OSError as error:
                     failure = error.errno or 5
                 try:
-                    os.write(self._answer_fd, ANSWER.pack(number, failure))
+                    os.write(self._answer_fd, ANSWER.pack(request[1], failure))
                 except OSError:
                     os._exit(0)  # the daemon is gone
 
 
+def lane_of(operation: int, path: str) -> "tuple[int, str]":
+    """Name of the lane of a request."""
+    if operation in (WARM, PREPARE):
+        return operation, ""  # preparing takes long and nobody waits for it
+    return WRITE if operation in _WRITING else SYNC, os.path.dirname(path)
+
+
 def main(arguments: "list[str]") -> int:
     """Entry point of the script."""
-    fd = int(arguments[0])
-    # Preparing a journal file takes long and nobody waits for it: a lane of its own.
-    lanes = {operation: Lane(fd) for operation in (SYNC, WARM, PREPARE)}
+    fd, memory_fd, memory_bytes = map(int, arguments)
+    memory = memoryview(mmap(memory_fd, memory_bytes, prot=PROT_READ))
+    lanes: dict[tuple[int, str], Lane] = {}
     buffer = b""
     while data := os.read(fd, 65536):
         buffer += data
@@ -165,11 +272,17 @@ def main(arguments: "list[str]") -> int:
             length = int.from_bytes(buffer[:4], "big") + 4
             if len(buffer) < length:
                 break
-            _, operation, number, a, b, path_bytes = REQUEST.unpack_from(buffer)
+            _, operation, number, a, b, c, path_bytes = REQUEST.unpack_from(buffer)
             body = buffer[REQUEST.size : length]
             buffer = buffer[length:]
             path, rest = body[:path_bytes].decode(), body[path_bytes:]
-            lanes.get(operation, lanes[SYNC]).put((operation, number, a, b, path, rest))
+            name = lane_of(operation, path)
+            lane = lanes.get(name)
+            if lane is None:
+                # There are few directories; others take the lane of the first of its kind.
+                known = [other for other in lanes if other[0] == name[0]]
+                lane = lanes[name] = Lane(fd, memory) if len(known) < _LANES_OF_A_KIND else lanes[known[0]]
+            lane.put((operation, number, a, b, c, path, rest))
     return 0
 
 

@@ -1,36 +1,65 @@
-"""The disk worker in a process of its own: requests and answers over a socket pair."""
+"""The disk worker in a process of its own: requests and answers over a socket pair, bytes to write in shared memory.
+
+The shared memory is cut into slots. A write is copied into free ones, and waits for others to become free; a slot is free
+again when the worker has answered, whether its caller still waits or not.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import socket
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 
-from magnetar.proto.errors import MagnetarError, StorageFailed
+from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
 from magnetar.runtime.files import FileLock
 from magnetar.runtime.processes import HelperProcess, spawn_helper
 from magnetar.runtime.storage_error import storage_error
 
 from ..journal.device import ignore_failure
 from . import disk_process
-from .disk_process import ANSWER, DELETE, PREPARE, REPLACE, REQUEST, SYNC, WARM
+from .disk_process import (
+    ANSWER,
+    CREATE,
+    DELETE,
+    PREPARE,
+    RENAME,
+    REPLACE,
+    REQUEST,
+    SYNC,
+    TRUNCATE,
+    WARM,
+    WRITE,
+)
+from .ring import shared_memory
 
 __all__ = ["ProcessDiskWorker"]
 
 _STOP_TIMEOUT_S = 5.0
 _SYNCING = "syncing"
+_WRITING = "writing to"
+_SLOT_BYTES = 512 << 10
+_SLOTS = 16
 
 
 class ProcessDiskWorker:
-    """Asks a helper process; only for files of the real disk."""
+    """Asks a helper process; only for files of the real disk. `memory_bytes` are shared for writes, in slots."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_bytes: int = _SLOTS * _SLOT_BYTES, *, slot_bytes: int = _SLOT_BYTES) -> None:
         self.on_failure: Callable[[MagnetarError], None] = ignore_failure
         self._process: HelperProcess | None = None
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: dict[int, tuple[asyncio.Future[None], str, str]] = {}
+        self._slot_bytes = slot_bytes
+        self._memory_bytes = max(1, memory_bytes // slot_bytes) * slot_bytes
+        self._memory: mmap.mmap | None = None
+        # Where free slots begin; and those who wait for one, in order.
+        self._free = list(range(0, self._memory_bytes, slot_bytes))
+        self._writers: deque[asyncio.Future[None]] = deque()
+        # (future, path, what is done, slot or -1)
+        self._waiting: dict[int, tuple[asyncio.Future[None], str, str, int]] = {}
         self._next_id = 0
         self._buffer = b""
         # What the socket did not take; requests are small and bounded by their callers.
@@ -41,9 +70,17 @@ class ProcessDiskWorker:
         """See `DiskWorker`."""
         self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
-        self._process = spawn_helper(
-            disk_process.__file__, [str(theirs.fileno())], [theirs.fileno(), lock.fileno()]
-        )
+        memory_fd = shared_memory("magnetar-disk-worker", self._memory_bytes)
+        try:
+            self._memory = mmap.mmap(memory_fd, self._memory_bytes)
+            inherited = [theirs.fileno(), memory_fd]
+            self._process = spawn_helper(
+                disk_process.__file__,
+                [*map(str, inherited), str(self._memory_bytes)],
+                [*inherited, lock.fileno()],
+            )
+        finally:
+            os.close(memory_fd)
         theirs.close()
         ours.setblocking(False)
         self._socket = ours
@@ -54,17 +91,55 @@ class ProcessDiskWorker:
         """See `DiskWorker`."""
         await self._ask(SYNC, path, _SYNCING)
 
+    async def create(self, path: str) -> None:
+        """See `DiskWorker`."""
+        await self._ask(CREATE, path, "making")
+
+    async def write(self, path: str, position: int, parts: Sequence[bytes]) -> None:
+        """See `DiskWorker`. The loop joins and copies: about 0.2 ms a MB."""
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        size = self._slot_bytes
+        asked: list[asyncio.Future[None]] = []
+        for start in range(0, len(data), size):
+            slot = self._free.pop() if self._free and not self._writers else await self._free_slot()
+            if self._memory is None:
+                raise StorageFailed("the disk worker is closed")
+            count = min(size, len(data) - start)
+            # A whole one is copied as it is.
+            piece = data if count == len(data) else memoryview(data)[start : start + count]
+            self._memory[slot : slot + count] = piece
+            asked.append(self._ask(WRITE, path, _WRITING, position + start, slot, count=count, slot=slot))
+        # All are waited for: after an error nothing of this write is on its way any more.
+        error: BaseException | None = None
+        for future in asked:
+            try:
+                await future
+            except MagnetarError as failure:
+                # What is not just a full disk outweighs it.
+                if error is None or isinstance(error, DiskFull):
+                    error = failure
+        if error is not None:
+            raise error
+
+    async def truncate(self, path: str, size: int) -> None:
+        """See `DiskWorker`."""
+        await self._ask(TRUNCATE, path, "truncating", size)
+
     async def warm(self, path: str, offset: int, length: int) -> None:
         """See `DiskWorker`."""
         await self._ask(WARM, path, "reading", offset, length)
 
     async def prepare(self, path: str, size: int, source: str = "", *, hurry: bool = False) -> None:
         """See `DiskWorker`."""
-        await self._ask(PREPARE, path, "preparing", size, int(hurry), source.encode())
+        await self._ask(PREPARE, path, "preparing", size, int(hurry), data=source.encode())
 
     async def replace(self, path: str, data: bytes) -> None:
         """See `DiskWorker`."""
-        await self._ask(REPLACE, path, "replacing", 0, 0, data)
+        await self._ask(REPLACE, path, "replacing", data=data)
+
+    async def rename(self, source: str, target: str) -> None:
+        """See `DiskWorker`."""
+        await self._ask(RENAME, source, "renaming", data=target.encode())
 
     async def delete(self, path: str) -> None:
         """See `DiskWorker`."""
@@ -84,18 +159,58 @@ class ProcessDiskWorker:
             await self._process.stop(_STOP_TIMEOUT_S)
             self._process = None
         self._fail_waiting(StorageFailed("the disk worker is closed"))
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+    async def _free_slot(self) -> int:
+        """Waits for its turn; whoever frees a slot wakes the first one."""
+        while True:
+            assert self._loop is not None
+            turn: asyncio.Future[None] = self._loop.create_future()
+            self._writers.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._wake_writer()  # it may have been this one's turn already
+                raise
+            finally:
+                if turn in self._writers:
+                    self._writers.remove(turn)
+            if self._closed:
+                raise StorageFailed("the disk worker is closed")
+            if self._free:
+                slot = self._free.pop()
+                self._wake_writer()
+                return slot
+
+    def _wake_writer(self) -> None:
+        while self._free and self._writers:
+            turn = self._writers.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
 
     def _ask(
-        self, operation: int, path: str, doing: str, a: int = 0, b: int = 0, data: bytes = b""
+        self,
+        operation: int,
+        path: str,
+        doing: str,
+        a: int = 0,
+        b: int = 0,
+        *,
+        count: int = 0,
+        data: bytes = b"",
+        slot: int = -1,
     ) -> asyncio.Future[None]:
         if self._closed or self._socket is None or self._loop is None:
             raise StorageFailed("the disk worker is closed")  # or its process ended: nobody would answer
         self._next_id = number = (self._next_id + 1) & 0xFFFFFFFF
         encoded = path.encode()
         length = REQUEST.size - 4 + len(encoded) + len(data)
-        self._send(REQUEST.pack(length, operation, number, a, b, len(encoded)) + encoded + data)
+        self._send(REQUEST.pack(length, operation, number, a, b, count, len(encoded)) + encoded + data)
         future: asyncio.Future[None] = self._loop.create_future()
-        self._waiting[number] = (future, path, doing)
+        self._waiting[number] = (future, path, doing, slot)
         return future
 
     def _send(self, message: bytes) -> None:
@@ -139,16 +254,14 @@ class ProcessDiskWorker:
         whole = len(data) - len(data) % ANSWER.size
         self._buffer = data[whole:]
         for number, error_number in ANSWER.iter_unpack(data[:whole]):
-            future, path, doing = self._waiting.pop(number)
+            future, path, doing, slot = self._waiting.pop(number)
+            if slot >= 0:
+                self._free.append(slot)
+                self._wake_writer()
             if future.done():
                 continue
             if error_number:
-                error = storage_error(OSError(error_number, os.strerror(error_number)), doing, path)
-                if (
-                    doing == _SYNCING
-                ):  # whatever the reason: a second one would not miss what this one lost (rule 4)
-                    error = StorageFailed(error.message, path=path, errno=error_number)
-                future.set_exception(error)
+                future.set_exception(_failure(error_number, doing, path))
             else:
                 future.set_result(None)
 
@@ -161,6 +274,19 @@ class ProcessDiskWorker:
 
     def _fail_waiting(self, error: MagnetarError) -> None:
         waiting, self._waiting = self._waiting, {}
-        for future, _, _ in waiting.values():
+        for future, _, _, _ in waiting.values():
             if not future.done():
                 future.set_exception(error)
+                future.exception()  # a write that was refused halfway no longer asks
+        for turn in self._writers:
+            if not turn.done():
+                turn.set_result(None)
+        self._writers.clear()
+
+
+def _failure(number: int, doing: str, path: str) -> MagnetarError:
+    """Rule 4: whatever made a sync or a write fail, a second one would not miss what this one lost."""
+    error = storage_error(OSError(number, os.strerror(number)), doing, path)
+    if doing == _SYNCING or (doing == _WRITING and not isinstance(error, DiskFull)):
+        return StorageFailed(error.message, path=path, errno=number)
+    return error

@@ -31,12 +31,12 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _STOP_TIMEOUT_S = 5.0
 
 
-def _shared_memory(size: int) -> int:
+def shared_memory(name: str, size: int) -> int:
     """A descriptor of anonymous memory that another process can map."""
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("magnetar-journal-ring")
+        fd = os.memfd_create(name)
     else:
-        fd, path = tempfile.mkstemp(prefix="magnetar-journal-ring-")
+        fd, path = tempfile.mkstemp(prefix=f"{name}-")
         os.unlink(path)
     os.ftruncate(fd, size)
     return fd
@@ -82,7 +82,7 @@ class RingJournalDevice(StreamOffsets):
         """See `JournalDevice`. 15 to 25 ms until the writer runs; this returns before."""
         self._loop = asyncio.get_running_loop()
         self._end = self._announced = self._durable = offset
-        ring_fd = _shared_memory(self._capacity)
+        ring_fd = shared_memory("magnetar-journal-ring", self._capacity)
         control_read, self._control_fd = os.pipe()
         self._report_fd, report_write = os.pipe()
         try:

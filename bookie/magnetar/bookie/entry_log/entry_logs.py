@@ -1,0 +1,324 @@
+"""All entry logs of a bookie: one in each ledger directory is appended to, any can be read.
+
+A ledger's entries go to one directory as long as the same directories are writable. What one directory has no room for, or
+fails to take, goes to the others: the flush still holds it (rule 4: the failed file is never written or synced again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
+from magnetar.runtime.files import Files
+
+from ..disk_worker import DiskWorker
+from ..index import LedgerRecord, Location, encode_ledger_record
+from ..layout import DataLayout
+from ..write_cache import Half
+from .ledger_directory import DirectoryState, LedgerDirectory, Placed
+from .log_ids import LogIds
+from .log_reader import LogReader
+from .log_writer import LogWriter, Record
+from .records import STATE_ENTRY
+
+__all__ = ["EntryLogs", "LogInfo"]
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+States = Sequence[tuple[int, LedgerRecord]]
+
+
+class LogInfo(NamedTuple):
+    """One log. `directory` is a number of `layout.ledgers`; `current`: it is being appended to."""
+
+    log_id: int
+    directory: int
+    path: str
+    bytes: int
+    current: bool
+
+
+class EntryLogs:
+    """See the module. One `append` or `sync` at a time; reads, scans and deletions at any time."""
+
+    def __init__(self, files: Files, worker: DiskWorker, layout: DataLayout, log_bytes: int) -> None:
+        # Called once for each directory that a write or sync failed in, while others are left.
+        self.on_directory_failed: Callable[[int, MagnetarError], None] = _log_failed_directory
+        self._files = files
+        self._worker = worker
+        self._layout = layout
+        self._ids = LogIds(files, worker, os.path.join(layout.root, "log-ids"))
+        self._directories = [
+            LedgerDirectory(number, path, worker, log_bytes, self._next_log, self._log_closed)
+            for number, path in enumerate(layout.ledgers)
+        ]
+        # Directory and bytes of each log that is not current.
+        self._logs: dict[int, tuple[int, int]] = {}
+        # Directory of each log, current or not.
+        self._directory_of: dict[int, int] = {}
+        self.reader = LogReader(files, worker, self.path_of)
+
+    def open(self) -> None:
+        """Finds the logs; a new one is made by the first flush. Raises DataDirectoryError."""
+        self._logs.clear()
+        for directory in self._directories:
+            for name in self._files.list(directory.path):
+                log_id = self._layout.entry_log_id(name)
+                if log_id is not None:
+                    self._add(log_id, directory.number)
+        self._ids.open(max(self._logs, default=0))
+
+    def _add(self, log_id: int, directory: int) -> None:
+        before = self._directory_of.get(log_id)
+        if before is not None:
+            raise StorageFailed(
+                f"entry log {log_id:08x} is in two ledger directories, {self._layout.ledgers[before]} and "
+                f"{self._layout.ledgers[directory]}; move the one that does not belong there away"
+            )
+        self._directory_of[log_id] = directory
+        self._logs[log_id] = (directory, self.reader.size(log_id))
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    def take_log_id(self) -> int:
+        """A number that no log has or had. For a log that is written outside of a flush."""
+        return self._ids.take()
+
+    def logs(self) -> list[LogInfo]:
+        """All logs, by id."""
+        found = [
+            LogInfo(log_id, directory, self._layout.entry_log(directory, log_id), size, False)
+            for log_id, (directory, size) in self._logs.items()
+        ]
+        found += [
+            LogInfo(writer.log_id, directory.number, writer.path, writer.position, True)
+            for directory in self._directories
+            if (writer := directory.writer) is not None and writer.position
+        ]
+        found.sort()
+        return found
+
+    def path_of(self, log_id: int) -> str | None:
+        """Where a log is; None: there is none."""
+        directory = self._directory_of.get(log_id)
+        return None if directory is None else self._layout.entry_log(directory, log_id)
+
+    @property
+    def directory_states(self) -> list[DirectoryState]:
+        """One for each ledger directory."""
+        return [directory.state for directory in self._directories]
+
+    def set_full(self, directory: int, full: bool) -> None:
+        """What the disk watch found: a full directory is written to only when no other is left."""
+        self._directories[directory].told_full = full
+        if not full:
+            self._directories[directory].found_full = False
+
+    def fail_directory(self, directory: int, error: MagnetarError) -> None:
+        """Nothing is written there any more. Raises `error` if no directory is left: then the bookie must stop (rule 4).
+
+        For whoever writes to a directory outside of a flush, and meets a failed write or sync.
+        """
+        if self._directories[directory].failure is not None:
+            return
+        writer = self._directories[directory].writer
+        self._directories[directory].give_up(error)
+        if writer is not None and writer.position:
+            self._log_closed(writer)
+        if all(other.failure is not None for other in self._directories):
+            raise error
+        self.on_directory_failed(directory, error)
+
+    # --- the flush ---------------------------------------------------------------------------------------------------
+
+    async def append(self, half: Half, states: States = ()) -> list[Placed]:
+        """Appends every entry, and a state record for each of `states`, in slices of the loop; says where the entries are.
+
+        Buffered when it returns; `sync` makes it durable. Raises DiskFull, after which nothing of it is there and the same
+        can be appended again, or StorageFailed when no directory is left.
+        """
+        before = [(directory, directory.before()) for directory in self._usable()]
+        share = _Shares(half, states)
+        placed: list[Placed] = []
+        while share.left:
+            try:
+                numbers = self._candidates(share)
+            except DiskFull:
+                for directory, point in before:
+                    if directory.failure is None:
+                        await self._guarded(directory, directory.take_back(point))
+                raise
+            share.begin_round(numbers)
+            results = await _together(
+                [self._directories[number].append(share.records(number)) for number in numbers]
+            )
+            for number, result in zip(numbers, results, strict=True):
+                if isinstance(result, list):
+                    placed += result
+                    continue
+                share.refused(number, result)
+                if not isinstance(result, DiskFull):
+                    self.fail_directory(number, result)
+            share.end_round()
+        return placed
+
+    def _usable(self) -> list[LedgerDirectory]:
+        return [directory for directory in self._directories if directory.failure is None]
+
+    def _candidates(self, share: _Shares) -> list[int]:
+        """Where to put what is left. Raises what the last one said when there is nowhere."""
+        left = [directory for directory in self._usable() if directory.number not in share.refusals]
+        writable = [directory.number for directory in left if directory.state is DirectoryState.WRITABLE]
+        if writable or left:
+            return writable or [directory.number for directory in left]
+        full = [error for error in share.refusals.values() if isinstance(error, DiskFull)]
+        if full:
+            raise full[-1]
+        raise StorageFailed("no ledger directory is left that can be written to; the bookie stops")
+
+    async def _guarded(self, directory: LedgerDirectory, doing: Coroutine[Any, Any, None]) -> None:
+        try:
+            await doing
+        except MagnetarError as error:
+            self.fail_directory(directory.number, error)
+
+    async def sync(self) -> list[int]:
+        """Everything appended is durable, and so are the names of new logs (rule 12a); all directories at once.
+
+        Returns the directories that failed meanwhile: what was appended since the last sync must then be appended again,
+        and synced. Raises StorageFailed if no directory is left.
+        """
+        usable = self._usable()
+        results = await _together([directory.sync() for directory in usable])
+        failed: list[int] = []
+        for directory, result in zip(usable, results, strict=True):
+            if isinstance(result, MagnetarError):
+                failed.append(directory.number)
+                self.fail_directory(directory.number, result)
+        return failed
+
+    async def _next_log(self, directory: int) -> tuple[int, str]:
+        await self._ids.reserve()
+        log_id = self._ids.take()
+        self._directory_of[log_id] = directory
+        return log_id, self._layout.entry_log(directory, log_id)
+
+    def _log_closed(self, writer: LogWriter) -> None:
+        directory = self._directory_of[writer.log_id]
+        self._logs[writer.log_id] = (directory, writer.position)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def read(self, ledger_id: int, wanted: Sequence[tuple[int, Location]]) -> list[bytes]:
+        """Entries whose records follow each other in one log. At least the first, or EntryDamaged.
+
+        details["missing_log"] is True when the log is gone: ask the index again.
+        """
+        return await self.reader.read(ledger_id, wanted)
+
+    def check_header(self, log_id: int) -> None:
+        """Raises DataDirectoryError unless the log begins as one. May wait for the disk."""
+        self.reader.check_header(log_id)
+
+    # --- compaction and deletion -------------------------------------------------------------------------------------
+
+    def adopt(self, info: LogInfo) -> None:
+        """A log that was written outside of a flush has its final name now, durably; it is read from now on."""
+        assert info.log_id not in self._directory_of, "a log id is used once"
+        self._directory_of[info.log_id] = info.directory
+        self._logs[info.log_id] = (info.directory, info.bytes)
+
+    async def delete(self, log_id: int) -> None:
+        """The log is gone, durably, when it returns. Never a current one; fine if it is missing."""
+        known = self._logs.get(log_id)
+        if known is None:
+            assert log_id not in self._directory_of, "a current log is never deleted"
+            return
+        path = self._layout.entry_log(known[0], log_id)
+        del self._logs[log_id], self._directory_of[log_id]
+        self.reader.forget(log_id)
+        await self._worker.delete(path)
+        await self._worker.sync(os.path.dirname(path))
+
+    async def close(self) -> None:
+        """Closes the current logs with their footers, durably."""
+        for directory in self._usable():
+            await directory.close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Lets go of all files as they are."""
+        self.reader.close()
+        for directory in self._directories:
+            directory.abandon()
+
+
+class _Shares:
+    """Who gets which ledgers of one flush, round by round: what a directory refused goes to the others in the next one."""
+
+    def __init__(self, half: Half, states: States) -> None:
+        self._half = half
+        self._states = states
+        # Directories of each round so far; and of the current one.
+        self._rounds: list[list[int]] = []
+        # What the directories said that did not take their share.
+        self.refusals: dict[int, MagnetarError] = {}
+        self.left = bool(half.entries or states)
+
+    def begin_round(self, numbers: list[int]) -> None:
+        """These take what is left."""
+        self._rounds.append(numbers)
+        self.left = False
+
+    def refused(self, number: int, error: MagnetarError) -> None:
+        """A directory took nothing of this round."""
+        self.refusals[number] = error
+        self.left = True
+
+    def end_round(self) -> None:
+        """Rounds that only repeat "all of it" are not asked again."""
+        if all(number in self.refusals for numbers in self._rounds for number in numbers):
+            self._rounds.clear()
+
+    def _place(self, ledger_id: int) -> int:
+        """The directory that takes the ledger in this round; -1: it is somewhere already."""
+        *earlier, current = self._rounds
+        for numbers in earlier:
+            if numbers[ledger_id % len(numbers)] not in self.refusals:
+                return -1
+        return current[ledger_id % len(current)]
+
+    def records(self, number: int) -> Iterator[Record]:
+        """The share of one directory in this round, ledger by ledger."""
+        everything = len(self._rounds) == 1 and len(self._rounds[0]) == 1
+        for ledger_id, entries in self._half.in_order():
+            if everything or self._place(ledger_id) == number:
+                for entry_id, entry in entries:
+                    yield ledger_id, entry_id, entry
+        for ledger_id, record in self._states:
+            if everything or self._place(ledger_id) == number:
+                yield ledger_id, STATE_ENTRY, encode_ledger_record(record)
+
+
+async def _together(doing: Sequence[Coroutine[Any, Any, T]]) -> list[T | MagnetarError]:
+    """Runs all to their ends; raises what is no MagnetarError."""
+    if len(doing) == 1:
+        try:
+            return [await doing[0]]
+        except MagnetarError as error:
+            return [error]
+    results = await asyncio.gather(*doing, return_exceptions=True)
+    found: list[T | MagnetarError] = []
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, MagnetarError):
+            raise result
+        found.append(result)
+    return found
+
+
+def _log_failed_directory(directory: int, error: MagnetarError) -> None:
+    _log.critical("ledger directory %d is not written to any more: %s", directory, error)

@@ -1,0 +1,90 @@
+"""The numbers of entry logs: given out once in the life of a data directory.
+
+A location in the index may outlive its log (of a ledger that was deleted, say), and must not come to point into another one.
+So numbers are reserved, durably, before a log is named after them:
+
+    DATA/log-ids:  b"MAGLOGS\n" | u32 version | u32 no id from here on was given out | u64 checksum of all before it
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+
+import xxhash
+
+from magnetar.proto.errors import StorageFailed
+from magnetar.runtime.files import Files
+
+from ..disk_worker import DiskWorker
+
+__all__ = ["LogIds", "decode_log_ids", "encode_log_ids"]
+
+_log = logging.getLogger(__name__)
+_FIELDS = struct.Struct(">8sII")
+_CHECKSUM = struct.Struct(">Q")
+_MAGIC = b"MAGLOGS\n"
+_VERSION = 1
+_RESERVED = 64
+# Reserved again when no more than this are left.
+_LEAST = 16
+# When the file is damaged: more logs than this were not deleted above the highest one that is left.
+_STEP_OVER = 1 << 16
+_MAX_ID = 2**32 - 1
+
+
+def encode_log_ids(reserved: int) -> bytes:
+    """The file's content."""
+    fields = _FIELDS.pack(_MAGIC, _VERSION, reserved)
+    return fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
+
+
+def decode_log_ids(data: bytes) -> int | None:
+    """The first number that was not reserved; None if the file is damaged."""
+    if len(data) != _FIELDS.size + _CHECKSUM.size:
+        return None
+    magic, version, reserved = _FIELDS.unpack_from(data)
+    good = encode_log_ids(reserved) == data and (magic, version) == (_MAGIC, _VERSION)
+    return int(reserved) if good else None
+
+
+class LogIds:
+    """Counts up from the highest number that any log has or had."""
+
+    def __init__(self, files: Files, worker: DiskWorker, path: str) -> None:
+        self._files = files
+        self._worker = worker
+        self._path = path
+        self._next = 1
+        self._reserved = 1
+
+    def open(self, highest: int) -> None:
+        """`highest`: of the logs that are there, 0 if there are none. A directory of version 1 never deleted a log."""
+        self._next = highest + 1
+        if self._files.exists(self._path):
+            reserved = decode_log_ids(self._files.read(self._path))
+            if reserved is None:
+                _log.error("%s is damaged: log ids go on with a distance of %d", self._path, _STEP_OVER)
+                reserved = highest + _STEP_OVER
+            self._next = max(self._next, reserved)
+        self._reserved = self._next
+
+    def take(self) -> int:
+        """The next number. Waits for the disk if nobody called `reserve` for long."""
+        if self._next >= self._reserved:
+            self._reserved = self._more()
+            self._files.write_atomically(self._path, encode_log_ids(self._reserved))
+        self._next += 1
+        return self._next - 1
+
+    async def reserve(self) -> None:
+        """Makes the next `take` not wait."""
+        if self._next + _LEAST > self._reserved:
+            reserved = self._more()
+            await self._worker.replace(self._path, encode_log_ids(reserved))
+            self._reserved = max(self._reserved, reserved)
+
+    def _more(self) -> int:
+        if self._next + _RESERVED > _MAX_ID:
+            raise StorageFailed("all numbers of entry logs are used up; replace this bookie")
+        return max(self._next, self._reserved) + _RESERVED

@@ -1,0 +1,163 @@
+"""Reading from entry logs: open handles, the page cache first, every record verified."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from magnetar.proto.errors import DataDirectoryError, EntryDamaged, MagnetarError
+from magnetar.runtime.files import File, Files
+
+from ..disk_worker import DiskWorker
+from ..index import Location
+from .records import LOG_HEADER_BYTES, LOG_VERSIONS, RECORD_HEADER_BYTES, log_version, record_entry
+
+__all__ = ["LogReader"]
+
+_log = logging.getLogger(__name__)
+_OPEN_LOGS = 64
+_WILL_NEED_BYTES = 4 << 20
+
+
+class LogReader:
+    """Reads of all entry logs. The loop never waits for the disk: what is not in the page cache the disk worker reads first.
+
+    `path_of` says where a log is, None if there is none. `on_damaged_log(log_id, reason)` is told when a log does not begin
+    as it should: once for each time it is opened.
+    """
+
+    def __init__(self, files: Files, worker: DiskWorker, path_of: Callable[[int], str | None]) -> None:
+        self.on_damaged_log: Callable[[int, str], None] = _log_damage
+        self._files = files
+        self._worker = worker
+        self._path_of = path_of
+        self._open: OrderedDict[int, File] = OrderedDict()
+
+    async def read(self, ledger_id: int, wanted: Sequence[tuple[int, Location]]) -> list[bytes]:
+        """Entries whose records follow each other in one log, in one read. At least the first, or EntryDamaged.
+
+        details["missing_log"] is True when there is no such log: it may have been compacted since the index was asked.
+        """
+        first, last = wanted[0][1], wanted[-1][1]
+        length = last.offset + RECORD_HEADER_BYTES + last.length - first.offset
+        try:
+            data = await self.span(first.log_id, first.offset, length, ahead=len(wanted) > 1)
+        except MagnetarError as error:
+            raise EntryDamaged(
+                f"entry {wanted[0][0]} of ledger {ledger_id} cannot be read: {error}; read another replica",
+                ledger_id=ledger_id,
+                entry_id=wanted[0][0],
+                log_id=first.log_id,
+                missing_log=error.details.get("errno") == errno.ENOENT,
+            ) from error
+        entries: list[bytes] = []
+        for entry_id, location in wanted:
+            at = location.offset - first.offset
+            try:
+                entries.append(record_entry(data, at, first.log_id, ledger_id, entry_id, location.length))
+            except EntryDamaged:
+                if not entries:
+                    raise
+                break
+        return entries
+
+    async def span(self, log_id: int, offset: int, length: int, *, ahead: bool = True) -> bytes:
+        """Bytes of a log, unverified; shorter only at its end. Raises StorageFailed, DataDirectoryError if it is missing."""
+        file = self._open.get(log_id) or await self._opened(log_id)
+        data = file.read_cached(offset, length)
+        if data is None or len(data) < length:
+            await self._worker.warm(file.path, offset, length)
+            file = self._open.get(log_id) or await self._opened(log_id)  # it may have been closed meanwhile
+            data = file.read_cached(offset, length)
+            if data is None:  # evicted again at once: memory is very short
+                data = file.read_at(offset, length)
+        if log_id in self._open:
+            self._open.move_to_end(log_id)
+        if ahead:
+            file.will_need(offset + length, _WILL_NEED_BYTES)
+        return data
+
+    def size(self, log_id: int) -> int:
+        """Bytes of the file."""
+        file = self._open.get(log_id)
+        if file is not None:
+            return file.size()
+        file = self._files.open(self._path(log_id), read_only=True)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    async def header_fault(self, log_id: int) -> str:
+        """What is wrong with the first bytes of a log; "" if nothing is."""
+        path = self._path(log_id)
+        file = self._files.open(path, read_only=True)
+        try:
+            header = file.read_cached(0, LOG_HEADER_BYTES)
+            if header is None:
+                await self._worker.warm(path, 0, LOG_HEADER_BYTES)
+                header = file.read_at(0, LOG_HEADER_BYTES)
+        finally:
+            file.close()
+        return _fault(header, log_id)
+
+    def check_header(self, log_id: int) -> None:
+        """Raises DataDirectoryError unless the log begins as one. May wait for the disk."""
+        path = self._path(log_id)
+        file = self._files.open(path, read_only=True)
+        try:
+            fault = _fault(file.read_at(0, LOG_HEADER_BYTES), log_id)
+        finally:
+            file.close()
+        if fault:
+            raise DataDirectoryError(f"{path} {fault}", path=path)
+
+    async def _opened(self, log_id: int) -> File:
+        """A handle of a log that was not open, with a look at its header.
+
+        A good record is served from a log with a bad header as well: its checksum is seeded with the log's id.
+        """
+        fault = await self.header_fault(log_id)
+        if fault:
+            self.on_damaged_log(log_id, fault)
+        file = self._open.get(log_id)  # somebody else may have been faster
+        if file is None:
+            file = self._open[log_id] = self._files.open(self._path(log_id), read_only=True)
+            if len(self._open) > _OPEN_LOGS:
+                self._open.popitem(last=False)[1].close()
+        return file
+
+    def _path(self, log_id: int) -> str:
+        path = self._path_of(log_id)
+        if path is None:
+            raise DataDirectoryError(f"there is no entry log {log_id:08x}", log_id=log_id, errno=errno.ENOENT)
+        return path
+
+    def forget(self, log_id: int) -> None:
+        """Closes the handle of a log that is moved or deleted."""
+        file = self._open.pop(log_id, None)
+        if file is not None:
+            file.close()
+
+    def close(self) -> None:
+        """Closes all handles."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+
+def _fault(header: bytes, log_id: int) -> str:
+    version = log_version(header, log_id)
+    if version in LOG_VERSIONS:
+        return ""
+    if version:
+        return f"is an entry log of version {version}, which this program does not know"
+    return (
+        f"does not begin as entry log {log_id:08x} does: its header is damaged, or it is another log's file"
+    )
+
+
+def _log_damage(log_id: int, reason: str) -> None:
+    _log.error("entry log %08x %s", log_id, reason)

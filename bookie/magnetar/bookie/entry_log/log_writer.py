@@ -1,0 +1,166 @@
+"""One entry log while it is appended to: by a flush, or by a compaction.
+
+Records are put together in slices of the loop and written by the disk worker. A position is given away once: what a write
+that was cancelled left behind is a record that nobody points to, never a hole that is written later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from magnetar.proto.errors import DiskFull
+
+from ..disk_worker import DiskWorker
+from ..index import Location
+from .records import (
+    LOG_HEADER_BYTES,
+    RECORD_HEADER_BYTES,
+    SYNCED_ENTRY,
+    encode_footer,
+    encode_log_header,
+    encode_record_header,
+)
+
+__all__ = ["LogWriter", "Record", "in_slices"]
+
+# (ledger, entry, bytes)
+Record = tuple[int, int, bytes]
+
+# One slice is hashed, joined and copied in about 0.5 ms of the loop.
+_SLICE_BYTES = 512 * 1024
+_SLICE_RECORDS = 250
+# Dirty pages are handed to the disk in steps, so that the last sync is short and the journal's are not held up.
+_SYNC_STEP_BYTES = 16 << 20
+
+
+def in_slices(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Cuts records into what one slice of the loop can append."""
+    found: list[Record] = []
+    size = 0
+    for record in records:
+        found.append(record)
+        size += len(record[2])
+        if size >= _SLICE_BYTES or len(found) >= _SLICE_RECORDS:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
+
+
+class Kept(NamedTuple):
+    """A state to go back to: see `LogWriter.take_back`."""
+
+    position: int
+    ledgers: dict[int, int]
+
+
+class LogWriter:
+    """Appends to `path`, which the first append makes. One call at a time."""
+
+    def __init__(self, worker: DiskWorker, path: str, log_id: int) -> None:
+        self.log_id = log_id
+        self.path = path
+        # Where the next record goes; 0: not even the header is there.
+        self.position = 0
+        # Everything before is durable (the file's name is not looked after here).
+        self.synced = 0
+        # Bytes of records by ledger.
+        self.ledgers: dict[int, int] = {}
+        self._worker = worker
+        self._created = False
+        self._closed = False
+
+    async def begin(self) -> None:
+        """Makes the file with its header. Buffered when it returns; `append` does it when nobody did.
+
+        Raises DiskFull, StorageFailed, DataDirectoryError (the file exists, or cannot be made).
+        """
+        if not self._created:
+            await self._worker.create(self.path)
+            self._created = True
+        if not self.position:
+            await self._write([encode_log_header(self.log_id)], LOG_HEADER_BYTES)
+
+    async def append(self, records: Sequence[Record]) -> list[Location]:
+        """Where each of the records went. Buffered when it returns, and synced up to the last 16 MiB.
+
+        Raises DiskFull, after which `take_back` must be called before anything else, or StorageFailed, after which nothing
+        may be called but `close`.
+        """
+        locations: list[Location] = []
+        for part in in_slices(records):
+            locations += await self.append_slice(part)
+        return locations
+
+    async def append_slice(self, records: Sequence[Record]) -> list[Location]:
+        """`append` for what one slice of the loop can do."""
+        await self.begin()
+        log_id, start, position, ledgers = self.log_id, self.position, self.position, self.ledgers
+        parts: list[bytes] = []
+        locations: list[Location] = []
+        for ledger_id, entry_id, entry in records:
+            length = len(entry)
+            parts += (encode_record_header(log_id, ledger_id, entry_id, entry), entry)
+            locations.append(Location(log_id, position, length))
+            length += RECORD_HEADER_BYTES
+            position += length
+            ledgers[ledger_id] = ledgers.get(ledger_id, 0) + length
+        await self._write(parts, position - start)
+        if self.position - self.synced >= _SYNC_STEP_BYTES:
+            await self.sync()
+        return locations
+
+    async def _write(self, parts: list[bytes], size: int) -> None:
+        assert not self._closed, "a closed log is not written to"
+        position = self.position
+        self.position += size
+        await self._worker.write(self.path, position, parts)
+
+    def keep(self) -> Kept:
+        """The state as it is, for `take_back`. 30 us for 10,000 ledgers."""
+        return Kept(self.position, self.ledgers.copy())
+
+    async def take_back(self, kept: Kept) -> None:
+        """Gives the space of what was appended since back; the counts are those of then, too.
+
+        For a full disk. What was synced meanwhile is cut as well: nobody knows of it.
+        """
+        self.position, self.ledgers = kept.position, kept.ledgers
+        self.synced = min(self.synced, kept.position)
+        if self._created:
+            await self._worker.truncate(self.path, kept.position)
+
+    async def note_synced(self) -> None:
+        """Writes a record that tells later scans that all before it was durable (no sync of its own). May be left out."""
+        if self.synced == self.position:
+            before = Kept(self.position, self.ledgers)
+            header = encode_record_header(self.log_id, 0, SYNCED_ENTRY, b"")
+            try:
+                await self._write([header], len(header))
+            except DiskFull:
+                await self.take_back(before)
+
+    async def finish(self) -> None:
+        """Syncs, and writes the footer, which says so. The footer is buffered when it returns.
+
+        Raises DiskFull: there is no footer then, which costs later readers a scan and nothing else.
+        """
+        await self.sync()
+        before = Kept(self.position, self.ledgers)
+        footer = encode_footer(self.log_id, self.ledgers, self.position)
+        try:
+            await self._write([footer], len(footer))
+        except DiskFull:
+            await self.take_back(before)
+            raise
+
+    async def sync(self) -> None:
+        """Everything appended before the call is durable, but for the name of a new file."""
+        position = self.position
+        await self._worker.sync(self.path)
+        self.synced = max(self.synced, position)
+
+    def close(self) -> None:
+        """Nothing is appended any more. Syncs nothing. May be called twice."""
+        self._closed = True

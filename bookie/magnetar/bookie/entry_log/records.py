@@ -1,0 +1,157 @@
+"""The bytes of an entry log (FORMATS.md, "Entry log").
+
+    file:    b"MAGELOG\n" | u32 version | u32 log id | 48 bytes 0 | records | footer (only when the log was closed)
+    record:  u64 checksum | u64 ledger | u64 entry | u32 length | u32 0 | entry
+    footer:  rows (u64 ledger | u64 bytes) | u64 checksum of the rows | u32 rows | u32 version | u64 start | b"MAGELFTR"
+
+A record's checksum is xxh3-64, seeded with the log id, of everything after it; the footer's is seeded alike. The footer
+says how many bytes each ledger has in the log. Version 2 has two kinds of records that hold no entry, told by the entry id:
+
+    STATE_ENTRY   what the bookie knew of the ledger besides its entries (fence, explicit LAC, tombstone), an encoded
+                  LedgerRecord: the index can be built from the logs alone
+    SYNCED_ENTRY  everything before this record was synced when it was written, so damage before it is no torn tail
+
+A footer is written when everything before it is synced, and says the same.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import xxhash
+
+from magnetar.proto.errors import EntryDamaged
+
+__all__ = [
+    "LOG_HEADER_BYTES",
+    "MAX_RECORD_BYTES",
+    "RECORD_HEADER_BYTES",
+    "STATE_ENTRY",
+    "SYNCED_ENTRY",
+    "Footer",
+    "Scanned",
+    "decode_footer",
+    "encode_footer",
+    "encode_log_header",
+    "encode_record_header",
+    "record_entry",
+]
+
+_LOG_HEADER = struct.Struct(">8sII48x")
+LOG_HEADER_BYTES = _LOG_HEADER.size
+assert LOG_HEADER_BYTES == 64
+RECORD = struct.Struct(">QQQII")
+RECORD_REST = struct.Struct(">QQII")
+RECORD_HEADER_BYTES = RECORD.size
+assert RECORD_HEADER_BYTES == 32 == 8 + RECORD_REST.size
+_FOOTER_ROW = struct.Struct(">QQ")
+_FOOTER_END = struct.Struct(">QIIQ8s")
+FOOTER_END_BYTES = _FOOTER_END.size
+FOOTER_ROW_BYTES = _FOOTER_ROW.size
+_LOG_MAGIC = b"MAGELOG\n"
+_FOOTER_MAGIC = b"MAGELFTR"
+LOG_VERSION = 2
+# A log of version 1 has neither states nor SYNCED records; all else is the same.
+LOG_VERSIONS = (1, 2)
+STATE_ENTRY = 2**64 - 1
+SYNCED_ENTRY = 2**64 - 2
+# A record that claims to be longer is damaged, and is not read to find out.
+MAX_RECORD_BYTES = 64 << 20
+
+
+class Scanned(NamedTuple):
+    """What a scan found at `offset` of a log: a record with a good checksum, or a range without one.
+
+    A record: `length` bytes of entry (or of state, `entry_id` STATE_ENTRY), and the `data` themselves.
+    A range: `data` is None, `length` counts all its bytes. It is damage unless `torn`: then nothing there was ever synced,
+    as a power failure leaves it, and no index points to it. Ledger and entry are what its first bytes claim, or -1: to be
+    believed only if the index has exactly this place for them.
+    """
+
+    ledger_id: int
+    entry_id: int
+    offset: int
+    length: int
+    data: bytes | None
+    torn: bool = False
+
+
+class Footer(NamedTuple):
+    """Bytes of records by ledger, and where the records end."""
+
+    ledgers: dict[int, int]
+    start: int
+
+
+def encode_log_header(log_id: int, version: int = LOG_VERSION) -> bytes:
+    """First 64 bytes of a log."""
+    return _LOG_HEADER.pack(_LOG_MAGIC, version, log_id)
+
+
+def log_version(header: bytes, log_id: int) -> int:
+    """Version of the log that begins with `header`; 0 if these are not the first bytes of log `log_id`.
+
+    Every byte counts. A version that is not in LOG_VERSIONS was written by a newer program, or is damage.
+    """
+    if len(header) < LOG_HEADER_BYTES:
+        return 0
+    version = int.from_bytes(header[8:12], "big")
+    return version if header[:LOG_HEADER_BYTES] == encode_log_header(log_id, version) else 0
+
+
+def encode_record_header(log_id: int, ledger_id: int, entry_id: int, entry: bytes) -> bytes:
+    """The 32 bytes before an entry. 0.5 us and the hash."""
+    rest = RECORD_REST.pack(ledger_id, entry_id, len(entry), 0)
+    digest = xxhash.xxh3_64(rest, log_id)
+    digest.update(entry)
+    return digest.digest() + rest
+
+
+def encode_footer(log_id: int, ledgers: dict[int, int], start: int, version: int = LOG_VERSION) -> bytes:
+    """Closes a log whose records end at `start`; `ledgers` maps ledger ids to their bytes."""
+    rows = b"".join([_FOOTER_ROW.pack(ledger, size) for ledger, size in sorted(ledgers.items())])
+    checksum = xxhash.xxh3_64_intdigest(rows, log_id)
+    return rows + _FOOTER_END.pack(checksum, len(ledgers), version, start, _FOOTER_MAGIC)
+
+
+def footer_bytes(end: bytes) -> int:
+    """Bytes of the footer, rows and all, of a log that ends with `end` (FOOTER_END_BYTES); 0: none there."""
+    if len(end) < FOOTER_END_BYTES:
+        return 0
+    _, count, version, _, magic = _FOOTER_END.unpack(end[-FOOTER_END_BYTES:])
+    if magic != _FOOTER_MAGIC or version not in LOG_VERSIONS:
+        return 0
+    return int(count) * FOOTER_ROW_BYTES + FOOTER_END_BYTES
+
+
+def decode_footer(data: bytes, log_id: int, size: int = 0) -> Footer | None:
+    """From the end of a log of `size` bytes (0: `data` is all of it); None if there is no good footer.
+
+    Every byte counts: none of the fields that the checksum leaves out can be wrong without being noticed.
+    """
+    length = footer_bytes(data)
+    if not length or length > len(data):
+        return None
+    checksum, _, _, start, _ = _FOOTER_END.unpack_from(data, len(data) - FOOTER_END_BYTES)
+    rows = data[len(data) - length : len(data) - FOOTER_END_BYTES]
+    if start != (size or len(data)) - length or xxhash.xxh3_64_intdigest(rows, log_id) != checksum:
+        return None
+    return Footer({int(ledger): int(count) for ledger, count in _FOOTER_ROW.iter_unpack(rows)}, int(start))
+
+
+def record_entry(data: bytes, at: int, log_id: int, ledger_id: int, entry_id: int, length: int) -> bytes:
+    """The verified entry of the record that starts at `at` of `data`. Raises EntryDamaged."""
+    body = at + RECORD_HEADER_BYTES
+    if body + length <= len(data):
+        checksum, ledger, entry_number, size, _ = RECORD.unpack_from(data, at)
+        if (ledger, entry_number, size) == (ledger_id, entry_id, length):
+            view = memoryview(data)
+            if xxhash.xxh3_64_intdigest(view[at + 8 : body + length], log_id) == checksum:
+                return data[body : body + length]
+    raise EntryDamaged(
+        f"entry {entry_id} of ledger {ledger_id} is damaged in entry log {log_id:08x}; read another replica",
+        ledger_id=ledger_id,
+        entry_id=entry_id,
+        log_id=log_id,
+    )
