@@ -23,7 +23,8 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER_BYTES
 
-from .journal.journal import DurableCallback, Journal
+from .journal import Journals
+from .journal.journal import DurableCallback
 from .ledgers import LedgerStates
 from .read_cache import ReadCache
 from .settings import BookieSettings
@@ -51,7 +52,7 @@ class Adds:
         self.on_accepting: list[Callable[[], None]] = []
         # Error code for every add while there is a reason to refuse them all, else 0; see `refuse_all`.
         self.refusal = 0
-        self.journal: Journal = None  # type: ignore[assignment]  # set before anything is served
+        self.journals: Journals = None  # type: ignore[assignment]  # set before anything is served
         self._settings = settings
         self._ledgers = ledgers
         self._cache = cache
@@ -136,7 +137,7 @@ class Adds:
         states.note_entry(state, ledger_id, entry_id, last_add_confirmed)
         if recovery:
             self._read_cache.discard(ledger_id, entry_id)
-        self.journal.add(entry, done, ledger_id, entry_id)
+        self.journals.of(ledger_id).add(entry, done, ledger_id, entry_id)
         if cache.half_full:
             self._want_flush()
         return True

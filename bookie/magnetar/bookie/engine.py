@@ -35,13 +35,17 @@ from .disk_space import DiskSpace
 from .entry_log import EntryLogs
 from .fencing import Fencing
 from .index import LocationIndex
-from .journal.journal import Journal, JournalPosition
+from .journal import Journals
 from .layout import DataLayout
 from .ledgers import LedgerStates
+from .listing import EntryRange, ListedLedger, Listing
+from .mark import Mark
 from .read_cache import ReadCache
-from .reads import Reads
+from .reads import LastConfirmedNews, Reads
+from .scrub import Damage
 from .settings import BookieSettings
 from .stored_entries import StoredEntries
+from .waiters import Waiters
 from .write_cache import WriteCache
 
 __all__ = ["Bookie"]
@@ -61,7 +65,7 @@ class Bookie:
         cookie: Cookie,
         lock: FileLock,
         index: LocationIndex,
-        mark: list[JournalPosition],
+        mark: Mark,
     ) -> None:
         """For `startup.open_bookie`."""
         # Fail-stop: called once; the daemon must exit.
@@ -77,12 +81,14 @@ class Bookie:
         self._index = index
         self.cache = WriteCache(settings.write_cache_bytes)
         self.read_cache = ReadCache(settings.read_cache_bytes)
-        self.ledgers = LedgerStates(index)
+        self.waiters = Waiters(settings.max_long_polls)
+        self.ledgers = LedgerStates(index, self.waiters)
         worker = components.disk_worker
         self.logs = EntryLogs(components.files, worker, layout, settings.entry_log_bytes)
         self._disk_space = DiskSpace(components.files, layout.root, settings)
-        self._stored = StoredEntries(self.cache, self.read_cache, index, self.logs, settings)
-        self.journal: Journal = None  # type: ignore[assignment]  # set by startup before anything is served
+        self.damage = Damage()
+        self._stored = StoredEntries(self.cache, self.read_cache, index, self.logs, self.damage, settings)
+        self.journals: Journals = None  # type: ignore[assignment]  # set by startup before anything is served
         self.checkpointer = Checkpointer(
             self.cache,
             self.logs,
@@ -102,7 +108,16 @@ class Bookie:
         # Called when `accepting` becomes true again.
         self.on_accepting = self.adds.on_accepting
         self.fencing = Fencing(self.ledgers)
-        self.reads = Reads(self.ledgers, index, self.cache, self.read_cache, self._stored)
+        self.reads = Reads(
+            settings,
+            self.ledgers,
+            self.cache,
+            self.read_cache,
+            self._stored,
+            self.damage,
+            self.waiters,
+        )
+        self.listing = Listing(self.ledgers, index, self.cache)
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
 
@@ -119,8 +134,8 @@ class Bookie:
     def start_tasks(self) -> None:
         """Begins the checkpoints and watches the disk. For `startup`."""
         loop = asyncio.get_running_loop()
-        self.adds.journal = self.fencing.journal = self.journal
-        self.journal.on_failure = self.fail
+        self.adds.journals = self.fencing.journals = self.journals
+        self.journals.on_failure(self.fail)
         self.components.disk_worker.on_failure = self.fail
         self._look_at_disk()
         self._tasks = [
@@ -156,6 +171,39 @@ class Bookie:
         self._check_alive()
         return self.reads.last_confirmed(ledger_id)
 
+    async def wait_last_confirmed(
+        self,
+        ledger_id: int,
+        last_add_confirmed: int,
+        *,
+        timeout_s: float = 0.0,
+        max_entries: int = 0,
+        max_bytes: int = 0,
+    ) -> LastConfirmedNews:
+        """Long poll: returns once the last add confirmed is above the given one, the ledger is fenced, or time is over.
+
+        With it come up to `max_entries` confirmed entries after the given one, if they are here. At most
+        `long_poll_timeout_s` (0: that). LedgerNotFound if deleted, TooManyRequests.
+        """
+        self._check_alive()
+        news = await self.reads.wait_last_confirmed(
+            ledger_id, last_add_confirmed, timeout_s, max_entries, max_bytes
+        )
+        self._check_alive()
+        return news
+
+    def list_ledgers(self, after: int = -1, count: int = 1000) -> tuple[list[ListedLedger], bool]:
+        """The next ledgers above `after`, at most `count`, and whether there are more."""
+        self._check_alive()
+        return self.listing.ledgers(after, count)
+
+    async def list_entries(
+        self, ledger_id: int, first: int = 0, count: int = 1000
+    ) -> tuple[list[EntryRange], int]:
+        """At most `count` ranges of entries from `first` on, and where to go on (-1: that was all). LedgerNotFound."""
+        self._check_alive()
+        return await self.listing.entries(ledger_id, first, count)
+
     async def fence(self, ledger_id: int) -> None:
         """From now on only recovery adds pass. Durable when it returns, for unknown ledgers as well (rule 6)."""
         self._check_alive()
@@ -166,6 +214,10 @@ class Bookie:
         self._check_alive()
         await self.fencing.write_last_confirmed(ledger_id, last_add_confirmed)
         self._check_alive()
+
+    def journal_offsets(self) -> list[tuple[int, int]]:
+        """(durable, end) of each journal: where they differ, something is on its way to the disk."""
+        return [(journal.durable_position().offset, journal.end_offset) for journal in self.journals.all]
 
     # --- looking after -----------------------------------------------------------------------------------------------
 
@@ -186,8 +238,7 @@ class Bookie:
             "read_cache_bytes": self.read_cache.size,
             "read_cache_hits": self.read_cache.hits,
             "read_cache_misses": self.read_cache.misses,
-            "journal_files": len(self.journal.files),
-            "journal_end_offset": self.journal.end_offset,
+            **self.journals.stats(),
             "checkpoints": self.checkpointer.finished,
             "replayed_records": self.replayed_records,
             "waiting_adds": self.adds.waiting,
@@ -202,22 +253,24 @@ class Bookie:
         if self.failure is not None:
             raise StorageFailed(f"this bookie has stopped: {self.failure}")
         try:
-            moved = await self.checkpointer.run(lambda: [self.journal.durable_position()])
+            moved = await self.checkpointer.run(self.journals.durable_positions)
         except DiskFull:
             raise
         except MagnetarError as error:
             self.fail(error)
             raise
         if moved is not None:
-            self.journal.release(moved[0])
+            self.journals.release(moved)
         # Between two looks no more is written than a write cache and its journal: far less than the minimum.
         self._look_at_disk()
         self.adds.admit_waiting()
 
     async def _checkpoint_forever(self) -> None:
         while True:
+            # Not `wait_for`: in 3.11 it forgets a cancellation that comes with the event, and `close` waits forever.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._flush_wanted.wait(), self.settings.checkpoint_interval_s)
+                async with asyncio.timeout(self.settings.checkpoint_interval_s):
+                    await self._flush_wanted.wait()
             self._flush_wanted.clear()
             try:
                 await self.checkpoint()
@@ -258,8 +311,9 @@ class Bookie:
         """Fail-stop: nothing is acknowledged any more."""
         if self.failure is None:
             self.failure = error
-            self.journal.stop(error)
+            self.journals.stop(error)
             self._update_refusal()
+            self.waiters.fail_all(error)
             self.on_failure(error)
 
     def _check_alive(self) -> None:
@@ -277,17 +331,19 @@ class Bookie:
             return
         self._closing = True
         self._update_refusal()
+        self.waiters.fail_all(ServiceNotReady("this bookie is stopping"))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         try:
-            await self.journal.close()
+            await self.journals.close()
             if self.failure is None:
                 with contextlib.suppress(DiskFull):  # the journal keeps what the flush could not place
-                    await self.checkpointer.run(lambda: [self.journal.durable_position()])
+                    await self.checkpointer.run(self.journals.durable_positions)
                     await self.logs.close()
         finally:
+            await self.checkpointer.close()
             self.release()
             await self.components.disk_worker.close()
             self.lock.release()

@@ -6,7 +6,7 @@ import asyncio
 
 from magnetar.proto.errors import LedgerFenced, error_from_wire
 
-from .journal.journal import Journal
+from .journal import Journals
 from .ledgers import LedgerStates
 
 __all__ = ["Fencing"]
@@ -16,7 +16,7 @@ class Fencing:
     """Fences and explicit LACs of one bookie."""
 
     def __init__(self, ledgers: LedgerStates) -> None:
-        self.journal: Journal = None  # type: ignore[assignment]  # set before anything is served
+        self.journals: Journals = None  # type: ignore[assignment]  # set before anything is served
         self._ledgers = ledgers
 
     async def fence(self, ledger_id: int) -> None:
@@ -25,6 +25,7 @@ class Fencing:
         if not state.fenced:
             state.fenced = True
             self._ledgers.mark_dirty(state, ledger_id)
+            self._ledgers.wake(ledger_id)
             durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             state.fence_durable = durable
 
@@ -36,7 +37,7 @@ class Fencing:
                 else:
                     durable.set_result(None)
 
-            self.journal.fence(ledger_id, done)
+            self.journals.of(ledger_id).fence(ledger_id, done)
         if state.fence_durable is not None:
             # Shielded: one fencer that gives up must not cancel the others.
             await asyncio.shield(state.fence_durable)
@@ -56,10 +57,11 @@ class Fencing:
             if not durable.done():
                 durable.set_result(code)
 
-        self.journal.last_confirmed(ledger_id, last_add_confirmed, done)
+        self.journals.of(ledger_id).last_confirmed(ledger_id, last_add_confirmed, done)
         # In memory first, as an entry is in the write cache before it is in the journal: a checkpoint may pass the record.
         state.explicit_lac = max(state.explicit_lac, last_add_confirmed)
         self._ledgers.mark_dirty(state, ledger_id)
+        self._ledgers.wake(ledger_id)
         code = await durable
         if code:
             raise error_from_wire(code, 0, "the last add confirmed could not be written")

@@ -1,23 +1,45 @@
-"""The read path: write cache -> read cache -> index -> entry log with read-ahead.
+"""The read path: write cache -> read cache -> index -> entry log with read-ahead; and long polls.
 
-A bookie never says "no such entry" when it met damage (rule 8).
+A bookie never says "no such entry" when it met damage, nor when it cannot know (rule 8).
 """
 
 from __future__ import annotations
 
-from magnetar.proto.errors import EntryDamaged, EntryNotFound, LedgerNotFound
+import asyncio
+import contextlib
+from typing import NamedTuple
 
-from .index import LocationIndex
+from magnetar.proto.errors import (
+    EntryDamaged,
+    EntryNotFound,
+    LedgerNotFound,
+    MagnetarError,
+    UnknownLedgerState,
+)
+
 from .ledgers import LedgerState, LedgerStates
+from .metrics import Histogram
+from .read_budget import ReadBudget, ReadGrant
 from .read_cache import ReadCache
+from .scrub import Damage
+from .settings import BookieSettings
 from .stored_entries import StoredEntries
+from .waiters import Waiters
 from .write_cache import WriteCache
 
-__all__ = ["Reads"]
+__all__ = ["LastConfirmedNews", "Reads"]
 
 _DEFAULT_READ_BYTES = 4 << 20
 # The sizes of what is read stand in a frame's header, which has at most 64 KB.
 _MAX_READ_ENTRIES = 8192
+
+
+class LastConfirmedNews(NamedTuple):
+    """What a long poll came back with. `entries` follow the last add confirmed that the poll knew."""
+
+    last_add_confirmed: int
+    fenced: bool
+    entries: list[bytes]
 
 
 class Reads:
@@ -25,58 +47,165 @@ class Reads:
 
     def __init__(
         self,
+        settings: BookieSettings,
         ledgers: LedgerStates,
-        index: LocationIndex,
         cache: WriteCache,
         read_cache: ReadCache,
         stored: StoredEntries,
+        damage: Damage,
+        waiters: Waiters,
     ) -> None:
+        self._settings = settings
+        self._read_ahead = settings.read_ahead_entries
         self._ledgers = ledgers
-        self._index = index
         self._cache = cache
         self._read_cache = read_cache
         self._stored = stored
+        self._damage = damage
+        self._waiters = waiters
+        self.budget = ReadBudget(settings.read_budget_bytes)
+        # Figures: requests by the slowest place that they needed, entries and bytes served, and from the write cache.
+        self.latency_s = {source: Histogram() for source in ("write_cache", "read_cache", "entry_log")}
+        self.entries_read = 0
+        self.bytes_read = 0
+        self.write_cache_hits = 0
+        self.write_cache_misses = 0
 
     async def read(self, ledger_id: int, first: int, last: int, max_bytes: int) -> tuple[list[bytes], int]:
         """See `Bookie.read`, which has fenced already."""
-        state = self._peek(ledger_id)
+        state = self._ledgers.by_id.get(ledger_id) or self._ledgers.peek(ledger_id)
         limit = max_bytes or _DEFAULT_READ_BYTES
-        entries: list[bytes] = []
-        size, entry_id = 0, first
-        while entry_id <= last and len(entries) < _MAX_READ_ENTRIES:
-            entry = self._cache.get(ledger_id, entry_id) or self._read_cache.get(ledger_id, entry_id)
-            if entry is None:
-                # Not the last one asked for, but what a sequential reader will ask for next.
-                ahead = last > first or state.next_read == entry_id
-                try:
-                    entry = await self._stored.read(ledger_id, entry_id, ahead=ahead)
-                except EntryDamaged:
-                    if not entries:
-                        raise
-                    break
-            if entry is None or (entries and size + len(entry) > limit):
-                break
-            entries.append(entry)
-            size += len(entry)
-            entry_id += 1
+        last = min(last, first + _MAX_READ_ENTRIES - 1)
+        if state.deleted_at_ms:
+            raise _deleted(ledger_id)
+        entries = self._cache.run(ledger_id, first, last, limit)
+        source = "write_cache"
         if not entries:
-            raise EntryNotFound(
-                f"ledger {ledger_id} has no entry {first} on this bookie", ledger_id=ledger_id, entry_id=first
-            )
-        state.next_read = entry_id
+            self.write_cache_misses += 1
+            entries = self._read_cache.run(ledger_id, first, last, limit)
+            source = "read_cache"
+        else:
+            self.write_cache_hits += len(entries)
+        size = len(entries[0]) if len(entries) == 1 else sum(map(len, entries))
+        if entries and (first + len(entries) > last or size >= limit):
+            self.latency_s[source].counts[0] += 1  # it took some us: no clock is read for it
+        else:
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            if await self._read_on(state, ledger_id, first, last, limit, entries):
+                source = "entry_log"
+            if not entries:
+                raise self._not_there(state, ledger_id, first)
+            size = sum(map(len, entries))
+            self.latency_s[source].observe(loop.time() - began)
+        state.next_read = first + len(entries)
+        self.entries_read += len(entries)
+        self.bytes_read += size
         return entries, state.confirmed
 
+    async def _read_on(
+        self, state: LedgerState, ledger_id: int, first: int, last: int, limit: int, entries: list[bytes]
+    ) -> bool:
+        """Adds what one of the caches did not have at once. True if an entry log was read."""
+        size = sum(map(len, entries))
+        # Nothing is in either cache yet if there are no entries.
+        grant = ReadGrant(self.budget) if not entries else None
+        try:
+            if grant is not None:
+                entries += await self._from_log(state, ledger_id, first, first, last, limit, grant, entries)
+                size = sum(map(len, entries))
+            while entries and (entry_id := first + len(entries)) <= last and size < limit:
+                room = limit - size
+                run = self._cache.run(ledger_id, entry_id, last, room) or self._read_cache.run(
+                    ledger_id, entry_id, last, room
+                )
+                if not run:
+                    if grant is None:
+                        grant = ReadGrant(self.budget)
+                    else:
+                        await asyncio.sleep(0)  # a run of 2 MiB was verified in this turn of the loop
+                    run = await self._from_log(state, ledger_id, first, entry_id, last, room, grant, entries)
+                if not run or size + len(run[0]) > limit:
+                    break
+                entries += run
+                size += sum(map(len, run))
+        finally:
+            if grant is not None:
+                grant.give_back()
+        if state.deleted_at_ms:  # meanwhile
+            entries.clear()
+        return grant is not None
+
+    async def _from_log(
+        self,
+        state: LedgerState,
+        ledger_id: int,
+        first: int,
+        entry_id: int,
+        last: int,
+        room: int,
+        grant: ReadGrant,
+        entries: list[bytes],
+    ) -> list[bytes]:
+        # Not of the last one asked for, but of what a sequential reader will ask for next.
+        ahead = last - first < self._read_ahead and (last > first or state.next_read == first)
+        try:
+            return await self._stored.read(ledger_id, entry_id, last, room, ahead, grant)
+        except EntryDamaged:
+            if not entries:
+                raise
+            return []  # told to whoever asks for it
+
     def last_confirmed(self, ledger_id: int) -> tuple[int, int]:
-        """(highest last add confirmed, last entry) known here. LedgerNotFound if never written nor fenced here."""
-        state = self._peek(ledger_id)
+        """See `Bookie.read_last_confirmed`."""
+        state = self._existing(ledger_id)
         if not state.known:
             raise LedgerNotFound(f"ledger {ledger_id} was never written on this bookie", ledger_id=ledger_id)
         return state.confirmed, state.last_entry
 
-    def _peek(self, ledger_id: int) -> LedgerState:
-        """The state, without keeping one for a ledger that nobody wrote: reads must not fill the memory."""
-        state = self._ledgers.by_id.get(ledger_id)
-        if state is None:
-            record = self._index.get_ledger(ledger_id)
-            state = LedgerState(None) if record is None else self._ledgers.load(ledger_id)
+    async def wait_last_confirmed(
+        self, ledger_id: int, last_add_confirmed: int, timeout_s: float, max_entries: int, max_bytes: int
+    ) -> LastConfirmedNews:
+        """See `Bookie.wait_last_confirmed`."""
+        longest = self._settings.long_poll_timeout_s
+        deadline = asyncio.get_running_loop().time() + (min(timeout_s, longest) if timeout_s > 0 else longest)
+        state = self._existing(ledger_id)
+        while (
+            state.confirmed <= last_add_confirmed
+            and not state.fenced
+            and await self._waiters.wait(ledger_id, deadline)
+        ):
+            state = self._existing(ledger_id)
+        state = self._existing(ledger_id)
+        confirmed, fenced = state.confirmed, state.fenced
+        entries: list[bytes] = []
+        if max_entries > 0 and confirmed > last_add_confirmed:
+            last = min(confirmed, last_add_confirmed + max_entries)
+            # Another bookie has them, or their reader asks for one by name and is told.
+            with contextlib.suppress(EntryNotFound, EntryDamaged, UnknownLedgerState):
+                entries, _ = await self.read(ledger_id, last_add_confirmed + 1, last, max_bytes)
+        return LastConfirmedNews(confirmed, fenced, entries)
+
+    def _existing(self, ledger_id: int) -> LedgerState:
+        state = self._ledgers.peek(ledger_id)
+        if state.deleted_at_ms:
+            raise _deleted(ledger_id)
         return state
+
+    def _not_there(self, state: LedgerState, ledger_id: int, entry_id: int) -> MagnetarError:
+        """Why nothing can be answered."""
+        details = {"ledger_id": ledger_id, "entry_id": entry_id}
+        name = f"entry {entry_id} of ledger {ledger_id}"
+        if state.deleted_at_ms:
+            return _deleted(ledger_id)
+        if self._damage.covers(ledger_id, entry_id):
+            return EntryDamaged(f"{name} is damaged on this bookie; read another replica", **details)
+        if state.unknown:
+            return UnknownLedgerState(
+                f"this bookie may have lost {name} and was not repaired yet; read another replica", **details
+            )
+        return EntryNotFound(f"ledger {ledger_id} has no entry {entry_id} on this bookie", **details)
+
+
+def _deleted(ledger_id: int) -> MagnetarError:
+    return LedgerNotFound(f"ledger {ledger_id} was deleted from this bookie", ledger_id=ledger_id)

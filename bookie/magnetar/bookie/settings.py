@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 
 from magnetar.proto.errors import InvalidSetting
@@ -18,10 +19,23 @@ class BookieSettings:
     """Sizes in bytes, times in seconds. Raises InvalidSetting when the values contradict each other."""
 
     data_directory: str
+    # Disks of their own for what is written: journals (one writer process and one ring each, () = DATA/journal), entry logs
+    # (() = DATA/ledgers) and the one index ("" = DATA/index). Relative paths start at the working directory. Journal
+    # directories can be added and removed between starts; a ledger directory can be added, and removed once it is empty.
+    journal_directories: tuple[str, ...] = ()
+    ledger_directories: tuple[str, ...] = ()
+    index_directory: str = ""
     # Names this bookie to others; "" takes the id that the cookie keeps.
     bookie_id: str = ""
     # False acknowledges what is only buffered: a power failure loses acknowledged entries. Unsafe.
     journal_sync_data: bool = True
+    # A group of records (what one sync makes durable) starts at a multiple of it in the file: 512 to 65536, a power of
+    # two. The page of the disk, so that no sync reads before it writes.
+    journal_alignment_bytes: int = 4096
+    # How long a group waits for company, and the size at which it waits no longer and a next one begins. 0: it never
+    # waits (what arrives during a sync is the next group), and only the ring bounds it.
+    journal_group_max_wait_ms: float = 0.0
+    journal_group_max_bytes: int = 0
     # Each journal file is zero-filled to this size in the background before it is used, and recycled afterwards; it is
     # left when it is full and the next one is ready. Others use 2 GB; with recycling, small files cost nothing and
     # are ready sooner. The first one gets an eighth, so that a first start does not wait.
@@ -41,6 +55,13 @@ class BookieSettings:
     checkpoint_interval_s: float = 10.0
     # How long an add waits for room in the write cache before it is answered "too many requests".
     add_backpressure_timeout_s: float = 10.0
+    # Long polls that may wait at a time, and for how long at most.
+    max_long_polls: int = 4096
+    long_poll_timeout_s: float = 30.0
+    # What reads from entry logs may hold in memory at a time; further ones wait, in order.
+    read_budget_bytes: int = 64 * MIB
+    # A stop lets go of a disk that hangs after so long; the next start replays the journal.
+    close_timeout_s: float = 30.0
     # How long a start waits for the helpers of a killed predecessor to let go of the directory.
     lock_timeout_s: float = 10.0
     disk_warn_ratio: float = 0.90
@@ -48,6 +69,19 @@ class BookieSettings:
     # Read-only below this as well, whatever the ratio says: a flush of the write cache must always find room.
     disk_minimum_free_bytes: int = 192 * MIB
     disk_check_interval_s: float = 2.0
+
+    # Garbage collection: ledgers that metadata no longer lists are deleted, then logs without live ledgers; what is mostly
+    # garbage is compacted. An interval or a threshold of 0 turns that part off; a bookie that is asked to still collects.
+    gc_interval_s: float = 900.0
+    # Logs of which less than this part is alive are compacted, in the interval beside it.
+    minor_compaction_threshold: float = 0.2
+    minor_compaction_interval_s: float = 3600.0
+    major_compaction_threshold: float = 0.5
+    major_compaction_interval_s: float = 86400.0
+    # Read at most this fast; 0: as fast as it goes.
+    compaction_bytes_per_s: int = 32 * MIB
+    # How long a deleted ledger is remembered, so that no stale writer brings it back (rule 7).
+    tombstone_retention_s: float = 7 * 86400.0
 
     def __post_init__(self) -> None:
         if not self.data_directory:
@@ -65,7 +99,46 @@ class BookieSettings:
             raise InvalidSetting(
                 f"journal_ring_bytes is {self.journal_ring_bytes}; it must exceed max_entry_bytes by 1 MiB"
             )
+        self._check_journal()
+        self._check_directories()
+        self._check_compaction()
         if not 0 < self.disk_warn_ratio <= self.disk_read_only_ratio <= 1:
             raise InvalidSetting(
                 "disk_warn_ratio and disk_read_only_ratio must satisfy 0 < warn <= read-only <= 1"
+            )
+
+    def _check_compaction(self) -> None:
+        minor, major = self.minor_compaction_threshold, self.major_compaction_threshold
+        if minor >= 1 or major >= 1:
+            raise InvalidSetting(
+                f"minor_compaction_threshold {minor} and major_compaction_threshold {major} must be below 1: "
+                "copying a log without garbage frees nothing"
+            )
+        if minor and major and minor > major:
+            raise InvalidSetting(
+                f"minor_compaction_threshold is {minor}; it cannot exceed major_compaction_threshold, {major}"
+            )
+
+    def _check_journal(self) -> None:
+        alignment = self.journal_alignment_bytes
+        if not 512 <= alignment <= 65536 or alignment & (alignment - 1):
+            raise InvalidSetting(
+                f"journal_alignment_bytes is {alignment}; it must be a power of two from 512 to 65536"
+            )
+
+    def _check_directories(self) -> None:
+        seen: dict[str, str] = {}
+        for name in ("journal_directories", "ledger_directories"):
+            for directory in getattr(self, name):
+                if not directory:
+                    raise InvalidSetting(f"{name} holds an empty path; name each directory")
+                path = os.path.abspath(directory)
+                if path in seen:
+                    raise InvalidSetting(
+                        f"{directory} stands in {seen[path]} and in {name}; each needs a directory of its own"
+                    )
+                seen[path] = name
+        if self.index_directory and os.path.abspath(self.index_directory) in seen:
+            raise InvalidSetting(
+                "index_directory is a journal or ledger directory too; give it one of its own"
             )

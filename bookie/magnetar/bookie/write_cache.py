@@ -80,6 +80,47 @@ class WriteCache:
                 return ledger.get(entry_id)
         return None
 
+    def run(self, ledger_id: int, first: int, last: int, max_bytes: int) -> list[bytes]:
+        """Entries from `first` on without a hole, at most to `last` and, but for the first, `max_bytes`."""
+        if first == last:
+            entry = self.get(ledger_id, first)
+            return [] if entry is None else [entry]
+        found: list[bytes] = []
+        ledger = self.active.ledgers.get(ledger_id)
+        other = None if self.flushing is None else self.flushing.ledgers.get(ledger_id)
+        if ledger is None and other is None:
+            return found
+        newest, older = (ledger or {}).get, (other or {}).get
+        size = 0
+        for number in range(first, last + 1):
+            entry = newest(number) or older(number)
+            if entry is None:
+                break
+            size += len(entry)
+            if size > max_bytes and found:
+                break
+            found.append(entry)
+        return found
+
+    def entry_ids(self, ledger_id: int) -> list[int]:
+        """Entries of a ledger, ascending."""
+        ids = dict(self.active.ledgers.get(ledger_id, {}))
+        if self.flushing is not None:
+            ids |= self.flushing.ledgers.get(ledger_id, {})
+        return sorted(ids)
+
+    def holds(self, ledger_id: int) -> bool:
+        """Whether any entry of the ledger is here."""
+        flushing = self.flushing
+        return ledger_id in self.active.ledgers or (flushing is not None and ledger_id in flushing.ledgers)
+
+    def discard_ledger(self, ledger_id: int) -> None:
+        """Forgets what waits for the next flush of a ledger that was deleted. The half that is being flushed stays whole."""
+        ledger = self.active.ledgers.pop(ledger_id, None)
+        if ledger is not None:
+            self.active.entries -= len(ledger)
+            self.active.size -= sum(map(len, ledger.values())) + len(ledger) * ENTRY_OVERHEAD_BYTES
+
     def swap(self) -> Half:
         """Makes the active half the flushing one and returns it."""
         assert self.flushing is None, "one flush at a time"

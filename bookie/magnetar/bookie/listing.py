@@ -1,0 +1,115 @@
+"""What is stored here: ledgers, and the entries of one, page by page.
+
+The index knows what was flushed; what was not is in the write cache and in the states of ledgers. Pages are put together
+in slices of the loop: what changes meanwhile may or may not be in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from magnetar.proto.errors import LedgerNotFound
+
+from .index import LocationIndex
+from .ledgers import LedgerState, LedgerStates
+from .write_cache import WriteCache
+
+__all__ = ["EntryRange", "ListedLedger", "Listing"]
+
+_MAX_LEDGERS = 10_000
+_MAX_RANGES = 10_000
+# Locations looked at for one page, and in one slice of the loop (0.4 ms).
+_MAX_SCANNED = 100_000
+_SLICE = 1000
+
+
+class ListedLedger(NamedTuple):
+    """A ledger; -1 means none."""
+
+    ledger_id: int
+    fenced: bool
+    deleted: bool
+    last_entry: int
+    last_add_confirmed: int
+
+
+class EntryRange(NamedTuple):
+    """Entries `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+
+class Listing:
+    """Lists of one bookie."""
+
+    def __init__(self, ledgers: LedgerStates, index: LocationIndex, cache: WriteCache) -> None:
+        self._ledgers = ledgers
+        self._index = index
+        self._cache = cache
+
+    def ledgers(self, after: int, count: int) -> tuple[list[ListedLedger], bool]:
+        """At most `count` ledgers with an id above `after`, by id; and whether there are more."""
+        count = min(max(count, 1), _MAX_LEDGERS)
+        found = dict(self._index.list_ledgers(after, count + 1))
+        last = max(found) if len(found) > count else None
+        ids = dict.fromkeys(found)
+        for ledger_id in self._ledgers.unsaved():
+            if ledger_id > after and (last is None or ledger_id < last):
+                ids[ledger_id] = None
+        page = sorted(ids)
+        listed: list[ListedLedger] = []
+        for ledger_id in page[:count]:
+            state = self._ledgers.by_id.get(ledger_id) or LedgerState(found.get(ledger_id))
+            listed.append(
+                ListedLedger(
+                    ledger_id, state.fenced, state.deleted_at_ms != 0, state.last_entry, state.confirmed
+                )
+            )
+        return listed, len(page) > count
+
+    async def entries(self, ledger_id: int, first: int, count: int) -> tuple[list[EntryRange], int]:
+        """At most `count` ranges of entries from `first` on, and where to go on; -1: that was all.
+
+        LedgerNotFound if nothing was ever written for the ledger, or it is deleted.
+        """
+        state = self._ledgers.peek(ledger_id)
+        if not state.known or state.deleted_at_ms:
+            raise LedgerNotFound(f"ledger {ledger_id} is not on this bookie", ledger_id=ledger_id)
+        count = min(max(count, 1), _MAX_RANGES)
+        cached = [number for number in self._cache.entry_ids(ledger_id) if number >= first]
+        cached.reverse()  # ascending from the end
+        ranges: list[EntryRange] = []
+        after, scanned = first - 1, 0
+        while True:
+            found = self._index.list_locations(ledger_id, after, _SLICE)
+            scanned += len(found)
+            whole = len(found) < _SLICE
+            numbers = dict.fromkeys(number for number, _ in found)
+            after = found[-1][0] if found else after
+            while cached and (whole or cached[-1] <= after):
+                numbers[cached.pop()] = None
+            _extend(ranges, sorted(numbers))
+            if len(ranges) > count:
+                return ranges[:count], ranges[count].first
+            if whole:
+                return ranges, -1
+            if scanned >= _MAX_SCANNED:
+                return ranges, after + 1
+            await asyncio.sleep(0)
+
+
+def _extend(ranges: list[EntryRange], numbers: list[int]) -> None:
+    """Adds ascending entry ids, all above those that are in already."""
+    if not numbers:
+        return
+    begin = last = numbers[0]
+    if ranges and ranges[-1].last == begin - 1:
+        begin = ranges.pop().first
+    for number in numbers[1:]:
+        if number != last + 1:
+            ranges.append(EntryRange(begin, last))
+            begin = number
+        last = number
+    ranges.append(EntryRange(begin, last))

@@ -1,0 +1,261 @@
+"""One ledger client of a bookie.
+
+Adds come in runs (consecutive frames with one header) and are answered in rows: one AddDone frame per connection per sync of
+the journal. Requests run as tasks, a bounded number per connection, and stop while the peer does not take their answers.
+Long polls wait beside them, bounded as well; when there is something to read for one it queues up with the requests.
+
+Backpressure: while adds wait for room in the write cache no connection that adds is read (`held_adds`); while a connection
+has too many requests outstanding, that one is not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import NamedTuple
+
+from magnetar.proto.commands import (
+    ADD_DONE_ROW,
+    RESERVED,
+    AddDone,
+    AddEntry,
+    Command,
+    ReadEntries,
+    ReadLastConfirmed,
+    WaitLastConfirmed,
+    decode_command,
+)
+from magnetar.proto.errors import (
+    EntryDamaged,
+    MagnetarError,
+    MalformedFrame,
+    StorageFailed,
+    TooManyRequests,
+    Unsupported,
+)
+from magnetar.proto.frames import Run
+from magnetar.proto.ledger_entry import (
+    LEDGER_ENTRY_HEADER_BYTES,
+    decode_ledger_entry_header,
+    verify_ledger_entry,
+)
+from magnetar.runtime.connection import Connection
+
+from ..engine import Bookie
+from ..reads import LastConfirmedNews
+from .held_adds import HeldAdds
+from .requests import OPERATIONS, Answer, answer_news, perform, wait_for_news
+
+__all__ = ["BookieConnection"]
+
+_log = logging.getLogger(__name__)
+_ADD_DONE = AddDone(0).encode()
+_MAX_RUNNING = 16
+_MAX_QUEUED = 1024
+_MAX_LONG_POLLS = 1024
+_DAMAGED = EntryDamaged.code
+_RESOURCE = "bookie"
+
+
+class _News(NamedTuple):
+    """A long poll that is to be answered."""
+
+    command: WaitLastConfirmed
+    news: LastConfirmedNews
+
+
+class BookieConnection:
+    """One ledger client. A `ConnectionHandler`."""
+
+    def __init__(self, bookie: Bookie, handlers: dict[BookieConnection, None], held: HeldAdds) -> None:
+        self._bookie = bookie
+        self._handlers = handlers
+        self._held = held
+        self._connection: Connection | None = None
+        self._rows: list[bytes] = []
+        # Header bytes of the last AddEntry run: a ledger client's hardly ever change.
+        self._add_header = b""
+        self._add_recovery = False
+        self._queued: deque[Command | _News] = deque()
+        self._running: dict[asyncio.Task[None], None] = {}
+        self._polls: dict[asyncio.Task[None], None] = {}
+
+    # --- the connection calls -----------------------------------------------------------------------------------------
+
+    def connection_ready(self, connection: Connection) -> None:
+        """See `ConnectionHandler`. Not known to the server before: who fails the handshake is never told closed."""
+        self._connection = connection
+        self._handlers[self] = None
+
+    def runs_received(self, runs: list[Run]) -> None:
+        """See `ConnectionHandler`."""
+        for header, payloads in runs:
+            if header == self._add_header:
+                self._add(payloads)
+                continue
+            command = decode_command(header)
+            if isinstance(command, AddEntry):
+                self._add_header, self._add_recovery = header, command.recovery
+                self._add(payloads)
+            else:
+                for _ in payloads:
+                    self._receive(command)
+
+    def connection_closed(self, error: MagnetarError | None) -> None:
+        """See `ConnectionHandler`. Adds that are in the journal go on; nobody hears of them."""
+        self._connection = None
+        self._held.forget(self)
+        self._queued.clear()
+        for task in (*self._running, *self._polls):
+            task.cancel()
+        self._forget_if_ended()
+
+    def writing_resumed(self) -> None:
+        """See `ConnectionHandler`."""
+        self._run_requests()
+
+    # --- adding -------------------------------------------------------------------------------------------------------
+
+    def _add(self, payloads: list[bytes]) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        connection.authorize("add", _RESOURCE)
+        add, recovery, done = self._bookie.add, self._add_recovery, self._added
+        for entry in payloads:
+            if len(entry) < LEDGER_ENTRY_HEADER_BYTES:
+                raise MalformedFrame(
+                    f"the payload of an AddEntry is a ledger entry of {LEDGER_ENTRY_HEADER_BYTES} bytes or more, "
+                    f"not {len(entry)}"
+                )
+            try:
+                verify_ledger_entry(entry)
+            except EntryDamaged:
+                header = decode_ledger_entry_header(entry)
+                self._added(header.ledger_id, header.entry_id, _DAMAGED)
+                continue
+            add(entry, recovery=recovery, done=done)
+        if not self._bookie.accepting:
+            connection.pause_reading("adds")
+            self._held.hold(self)
+
+    def adds_held(self) -> None:
+        """They wait still: tells the peer that the bookie is alive."""
+        if self._connection is not None and self._connection.writable:
+            self._connection.send(_ADD_DONE)
+
+    def adds_accepted(self) -> None:
+        """The write cache has room again."""
+        if self._connection is not None:
+            self._connection.resume_reading("adds")
+
+    def _added(self, ledger_id: int, entry_id: int, code: int) -> None:
+        rows = self._rows
+        if not rows:
+            # All adds of one sync are acknowledged in one turn of the loop: the frame leaves at its end.
+            asyncio.get_running_loop().call_soon(self._send_rows)
+        rows.append(ADD_DONE_ROW.pack(ledger_id, entry_id, code))
+
+    def _send_rows(self) -> None:
+        rows, self._rows = self._rows, []
+        if self._connection is not None:
+            self._connection.send(_ADD_DONE, b"".join(rows))
+
+    # --- everything else ----------------------------------------------------------------------------------------------
+
+    def _receive(self, command: Command) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        operation = OPERATIONS.get(type(command))
+        if operation is None:
+            name = type(command).__name__
+            reason = (
+                f"{name} is reserved; this bookie does not offer it yet"
+                if type(command) in RESERVED
+                else f"a bookie does not answer {name}; that is a broker's command"
+            )
+            connection.answer_error(command.request_id, Unsupported(reason))
+            return
+        if isinstance(command, ReadEntries | ReadLastConfirmed) and command.fence:
+            operation = "fence"
+        try:
+            connection.authorize(operation, _RESOURCE)
+            if isinstance(command, WaitLastConfirmed):
+                self._wait(connection, command)
+                return
+        except MagnetarError as error:
+            connection.answer_error(command.request_id, error)
+            return
+        self._queued.append(command)
+        if len(self._queued) >= _MAX_QUEUED:
+            connection.pause_reading("requests")
+        self._run_requests()
+
+    def _wait(self, connection: Connection, command: WaitLastConfirmed) -> None:
+        if len(self._polls) >= _MAX_LONG_POLLS:
+            raise TooManyRequests(f"this connection has {len(self._polls)} long polls waiting already")
+        task = asyncio.get_running_loop().create_task(
+            self._poll(connection, command), name="bookie long poll"
+        )
+        self._polls[task] = None
+        task.add_done_callback(self._poll_ended)
+
+    async def _poll(self, connection: Connection, command: WaitLastConfirmed) -> None:
+        try:
+            news = await wait_for_news(self._bookie, command)
+        except Exception as error:
+            connection.answer_error(command.request_id, _told(error))
+            return
+        self._queued.append(_News(command, news))
+
+    def _poll_ended(self, task: asyncio.Task[None]) -> None:
+        self._polls.pop(task, None)
+        self._run_requests()
+        self._forget_if_ended()
+
+    def _run_requests(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        loop = asyncio.get_running_loop()
+        while self._queued and len(self._running) < _MAX_RUNNING and connection.writable:
+            task = loop.create_task(self._answer(connection, self._queued.popleft()), name="bookie request")
+            self._running[task] = None
+            task.add_done_callback(self._request_ended)
+        if len(self._queued) < _MAX_QUEUED:
+            connection.resume_reading("requests")
+
+    def _request_ended(self, task: asyncio.Task[None]) -> None:
+        self._running.pop(task, None)
+        self._run_requests()
+        self._forget_if_ended()
+
+    def _forget_if_ended(self) -> None:
+        if self._connection is None and not self._running and not self._polls:
+            self._handlers.pop(self, None)
+
+    async def _answer(self, connection: Connection, request: Command | _News) -> None:
+        command = request.command if isinstance(request, _News) else request
+        try:
+            answer: Answer
+            if isinstance(request, _News):
+                answer = await answer_news(self._bookie, connection, request.command, request.news)
+            else:
+                answer = await perform(self._bookie, connection, request)
+            connection.answer(command.request_id, answer.result, answer.payload)
+        except Exception as error:
+            connection.answer_error(command.request_id, _told(error))
+
+    async def ended(self) -> None:
+        """Waits for what still runs."""
+        await asyncio.gather(*self._running, *self._polls, return_exceptions=True)
+
+
+def _told(error: Exception) -> MagnetarError:
+    """What the peer is told."""
+    if isinstance(error, MagnetarError):
+        return error
+    _log.error("a bookie request failed", exc_info=error)
+    return StorageFailed(f"the bookie failed: {error!r}")

@@ -1,0 +1,169 @@
+"""What each command but AddEntry does: check, ask the engine, answer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from magnetar.proto.commands import (
+    ENTRY_RANGE_ROW,
+    LEDGER_DELETED,
+    LEDGER_FENCED,
+    LEDGER_ROW,
+    BookieInfo,
+    Command,
+    DeleteLedger,
+    ListEntries,
+    ListLedgers,
+    ReadEntries,
+    ReadLastConfirmed,
+    WaitLastConfirmed,
+    WriteLastConfirmed,
+    encode_rows,
+)
+from magnetar.proto.errors import EntryDamaged, EntryNotFound, InvalidArgument, UnknownLedgerState
+from magnetar.runtime.connection import Connection
+
+from ..engine import Bookie
+from ..reads import LastConfirmedNews
+
+__all__ = ["OPERATIONS", "Answer", "answer_news", "perform", "wait_for_news"]
+
+_MAX_ID = 1 << 63
+_MAX_LONG_POLL_BYTES = 1 << 20
+
+
+class Answer(NamedTuple):
+    """Result and payload of an Ok."""
+
+    result: Any = None
+    payload: bytes | list[bytes] = b""
+
+
+async def _read(bookie: Bookie, connection: Connection, command: ReadEntries) -> Answer:
+    _check_ids(command.ledger_id, command.first, command.last)
+    # What the peer takes in one frame, whatever it asked for.
+    limit = min(command.max_bytes or connection.max_message_bytes, connection.max_message_bytes)
+    entries, confirmed = await bookie.read(
+        command.ledger_id, command.first, command.last, max_bytes=limit, fence=command.fence
+    )
+    sizes = [len(entry) for entry in entries]
+    return Answer({"sizes": sizes, "last_add_confirmed": confirmed}, entries)
+
+
+async def _read_last_confirmed(bookie: Bookie, _: Connection, command: ReadLastConfirmed) -> Answer:
+    _check_ids(command.ledger_id)
+    confirmed, last_entry = await bookie.read_last_confirmed(command.ledger_id, fence=command.fence)
+    return Answer({"last_add_confirmed": confirmed, "last_entry": last_entry})
+
+
+async def _write_last_confirmed(bookie: Bookie, _: Connection, command: WriteLastConfirmed) -> Answer:
+    _check_ids(command.ledger_id)
+    _check_last_confirmed(command.last_add_confirmed)
+    await bookie.write_last_confirmed(command.ledger_id, command.last_add_confirmed)
+    return Answer()
+
+
+async def _info(bookie: Bookie, _: Connection, _command: BookieInfo) -> Answer:
+    return Answer(bookie.info())
+
+
+async def _list_ledgers(bookie: Bookie, _: Connection, command: ListLedgers) -> Answer:
+    _check_list(command.after, command.count)
+    ledgers, more = bookie.list_ledgers(command.after, command.count)
+    rows = [
+        (
+            ledger.ledger_id,
+            LEDGER_FENCED * ledger.fenced | LEDGER_DELETED * ledger.deleted,
+            ledger.last_entry,
+            ledger.last_add_confirmed,
+        )
+        for ledger in ledgers
+    ]
+    return Answer({"more": more}, encode_rows(LEDGER_ROW, rows))
+
+
+async def _list_entries(bookie: Bookie, _: Connection, command: ListEntries) -> Answer:
+    _check_ids(command.ledger_id)
+    _check_list(command.first, command.count)
+    ranges, following = await bookie.list_entries(command.ledger_id, max(command.first, 0), command.count)
+    return Answer({"next": following}, encode_rows(ENTRY_RANGE_ROW, ranges))
+
+
+async def _delete_ledger(bookie: Bookie, _: Connection, command: DeleteLedger) -> Answer:
+    _check_ids(command.ledger_id)
+    await bookie.delete_ledger(command.ledger_id)
+    return Answer()
+
+
+async def wait_for_news(bookie: Bookie, command: WaitLastConfirmed) -> LastConfirmedNews:
+    """The waiting half of a long poll. What is to be read after it is read as other reads are."""
+    _check_ids(command.ledger_id)
+    _check_last_confirmed(command.last_add_confirmed)
+    if min(command.timeout_ms, command.max_entries, command.max_bytes) < 0:
+        raise InvalidArgument("timeout_ms, max_entries and max_bytes of WaitLastConfirmed cannot be negative")
+    return await bookie.wait_last_confirmed(
+        command.ledger_id, command.last_add_confirmed, timeout_s=command.timeout_ms / 1000
+    )
+
+
+async def answer_news(
+    bookie: Bookie, connection: Connection, command: WaitLastConfirmed, news: LastConfirmedNews
+) -> Answer:
+    """The reading half."""
+    entries: list[bytes] = []
+    first = command.last_add_confirmed + 1
+    if command.max_entries and news.last_add_confirmed >= first:
+        limit = min(command.max_bytes or _MAX_LONG_POLL_BYTES, connection.max_message_bytes)
+        last = min(news.last_add_confirmed, first + command.max_entries - 1)
+        # Another bookie has them, or their reader asks for one by name and is told.
+        with contextlib.suppress(EntryNotFound, EntryDamaged, UnknownLedgerState):
+            entries, _ = await bookie.read(command.ledger_id, first, last, max_bytes=limit)
+    sizes = [len(entry) for entry in entries]
+    return Answer(
+        {"last_add_confirmed": news.last_add_confirmed, "fenced": news.fenced, "sizes": sizes}, entries
+    )
+
+
+_Perform = Callable[[Bookie, Connection, Any], Awaitable[Answer]]
+_PERFORM: dict[type[Command], _Perform] = {
+    ReadEntries: _read,
+    ReadLastConfirmed: _read_last_confirmed,
+    WriteLastConfirmed: _write_last_confirmed,
+    BookieInfo: _info,
+    ListLedgers: _list_ledgers,
+    ListEntries: _list_entries,
+    DeleteLedger: _delete_ledger,
+}
+# What a principal must be allowed to do; reads that fence need more (see `authorize`).
+OPERATIONS: dict[type[Command], str] = {
+    ReadEntries: "read",
+    ReadLastConfirmed: "read",
+    WaitLastConfirmed: "read",
+    WriteLastConfirmed: "add",
+    BookieInfo: "info",
+    ListLedgers: "list",
+    ListEntries: "list",
+    DeleteLedger: "delete",
+}
+
+
+async def perform(bookie: Bookie, connection: Connection, command: Command) -> Answer:
+    """Carries out one of `OPERATIONS` but the long poll. Raises what is to be told to the peer."""
+    return await _PERFORM[type(command)](bookie, connection, command)
+
+
+def _check_ids(ledger_id: int, first: int = 0, last: int = 0) -> None:
+    if not 0 <= ledger_id < _MAX_ID or not 0 <= first < _MAX_ID or not last < _MAX_ID:
+        raise InvalidArgument(f"ledger {ledger_id} or entries {first} to {last} are outside 0 to 2^63-1")
+
+
+def _check_last_confirmed(last_add_confirmed: int) -> None:
+    if not -1 <= last_add_confirmed < _MAX_ID:
+        raise InvalidArgument(f"{last_add_confirmed} is not a last add confirmed")
+
+
+def _check_list(after: int, count: int) -> None:
+    if not -1 <= after < _MAX_ID or count < 1:
+        raise InvalidArgument(f"a list after {after} of {count} rows: after is -1 to 2^63-1, count 1 or more")

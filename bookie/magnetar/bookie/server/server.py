@@ -1,0 +1,50 @@
+"""The listening side: makes a connection handler for each ledger client, and knows all of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from magnetar.runtime.connection import ConnectionOptions, FramedServer
+
+from ..engine import Bookie
+from .connection import BookieConnection
+from .held_adds import HeldAdds
+
+__all__ = ["BookieServer"]
+
+
+class BookieServer:
+    """Listens for ledger clients. The bookie is the caller's: it is closed after the server."""
+
+    def __init__(self, bookie: Bookie) -> None:
+        self._bookie = bookie
+        self._server: FramedServer | None = None
+        # In order of their coming: waking them must not depend on hashes.
+        self._handlers: dict[BookieConnection, None] = {}
+        self._held = HeldAdds(bookie)
+
+    @classmethod
+    async def start(cls, bookie: Bookie, host: str, port: int, options: ConnectionOptions) -> BookieServer:
+        """Raises InvalidSetting when the port cannot be used."""
+        self = cls(bookie)
+        self._server = await FramedServer.start(host, port, self._handler, options)
+        bookie.on_accepting.append(self._held.release)
+        return self
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """(host, port) of each listening socket."""
+        assert self._server is not None
+        return self._server.addresses
+
+    async def close(self, drain_seconds: float) -> None:
+        """Tells every peer, flushes, waits for running reads. Long polls end without an answer."""
+        if self._held.release in self._bookie.on_accepting:
+            self._bookie.on_accepting.remove(self._held.release)
+        self._held.close()
+        if self._server is not None:
+            await self._server.close(drain_seconds)
+        await asyncio.gather(*[handler.ended() for handler in list(self._handlers)])
+
+    def _handler(self) -> BookieConnection:
+        return BookieConnection(self._bookie, self._handlers, self._held)
