@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from magnetar.proto.errors import DataDirectoryError, StorageFailed
+from magnetar.proto.errors import DataDirectoryError, DiskFull, StorageFailed
 from magnetar.proto.ledger_entry import NO_ENTRY
 from magnetar.runtime.files import OsFiles
 
@@ -41,7 +41,7 @@ _MAX_ID = 2**64 - 1
 
 
 class RocksLocationIndex:
-    """See the module and `LocationIndex`. DataDirectoryError: it cannot be opened, or has fallen back (`guard`)."""
+    """See the module and `LocationIndex`. DataDirectoryError: it cannot be opened, or has fallen back (`guard`); DiskFull."""
 
     def __init__(self, path: str) -> None:
         import rocksdict  # here: the thin client and the simulation do without it
@@ -65,6 +65,8 @@ class RocksLocationIndex:
             self._locations_handle: Any = self._db.get_column_family_handle("locations")
             self._ledgers_handle: Any = self._db.get_column_family_handle("ledgers")
         except Exception as error:
+            if "No space left" in str(error):  # RocksDB writes a new MANIFEST before it serves anything
+                raise DiskFull(f"the index {path} cannot be opened: {error}; free some space") from error
             raise DataDirectoryError(
                 f"the index {path} cannot be opened: {error}; if it is damaged, `magnetar bookie index rebuild` makes it "
                 "anew from the entry logs",
