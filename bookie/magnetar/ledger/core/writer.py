@@ -339,8 +339,9 @@ class WriterCore:
             self.error = self.error or error
             return [Failed(error)]
         self._changing_to = None
-        instructions = self._fail(error)
-        return instructions + (self._seal_or_judge() if self.close_requested else [])
+        if self.state is WriterState.FAILED:  # meanwhile, and for a reason that still counts
+            return self._seal_or_judge() if self.close_requested else []
+        return self._fail(error)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Breadth-first model check of the ledger protocol's cores (scorecard 6)."""
