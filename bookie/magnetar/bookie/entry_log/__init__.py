@@ -6,6 +6,7 @@ A log is never appended to by a later start: a start writes to a new one. Bit ro
 
 from .entry_logs import EntryLogs, LogInfo
 from .ledger_directory import DirectoryState
+from .log_scans import LogStatistics
 from .log_writer import LogWriter
 from .records import (
     LOG_HEADER_BYTES,
@@ -19,6 +20,7 @@ from .records import (
     encode_record_header,
     record_entry,
 )
+from .scan import LogScan, scan_log
 
 __all__ = [
     "LOG_HEADER_BYTES",
@@ -28,6 +30,8 @@ __all__ = [
     "EntryLogs",
     "Footer",
     "LogInfo",
+    "LogScan",
+    "LogStatistics",
     "LogWriter",
     "Scanned",
     "decode_footer",
@@ -35,4 +39,5 @@ __all__ = [
     "encode_log_header",
     "encode_record_header",
     "record_entry",
+    "scan_log",
 ]

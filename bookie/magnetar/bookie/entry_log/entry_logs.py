@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
@@ -22,8 +22,9 @@ from ..write_cache import Half
 from .ledger_directory import DirectoryState, LedgerDirectory, Placed
 from .log_ids import LogIds
 from .log_reader import LogReader
+from .log_scans import LogScans, LogStatistics
 from .log_writer import LogWriter, Record
-from .records import STATE_ENTRY
+from .records import STATE_ENTRY, Scanned
 
 __all__ = ["EntryLogs", "LogInfo"]
 
@@ -61,6 +62,7 @@ class EntryLogs:
         # Directory of each log, current or not.
         self._directory_of: dict[int, int] = {}
         self.reader = LogReader(files, worker, self.path_of)
+        self._scans = LogScans(self.reader)
 
     def open(self) -> None:
         """Finds the logs; a new one is made by the first flush. Raises DataDirectoryError."""
@@ -220,6 +222,35 @@ class EntryLogs:
         """
         return await self.reader.read(ledger_id, wanted)
 
+    async def scan(
+        self, log_id: int, *, bytes_per_s: float = 0, fresh: bool = False
+    ) -> AsyncIterator[list[Scanned]]:
+        """Every record of a log, and what stands there instead of one, in slices of at most 1 ms of the loop.
+
+        Of a current log, what is synced. A throttle of 0 bytes/s is none; `fresh` reads the disk and not the page cache.
+        Raises DataDirectoryError if the log is missing (details["errno"] ENOENT), StorageFailed if it cannot be opened.
+        """
+        writer = self._writer_of(log_id)
+        size = writer.synced if writer is not None else self.reader.size(log_id)
+        slices = self._scans.scan(
+            log_id, size, current=writer is not None, bytes_per_s=bytes_per_s, fresh=fresh
+        )
+        async for found in slices:
+            yield found
+
+    async def statistics(self, log_id: int, *, bytes_per_s: float = 0) -> LogStatistics:
+        """Bytes of records by ledger: from the footer, else by a scan, once. Errors as those of `scan`."""
+        writer = self._writer_of(log_id)
+        if writer is not None:
+            return LogStatistics(dict(writer.ledgers), writer.position, 0, 0, True)
+        return await self._scans.statistics(log_id, self.reader.size(log_id), bytes_per_s=bytes_per_s)
+
+    def _writer_of(self, log_id: int) -> LogWriter | None:
+        for directory in self._directories:
+            if directory.writer is not None and directory.writer.log_id == log_id:
+                return directory.writer
+        return None
+
     def check_header(self, log_id: int) -> None:
         """Raises DataDirectoryError unless the log begins as one. May wait for the disk."""
         self.reader.check_header(log_id)
@@ -241,6 +272,7 @@ class EntryLogs:
         path = self._layout.entry_log(known[0], log_id)
         del self._logs[log_id], self._directory_of[log_id]
         self.reader.forget(log_id)
+        self._scans.forget(log_id)
         await self._worker.delete(path)
         await self._worker.sync(os.path.dirname(path))
 

@@ -79,6 +79,12 @@ class LogReader:
             file.will_need(offset + length, _WILL_NEED_BYTES)
         return data
 
+    def drop_cache(self, log_id: int, offset: int, length: int) -> None:
+        """Makes the next read of these bytes see the disk. For a log that is open, or may be opened."""
+        file = self._open.get(log_id)
+        if file is not None:
+            file.drop_cache(offset, length)
+
     def size(self, log_id: int) -> int:
         """Bytes of the file."""
         file = self._open.get(log_id)

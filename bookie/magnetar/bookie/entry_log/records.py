@@ -125,6 +125,16 @@ def footer_bytes(end: bytes) -> int:
     return int(count) * FOOTER_ROW_BYTES + FOOTER_END_BYTES
 
 
+def footer_claims(end: bytes, size: int) -> tuple[bool, int, int]:
+    """Of the last bytes of a log of `size` bytes, taken for a footer's: has it the magic, and where would it start, as it says
+    and as its count of rows says?
+    """
+    if len(end) < FOOTER_END_BYTES:
+        return False, -1, -1
+    _, count, _, start, magic = _FOOTER_END.unpack(end[-FOOTER_END_BYTES:])
+    return magic == _FOOTER_MAGIC, int(start), size - FOOTER_END_BYTES - int(count) * FOOTER_ROW_BYTES
+
+
 def decode_footer(data: bytes, log_id: int, size: int = 0) -> Footer | None:
     """From the end of a log of `size` bytes (0: `data` is all of it); None if there is no good footer.
 

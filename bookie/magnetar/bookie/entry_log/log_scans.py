@@ -1,0 +1,149 @@
+"""Scans of the logs of a running bookie, and what they tell of each log: bytes by ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from magnetar.proto.errors import StorageFailed
+
+from .log_reader import LogReader
+from .records import (
+    FOOTER_END_BYTES,
+    LOG_HEADER_BYTES,
+    RECORD_HEADER_BYTES,
+    SYNCED_ENTRY,
+    Footer,
+    Scanned,
+    decode_footer,
+    footer_bytes,
+)
+from .scan import LogScan
+
+__all__ = ["LogScans", "LogStatistics"]
+
+_PAGE_BYTES = 4096
+# More unreadable pages than this in one log, and the rest of it is not tried.
+_UNREADABLE_PAGES = 256
+# Rows of all statistics that are kept, about 100 bytes each.
+_KEPT_ROWS = 200_000
+
+
+class LogStatistics(NamedTuple):
+    """Bytes of records by ledger. What a scan could not read is in `damaged_bytes`, or was never synced (`torn_bytes`)."""
+
+    ledgers: dict[int, int]
+    bytes: int
+    damaged_bytes: int
+    torn_bytes: int
+    from_footer: bool
+
+    @property
+    def whole(self) -> bool:
+        """Nothing is damaged: `ledgers` are all that have something in the log."""
+        return not self.damaged_bytes
+
+
+class LogScans:
+    """See the module."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self._kept: OrderedDict[int, LogStatistics] = OrderedDict()
+        self._kept_rows = 0
+
+    async def scan(
+        self, log_id: int, size: int, *, current: bool, bytes_per_s: float, fresh: bool = False
+    ) -> AsyncIterator[list[Scanned]]:
+        """See `EntryLogs.scan`."""
+        walk = LogScan(log_id, size, current=current)
+        unreadable = 0
+        loop = asyncio.get_running_loop()
+        begun, read = loop.time(), 0
+        while (span := walk.wanted()) is not None:
+            offset, length = span
+            if fresh:
+                self._reader.drop_cache(log_id, offset, length)
+            data, bad = await self._bytes(log_id, offset, length)
+            unreadable += bad
+            found = walk.take(data) if unreadable <= _UNREADABLE_PAGES else walk.give_up()
+            found = [record for record in found if record.entry_id != SYNCED_ENTRY]
+            if found:
+                yield found
+            after = walk.wanted()
+            read += min(length, after[0] - offset) if after is not None and after[0] > offset else 0
+            ahead = begun + read / bytes_per_s - loop.time() if bytes_per_s else 0
+            await asyncio.sleep(max(ahead, 0))
+
+    async def _bytes(self, log_id: int, offset: int, length: int) -> tuple[bytes, int]:
+        """A span of a log, unreadable pages as zeros, and how many they are."""
+        try:
+            data = await self._reader.span(log_id, offset, length, ahead=False)
+            return data.ljust(length, b"\0"), 0
+        except StorageFailed:
+            parts: list[bytes] = []
+            bad = 0
+            end = offset + length
+            while offset < end:
+                count = min(_PAGE_BYTES - offset % _PAGE_BYTES, end - offset)
+                data = bytes(count)
+                if bad <= _UNREADABLE_PAGES:
+                    try:
+                        data = await self._reader.span(log_id, offset, count, ahead=False)
+                    except StorageFailed:
+                        bad += 1
+                parts.append(data.ljust(count, b"\0"))
+                offset += count
+            return b"".join(parts), bad
+
+    async def statistics(self, log_id: int, size: int, *, bytes_per_s: float) -> LogStatistics:
+        """Of a log that is not current: from its footer, else by a scan. Kept."""
+        kept = self._kept.get(log_id)
+        if kept is not None:
+            self._kept.move_to_end(log_id)
+            return kept
+        footer = await self._footer(log_id, size)
+        if footer is not None:
+            fault = await self._reader.header_fault(log_id)
+            found = LogStatistics(footer.ledgers, size, LOG_HEADER_BYTES if fault else 0, 0, True)
+        else:
+            found = await self._counted(log_id, size, bytes_per_s)
+        self.forget(log_id)  # somebody else may have been faster
+        self._kept[log_id] = found
+        self._kept_rows += len(found.ledgers)
+        while self._kept_rows > _KEPT_ROWS and len(self._kept) > 1:
+            self.forget(next(iter(self._kept)))
+        return found
+
+    async def _footer(self, log_id: int, size: int) -> Footer | None:
+        try:
+            start = max(0, size - (64 << 10))
+            data = await self._reader.span(log_id, start, size - start, ahead=False)
+            length = footer_bytes(data[-FOOTER_END_BYTES:])
+            if len(data) < length <= size:
+                data = await self._reader.span(log_id, size - length, length, ahead=False)
+        except StorageFailed:
+            return None
+        return decode_footer(data, log_id, size) if len(data) >= length else None
+
+    async def _counted(self, log_id: int, size: int, bytes_per_s: float) -> LogStatistics:
+        ledgers: dict[int, int] = {}
+        damaged = torn = 0
+        async for records in self.scan(log_id, size, current=False, bytes_per_s=bytes_per_s):
+            for record in records:
+                if record.data is not None:
+                    length = RECORD_HEADER_BYTES + record.length
+                    ledgers[record.ledger_id] = ledgers.get(record.ledger_id, 0) + length
+                elif record.torn:
+                    torn += record.length
+                else:
+                    damaged += record.length
+        return LogStatistics(ledgers, size, damaged, torn, False)
+
+    def forget(self, log_id: int) -> None:
+        """The log is gone."""
+        kept = self._kept.pop(log_id, None)
+        if kept is not None:
+            self._kept_rows -= len(kept.ledgers)
