@@ -41,7 +41,7 @@ _MAX_ID = 2**64 - 1
 
 
 class RocksLocationIndex:
-    """See the module and `LocationIndex`. DataDirectoryError: it cannot be opened, or has fallen back (`guard`); DiskFull."""
+    """See the module and `LocationIndex`. DataDirectoryError: cannot be opened, or has fallen back (`guard`). DiskFull."""
 
     def __init__(self, path: str) -> None:
         import rocksdict  # here: the thin client and the simulation do without it
