@@ -1,0 +1,49 @@
+"""The operator's read-only marker: a file that survives restarts, until the operator takes it away (FORMATS.md).
+
+    DATA/read-only      UTF-8 text, why; that the file is there is what counts, whatever stands in it
+
+A bookie that finds it takes no adds; reads, fencing and recovery adds go on, as on a full disk (rule 12).
+"""
+
+from __future__ import annotations
+
+import os
+
+from magnetar.runtime.files import Files
+
+from .layout import DataLayout
+
+__all__ = ["clear_read_only", "marker_path", "read_only_reason", "set_read_only"]
+
+_MAX_REASON_BYTES = 4096
+_NO_REASON = "an operator converted this bookie to read-only"
+
+
+def marker_path(layout: DataLayout) -> str:
+    """Where the marker stands."""
+    return os.path.join(layout.root, "read-only")
+
+
+def read_only_reason(files: Files, layout: DataLayout) -> str:
+    """Why the bookie is read-only by its operator's will; empty: it is not."""
+    path = marker_path(layout)
+    if not files.exists(path):
+        return ""
+    file = files.open(path, read_only=True)
+    try:
+        text = file.read_at(0, _MAX_REASON_BYTES)
+    finally:
+        file.close()
+    return " ".join(text.decode(errors="replace").split()) or _NO_REASON
+
+
+def set_read_only(files: Files, layout: DataLayout, reason: str) -> None:
+    """Durable when it returns."""
+    text = (" ".join(reason.split()) or _NO_REASON).encode()[:_MAX_REASON_BYTES]
+    files.write_atomically(marker_path(layout), text + b"\n")
+
+
+def clear_read_only(files: Files, layout: DataLayout) -> None:
+    """Durable when it returns. Fine if there is no marker."""
+    files.delete(marker_path(layout))
+    files.sync_directory(layout.root)
