@@ -38,7 +38,7 @@ from magnetar.proto.frames import Run
 from magnetar.proto.ledger_entry import (
     LEDGER_ENTRY_HEADER_BYTES,
     decode_ledger_entry_header,
-    verify_ledger_entry,
+    ledger_entry_is_intact,
 )
 from magnetar.runtime.connection import Connection
 
@@ -124,18 +124,16 @@ class BookieConnection:
         connection.authorize("add", _RESOURCE)
         add, recovery, done = self._bookie.add, self._add_recovery, self._added
         for entry in payloads:
+            if ledger_entry_is_intact(entry):
+                add(entry, recovery=recovery, done=done)
+                continue
             if len(entry) < LEDGER_ENTRY_HEADER_BYTES:
                 raise MalformedFrame(
                     f"the payload of an AddEntry is a ledger entry of {LEDGER_ENTRY_HEADER_BYTES} bytes or more, "
                     f"not {len(entry)}"
                 )
-            try:
-                verify_ledger_entry(entry)
-            except EntryDamaged:
-                header = decode_ledger_entry_header(entry)
-                self._added(header.ledger_id, header.entry_id, _DAMAGED)
-                continue
-            add(entry, recovery=recovery, done=done)
+            header = decode_ledger_entry_header(entry)
+            done(header.ledger_id, header.entry_id, _DAMAGED)
         if not self._bookie.accepting:
             connection.pause_reading("adds")
             self._held.hold(self)
