@@ -10,8 +10,9 @@ bookies["b3"].fail(BookieUnavailable("down"))
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies
@@ -134,6 +135,55 @@ class FakeBookie:
         self.calls.append(("write_last_confirmed", ledger_id, last_add_confirmed))
         await self._ready(ledger_id, False)
         self.confirmed[ledger_id] = max(self.confirmed.get(ledger_id, -1), last_add_confirmed)
+
+    async def wait_last_confirmed(
+        self, ledger_id: int, last_add_confirmed: int, *, timeout_s: float, max_entries: int, max_bytes: int
+    ) -> tuple[int, bool, list[bytes]]:
+        """Looks again every millisecond."""
+        self.calls.append(("wait_last_confirmed", ledger_id, last_add_confirmed))
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        await self._ready(ledger_id, False)
+        while self.confirmed.get(ledger_id, -1) <= last_add_confirmed and loop.time() < deadline:
+            if ledger_id in self.fenced:
+                break
+            await asyncio.sleep(0.001)
+        confirmed = self.confirmed.get(ledger_id, -1)
+        entries: list[bytes] = []
+        if max_entries and confirmed > last_add_confirmed:
+            last = min(confirmed, last_add_confirmed + max_entries)
+            with contextlib.suppress(EntryNotFound):
+                first = last_add_confirmed + 1
+                entries, _ = await self.read(ledger_id, first, last, max_bytes=max_bytes, fence=False)
+        return confirmed, ledger_id in self.fenced, entries
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        """Forgets the entries."""
+        self.calls.append(("delete_ledger", ledger_id))
+        await self._ready(ledger_id, False)
+        self.entries = {key: entry for key, entry in self.entries.items() if key[0] != ledger_id}
+
+    def list_ledgers(self, after: int, count: int) -> tuple[Sequence[tuple[int, bool, bool, int, int]], bool]:
+        """All of them."""
+        ids = sorted(dict.fromkeys([ledger for ledger, _ in self.entries if ledger > after]))
+        rows = [
+            (
+                ledger_id,
+                ledger_id in self.fenced,
+                False,
+                max(entry_id for ledger, entry_id in self.entries if ledger == ledger_id),
+                self.confirmed.get(ledger_id, -1),
+            )
+            for ledger_id in ids
+        ]
+        return rows[:count], len(rows) > count
+
+    async def list_entries(
+        self, ledger_id: int, first: int, count: int
+    ) -> tuple[Sequence[tuple[int, int]], int]:
+        """One range for each."""
+        ids = sorted(number for ledger, number in self.entries if ledger == ledger_id and number >= first)
+        return [(number, number) for number in ids[:count]], ids[count] if len(ids) > count else -1
 
     def info(self) -> dict[str, Any]:
         """As BookieInfo."""

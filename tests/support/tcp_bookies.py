@@ -9,11 +9,18 @@ from typing import Any
 from magnetar.ledger.local_transport import LocalBookie
 from magnetar.proto.commands import (
     ADD_DONE_ROW,
+    ENTRY_RANGE_ROW,
+    LEDGER_FENCED,
+    LEDGER_ROW,
     AddDone,
     AddEntry,
     BookieInfo,
+    DeleteLedger,
+    ListEntries,
+    ListLedgers,
     ReadEntries,
     ReadLastConfirmed,
+    WaitLastConfirmed,
     WriteLastConfirmed,
     decode_command,
     encode_rows,
@@ -66,6 +73,11 @@ class BookieConnectionHandler:
             asyncio.get_running_loop().call_soon(self.flush)
         self.rows.append((ledger_id, entry_id, code))
 
+    def say_held(self) -> None:
+        """Adds wait for room: alive all the same."""
+        if self.connection is not None:
+            self.connection.send(AddDone(0).encode())
+
     def flush(self) -> None:
         """Sends the rows."""
         rows, self.rows = self.rows, []
@@ -90,6 +102,28 @@ class BookieConnectionHandler:
                 case WriteLastConfirmed(_, ledger_id, lac):
                     await bookie.write_last_confirmed(ledger_id, lac)
                     connection.answer(command.request_id)
+                case WaitLastConfirmed(_, ledger_id, lac, timeout_ms, max_entries, max_bytes):
+                    lac, fenced, entries = await bookie.wait_last_confirmed(
+                        ledger_id,
+                        lac,
+                        timeout_s=timeout_ms / 1000,
+                        max_entries=max_entries,
+                        max_bytes=max_bytes,
+                    )
+                    sizes = [len(entry) for entry in entries]
+                    result = {"last_add_confirmed": lac, "fenced": fenced, "sizes": sizes}
+                    connection.answer(command.request_id, result, entries)
+                case DeleteLedger(_, ledger_id):
+                    await bookie.delete_ledger(ledger_id)
+                    connection.answer(command.request_id)
+                case ListLedgers(_, after, count):
+                    ledgers, more = bookie.list_ledgers(after, count)
+                    rows = [(row[0], row[1] * LEDGER_FENCED, row[3], row[4]) for row in ledgers]
+                    connection.answer(command.request_id, {"more": more}, encode_rows(LEDGER_ROW, rows))
+                case ListEntries(_, ledger_id, first, count):
+                    ranges, following = await bookie.list_entries(ledger_id, first, count)
+                    payload = encode_rows(ENTRY_RANGE_ROW, ranges)
+                    connection.answer(command.request_id, {"next": following}, payload)
                 case BookieInfo():
                     connection.answer(command.request_id, bookie.info())
         except MagnetarError as error:
@@ -104,6 +138,7 @@ class BookieServer:
         self.deaf = asyncio.Event()
         self.port = 0
         self.accepted = 0
+        self._handlers: list[BookieConnectionHandler] = []
         self._server: FramedServer | None = None
 
     async def start(self) -> BookieServer:
@@ -116,7 +151,14 @@ class BookieServer:
 
     def _handler(self) -> BookieConnectionHandler:
         self.accepted += 1
-        return BookieConnectionHandler(self.bookie, self.deaf)
+        handler = BookieConnectionHandler(self.bookie, self.deaf)
+        self._handlers.append(handler)
+        return handler
+
+    def say_held(self) -> None:
+        """On every connection: adds wait for room."""
+        for handler in self._handlers:
+            handler.say_held()
 
     @property
     def open_connections(self) -> int:

@@ -12,7 +12,16 @@ from .placement import Placement, RandomPlacement
 from .reader import LedgerReader
 from .settings import LedgerSettings
 from .tcp_transport import TcpTransport
-from .transport import AddCallback, BookieTransport, LastConfirmed, ReadResult
+from .transport import (
+    AddCallback,
+    BookieTransport,
+    EntryPage,
+    LastConfirmed,
+    LastConfirmedNews,
+    LedgerPage,
+    ListedLedger,
+    ReadResult,
+)
 from .writer import ConfirmCallback, LedgerWriter
 
 __all__ = [
@@ -21,13 +30,17 @@ __all__ = [
     "BookieTransport",
     "ConfirmCallback",
     "Ensemble",
+    "EntryPage",
     "LastConfirmed",
+    "LastConfirmedNews",
     "LedgerClient",
     "LedgerMetadata",
+    "LedgerPage",
     "LedgerReader",
     "LedgerSettings",
     "LedgerState",
     "LedgerWriter",
+    "ListedLedger",
     "LocalTransport",
     "Placement",
     "RandomPlacement",

@@ -10,6 +10,9 @@ Adds of one loop turn leave in one write (the connection gathers them), and come
 sync. A bookie that is connected and silent has failed (rule 21): one coarse timer per link looks at the oldest add only,
 because adds are answered in about the order in which they were sent. It fires every tenth of the add timeout while adds
 are outstanding, so a hung bookie is noticed between 1.0 and 1.1 add timeouts, at no cost per add.
+
+A bookie whose write cache is full is not silent: it sends AddDone frames without rows. They give it time, up to
+`_MAX_HELD_TIMEOUTS` add timeouts for one add; it answers TooManyRequests itself before that, if it is set up as we are.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from .transport import AddCallback
 _ADD_HEADER = AddEntry(0, False).encode()
 _RECOVERY_HEADER = AddEntry(0, True).encode()
 _TICKS_PER_TIMEOUT = 10
+_MAX_HELD_TIMEOUTS = 4
 # A connection for re-adds that nobody used for so many add timeouts is closed.
 _IDLE_TIMEOUTS = 6
 
@@ -148,6 +152,7 @@ class _Link:
         "_connection",
         "_given_up",
         "_header",
+        "_held_tick",
         "_idle_ticks",
         "_limit",
         "_loop",
@@ -172,6 +177,7 @@ class _Link:
         # Taken while connecting; all of them are in _pending.
         self._unsent: list[tuple[tuple[int, int], bytes]] = []
         self._tick = 0
+        self._held_tick = 0  # in which the bookie said last that adds wait for room
         self._idle_ticks = 0
         self._timer: asyncio.TimerHandle | None = None
         self._given_up = False
@@ -251,6 +257,8 @@ class _Link:
             if peek_number(header) != AddDone.NUMBER:
                 raise MalformedFrame(f"a bookie sends AddDone and answers, not command {peek_number(header)}")
             for payload in payloads:
+                if not payload:
+                    self._held_tick = self._tick
                 for ledger_id, entry_id, code in decode_rows(ADD_DONE_ROW, payload):
                     add = pending.pop((ledger_id, entry_id), None)
                     if add is not None:
@@ -312,6 +320,15 @@ class _Link:
 
     # --- the timer ---------------------------------------------------------------------------------------------------
 
+    def _too_late(self, held: bool) -> RequestTimeout:
+        timeout_s = self._channel.settings.add_timeout_s
+        if held:
+            return RequestTimeout(
+                f"bookie {self._bookie} had no room in its write cache for an add for "
+                f"{_MAX_HELD_TIMEOUTS} times add_timeout_s={timeout_s:g} s, or fell silent meanwhile"
+            )
+        return RequestTimeout(f"bookie {self._bookie} was silent for add_timeout_s={timeout_s:g} s")
+
     def _arm(self) -> None:
         delay_s = self._channel.settings.add_timeout_s / _TICKS_PER_TIMEOUT
         self._timer = self._loop.call_later(delay_s, self._ticked)
@@ -322,11 +339,10 @@ class _Link:
         oldest = next(iter(self._pending.values()), None)
         if oldest is not None:
             self._idle_ticks = 0
-            if self._tick - oldest[0] > _TICKS_PER_TIMEOUT:
-                timeout_s = self._channel.settings.add_timeout_s
-                self._give_up(
-                    RequestTimeout(f"bookie {self._bookie} was silent for add_timeout_s={timeout_s:g} s")
-                )
+            waited = self._tick - oldest[0]
+            silent = min(waited, self._tick - self._held_tick)
+            if silent > _TICKS_PER_TIMEOUT or waited > _MAX_HELD_TIMEOUTS * _TICKS_PER_TIMEOUT:
+                self._give_up(self._too_late(waited > silent))
                 return
         elif not self._channel.recovery:
             return  # the next add arms it again

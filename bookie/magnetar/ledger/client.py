@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from magnetar.metadata.paths import ledger_path
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import AlreadyClosed, LedgerNotFound, NotFoundInStore
+from magnetar.proto.errors import AlreadyClosed, LedgerNotFound, MagnetarError, NotFoundInStore
 from magnetar.runtime.clock import Clock
 
 from .components import LEDGER_SEQUENCE, LedgerComponents
@@ -21,6 +22,10 @@ from .recover import recover as recover_ledger
 from .settings import LedgerSettings
 from .transport import BookieTransport
 from .writer import LedgerWriter
+
+_log = logging.getLogger(__name__)
+# Ledgers whose bookies are being told at a time; of further ones they learn from the metadata.
+_MAX_DELETIONS = 64
 
 
 class LedgerClient:
@@ -42,6 +47,7 @@ class LedgerClient:
         )
         self._writers: dict[LedgerWriter, None] = {}
         self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
+        self._deletions: dict[asyncio.Task[None], None] = {}
         self._closed = False
 
     async def create(
@@ -90,12 +96,39 @@ class LedgerClient:
         return reader
 
     async def delete(self, ledger_id: int) -> None:
-        """Deletes the ledger's metadata; bookies drop its entries when they next collect garbage. LedgerNotFound."""
+        """Deletes the ledger's metadata; then, without waiting for them, tells its bookies. LedgerNotFound.
+
+        A bookie that is not told drops the entries when it next compares its ledgers with the metadata.
+        """
         self._check_open()
+        c = self._components
+        bookies: dict[str, None] = {}
         try:
-            await self._components.metadata.delete(ledger_path(ledger_id))
+            ensembles = (await c.read_metadata(ledger_id)).metadata.ensembles
+            bookies = dict.fromkeys(bookie for ensemble in ensembles for bookie in ensemble.bookies)
+        except LedgerNotFound:
+            raise
+        except MagnetarError as error:  # what cannot be read can be deleted all the same
+            _log.warning("the metadata of ledger %d cannot be read: %s", ledger_id, error)
+        try:
+            await c.metadata.delete(ledger_path(ledger_id))
         except NotFoundInStore:
             raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger_id=ledger_id) from None
+        if len(self._deletions) < _MAX_DELETIONS and not self._closed:
+            task = asyncio.get_running_loop().create_task(
+                self._tell_deleted(tuple(bookies), ledger_id), name=f"delete ledger {ledger_id}"
+            )
+            self._deletions[task] = None
+            task.add_done_callback(self._deletions.pop)
+
+    async def _tell_deleted(self, bookies: Sequence[str], ledger_id: int) -> None:
+        tell = self._components.transport.delete_ledger
+        results = await asyncio.gather(
+            *(tell(bookie, ledger_id) for bookie in bookies), return_exceptions=True
+        )
+        for bookie, result in zip(bookies, results, strict=True):
+            if isinstance(result, BaseException):
+                _log.info("bookie %s was not told that ledger %d is deleted: %s", bookie, ledger_id, result)
 
     async def close(self) -> None:
         """Detaches all writers, leaving their ledgers open (the next owner recovers them), and stops recoveries."""
@@ -104,9 +137,12 @@ class LedgerClient:
         for writer in writers:
             writer.detach()
         recoveries = list(self._recoveries.values())
-        for task in recoveries:
+        deletions = list(self._deletions)
+        for task in (*recoveries, *deletions):
             task.cancel()
-        await asyncio.gather(*recoveries, *(writer.ended() for writer in writers), return_exceptions=True)
+        await asyncio.gather(
+            *recoveries, *deletions, *(writer.ended() for writer in writers), return_exceptions=True
+        )
 
     async def _recover(self, ledger_id: int) -> LedgerMetadata:
         """Recoveries of one ledger share one task, which goes on when one of those who wait is cancelled."""

@@ -6,13 +6,21 @@ It is wired by whoever sees both rooms; here a bookie is anything with the metho
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from magnetar.proto.errors import BookieUnavailable, ConnectionLost, MagnetarError
 
-from .transport import AddCallback, LastConfirmed, ReadResult
+from .transport import (
+    AddCallback,
+    EntryPage,
+    LastConfirmed,
+    LastConfirmedNews,
+    LedgerPage,
+    ListedLedger,
+    ReadResult,
+)
 
 
 class LocalBookie(Protocol):
@@ -36,8 +44,28 @@ class LocalBookie(Protocol):
         """Explicit LAC."""
         ...
 
+    async def wait_last_confirmed(
+        self, ledger_id: int, last_add_confirmed: int, *, timeout_s: float, max_entries: int, max_bytes: int
+    ) -> tuple[int, bool, list[bytes]]:
+        """LAC, whether the ledger is fenced, and entries."""
+        ...
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        """Drops it."""
+        ...
+
+    def list_ledgers(self, after: int, count: int) -> tuple[Sequence[tuple[int, bool, bool, int, int]], bool]:
+        """Ledgers, and whether there are more."""
+        ...
+
+    async def list_entries(
+        self, ledger_id: int, first: int, count: int
+    ) -> tuple[Sequence[tuple[int, int]], int]:
+        """Ranges, and where to go on."""
+        ...
+
     def info(self) -> dict[str, Any]:
-        """Free space and state."""
+        """Disks, state and load."""
         ...
 
 
@@ -77,6 +105,43 @@ class LocalTransport:
     async def write_last_confirmed(self, bookie: str, ledger_id: int, last_add_confirmed: int) -> None:
         """See BookieTransport."""
         await self._bookie(bookie).write_last_confirmed(ledger_id, last_add_confirmed)
+
+    async def wait_last_confirmed(
+        self,
+        bookie: str,
+        ledger_id: int,
+        last_add_confirmed: int,
+        *,
+        timeout_s: float,
+        max_entries: int = 0,
+        max_bytes: int = 0,
+    ) -> LastConfirmedNews:
+        """See BookieTransport."""
+        return LastConfirmedNews(
+            *await self._bookie(bookie).wait_last_confirmed(
+                ledger_id,
+                last_add_confirmed,
+                timeout_s=max(timeout_s, 0.001),
+                max_entries=max_entries,
+                max_bytes=max_bytes,
+            )
+        )
+
+    async def delete_ledger(self, bookie: str, ledger_id: int) -> None:
+        """See BookieTransport."""
+        await self._bookie(bookie).delete_ledger(ledger_id)
+
+    async def list_ledgers(self, bookie: str, *, after: int = -1, count: int = 1000) -> LedgerPage:
+        """See BookieTransport."""
+        ledgers, more = self._bookie(bookie).list_ledgers(after, count)
+        return LedgerPage([ListedLedger(*ledger) for ledger in ledgers], more)
+
+    async def list_entries(
+        self, bookie: str, ledger_id: int, *, first: int = 0, count: int = 1000
+    ) -> EntryPage:
+        """See BookieTransport."""
+        ranges, following = await self._bookie(bookie).list_entries(ledger_id, first, count)
+        return EntryPage([(begin, end) for begin, end in ranges], following)
 
     async def info(self, bookie: str) -> dict[str, Any]:
         """See BookieTransport."""

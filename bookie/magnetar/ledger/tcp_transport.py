@@ -1,7 +1,8 @@
-"""The transport to bookies over TCP: one connection per bookie for all ledgers, opened when it is first needed.
+"""The transport to bookies over TCP: connections per bookie for all ledgers, opened when they are first needed.
 
-Re-adds of recoveries go over a connection of their own: a stale writer of this very process may have the same entry in
-flight, and an AddDone row does not say which of the two it answers.
+One is for adds. Requests go over a second: a read or a fence must not wait behind adds, least of all while the bookie reads
+none because its write cache is full. Re-adds of recoveries go over a third: a stale writer of this very process may have the
+same entry in flight, and an AddDone row does not say which of the two it answers.
 """
 
 from __future__ import annotations
@@ -10,14 +11,37 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from magnetar.proto.commands import BookieInfo, Command, ReadEntries, ReadLastConfirmed, WriteLastConfirmed
+from magnetar.proto.commands import (
+    ENTRY_RANGE_ROW,
+    LEDGER_DELETED,
+    LEDGER_FENCED,
+    LEDGER_ROW,
+    BookieInfo,
+    Command,
+    DeleteLedger,
+    ListEntries,
+    ListLedgers,
+    ReadEntries,
+    ReadLastConfirmed,
+    WaitLastConfirmed,
+    WriteLastConfirmed,
+    decode_rows,
+)
 from magnetar.proto.errors import MalformedFrame
 from magnetar.runtime.connection import ConnectionOptions, Reply
 
 from .bookie_connection import BookieChannel
 from .directory import BookieDirectory
 from .settings import LedgerSettings
-from .transport import AddCallback, LastConfirmed, ReadResult
+from .transport import (
+    AddCallback,
+    EntryPage,
+    LastConfirmed,
+    LastConfirmedNews,
+    LedgerPage,
+    ListedLedger,
+    ReadResult,
+)
 
 
 class TcpTransport:
@@ -35,6 +59,7 @@ class TcpTransport:
             max_buffered_bytes=max(options.max_buffered_bytes, 2 * settings.max_outstanding_bytes),
         )
         self._channels: dict[str, BookieChannel] = {}
+        self._request_channels: dict[str, BookieChannel] = {}
         self._recovery_channels: dict[str, BookieChannel] = {}
         self._closed = False
 
@@ -42,66 +67,135 @@ class TcpTransport:
         self, bookie: str, entry: bytes, ledger_id: int, entry_id: int, *, recovery: bool, done: AddCallback
     ) -> None:
         """See BookieTransport."""
-        channel = None if recovery else self._channels.get(bookie)
-        (channel or self._channel(bookie, recovery)).add(entry, ledger_id, entry_id, done)
+        channels = self._recovery_channels if recovery else self._channels
+        channel = channels.get(bookie) or self._channel(channels, bookie)
+        channel.add(entry, ledger_id, entry_id, done)
 
     async def read(
         self, bookie: str, ledger_id: int, first: int, last: int, *, max_bytes: int = 0, fence: bool = False
     ) -> ReadResult:
         """See BookieTransport."""
         reply = await self._ask(bookie, ReadEntries(0, ledger_id, first, last, max_bytes, fence))
-        payload = reply.payload
         try:
-            sizes, last_add_confirmed = reply.result["sizes"], reply.result["last_add_confirmed"]
-            entries: list[bytes] = []
-            position = 0
-            for size in sizes:
-                entries.append(payload[position : position + size])
-                position += size
-            if position != len(payload) or not entries:
+            last_add_confirmed = reply.result["last_add_confirmed"]
+            entries = _cut(reply)
+            if not entries:
                 raise ValueError
         except (TypeError, KeyError, ValueError):
-            raise MalformedFrame(
-                f"bookie {bookie} answered ReadEntries with {len(payload)} bytes that do not fit {reply.result!r:.100}"
-            ) from None
+            raise _misfit(bookie, "ReadEntries", reply) from None
         return ReadResult(entries, last_add_confirmed)
 
     async def read_last_confirmed(self, bookie: str, ledger_id: int, *, fence: bool = False) -> LastConfirmed:
         """See BookieTransport."""
-        result = (await self._ask(bookie, ReadLastConfirmed(0, ledger_id, fence))).result
+        reply = await self._ask(bookie, ReadLastConfirmed(0, ledger_id, fence))
         try:
-            return LastConfirmed(result["last_add_confirmed"], result["last_entry"])
+            return LastConfirmed(reply.result["last_add_confirmed"], reply.result["last_entry"])
         except (TypeError, KeyError):
-            raise MalformedFrame(f"bookie {bookie} answered ReadLastConfirmed with {result!r:.100}") from None
+            raise _misfit(bookie, "ReadLastConfirmed", reply) from None
 
     async def write_last_confirmed(self, bookie: str, ledger_id: int, last_add_confirmed: int) -> None:
         """See BookieTransport."""
         await self._ask(bookie, WriteLastConfirmed(0, ledger_id, last_add_confirmed))
 
+    async def wait_last_confirmed(
+        self,
+        bookie: str,
+        ledger_id: int,
+        last_add_confirmed: int,
+        *,
+        timeout_s: float,
+        max_entries: int = 0,
+        max_bytes: int = 0,
+    ) -> LastConfirmedNews:
+        """See BookieTransport."""
+        milliseconds = max(1, round(timeout_s * 1000))
+        command = WaitLastConfirmed(0, ledger_id, last_add_confirmed, milliseconds, max_entries, max_bytes)
+        reply = await self._ask(bookie, command, timeout_s)
+        try:
+            result = reply.result
+            return LastConfirmedNews(result["last_add_confirmed"], result["fenced"], _cut(reply))
+        except (TypeError, KeyError, ValueError):
+            raise _misfit(bookie, "WaitLastConfirmed", reply) from None
+
+    async def delete_ledger(self, bookie: str, ledger_id: int) -> None:
+        """See BookieTransport."""
+        await self._ask(bookie, DeleteLedger(0, ledger_id))
+
+    async def list_ledgers(self, bookie: str, *, after: int = -1, count: int = 1000) -> LedgerPage:
+        """See BookieTransport."""
+        reply = await self._ask(bookie, ListLedgers(0, after, count))
+        try:
+            ledgers = [
+                ListedLedger(
+                    ledger_id,
+                    bool(flags & LEDGER_FENCED),
+                    bool(flags & LEDGER_DELETED),
+                    last_entry,
+                    confirmed,
+                )
+                for ledger_id, flags, last_entry, confirmed in decode_rows(LEDGER_ROW, reply.payload)
+            ]
+            return LedgerPage(ledgers, reply.result["more"])
+        except (TypeError, KeyError):
+            raise _misfit(bookie, "ListLedgers", reply) from None
+
+    async def list_entries(
+        self, bookie: str, ledger_id: int, *, first: int = 0, count: int = 1000
+    ) -> EntryPage:
+        """See BookieTransport."""
+        reply = await self._ask(bookie, ListEntries(0, ledger_id, first, count))
+        try:
+            ranges = [(begin, end) for begin, end in decode_rows(ENTRY_RANGE_ROW, reply.payload)]
+            return EntryPage(ranges, reply.result["next"])
+        except (TypeError, KeyError):
+            raise _misfit(bookie, "ListEntries", reply) from None
+
     async def info(self, bookie: str) -> dict[str, Any]:
         """See BookieTransport."""
-        result = (await self._ask(bookie, BookieInfo(0))).result
-        if not isinstance(result, dict):
-            raise MalformedFrame(f"bookie {bookie} answered BookieInfo with {result!r:.100}")
-        return result
+        reply = await self._ask(bookie, BookieInfo(0))
+        if not isinstance(reply.result, dict):
+            raise _misfit(bookie, "BookieInfo", reply)
+        return reply.result
 
     async def close(self) -> None:
         """See BookieTransport."""
         self._closed = True
-        channels = [*self._channels.values(), *self._recovery_channels.values()]
+        channels = [
+            channel
+            for channels in (self._channels, self._request_channels, self._recovery_channels)
+            for channel in channels.values()
+        ]
         await asyncio.gather(*(channel.close() for channel in channels))
 
-    async def _ask(self, bookie: str, command: Command) -> Reply:
-        connection = await self._channel(bookie, recovery=False).connected()
-        return await connection.request(command, timeout=self._settings.read_timeout_s)
+    async def _ask(self, bookie: str, command: Command, longer_s: float = 0.0) -> Reply:
+        channels = self._request_channels
+        channel = channels.get(bookie) or self._channel(channels, bookie)
+        connection = await channel.connected()
+        return await connection.request(command, timeout=self._settings.read_timeout_s + longer_s)
 
-    def _channel(self, bookie: str, recovery: bool) -> BookieChannel:
-        channels = self._recovery_channels if recovery else self._channels
-        channel = channels.get(bookie)
-        if channel is None:
-            channel = channels[bookie] = BookieChannel(
-                bookie, self._bookies, self._settings, self._options, recovery
-            )
-            if self._closed:
-                channel.refuse()
+    def _channel(self, channels: dict[str, BookieChannel], bookie: str) -> BookieChannel:
+        recovery = channels is self._recovery_channels
+        channel = channels[bookie] = BookieChannel(
+            bookie, self._bookies, self._settings, self._options, recovery
+        )
+        if self._closed:
+            channel.refuse()
         return channel
+
+
+def _cut(reply: Reply) -> list[bytes]:
+    """The entries of an answer with `sizes`. ValueError and others if they do not fit."""
+    entries: list[bytes] = []
+    position = 0
+    for size in reply.result["sizes"]:
+        entries.append(reply.payload[position : position + size])
+        position += size
+    if position != len(reply.payload):
+        raise ValueError
+    return entries
+
+
+def _misfit(bookie: str, command: str, reply: Reply) -> MalformedFrame:
+    return MalformedFrame(
+        f"bookie {bookie} answered {command} with {len(reply.payload)} bytes that do not fit {reply.result!r:.100}"
+    )

@@ -23,6 +23,38 @@ class LastConfirmed(NamedTuple):
     last_entry: int
 
 
+class LastConfirmedNews(NamedTuple):
+    """What a long poll came back with. Nothing new at its timeout; `entries` follow the LAC that was asked with."""
+
+    last_add_confirmed: int
+    fenced: bool
+    entries: list[bytes]  # whole, digests not verified
+
+
+class ListedLedger(NamedTuple):
+    """A ledger of one bookie; -1 for none."""
+
+    ledger_id: int
+    fenced: bool
+    deleted: bool
+    last_entry: int
+    last_add_confirmed: int
+
+
+class LedgerPage(NamedTuple):
+    """Ledgers by id. `more`: ask again after the last one."""
+
+    ledgers: list[ListedLedger]
+    more: bool
+
+
+class EntryPage(NamedTuple):
+    """Ranges (first, last), both included. `following`: where to go on, -1 after the last page."""
+
+    ranges: list[tuple[int, int]]
+    following: int
+
+
 class BookieTransport(Protocol):
     """Bookies by id. Nothing calls back from within a call; entries are whole ledger entries and are not copied."""
 
@@ -50,8 +82,39 @@ class BookieTransport(Protocol):
         """Tells an idle writer's LAC."""
         ...
 
+    async def wait_last_confirmed(
+        self,
+        bookie: str,
+        ledger_id: int,
+        last_add_confirmed: int,
+        *,
+        timeout_s: float,
+        max_entries: int = 0,
+        max_bytes: int = 0,
+    ) -> LastConfirmedNews:
+        """Long poll: comes back once the bookie's LAC is above the given one, the ledger is fenced, or after `timeout_s`.
+
+        With it come up to `max_entries` confirmed entries after the given LAC, if this bookie has them. A bookie may wait
+        for a shorter time than it is asked to. LedgerNotFound if deleted, TooManyRequests, and as `read`.
+        """
+        ...
+
+    async def delete_ledger(self, bookie: str, ledger_id: int) -> None:
+        """The bookie may drop the ledger's entries, and never serves them again. Only after the metadata is deleted."""
+        ...
+
+    async def list_ledgers(self, bookie: str, *, after: int = -1, count: int = 1000) -> LedgerPage:
+        """What the bookie stores, above `after`."""
+        ...
+
+    async def list_entries(
+        self, bookie: str, ledger_id: int, *, first: int = 0, count: int = 1000
+    ) -> EntryPage:
+        """Which entries the bookie stores of a ledger, from `first` on. LedgerNotFound."""
+        ...
+
     async def info(self, bookie: str) -> dict[str, Any]:
-        """`bookie_id`, `free_bytes`, `total_bytes`, `read_only`."""
+        """Identity, disks and load: the map of BookieInfo in WIRE.md."""
         ...
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from magnetar.broker import Broker, BrokerSettings, listener
@@ -41,6 +41,7 @@ class ModelBookie:
         self._loop = loop
         self.entries: dict[tuple[int, int], bytes] = {}
         self.fenced: dict[int, None] = {}
+        self.deleted: dict[int, None] = {}
         self._pending: dict[tuple[int, int], bytes] = {}
 
     def crashed(self) -> None:
@@ -93,6 +94,31 @@ class ModelBookie:
     async def write_last_confirmed(self, ledger_id: int, last_add_confirmed: int) -> None:
         """See LocalBookie: it may be forgotten."""
         await asyncio.sleep(0)
+
+    async def wait_last_confirmed(
+        self, ledger_id: int, last_add_confirmed: int, *, timeout_s: float, max_entries: int, max_bytes: int
+    ) -> tuple[int, bool, list[bytes]]:
+        """See LocalBookie: the broker does not ask."""
+        await asyncio.sleep(timeout_s)
+        return self._last_confirmed(ledger_id), ledger_id in self.fenced, []
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        """See LocalBookie: it may be forgotten."""
+        await asyncio.sleep(self._loop.rng.uniform(0.0, 0.002))
+        if ledger_id in self.deleted:
+            return
+        self.deleted[ledger_id] = None
+        self.entries = {key: entry for key, entry in self.entries.items() if key[0] != ledger_id}
+
+    def list_ledgers(self, after: int, count: int) -> tuple[Sequence[tuple[int, bool, bool, int, int]], bool]:
+        """See LocalBookie: nobody asks."""
+        return [], False
+
+    async def list_entries(
+        self, ledger_id: int, first: int, count: int
+    ) -> tuple[Sequence[tuple[int, int]], int]:
+        """See LocalBookie: nobody asks."""
+        return [], -1
 
     def info(self) -> dict[str, Any]:
         """See LocalBookie."""

@@ -1,5 +1,7 @@
 """LedgerClient over bookies in memory: the whole life of ledgers, without failures."""
 
+import asyncio
+
 import pytest
 
 from magnetar.ledger import LedgerSettings
@@ -198,3 +200,32 @@ async def test_a_client_that_is_closed_leaves_ledgers_open_and_silent() -> None:
     assert node is not None
     assert not LedgerMetadata.decode(node.value, 0).closed
     assert confirmed.heard == []
+
+
+async def test_deleting_tells_the_bookies_of_all_ensembles_and_waits_for_none() -> None:
+    bookies = Bookies("b1", "b2", "b3")
+    client = bookies.client()
+    writer = await client.create(ensemble_size=3, write_quorum=2, ack_quorum=2)
+    confirmed = Confirmations()
+    for number in range(4):
+        writer.append(b"%d" % number, confirmed)
+    await confirmed.count(4)
+    await writer.close()
+    bookies["b2"].hold()  # hung
+    bookies["b3"].fail(LedgerNotFound("not even here"))
+    await client.delete(writer.ledger_id)
+    assert await bookies.metadata.children("/ledgers") == []
+    while bookies["b1"].entries:
+        await asyncio.sleep(0)
+    for name in bookies:
+        assert ("delete_ledger", writer.ledger_id) in bookies[name].calls
+    await client.close()
+    assert bookies["b2"].entries, "garbage collection is its safety net"
+
+
+async def test_a_ledger_whose_metadata_cannot_be_read_can_be_deleted() -> None:
+    bookies = Bookies("b1")
+    client = bookies.client()
+    await bookies.metadata.create(ledger_path(7), b"\xc1 no metadata")
+    await client.delete(7)
+    assert await bookies.metadata.children("/ledgers") == []

@@ -6,7 +6,8 @@ import magnetar.metadata
 
 def test_public_names_of_the_ledger() -> None:
     assert set(magnetar.ledger.__all__) == set(
-        "AddCallback BookieDirectory BookieTransport ConfirmCallback Ensemble LastConfirmed LedgerClient LedgerMetadata"
+        "AddCallback BookieDirectory BookieTransport ConfirmCallback Ensemble EntryPage LastConfirmed LastConfirmedNews"
+        " LedgerClient LedgerMetadata LedgerPage ListedLedger"
         " LedgerReader LedgerSettings LedgerState LedgerWriter LocalTransport Placement RandomPlacement ReadResult"
         " RegisteredBookies StaticBookies TcpTransport".split()
     )

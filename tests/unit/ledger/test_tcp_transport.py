@@ -112,7 +112,7 @@ def send(
     transport.add("b1", entry(ledger_id, entry_id), ledger_id, entry_id, recovery=recovery, done=done)
 
 
-async def test_adds_and_reads_share_one_connection(cluster: Cluster) -> None:
+async def test_adds_of_all_ledgers_share_one_connection_and_requests_another(cluster: Cluster) -> None:
     await cluster.start("b1")
     transport, adds = cluster.transport(), Adds()
     for n in range(50):
@@ -129,7 +129,7 @@ async def test_adds_and_reads_share_one_connection(cluster: Cluster) -> None:
         await transport.read("b1", 0, 99, 99)
     with pytest.raises(LedgerNotFound):
         await transport.read_last_confirmed("b1", 77)
-    assert cluster.servers["b1"].accepted == 1
+    assert cluster.servers["b1"].accepted == 2
 
 
 async def test_recovery_adds_pass_the_fence_and_have_their_own_connection(cluster: Cluster) -> None:
@@ -141,7 +141,7 @@ async def test_recovery_adds_pass_the_fence_and_have_their_own_connection(cluste
     send(transport, 0, 0, recovery, recovery=True)
     assert await normal.count(1) == [LedgerFenced.code]
     assert await recovery.count(1) == [0]
-    assert cluster.servers["b1"].accepted == 2
+    assert cluster.servers["b1"].accepted == 3
 
 
 async def test_the_connection_for_recovery_is_closed_when_idle(cluster: Cluster) -> None:
@@ -153,6 +153,55 @@ async def test_the_connection_for_recovery_is_closed_when_idle(cluster: Cluster)
         await asyncio.sleep(0.01)
     send(transport, 0, 1, adds, recovery=True)
     assert await adds.count(2) == [0, 0]
+
+
+async def test_long_polls_lists_and_deletions_cross_the_wire(cluster: Cluster) -> None:
+    await cluster.start("b1")
+    transport, adds = cluster.transport(), Adds()
+    for number in range(3):
+        send(transport, 4, number, adds)
+    await adds.count(3)
+    news = await transport.wait_last_confirmed("b1", 4, 0, timeout_s=1.0, max_entries=5)
+    assert news == (1, False, [entry(4, 1)])
+    # Longer than a request may take otherwise: it waits for what it asked for.
+    assert FAST.read_timeout_s < 0.3
+    news = await transport.wait_last_confirmed("b1", 4, 1, timeout_s=0.3)
+    assert news == (1, False, [])
+    await transport.write_last_confirmed("b1", 4, 2)
+    assert await transport.list_ledgers("b1") == ([(4, False, False, 2, 2)], False)
+    assert await transport.list_entries("b1", 4, first=1, count=1) == ([(1, 1)], 2)
+    await transport.delete_ledger("b1", 4)
+    assert await transport.list_ledgers("b1") == ([], False)
+
+
+async def test_rule_21_a_bookie_that_says_that_adds_wait_for_room_is_not_silent(cluster: Cluster) -> None:
+    await cluster.start("b1")
+    server, bookie = cluster.servers["b1"], cluster.bookies["b1"]
+    transport, adds = cluster.transport(), Adds()
+    bookie.hold()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    send(transport, 0, 0, adds)
+    while loop.time() < began + 2 * FAST.add_timeout_s:
+        await asyncio.sleep(FAST.add_timeout_s / 5)
+        server.say_held()
+    assert adds.heard == []
+    bookie.release()
+    assert await adds.count(1) == [0]
+    bookie.hold()
+    began = loop.time()
+    send(transport, 0, 1, adds)
+    while len(adds.heard) < 2:  # for ever it cannot say so
+        await asyncio.sleep(FAST.add_timeout_s / 5)
+        server.say_held()
+    assert await adds.count(2) == [0, RequestTimeout.code]
+    assert 3.9 * FAST.add_timeout_s < loop.time() - began < 6 * FAST.add_timeout_s
+    began = loop.time()
+    await asyncio.sleep(FAST.reconnect_backoff_max_s)
+    send(transport, 0, 2, adds)  # one who is silent after that is given up as before
+    assert (await adds.count(3))[2] == RequestTimeout.code
+    assert loop.time() - began < 2 * FAST.add_timeout_s
+    bookie.release()
 
 
 async def test_two_adds_of_one_entry_are_both_answered(cluster: Cluster) -> None:
