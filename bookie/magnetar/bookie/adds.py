@@ -123,7 +123,7 @@ class Adds:
                 self._fail(error)
                 self._refuse(entry, done, StorageFailed.code)
                 return True
-        if state.fenced and not recovery:
+        if state.fenced and (not recovery or state.deleted_at_ms):
             asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, _FENCED)
             return True
         if self.refusal:

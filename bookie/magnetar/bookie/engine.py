@@ -34,6 +34,7 @@ from .cookie import Cookie
 from .disk_space import DiskSpace
 from .entry_log import EntryLogs
 from .fencing import Fencing
+from .gc import Collected, Collector, Deletion, StorageParts
 from .index import LocationIndex
 from .journal import Journals
 from .layout import DataLayout
@@ -117,6 +118,21 @@ class Bookie:
             self.damage,
             self.waiters,
         )
+        self.deletion = Deletion(self.ledgers, self.cache, self.read_cache, self.damage, components.clock)
+        parts = StorageParts(
+            settings=settings,
+            files=components.files,
+            worker=worker,
+            clock=components.clock,
+            layout=layout,
+            logs=self.logs,
+            index=index,
+            ledgers=self.ledgers,
+            checkpointer=self.checkpointer,
+            damage=self.damage,
+            existing=components.existing_ledgers,
+        )
+        self.collector = Collector(parts, self.deletion, self.fail)
         self.listing = Listing(self.ledgers, index, self.cache)
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
@@ -134,13 +150,14 @@ class Bookie:
     def start_tasks(self) -> None:
         """Begins the checkpoints and watches the disk. For `startup`."""
         loop = asyncio.get_running_loop()
-        self.adds.journals = self.fencing.journals = self.journals
+        self.adds.journals = self.fencing.journals = self.deletion.journals = self.journals
         self.journals.on_failure(self.fail)
         self.components.disk_worker.on_failure = self.fail
         self._look_at_disk()
         self._tasks = [
             loop.create_task(self._checkpoint_forever(), name="bookie checkpoints"),
             loop.create_task(self._watch_disk(), name="bookie disk watch"),
+            loop.create_task(self.collector.run(), name="bookie garbage collection"),
         ]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
@@ -215,6 +232,20 @@ class Bookie:
         await self.fencing.write_last_confirmed(ledger_id, last_add_confirmed)
         self._check_alive()
 
+    async def delete_ledger(self, ledger_id: int) -> None:
+        """Nothing of the ledger is served any more, and no add brings it back (rule 7). Durable when it returns.
+
+        For ledgers that were never seen here as well. The space comes back with the next garbage collections.
+        """
+        self._check_alive()
+        await self.deletion.delete([ledger_id])
+        self.adds.admit_waiting()
+
+    async def collect_garbage(self) -> Collected:
+        """A round of garbage collection now, with a major compaction. ServiceNotReady, StorageFailed when it was stopped."""
+        self._check_alive()
+        return await self.collector.collect()
+
     def journal_offsets(self) -> list[tuple[int, int]]:
         """(durable, end) of each journal: where they differ, something is on its way to the disk."""
         return [(journal.durable_position().offset, journal.end_offset) for journal in self.journals.all]
@@ -239,6 +270,7 @@ class Bookie:
             "read_cache_hits": self.read_cache.hits,
             "read_cache_misses": self.read_cache.misses,
             **self.journals.stats(),
+            **self.collector.stats(),
             "checkpoints": self.checkpointer.finished,
             "replayed_records": self.replayed_records,
             "waiting_adds": self.adds.waiting,

@@ -1,0 +1,330 @@
+"""A round of garbage collection, and when the next one is.
+
+    1  the ledgers that have something here, *then* metadata: which are gone (rule 10); each gets a tombstone
+    2  while nothing is flushed (rule 11): the places of deleted ledgers leave the index, durably; which logs are closed
+    3  statistics of those logs (`survey`) -> what to delete, what to compact (`decisions`)
+    4  logs without a live ledger are deleted
+    5  compactions (`compactor`), the emptiest logs first, as far as their copies fit
+    6  tombstones that have served their time are forgotten
+
+When metadata cannot be asked, nobody is taken for deleted in step 1. What was deleted before is still collected.
+
+A round runs in the task of the collector, whoever asked for it: nobody's cancellation leaves one half done but the stop of
+the bookie, and that is one of the crashes which `Compactor` survives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from magnetar.proto.errors import DiskFull, MagnetarError, ServiceNotReady, StorageFailed
+
+from .compactor import Compactor, IndexFailed, IndexUnreadable, OutputFailed, SourceDamaged
+from .decisions import Batch, CompactionRules, History, Plan, fits, plan_round
+from .deletion import Deletion
+from .parts import StorageParts
+from .survey import Survey
+
+__all__ = ["Collected", "Collector"]
+
+_log = logging.getLogger(__name__)
+# Rounds while a disk is nearly full: metadata may list fewer ledgers by then.
+_PRESSED_INTERVAL_S = 60.0
+
+
+class Collected(NamedTuple):
+    """What a round did."""
+
+    deleted_ledgers: int = 0
+    deleted_logs: int = 0
+    compacted_logs: int = 0
+    reclaimed_bytes: int = 0
+    # Metadata could not be asked, so no ledger was taken for deleted.
+    skipped: bool = False
+
+    def since(self, before: Collected) -> Collected:
+        """The difference of two sums."""
+        return Collected(
+            self.deleted_ledgers - before.deleted_ledgers,
+            self.deleted_logs - before.deleted_logs,
+            self.compacted_logs - before.compacted_logs,
+            self.reclaimed_bytes - before.reclaimed_bytes,
+        )
+
+
+class Figures:
+    """Since the start; plain integers."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.rounds_without_metadata = 0
+        self.deleted_logs = 0
+        self.reclaimed_bytes = 0
+        self.minor_compactions = 0
+        self.major_compactions = 0
+        self.compacted_logs = 0
+        self.compacted_bytes = 0  # written to new logs
+        self.compaction_ms = 0
+        self.compactions_given_up = 0
+        self.forgotten_tombstones = 0
+
+
+class Collector:
+    """Garbage collection of one bookie. `fail` is the bookie's fail-stop."""
+
+    def __init__(
+        self, parts: StorageParts, deletion: Deletion, fail: Callable[[MagnetarError], None]
+    ) -> None:
+        self.figures = Figures()
+        self.survey = Survey(parts)
+        self._parts = parts
+        self._deletion = deletion
+        self._compactor = Compactor(parts)
+        self._fail = fail
+        self._history = History()
+        # Copies that were named and have not replaced their sources yet: by this process, or by one that crashed.
+        self._unsettled: list[int] = []
+        # Logs with damage that the index names: not tried again before the next major compaction.
+        self._kept_damaged: dict[int, str] = {}
+        self._pressed: frozenset[int] = frozenset()
+        self._wanted = asyncio.Event()
+        # Those who wait for a round that has not begun.
+        self._asked: list[asyncio.Future[Collected]] = []
+        self._ended = False
+
+    def open(self) -> None:
+        """Looks for what a crash left. After `EntryLogs.open`."""
+        self._unsettled = self._compactor.open()
+
+    # --- when --------------------------------------------------------------------------------------------------------
+
+    async def collect(self) -> Collected:
+        """A round now, with a major compaction whatever its schedule says."""
+        if self._ended:
+            raise ServiceNotReady("this bookie is stopping")
+        asked: asyncio.Future[Collected] = asyncio.get_running_loop().create_future()
+        self._asked.append(asked)
+        self._wanted.set()
+        return await asked
+
+    def note_space(self, nearly_full: Iterable[int]) -> None:
+        """Which ledger directories are nearly full, as the disk watch sees it. One more of them begins a round at once."""
+        pressed = frozenset(nearly_full)
+        if pressed - self._pressed and self._parts.settings.gc_interval_s:
+            self._wanted.set()
+        self._pressed = pressed
+
+    async def run(self) -> None:
+        """Rounds until it is cancelled. Ends by itself only after `fail`."""
+        asked: list[asyncio.Future[Collected]] = []
+        try:
+            try:
+                await self._settle()
+            except MagnetarError as error:
+                _log.error("a compaction that a crash cut short is finished later: %s", error)
+            while True:
+                await self._wait()
+                self._wanted.clear()
+                asked, self._asked = self._asked, []
+                await self._answer(asked)
+        except IndexFailed as failed:
+            self._fail(failed.error)
+        finally:
+            self._ended = True
+            for waiting in asked + self._asked:
+                if not waiting.done():
+                    waiting.set_exception(ServiceNotReady("this bookie is stopping"))
+                    waiting.exception()
+
+    async def _wait(self) -> None:
+        interval = self._parts.settings.gc_interval_s
+        if interval and self._pressed:
+            interval = min(interval, _PRESSED_INTERVAL_S)
+        # Not `wait_for`: in 3.11 it forgets a cancellation that comes with the event.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(interval or None):
+                await self._wanted.wait()
+
+    async def _answer(self, asked: list[asyncio.Future[Collected]]) -> None:
+        outcome: MagnetarError | None = None
+        collected = Collected()
+        try:
+            collected = await self.round(forced=bool(asked))
+        except MagnetarError as error:
+            outcome = error
+        except IndexUnreadable as unreadable:
+            outcome = unreadable.error
+        if outcome is not None:
+            _log.error("a round of garbage collection ended early: %s", outcome)
+        for waiting in asked:
+            if waiting.done():
+                continue
+            if outcome is None:
+                waiting.set_result(collected)
+            else:
+                waiting.set_exception(outcome)
+
+    # --- one round ---------------------------------------------------------------------------------------------------
+
+    async def round(self, *, forced: bool = False) -> Collected:
+        """See the module. IndexFailed: the bookie must stop; anything else: the next round tries again."""
+        figures, begun = self.figures, asyncio.get_running_loop().time()
+        before = self._done_so_far()
+        figures.rounds += 1
+        await self._settle()
+        asked = await self._delete_missing()
+        async with self._parts.checkpointer.exclusive():
+            await self.survey.purge()
+            closed = [info for info in self._parts.logs.logs() if not info.current]
+        usages = await self.survey.usages(closed)
+        plan = plan_round(usages, self._rules(), self._history, begun, forced=forced, pressed=self._pressed)
+        for log in plan.delete:
+            # The index does not name it any more, durably, since step 2.
+            await self._compactor.delete([log.log_id])
+            figures.deleted_logs += 1
+            figures.reclaimed_bytes += log.bytes
+            self.survey.logs_went([log.log_id])
+        if await self._compact(plan):
+            minor_s = begun if plan.minor else self._history.minor_s
+            self._history = History(minor_s, begun if plan.major else self._history.major_s)
+        async with self._parts.checkpointer.exclusive():
+            figures.forgotten_tombstones += await self.survey.forget_tombstones()
+        done = self._done_so_far().since(before)
+        if any(done):
+            _log.info(
+                "garbage collection: %d ledgers and %d logs deleted, %d logs compacted, %d bytes reclaimed",
+                *done[:4],
+            )
+        return done._replace(skipped=not asked)
+
+    def _done_so_far(self) -> Collected:
+        figures = self.figures
+        return Collected(
+            self._deletion.deleted, figures.deleted_logs, figures.compacted_logs, figures.reclaimed_bytes
+        )
+
+    def _rules(self) -> CompactionRules:
+        settings = self._parts.settings
+        return CompactionRules(
+            settings.minor_compaction_threshold,
+            settings.minor_compaction_interval_s,
+            settings.major_compaction_threshold,
+            settings.major_compaction_interval_s,
+            settings.entry_log_bytes,
+        )
+
+    async def _settle(self) -> None:
+        while self._unsettled:
+            await self._compactor.settle(self._unsettled[0])
+            del self._unsettled[0]
+
+    async def _delete_missing(self) -> bool:
+        """Step 1. False if metadata could not be asked."""
+        # Listed before metadata is read: a ledger that is created now must not look deleted (rule 10).
+        alive = await self.survey.list_ledgers()
+        if self._parts.existing is None or not alive:
+            return True
+        try:
+            missing = await self._parts.existing.missing(alive)
+        except MagnetarError as error:
+            self.figures.rounds_without_metadata += 1
+            _log.warning("no ledger is deleted in this round of garbage collection: %s", error)
+            return False
+        await self._deletion.delete(missing)
+        self.survey.dead.update(dict.fromkeys(missing))
+        return True
+
+    # --- compaction --------------------------------------------------------------------------------------------------
+
+    async def _compact(self, plan: Plan) -> bool:
+        """Step 5. False if something was left for want of space, so that the next round tries again."""
+        if plan.major:
+            self._kept_damaged.clear()
+        if plan.compact:
+            self.figures.major_compactions += plan.major
+            self.figures.minor_compactions += plan.minor and not plan.major
+        complete = True
+        full: dict[int, None] = {}
+        for planned in plan.compact:
+            sources = tuple(log for log in planned.sources if log.log_id not in self._kept_damaged)
+            batch = planned._replace(sources=sources)
+            if not sources:
+                continue
+            if batch.directory in full or not self._fits(batch):
+                complete = False
+                continue
+            try:
+                await self._compact_batch(batch)
+            except OutputFailed as failed:
+                self.figures.compactions_given_up += 1
+                full[batch.directory] = None
+                complete = False
+                self._output_failed(batch, failed.error)
+            except SourceDamaged as damaged:
+                self.figures.compactions_given_up += 1
+                self._kept_damaged[damaged.log_id] = str(damaged)
+                complete = complete and len(sources) == 1
+                _log.error("entry log %08x %s: it is kept", damaged.log_id, damaged)
+        return complete
+
+    async def _compact_batch(self, batch: Batch) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        copied = await self._compactor.copy(batch, self.survey.gone)
+        sources = [log.log_id for log in batch.sources]
+        if copied.log_id:
+            self._unsettled.append(copied.log_id)
+            await self._settle()
+            sources = [log_id for log_id in sources if self._parts.logs.path_of(log_id) is None]
+        else:
+            await self._compactor.flush_index()
+            await self._compactor.delete(sources)
+        figures = self.figures
+        figures.compacted_logs += len(sources)
+        figures.compacted_bytes += copied.bytes
+        figures.reclaimed_bytes += max(0, batch.bytes - copied.bytes) if sources else 0
+        figures.compaction_ms += round((loop.time() - begun) * 1000)
+        self.survey.logs_went(sources)
+
+    def _fits(self, batch: Batch) -> bool:
+        """Whether the copy leaves what flushes need; under pressure that is little, for it gives more back."""
+        settings = self._parts.settings
+        free, total = self._parts.files.free_bytes(self._parts.layout.ledgers[batch.directory])
+        if batch.directory in self._pressed:
+            reserve = (settings.disk_minimum_free_bytes + settings.write_cache_bytes) // 2
+        else:
+            reserve = max(
+                settings.disk_minimum_free_bytes, round(total * (1 - settings.disk_read_only_ratio))
+            )
+        return fits(batch, free, reserve)
+
+    def _output_failed(self, batch: Batch, error: MagnetarError) -> None:
+        _log.warning("a compaction was given up: %s", error)
+        if isinstance(error, StorageFailed) and not isinstance(error, DiskFull):
+            try:
+                self._parts.logs.fail_directory(batch.directory, error)
+            except MagnetarError as last:
+                self._fail(last)
+
+    def stats(self) -> dict[str, int]:
+        """For metrics."""
+        figures = self.figures
+        return {
+            "gc_rounds": figures.rounds,
+            "gc_rounds_without_metadata": figures.rounds_without_metadata,
+            "gc_deleted_ledgers": self._deletion.deleted,
+            "gc_deleted_logs": figures.deleted_logs,
+            "gc_reclaimed_bytes": figures.reclaimed_bytes,
+            "gc_forgotten_tombstones": figures.forgotten_tombstones,
+            "compaction_minor_runs": figures.minor_compactions,
+            "compaction_major_runs": figures.major_compactions,
+            "compaction_logs": figures.compacted_logs,
+            "compaction_bytes": figures.compacted_bytes,
+            "compaction_ms": figures.compaction_ms,
+            "compaction_given_up": figures.compactions_given_up,
+            "compaction_damaged_logs": len(self._kept_damaged),
+        }

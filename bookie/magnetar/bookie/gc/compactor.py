@@ -1,0 +1,309 @@
+"""Compaction: what is alive in some logs is copied to a new one, and the old ones are deleted. Crash-safe at every step.
+
+    1  copy     entrylog-N.compacting: every record that the index names at this very place, and the states of ledgers
+    2  sync     footer, data
+    3  name     entrylog-N.replaces (which logs), durable; then the copy gets its final name, durable
+    4  index    wherever it still names one of the old logs: the place in N; flushed
+    5  delete   the old logs, durably; then entrylog-N.replaces
+
+A crash before 3 leaves a file that means nothing. After it `settle` does 4 and 5 (again): each can be done twice. No old log
+goes before the index is durable without it (#1534). The index is compared and written in one turn, so an entry that was
+added anew meanwhile keeps its newer place.
+
+The sources must be logs of which the index knows everything: the collector lists them while no flush is under way (rule 11).
+Otherwise a record that a flush has written and not yet indexed would look like garbage, and be deleted with its log.
+
+What cannot be read in a source is never taken for garbage: if the index names a place in there the entry is reported, the
+copy given up, and the log kept until the entry was repaired or its ledger deleted (#4607).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from magnetar.proto.errors import MagnetarError
+
+from ..entry_log import STATE_ENTRY, LogInfo, LogWriter, Scanned
+from ..index import (
+    BATCH_ENTRIES,
+    LedgerRecord,
+    Location,
+    decode_ledger_record,
+    encode_ledger_record,
+)
+from .decisions import Batch
+from .parts import StorageParts
+from .places import places_of
+from .traces import (
+    compacting_path,
+    decode_replaces,
+    encode_replaces,
+    replaces_log_id,
+    replaces_path,
+    unfinished_log_id,
+)
+
+__all__ = ["Compactor", "IndexFailed", "IndexUnreadable", "OutputFailed", "SourceDamaged"]
+
+_log = logging.getLogger(__name__)
+
+
+class IndexFailed(Exception):
+    """The index could not be written: the bookie must stop."""
+
+    def __init__(self, error: MagnetarError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class IndexUnreadable(Exception):
+    """The index could not be read, so nobody can tell what is alive. Nothing was changed."""
+
+    def __init__(self, error: MagnetarError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class OutputFailed(Exception):
+    """The copy could not be written. Nothing was changed; `error` is DiskFull, or the directory is not to be trusted."""
+
+    def __init__(self, error: MagnetarError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class SourceDamaged(Exception):
+    """A live entry of the log cannot be read, so the log stays."""
+
+    def __init__(self, log_id: int, reason: str) -> None:
+        super().__init__(reason)
+        self.log_id = log_id
+
+
+class Copied(NamedTuple):
+    """A finished copy; `log_id` 0: nothing was alive, and there is none."""
+
+    log_id: int
+    bytes: int
+
+
+class Compactor:
+    """Copies one batch at a time."""
+
+    def __init__(self, parts: StorageParts) -> None:
+        self._files = parts.files
+        self._worker = parts.worker
+        self._layout = parts.layout
+        self._logs = parts.logs
+        self._index = parts.index
+        self._damage = parts.damage
+        self._bytes_per_s = parts.settings.compaction_bytes_per_s
+
+    # --- after a crash -----------------------------------------------------------------------------------------------
+
+    def open(self) -> list[int]:
+        """Deletes the copies that a crash cut short. The copies that `settle` has to see to, in no hurry.
+
+        After `EntryLogs.open`, and before anything is written. Raises StorageFailed, DataDirectoryError.
+        """
+        found: list[int] = []
+        for directory in self._layout.ledgers:
+            gone = False
+            for name in self._files.list(directory):
+                log_id = replaces_log_id(name)
+                if unfinished_log_id(name) is not None or (
+                    log_id is not None and self._logs.path_of(log_id) is None
+                ):
+                    self._files.delete(os.path.join(directory, name))
+                    gone = True
+                elif log_id is not None:
+                    found.append(log_id)
+            if gone:
+                self._files.sync_directory(directory)
+        return found
+
+    async def settle(self, log_id: int) -> list[int]:
+        """Steps 4 and 5 for the copy `log_id`; returns the logs that it replaced. IndexFailed, or what the files raise.
+
+        A copy that cannot be read as a whole replaces nothing: it stays beside its sources.
+        """
+        path = self._logs.path_of(log_id)
+        assert path is not None
+        trace = replaces_path(os.path.dirname(path), log_id)
+        sources = decode_replaces(self._files.read(trace), log_id) or []
+        if await self._point_to(log_id, sources):
+            await self.delete(sources)
+        else:
+            _log.error("entry log %08x, a copy, is damaged: the logs that it was made from stay", log_id)
+            sources = []
+        await self._worker.delete(trace)
+        await self._worker.sync(os.path.dirname(trace))
+        return sources
+
+    # --- a batch -----------------------------------------------------------------------------------------------------
+
+    async def copy(self, batch: Batch, gone: Callable[[int], bool]) -> Copied:
+        """Steps 1 to 3, leaving out ledgers that are `gone`; `settle` must follow.
+
+        OutputFailed, IndexUnreadable, SourceDamaged: nothing has changed.
+        """
+        directory = self._layout.ledgers[batch.directory]
+        try:
+            log_id = self._logs.take_log_id()
+        except MagnetarError as error:
+            raise OutputFailed(error) from error
+        writer = LogWriter(self._worker, compacting_path(directory, log_id), log_id)
+        try:
+            await self._copy_live(batch, gone, writer)
+            if writer.position:
+                await self._name(batch, writer, directory)
+        except MagnetarError as error:
+            await self._give_up(writer)
+            raise OutputFailed(error) from error
+        except (OutputFailed, IndexUnreadable, SourceDamaged):
+            await self._give_up(writer)
+            raise
+        finally:
+            writer.close()
+        return Copied(log_id if writer.position else 0, writer.position)
+
+    async def _copy_live(self, batch: Batch, gone: Callable[[int], bool], writer: LogWriter) -> None:
+        states: dict[int, LedgerRecord] = {}
+        for source in batch.sources:
+            unreadable: list[Scanned] = []
+            try:
+                async for scanned in self._logs.scan(source.log_id, bytes_per_s=self._bytes_per_s):
+                    await self._copy_slice(source.log_id, scanned, gone, writer, states, unreadable)
+            except MagnetarError as error:
+                raise SourceDamaged(source.log_id, f"cannot be read: {error}") from error
+            if unreadable:
+                await self._check_unreadable(source.log_id, unreadable, gone)
+        rows = [(ledger_id, STATE_ENTRY, encode_ledger_record(state)) for ledger_id, state in states.items()]
+        for start in range(0, len(rows), BATCH_ENTRIES):
+            await self._append(writer, rows[start : start + BATCH_ENTRIES])
+
+    async def _copy_slice(
+        self,
+        log_id: int,
+        scanned: Sequence[Scanned],
+        gone: Callable[[int], bool],
+        writer: LogWriter,
+        states: dict[int, LedgerRecord],
+        unreadable: list[Scanned],
+    ) -> None:
+        entries: list[Scanned] = []
+        try:
+            for record in scanned:
+                if record.data is None:
+                    unreadable.append(record)  # what is torn as well: the index has the last word
+                elif gone(record.ledger_id):
+                    continue
+                elif record.entry_id == STATE_ENTRY:
+                    state = decode_ledger_record(record.data)
+                    known = states.get(record.ledger_id)
+                    states[record.ledger_id] = state if known is None else known.merged(state)
+                else:
+                    entries.append(record)
+            places = places_of(self._index, entries)
+        except MagnetarError as error:
+            raise IndexUnreadable(error) from error
+        live = [
+            (record.ledger_id, record.entry_id, record.data or b"")
+            for record, place in zip(entries, places, strict=True)
+            if place is not None and place.log_id == log_id and place.offset == record.offset
+        ]
+        if live:
+            await self._append(writer, live)
+
+    async def _append(self, writer: LogWriter, records: list[tuple[int, int, bytes]]) -> None:
+        try:
+            await writer.append(records)
+        except MagnetarError as error:
+            raise OutputFailed(error) from error
+
+    async def _check_unreadable(
+        self, log_id: int, ranges: Sequence[Scanned], gone: Callable[[int], bool]
+    ) -> None:
+        """SourceDamaged if the index names a place in one of the ranges. Reads the whole index: damage is rare."""
+        found = 0
+        after: tuple[int, int] | None = None
+        path = self._logs.path_of(log_id) or f"{log_id:08x}"
+        while True:
+            try:
+                rows = self._index.walk(after)
+            except MagnetarError as error:
+                raise IndexUnreadable(error) from error
+            if not rows:
+                break
+            after = rows[-1][:2]
+            for ledger_id, entry_id, place in rows:
+                if place.log_id == log_id and not gone(ledger_id) and _within(place, ranges):
+                    found += 1
+                    reason = "it cannot be read, so its log is not compacted"
+                    self._damage.report(ledger_id, entry_id, where=path, reason=reason)
+            await asyncio.sleep(0)
+        if found:
+            raise SourceDamaged(log_id, f"holds {found} damaged entries that are not written elsewhere")
+
+    async def _name(self, batch: Batch, writer: LogWriter, directory: str) -> None:
+        """Step 3: from here on the copy counts."""
+        await writer.finish()
+        await writer.sync()
+        path = self._layout.entry_log(batch.directory, writer.log_id)
+        sources = [source.log_id for source in batch.sources]
+        # Before the copy has a name that counts, so that none is ever found without it.
+        await self._worker.replace(
+            replaces_path(directory, writer.log_id), encode_replaces(writer.log_id, sources)
+        )
+        await self._worker.rename(writer.path, path)
+        await self._worker.sync(directory)
+        self._logs.adopt(LogInfo(writer.log_id, batch.directory, path, writer.position, False))
+
+    async def _give_up(self, writer: LogWriter) -> None:
+        """The file goes now, a full disk needs the space; whatever fails here a start sees to."""
+        with contextlib.suppress(MagnetarError):
+            await self._worker.delete(writer.path)
+
+    async def _point_to(self, log_id: int, sources: Sequence[int]) -> bool:
+        """Step 4. False if the copy has a record that cannot be read: then no source may be deleted."""
+        old = frozenset(sources)
+        whole = True
+        async for scanned in self._logs.scan(log_id, bytes_per_s=self._bytes_per_s):
+            whole = whole and all(record.data is not None for record in scanned)
+            entries = [
+                record for record in scanned if record.data is not None and record.entry_id != STATE_ENTRY
+            ]
+            try:
+                # One turn of the loop: nothing else writes to the index in between.
+                moved = [
+                    (record.ledger_id, record.entry_id, place, Location(log_id, record.offset, record.length))
+                    for record, place in zip(entries, places_of(self._index, entries), strict=True)
+                    if place is not None and place.log_id in old
+                ]
+                for start in range(0, len(moved), BATCH_ENTRIES):
+                    self._index.replace_locations(moved[start : start + BATCH_ENTRIES])
+            except MagnetarError as error:
+                raise IndexFailed(error) from error
+        await self.flush_index()
+        return whole
+
+    async def flush_index(self) -> None:
+        """What the index says of places is durable when it returns. IndexFailed."""
+        try:
+            await self._index.flush_locations()
+        except MagnetarError as error:
+            raise IndexFailed(error) from error
+
+    async def delete(self, log_ids: Sequence[int]) -> None:
+        """Deletes logs that the index, as it is on disk, does not name. Durable when it returns."""
+        for log_id in log_ids:
+            await self._logs.delete(log_id)
+
+
+def _within(place: Location, ranges: Sequence[Scanned]) -> bool:
+    return any(found.offset <= place.offset < found.offset + found.length for found in ranges)

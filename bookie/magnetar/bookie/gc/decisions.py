@@ -1,0 +1,161 @@
+"""What a round of garbage collection does with the entry logs: pure arithmetic over their statistics.
+
+A log whose ledgers are all gone is deleted. One that is mostly garbage is compacted: what is alive is copied to a new log.
+
+    minor  below 0.2 alive, every hour     gets most for least work
+    major  below 0.5 alive, every day      writes at most as much as it frees
+    ahead of schedule (major)              in a directory that is nearly full, and when an operator asks
+
+Example: logs of 1 GB with 0, 100, 300 and 900 MB alive. Every round deletes the first; an hourly one copies 100 MB for 1 GB
+of space; a daily one copies the 100 and the 300 MB into one new log; nothing ever touches the last one.
+
+The emptiest logs come first: they free most per byte written, which also makes room for those that follow. How many bytes
+are alive is estimated by ledger (an entry that was written twice counts twice), unless the scrub has measured it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+__all__ = [
+    "MAX_SOURCES",
+    "Batch",
+    "CompactionRules",
+    "History",
+    "LogUsage",
+    "Plan",
+    "fits",
+    "live_bytes",
+    "plan_round",
+]
+
+# Their ids stand in the name of the new log, 9 characters each (FORMATS.md).
+MAX_SOURCES = 16
+# What a copy takes besides the records: header, footer with a row for each of 100,000 ledgers.
+_COPY_OVERHEAD_BYTES = 2 << 20
+
+
+class LogUsage(NamedTuple):
+    """One closed log. `live_bytes`: of records whose ledger is not deleted."""
+
+    log_id: int
+    directory: int
+    bytes: int
+    live_bytes: int
+    # False: a part of it cannot be read, so what is in there is not known. Only a compaction, which looks at the index for
+    # every byte of it, may let go of such a log.
+    whole: bool = True
+
+    @property
+    def live_ratio(self) -> float:
+        """Part of the file that is alive."""
+        return self.live_bytes / self.bytes if self.bytes else 0.0
+
+
+class CompactionRules(NamedTuple):
+    """From the settings. A threshold or an interval of 0 turns that compaction off; a forced round minds the first alone."""
+
+    minor_threshold: float = 0.2
+    minor_interval_s: float = 3600.0
+    major_threshold: float = 0.5
+    major_interval_s: float = 86400.0
+    # Sources are put together into one copy up to this size.
+    entry_log_bytes: int = 1 << 30
+
+
+class History(NamedTuple):
+    """Loop times of the last compactions of each kind; -inf: never since the start, so it is due."""
+
+    minor_s: float = -math.inf
+    major_s: float = -math.inf
+
+
+class Batch(NamedTuple):
+    """Logs of one directory that are compacted into one."""
+
+    directory: int
+    sources: tuple[LogUsage, ...]
+
+    @property
+    def live_bytes(self) -> int:
+        """About what will be written."""
+        return sum(log.live_bytes for log in self.sources)
+
+    @property
+    def bytes(self) -> int:
+        """What the sources take now."""
+        return sum(log.bytes for log in self.sources)
+
+
+class Plan(NamedTuple):
+    """What to do, in this order. `minor`, `major`: these count as done for all directories."""
+
+    delete: tuple[LogUsage, ...]
+    compact: tuple[Batch, ...]
+    minor: bool
+    major: bool
+
+
+def live_bytes(
+    bytes_by_ledger: Mapping[int, int], dead: AbstractSet[int], measured: int | None = None
+) -> int:
+    """Bytes of the ledgers that are not `dead`, or what the scrub measured if that is less."""
+    alive = sum(size for ledger_id, size in bytes_by_ledger.items() if ledger_id not in dead)
+    return alive if measured is None else min(alive, measured)
+
+
+def plan_round(
+    logs: Sequence[LogUsage],
+    rules: CompactionRules,
+    history: History,
+    now_s: float,
+    *,
+    forced: bool = False,
+    pressed: AbstractSet[int] = frozenset(),
+) -> Plan:
+    """`pressed`: directories that are nearly full. Logs may come in any order."""
+    minor = _due(rules.minor_threshold, rules.minor_interval_s, now_s - history.minor_s, forced)
+    major = _due(rules.major_threshold, rules.major_interval_s, now_s - history.major_s, forced)
+    threshold = rules.major_threshold if major else rules.minor_threshold if minor else 0.0
+    pressed_threshold = rules.major_threshold if rules.major_interval_s else threshold
+    delete: list[LogUsage] = []
+    sparse: dict[int, list[LogUsage]] = {}
+    for log in sorted(logs, key=lambda log: (log.live_ratio, log.log_id)):
+        limit = max(threshold, pressed_threshold) if log.directory in pressed else threshold
+        if not log.live_bytes and log.whole:
+            delete.append(log)
+        elif log.live_ratio < limit:
+            sparse.setdefault(log.directory, []).append(log)
+    batches = [
+        batch for directory in sorted(sparse) for batch in _batches(directory, sparse[directory], rules)
+    ]
+    # A stable sort: of one directory they stay in order.
+    batches.sort(key=lambda batch: batch.live_bytes / max(1, batch.bytes))
+    return Plan(tuple(delete), tuple(batches), minor or major, major)
+
+
+def fits(batch: Batch, free_bytes: int, reserve_bytes: int) -> bool:
+    """Whether the copy can be written without eating into what flushes need. The sources are deleted after it only."""
+    return batch.live_bytes + _COPY_OVERHEAD_BYTES + reserve_bytes <= free_bytes
+
+
+def _due(threshold: float, interval_s: float, since_s: float, forced: bool) -> bool:
+    return bool(threshold) and (forced or (interval_s > 0 and since_s >= interval_s))
+
+
+def _batches(directory: int, logs: Sequence[LogUsage], rules: CompactionRules) -> list[Batch]:
+    found: list[Batch] = []
+    sources: list[LogUsage] = []
+    size = 0
+    for log in logs:
+        if sources and (size + log.live_bytes > rules.entry_log_bytes or len(sources) == MAX_SOURCES):
+            found.append(Batch(directory, tuple(sources)))
+            sources, size = [], 0
+        sources.append(log)
+        size += log.live_bytes
+    if sources:
+        found.append(Batch(directory, tuple(sources)))
+    return found

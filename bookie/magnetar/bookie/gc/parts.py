@@ -1,0 +1,37 @@
+"""What garbage collection works on: the parts of one bookie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from magnetar.runtime.clock import Clock
+from magnetar.runtime.files import Files
+
+from ..checkpoint import Checkpointer
+from ..disk_worker import DiskWorker
+from ..entry_log import EntryLogs
+from ..index import LocationIndex
+from ..layout import DataLayout
+from ..ledgers import LedgerStates
+from ..scrub.damage import Damage
+from ..settings import BookieSettings
+from .existing_ledgers import ExistingLedgers
+
+__all__ = ["StorageParts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageParts:
+    """All owned by the bookie."""
+
+    settings: BookieSettings
+    files: Files
+    worker: DiskWorker
+    clock: Clock
+    layout: DataLayout
+    logs: EntryLogs
+    index: LocationIndex
+    ledgers: LedgerStates
+    checkpointer: Checkpointer
+    damage: Damage
+    existing: ExistingLedgers | None

@@ -1,0 +1,72 @@
+"""What counts as "this ledger was deleted"."""
+
+import asyncio
+
+import pytest
+
+from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.metadata.paths import LEDGERS_PATH, ledger_of_name, ledger_path
+from magnetar.proto.errors import FinalError, RequestTimeout, StorageFailed
+
+
+async def store_with(*ledger_ids: int) -> MemoryMetadataStore:
+    store = MemoryMetadataStore()
+    for ledger_id in ledger_ids:
+        await store.create(ledger_path(ledger_id), b"metadata")
+    return store
+
+
+async def test_ledgers_that_metadata_does_not_list_are_missing_in_the_order_asked() -> None:
+    ledgers = MetadataLedgers(await store_with(1, 3, 7))
+    assert await ledgers.missing([9, 1, 2, 3, 0]) == [9, 2, 0]
+    assert await ledgers.missing([]) == []
+
+
+async def test_a_ledger_that_a_listing_left_out_is_looked_for_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = await store_with(1, 2)
+
+    async def children(path: str) -> list[str]:
+        return [ledger_path(1).rpartition("/")[2]]
+
+    monkeypatch.setattr(store, "children", children)
+    assert await MetadataLedgers(store).missing([1, 2, 3]) == [3]
+
+
+async def test_rule_10_an_error_of_the_store_is_not_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await store_with(1)
+
+    async def children(path: str) -> list[str]:
+        raise StorageFailed("the metadata cannot be read")
+
+    monkeypatch.setattr(store, "children", children)
+    with pytest.raises(StorageFailed):
+        await MetadataLedgers(store).missing([1])
+
+
+async def test_rule_10_a_timeout_is_not_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await store_with(1)
+
+    async def children(path: str) -> list[str]:
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(store, "children", children)
+    with pytest.raises(RequestTimeout):
+        await MetadataLedgers(store, timeout_s=0.01).missing([1])
+
+
+async def test_a_name_that_this_release_does_not_know_stops_deleting() -> None:
+    store = await store_with(1)
+    await store.create(f"{LEDGERS_PATH}/00/0002", b"from a later release")
+    with pytest.raises(FinalError, match="upgrade"):
+        await MetadataLedgers(store).missing([1, 2])
+
+
+def test_names_of_ledgers() -> None:
+    name = ledger_path(2**63).rpartition("/")[2]
+    assert ledger_of_name(name) == 2**63
+    for other in ("", "1", "x" * 20, "-" + "0" * 19, "\u0661" * 20, "0" * 21):
+        assert ledger_of_name(other) is None
