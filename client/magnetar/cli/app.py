@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .bookie_tools import tools_app
 from .flags import FLAGS, SUMMARIES
 from .options import DEFAULT_URL, Count, Force, Json, Start, Timeout, Topic, Url, Yes
 
@@ -45,8 +46,11 @@ def magnetar(
 
 def _add_daemon(command: str) -> None:
     """A command whose options are the table in `flags`. It runs only with --help: see `main.main`."""
+    group = command == "bookie"  # with the operator's commands below it
 
-    def run(**values: str | list[str] | None) -> None:
+    def run(context: typer.Context, **values: str | list[str] | None) -> None:
+        if context.invoked_subcommand is not None:
+            return
         from .daemons import main
 
         line: list[str] = []
@@ -56,7 +60,9 @@ def _add_daemon(command: str) -> None:
                 line += [option, text]
         raise typer.Exit(main(command, line))
 
-    parameters = []
+    parameters = [
+        inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    ]
     for flag in FLAGS[command]:
         hint = list[str] if flag.setting == "set" else str
         option = typer.Option(flag.option, help=flag.help, metavar=flag.metavar, show_default=False)
@@ -70,7 +76,11 @@ def _add_daemon(command: str) -> None:
         )
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command(command, help=SUMMARIES[command], rich_help_panel="Daemons")(run)
+    if group:
+        tools_app.callback(invoke_without_command=True, help=SUMMARIES[command])(run)
+        app.add_typer(tools_app, name=command, rich_help_panel="Daemons")
+    else:
+        app.command(command, help=SUMMARIES[command], rich_help_panel="Daemons")(run)
 
 
 for _command in FLAGS:

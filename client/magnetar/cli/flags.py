@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from magnetar.proto.errors import InvalidSetting
 
+from .main import BOOKIE_COMMANDS
 from .settings import parse_assignment
 
 
@@ -67,7 +68,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
 }
 SUMMARIES = {
     "standalone": "Run the whole service in one process: metadata, bookie, broker, metrics.",
-    "bookie": "Run a bookie: it stores ledgers for brokers.",
+    "bookie": "Run a bookie: it stores ledgers for brokers. With a subcommand: look after a stopped one.",
     "broker": "Run a broker with the embedded metadata store, on separate bookies.",
 }
 
@@ -93,6 +94,7 @@ class ParsedFlags:
 
 def parse_flags(command: str, line: Sequence[str]) -> ParsedFlags:
     """Reads `--name value` and `--name=value`. Raises UsageError or InvalidSetting."""
+    subcommands = BOOKIE_COMMANDS if command == "bookie" else ()
     known = {flag.option: flag for flag in FLAGS[command]}
     parsed = ParsedFlags()
     rest = list(line)
@@ -100,8 +102,10 @@ def parse_flags(command: str, line: Sequence[str]) -> ParsedFlags:
         option, equals, value = rest.pop(0).partition("=")
         flag = known.get(option)
         if flag is None:
-            close = difflib.get_close_matches(option, known, n=1)
+            close = difflib.get_close_matches(option, [*known, *subcommands], n=1)
             hint = f"did you mean {close[0]}?" if close else f"see magnetar {command} --help"
+            if option in subcommands:
+                hint = f"it comes first: magnetar {command} {option} ..."
             what = "option" if option.startswith("-") else "argument"
             raise UsageError(f"magnetar {command} has no {what} {option}; {hint}")
         if not equals:

@@ -1,7 +1,8 @@
 """Entry point of the command `magnetar`: everything behind it is imported late.
 
 The thin install brings this module but not typer and rich; then it says in one line what to install. Daemons take the short
-way past typer (`flags`), everything else goes to magnetar.cli.app.
+way past typer (`flags`), everything else goes to magnetar.cli.app. `magnetar bookie` is a daemon, and a family of commands
+for its operator when a subcommand follows.
 """
 
 import importlib
@@ -9,14 +10,32 @@ import sys
 
 REQUIRED = ("typer", "rich")
 DAEMONS = ("standalone", "bookie", "broker")
+# Of `magnetar bookie`: they work on a stopped one.
+BOOKIE_COMMANDS = (
+    "info",
+    "ledgers",
+    "read",
+    "journal",
+    "entrylog",
+    "index",
+    "verify",
+    "convert-to-read-only",
+    "cookie",
+)
 _HELP = ("-h", "--help")
+
+
+def _is_daemon(line: list[str]) -> bool:
+    if not line or line[0] not in DAEMONS or any(option in line for option in _HELP):
+        return False
+    return not (line[0] == "bookie" and len(line) > 1 and line[1] in BOOKIE_COMMANDS)
 
 
 def main() -> None:
     """Run the command line; exit 1 with one line when the `server` extra is not installed."""
     line = sys.argv[1:]
     try:
-        if line and line[0] in DAEMONS and not any(option in line for option in _HELP):
+        if _is_daemon(line):
             daemons = importlib.import_module("magnetar.cli.daemons")
             sys.exit(daemons.main(line[0], line[1:]))
         for name in REQUIRED:

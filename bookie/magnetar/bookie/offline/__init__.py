@@ -1,0 +1,55 @@
+"""A stopped bookie's directories, looked at and changed by an operator: what `magnetar bookie SUBCOMMAND` does.
+
+Typed results, no printing. `StoppedBookie.open` takes the bookie's lock; everything else takes a StoppedBookie. What only
+looks leaves nothing behind: no byte and no name below the bookie's directories changes, the lock file apart.
+"""
+
+from .entries import StoredEntry, read_entries
+from .entry_logs import LogBroken, LogEnd, LogHeader, LogLedger, LogRecord, find_log, walk_entry_log
+from .identity import DirectoryState, check_identity, inspect_directories
+from .journaled import Journaled, JournaledLedger, JournalPlace
+from .journals import (
+    JournalDirectory,
+    JournalFile,
+    JournalGap,
+    JournalRecord,
+    journal_directories,
+    read_mark,
+    walk_journals,
+)
+from .ledgers import LedgerSummary, list_ledgers
+from .stopped import LogFile, StoppedBookie
+from .verify import Check, Finding, Verification, verify
+
+__all__ = [
+    "Check",
+    "DirectoryState",
+    "Finding",
+    "JournalDirectory",
+    "JournalFile",
+    "JournalGap",
+    "JournalPlace",
+    "JournalRecord",
+    "Journaled",
+    "JournaledLedger",
+    "LedgerSummary",
+    "LogBroken",
+    "LogEnd",
+    "LogFile",
+    "LogHeader",
+    "LogLedger",
+    "LogRecord",
+    "StoppedBookie",
+    "StoredEntry",
+    "Verification",
+    "check_identity",
+    "find_log",
+    "inspect_directories",
+    "journal_directories",
+    "list_ledgers",
+    "read_entries",
+    "read_mark",
+    "verify",
+    "walk_entry_log",
+    "walk_journals",
+]

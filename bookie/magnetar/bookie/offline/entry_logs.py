@@ -1,0 +1,285 @@
+"""The entry logs of a stopped bookie: records, whether the index points to them, damage, footer, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFailed
+from magnetar.runtime.files import File
+
+from ..entry_log.records import (
+    FOOTER_END_BYTES,
+    LOG_HEADER_BYTES,
+    LOG_VERSIONS,
+    RECORD_HEADER_BYTES,
+    STATE_ENTRY,
+    SYNCED_ENTRY,
+    Footer,
+    Scanned,
+    decode_footer,
+    footer_bytes,
+    log_version,
+)
+from ..entry_log.scan import scan_log
+from ..index import LedgerRecord, Location, decode_ledger_record
+from .index_view import IndexView
+from .journals import Progress, no_progress
+from .stopped import LogFile, StoppedBookie
+
+__all__ = [
+    "LogBroken",
+    "LogEnd",
+    "LogHeader",
+    "LogLedger",
+    "LogRecord",
+    "find_log",
+    "walk_entry_log",
+]
+
+
+_SECTOR_BYTES = 4096
+
+
+class LogHeader(NamedTuple):
+    """First item. `damage` is empty when the log begins as it should."""
+
+    log_id: int
+    path: str
+    bytes: int
+    version: int
+    damage: str
+
+
+class LogRecord(NamedTuple):
+    """A good record. `type`: "entry", "state" (of a ledger: `content`) or "synced" (all before it was durable then).
+
+    `bytes` is the length of the entry. `live`: the index points to this very record; None without an index.
+    """
+
+    log_id: int
+    position: int
+    type: str
+    ledger_id: int
+    entry_id: int
+    bytes: int
+    live: bool | None
+    content: str
+    state: LedgerRecord | None
+
+
+class LogBroken(NamedTuple):
+    """Bytes without a good record. `torn`: nothing there was ever synced. Else it is damage.
+
+    Ids are what the first bytes claim, -1 if they say nothing; `live`: the index has that entry at this very place.
+    """
+
+    log_id: int
+    position: int
+    bytes: int
+    torn: bool
+    ledger_id: int
+    entry_id: int
+    live: bool
+
+
+class LogLedger(NamedTuple):
+    """What a log has of one ledger. Bytes of records, headers included."""
+
+    ledger_id: int
+    records: int
+    bytes: int
+    live: int
+
+
+class LogEnd(NamedTuple):
+    """Last item: the sums. `footer`: True good, False damaged, None: the log was not closed. `damage`: of the footer."""
+
+    log_id: int
+    records: int
+    record_bytes: int
+    live: int
+    live_bytes: int
+    footer: bool | None
+    damaged: int
+    torn_bytes: int
+    ledgers: dict[int, LogLedger]
+    damage: str
+
+
+def find_log(bookie: StoppedBookie, text: str) -> LogFile:
+    """By id (hexadecimal), name or path. DataDirectoryError when there is none."""
+    logs = bookie.logs()
+    name = text.rpartition("/")[2]
+    for log in logs:
+        if text == log.path or log.path.endswith(f"/{name}"):
+            return log
+    try:
+        wanted = int(name, 16)
+    except ValueError:
+        wanted = -1
+    for log in logs:
+        if log.log_id == wanted:
+            return log
+    known = f"{logs[0].log_id:08x} to {logs[-1].log_id:08x}" if logs else "none"
+    raise DataDirectoryError(f"there is no entry log {text} in {bookie.layout.root}; here are {known}")
+
+
+def walk_entry_log(
+    bookie: StoppedBookie, log: LogFile, *, index: IndexView | None = None, progress: Progress = no_progress
+) -> Iterator[LogHeader | LogRecord | LogBroken | LogEnd]:
+    """A LogHeader, what stands in the log in order, a LogEnd. `index` None takes the bookie's if it can be opened.
+
+    Raises StorageFailed when the log or the index cannot be read.
+    """
+    if index is None:
+        try:
+            index = bookie.index
+        except (DataDirectoryError, StorageFailed):
+            index = None
+    return _LogWalk(bookie, log, index, progress).run()
+
+
+class _LogWalk:
+    def __init__(
+        self, bookie: StoppedBookie, log: LogFile, index: IndexView | None, progress: Progress
+    ) -> None:
+        self._bookie = bookie
+        self._log = log
+        self._index = index
+        self._progress = progress
+        self._ledgers: dict[int, LogLedger] = {}
+        self._records = self._live = self._live_bytes = self._damaged = self._torn_bytes = 0
+
+    def run(self) -> Iterator[LogHeader | LogRecord | LogBroken | LogEnd]:
+        log = self._log
+        file = self._bookie.files.open(log.path, read_only=True)
+        try:
+            size = file.size()
+            version = log_version(file.read_at(0, LOG_HEADER_BYTES), log.log_id)
+            yield LogHeader(log.log_id, log.path, size, version, _header_damage(version, size))
+            footer, footer_state = _read_footer(file, size, log.log_id)
+            for found in scan_log(_Readable(file).read_at, size, log.log_id):
+                self._progress(f"entry log {log.log_id:08x}", found.offset, size)
+                yield self._found(found)
+            yield self._end(footer, footer_state)
+        finally:
+            file.close()
+
+    def _found(self, found: Scanned) -> LogRecord | LogBroken:
+        log_id = self._log.log_id
+        if found.data is None:
+            if found.torn:
+                self._torn_bytes += found.length
+            else:
+                self._damaged += 1
+            live = self._is_live(found, claimed=True)
+            return LogBroken(
+                log_id, found.offset, found.length, found.torn, found.ledger_id, found.entry_id, bool(live)
+            )
+        kind = {STATE_ENTRY: "state", SYNCED_ENTRY: "synced"}.get(found.entry_id, "entry")
+        is_live = self._is_live(found) if kind == "entry" else None
+        self._count(found, bool(is_live))
+        state, content = None, ""
+        if kind == "state":
+            state, content = _state(found.data)
+        entry_id = found.entry_id if kind == "entry" else -1
+        return LogRecord(
+            log_id, found.offset, kind, found.ledger_id, entry_id, found.length, is_live, content, state
+        )
+
+    def _is_live(self, found: Scanned, *, claimed: bool = False) -> bool | None:
+        if self._index is None or found.ledger_id < 0 or found.entry_id < 0:
+            return None
+        try:
+            location = self._index.get(found.ledger_id, found.entry_id)
+        except StorageFailed:
+            if claimed:
+                return None
+            raise
+        if location is None or claimed:
+            return location is not None and location[:2] == (self._log.log_id, found.offset)
+        return location == Location(self._log.log_id, found.offset, found.length)
+
+    def _count(self, found: Scanned, live: bool) -> None:
+        size = RECORD_HEADER_BYTES + found.length
+        self._records += 1
+        if live:
+            self._live += 1
+            self._live_bytes += size
+        if found.entry_id == SYNCED_ENTRY:
+            return
+        known = self._ledgers.get(found.ledger_id) or LogLedger(found.ledger_id, 0, 0, 0)
+        self._ledgers[found.ledger_id] = LogLedger(
+            found.ledger_id, known.records + 1, known.bytes + size, known.live + live
+        )
+
+    def _end(self, footer: Footer | None, footer_state: bool | None) -> LogEnd:
+        damage = "the footer is damaged" if footer_state is False else ""
+        counted = {ledger_id: row.bytes for ledger_id, row in self._ledgers.items()}
+        if footer is not None and not self._damaged and footer.ledgers != counted:
+            damage = "the footer does not say what the log holds"
+        return LogEnd(
+            self._log.log_id,
+            self._records,
+            sum(counted.values()),
+            self._live,
+            self._live_bytes,
+            footer_state,
+            self._damaged,
+            self._torn_bytes,
+            self._ledgers,
+            damage,
+        )
+
+
+def _read_footer(file: File, size: int, log_id: int) -> tuple[Footer | None, bool | None]:
+    length = footer_bytes(file.read_at(max(size - FOOTER_END_BYTES, 0), FOOTER_END_BYTES))
+    if not length or length > size:
+        return None, None
+    footer = decode_footer(file.read_at(size - length, length), log_id, size)
+    return footer, footer is not None
+
+
+class _Readable:
+    """Reads around sectors that cannot be read: they are zeros here, where no record is good."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        try:
+            return self._file.read_at(offset, length)
+        except StorageFailed:
+            parts: list[bytes] = []
+            end = offset + length
+            while offset < end:
+                step = min(_SECTOR_BYTES - offset % _SECTOR_BYTES, end - offset)
+                try:
+                    parts.append(self._file.read_at(offset, step))
+                except StorageFailed:
+                    parts.append(bytes(step))
+                offset += step
+            return b"".join(parts)
+
+
+def _header_damage(version: int, size: int) -> str:
+    if version in LOG_VERSIONS or not size:
+        return ""
+    if version:
+        return f"it has version {version}, this program reads {LOG_VERSIONS[0]} to {LOG_VERSIONS[-1]}"
+    return "it does not begin as an entry log does"
+
+
+def _state(data: bytes) -> tuple[LedgerRecord | None, str]:
+    try:
+        state = decode_ledger_record(data)
+    except MagnetarError as error:
+        return None, error.message
+    parts = ["fenced"] if state.fenced else []
+    parts += ["incomplete"] if state.unknown else []
+    parts += [f"deleted at {state.deleted_at_ms} ms"] if state.deleted_at_ms else []
+    parts.append(
+        f"explicit LAC {state.explicit_lac} last entry {state.last_entry} LAC {state.last_add_confirmed}"
+    )
+    return state, ", ".join(parts)

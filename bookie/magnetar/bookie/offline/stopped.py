@@ -1,0 +1,152 @@
+"""A stopped bookie's directories, held by their lock while they are looked at."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import NamedTuple
+
+from magnetar.proto.errors import DataDirectoryError
+from magnetar.runtime.files import FileLock, Files, wait_for_lock
+
+from ..cookie import Cookie, decode_cookie
+from ..layout import DataLayout
+from ..settings import BookieSettings
+from .index_view import IndexView
+
+__all__ = ["LogFile", "StoppedBookie"]
+
+# Helpers of a daemon that was killed end within some milliseconds.
+_WAIT_FOR_HELPERS_S = 1.0
+
+
+class LogFile(NamedTuple):
+    """An entry log; `directory` is a number of `layout.ledgers`."""
+
+    log_id: int
+    directory: int
+    path: str
+    bytes: int
+
+
+class StoppedBookie:
+    """Takes the bookie's lock, so that none can start meanwhile, and reads. Made by `open`; close it."""
+
+    def __init__(self, settings: BookieSettings, files: Files, layout: DataLayout, lock: FileLock) -> None:
+        """For `open`."""
+        self.settings = settings
+        self.files = files
+        self.layout = layout
+        self._lock = lock
+        self._cookie: Cookie | None = None
+        self._index: IndexView | None = None
+        self._logs: list[LogFile] | None = None
+        self._paths: dict[int, str] | None = None
+
+    @classmethod
+    async def open(cls, settings: BookieSettings, files: Files) -> StoppedBookie:
+        """Raises DataDirectoryError: not a bookie's directory, or its bookie runs."""
+        layout = DataLayout.of(settings)
+        if not files.exists(layout.root):
+            parent = os.path.dirname(layout.root)
+            if files.exists(os.path.join(parent, "mark")):  # --data named the bookie's own part of it
+                hint = f"did you mean --data {os.path.dirname(parent) or '.'}?"
+            else:
+                hint = "--data takes what the daemon was given"
+            raise DataDirectoryError(f"{layout.root} does not exist; {hint}", path=layout.root)
+        names = (layout.cookie, layout.mark, layout.index, *layout.journals, *layout.ledgers)
+        if not any(map(files.exists, names)):
+            raise DataDirectoryError(
+                f"{layout.root} is not the data directory of a bookie; --data takes what the daemon was given",
+                path=layout.root,
+            )
+        try:
+            lock = await wait_for_lock(files, layout.lock, _WAIT_FOR_HELPERS_S)
+        except DataDirectoryError as error:
+            if not error.details.get("locked"):
+                raise
+            holder = error.details.get("holder")
+            process = f"process {holder}" if holder else "another process"
+            cure = f"kill {holder}, then try again" if holder else "stop it, then try again"
+            raise DataDirectoryError(
+                f"the bookie in {layout.root} is in use by {process}; this command needs it stopped: {cure}",
+                path=layout.root,
+                locked=True,
+                holder=holder,
+            ) from None
+        return cls(settings, files, layout, lock)
+
+    @property
+    def cookie(self) -> Cookie:
+        """Whose directory it is. DataDirectoryError when the cookie is missing or damaged."""
+        if self._cookie is None:
+            path = self.layout.cookie
+            if not self.files.exists(path):
+                raise DataDirectoryError(
+                    f"{self.layout.root} holds data but no cookie; restore {path}", path=path
+                )
+            self._cookie = decode_cookie(self.files.read(path), path)
+        return self._cookie
+
+    @property
+    def index(self) -> IndexView:
+        """Opened on first use. DataDirectoryError when it is missing, damaged or another bookie's."""
+        if self._index is None:
+            index = IndexView(self.layout.index)
+            try:
+                instance = index.instance()
+                if instance is not None and instance != self.cookie.instance:
+                    raise DataDirectoryError(
+                        f"the index {self.layout.index} belongs to another bookie; `magnetar bookie index rebuild` "
+                        "makes it anew from the entry logs",
+                        path=self.layout.index,
+                    )
+            except BaseException:
+                index.close()
+                raise
+            self._index = index
+        return self._index
+
+    def logs(self) -> list[LogFile]:
+        """Every entry log of the ledger directories that are there, by id."""
+        if self._logs is None:
+            found: list[LogFile] = []
+            for number, directory in enumerate(self.layout.ledgers):
+                names = self.files.list(directory) if self.files.exists(directory) else []
+                for name in names:
+                    log_id = self.layout.entry_log_id(name)
+                    if log_id is not None:
+                        path = self.layout.entry_log(number, log_id)
+                        found.append(LogFile(log_id, number, path, file_size(self.files, path)))
+            self._logs = sorted(found)
+        return self._logs
+
+    def log_path(self, log_id: int) -> str | None:
+        """Where a log is; None: there is none."""
+        if self._paths is None:
+            self._paths = {log.log_id: log.path for log in self.logs()}
+        return self._paths.get(log_id)
+
+    def close(self) -> None:
+        """Lets go of everything. May be called twice."""
+        if self._index is not None:
+            self._index.close()
+            self._index = None
+        self._lock.release()
+
+    def __enter__(self) -> StoppedBookie:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def file_size(files: Files, path: str) -> int:
+    """Bytes of a file. DataDirectoryError when it is missing."""
+    file = files.open(path, read_only=True)
+    try:
+        return file.size()
+    finally:
+        file.close()

@@ -1,0 +1,333 @@
+"""Everything that a start and a scrub would check, on a stopped bookie, without changing anything.
+
+    cookie and its copies -> mark -> journals -> entry logs -> index files -> every location -> ledger records
+
+Entry logs are read once, in order. Every good record is looked up in the index; the locations that point to records of a log
+are counted there and again when the index is walked. Where the two counts of a log differ, and only there, a second walk
+reads what each location of that log points to, so that damage is told by ledger and entry. Memory: by log, by ledger with a
+state record, and MAX_FINDINGS findings.
+
+What was torn by a crash is no damage: nothing there was ever acknowledged.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFailed
+
+from ..index import LedgerRecord
+from .entries import read_located
+from .entry_logs import LogBroken, LogEnd, LogHeader, LogRecord, walk_entry_log
+from .identity import check_identity
+from .index_view import IndexView
+from .journals import (
+    JournalFile,
+    JournalGap,
+    JournalRecord,
+    Progress,
+    no_progress,
+    read_mark,
+    walk_journals,
+)
+from .open_files import OpenFiles
+from .stopped import LogFile, StoppedBookie
+
+__all__ = ["Check", "Finding", "Verification", "verify"]
+
+# More are counted, not kept.
+MAX_FINDINGS = 10_000
+_KNOWN_TYPES = ("BEGIN", "ADD", "FENCE", "LAST_CONFIRMED", "SYNCED", "DELETED")
+_PROGRESS_STEP = 10_000
+
+SOUND = "sound"
+TORN = "torn tail"
+DAMAGE = "damage"
+NOT_CHECKED = "not checked"
+
+
+class Finding(NamedTuple):
+    """One piece of damage. -1 where ledger, entry or position mean nothing."""
+
+    part: str
+    path: str
+    position: int
+    ledger_id: int
+    entry_id: int
+    text: str
+
+
+class Check(NamedTuple):
+    """What became of one part. `verdict`: "sound", "torn tail" (sound as well), "damage" or "not checked"."""
+
+    part: str
+    path: str
+    verdict: str
+    records: int
+    bytes: int
+    note: str
+
+
+class Verification:
+    """The result. `sound` is the answer; a part that could not be checked is not sound."""
+
+    def __init__(self) -> None:
+        self.checks: list[Check] = []
+        self.findings: list[Finding] = []
+        self.damage_found = 0
+
+    @property
+    def sound(self) -> bool:
+        """True if nothing is damaged and everything was checked."""
+        return not self.damage_found and all(check.verdict in (SOUND, TORN) for check in self.checks)
+
+    def found(
+        self,
+        part: str,
+        path: str,
+        text: str,
+        *,
+        position: int = -1,
+        ledger_id: int = -1,
+        entry_id: int = -1,
+    ) -> None:
+        """Notes damage."""
+        self.damage_found += 1
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(Finding(part, path, position, ledger_id, entry_id, text))
+
+
+def verify(bookie: StoppedBookie, progress: Progress = no_progress) -> Verification:
+    """See the module. Raises nothing that damage causes: all of it is in the result."""
+    result = Verification()
+    _Verify(bookie, progress, result).run()
+    return result
+
+
+class _Verify:
+    def __init__(self, bookie: StoppedBookie, progress: Progress, result: Verification) -> None:
+        self._bookie = bookie
+        self._progress = progress
+        self._result = result
+        self._index: IndexView | None = None
+        # Live records by log, as the scan of the logs found them; None for a log that could not be read.
+        self._live: dict[int, int] = {}
+        # What the state records of all logs say together.
+        self._states: dict[int, LedgerRecord] = {}
+
+    def run(self) -> None:
+        self._check_cookie()
+        self._check_mark()
+        self._check_journals()
+        self._open_index()
+        for log in self._bookie.logs():
+            self._check_log(log)
+        if self._index is not None:
+            self._check_index_files()
+            self._check_locations(self._index)
+            self._check_ledgers(self._index)
+
+    def _note(
+        self, part: str, path: str, verdict: str, *, records: int = 0, size: int = 0, note: str = ""
+    ) -> None:
+        self._result.checks.append(Check(part, path, verdict, records, size, note))
+
+    def _failed(self, part: str, path: str, error: str) -> None:
+        self._result.found(part, path, error)
+        self._note(part, path, DAMAGE, note=error)
+
+    # --- identity, mark, journals --------------------------------------------------------------------------------------
+
+    def _check_cookie(self) -> None:
+        path = self._bookie.layout.cookie
+        error = check_identity(self._bookie)
+        if error:
+            self._failed("cookie", path, error)
+        else:
+            self._note("cookie", path, SOUND, records=1)
+
+    def _check_mark(self) -> None:
+        path = self._bookie.layout.mark
+        try:
+            mark = read_mark(self._bookie)
+        except MagnetarError as error:
+            self._failed("mark", path, error.message)
+            return
+        if mark is None and (self._bookie.logs() or self._bookie.files.exists(self._bookie.layout.index)):
+            self._failed("mark", path, "the checkpoint mark is missing although this bookie has data")
+        else:
+            self._note("mark", path, SOUND, records=len(mark or {}))
+
+    def _check_journals(self) -> None:
+        """One row a needed file; unneeded ones are nothing to a start."""
+        try:
+            self._walk_journals()
+        except MagnetarError as error:
+            self._note("journal", "", NOT_CHECKED, note=error.message)
+
+    def _walk_journals(self) -> None:
+        current: JournalFile | None = None
+        records, verdict, note = 0, SOUND, ""
+        for item in walk_journals(self._bookie, progress=self._progress):
+            if isinstance(item, JournalFile):
+                if current is not None:
+                    self._note(
+                        "journal", current.path, verdict, records=records, size=current.bytes, note=note
+                    )
+                current, records, verdict, note = None, 0, SOUND, ""
+                if item.state == "missing":
+                    self._failed("journal", item.path, "it is missing, and the checkpoint mark needs it")
+                elif item.state == "needed":
+                    current = item
+            elif isinstance(item, JournalRecord):
+                records += 1
+                if item.type not in _KNOWN_TYPES and not item.below_mark:
+                    verdict, note = DAMAGE, f"a record of type {item.kind}, which this program does not know"
+                    self._result.found("journal", item.path, note, position=item.position)
+            elif isinstance(item, JournalGap):
+                if item.is_damage:
+                    verdict, note = DAMAGE, f"{item.verdict} at or after byte {item.position}"
+                    self._result.found(
+                        "journal", item.path, f"{item.verdict}, offset {item.offset}", position=item.position
+                    )
+                elif item.verdict == TORN and verdict == SOUND:
+                    verdict, note = TORN, f"at byte {item.position}: never acknowledged"
+        if current is not None:
+            self._note("journal", current.path, verdict, records=records, size=current.bytes, note=note)
+
+    # --- entry logs ----------------------------------------------------------------------------------------------------
+
+    def _open_index(self) -> None:
+        try:
+            self._index = self._bookie.index
+        except MagnetarError as error:
+            if self._bookie.logs() or self._bookie.files.exists(self._bookie.layout.index):
+                self._failed("index", self._bookie.layout.index, error.message)
+            else:
+                self._note("index", self._bookie.layout.index, SOUND, note="not made yet")
+
+    def _check_log(self, log: LogFile) -> None:
+        verdict, note, records, size = SOUND, "", 0, log.bytes
+        try:
+            for item in walk_entry_log(self._bookie, log, index=self._index, progress=self._progress):
+                if isinstance(item, LogRecord):
+                    if item.state is not None:
+                        known = self._states.get(item.ledger_id)
+                        self._states[item.ledger_id] = (
+                            item.state if known is None else known.merged(item.state)
+                        )
+                    elif item.type == "state":
+                        verdict, note = DAMAGE, item.content
+                        self._result.found(
+                            "entry log",
+                            log.path,
+                            item.content,
+                            position=item.position,
+                            ledger_id=item.ledger_id,
+                        )
+                elif isinstance(item, LogBroken):
+                    if item.torn and not item.live:
+                        verdict = TORN if verdict == SOUND else verdict
+                        note = note or f"{item.bytes} bytes at byte {item.position}: never synced"
+                        continue
+                    verdict, note = DAMAGE, f"{item.bytes} bytes at byte {item.position}"
+                    if not item.live:  # else told by ledger and entry when the locations are checked
+                        self._result.found("entry log", log.path, note, position=item.position)
+                elif item.damage:
+                    verdict, note = DAMAGE, item.damage
+                    self._result.found("entry log", log.path, item.damage)
+                if isinstance(item, LogEnd):
+                    records = item.records
+                    self._live[log.log_id] = item.live
+                elif isinstance(item, LogHeader):
+                    size = item.bytes
+        except MagnetarError as error:
+            self._failed("entry log", log.path, error.message)
+            return
+        self._note("entry log", log.path, verdict, records=records, size=size, note=note)
+
+    # --- index -----------------------------------------------------------------------------------------------------------
+
+    def _check_index_files(self) -> None:
+        """The checksums of the index's own files."""
+
+    def _check_locations(self, index: IndexView) -> None:
+        counts: dict[int, int] = {}
+        path = self._bookie.layout.index
+        total, estimate = 0, index.estimated_locations()
+        try:
+            for _, _, location in index.locations():
+                counts[location.log_id] = counts.get(location.log_id, 0) + 1
+                total += 1
+                if total % _PROGRESS_STEP == 0:
+                    self._progress("locations", total, max(total, estimate))
+        except StorageFailed as error:
+            self._failed("index", path, error.message)
+            return
+        suspects = {log_id for log_id, count in counts.items() if self._live.get(log_id) != count}
+        damaged = self._read_suspects(index, suspects) if suspects else 0
+        note = f"{damaged:,} of them point to no good record" if damaged else ""
+        self._note("index", path, DAMAGE if damaged else SOUND, records=total, note=note)
+
+    def _read_suspects(self, index: IndexView, suspects: set[int]) -> int:
+        files = OpenFiles(self._bookie.files)
+        damaged = 0
+        try:
+            for ledger_id, entry_id, location in index.locations():
+                if location.log_id not in suspects:
+                    continue
+                entry = read_located(self._bookie, files, ledger_id, entry_id, location)
+                if entry.damage:
+                    damaged += 1
+                    self._result.found(
+                        "entry",
+                        entry.path or self._bookie.layout.index,
+                        entry.damage,
+                        position=location.offset,
+                        ledger_id=ledger_id,
+                        entry_id=entry_id,
+                    )
+        finally:
+            files.close()
+        return damaged
+
+    def _check_ledgers(self, index: IndexView) -> None:
+        """A ledger record says at least what the logs say, and no entry lies beyond its last one."""
+        path = self._bookie.layout.index
+        before = self._result.damage_found
+        count = 0
+        try:
+            for ledger_id, record in index.ledgers():
+                count += 1
+                state = self._states.pop(ledger_id, None)
+                if state is not None and record.merged(state) != record:
+                    text = f"the index does not say what a state record says: {_missing(record, state)}"
+                    self._result.found("ledger record", path, text, ledger_id=ledger_id)
+                for _, entry_id, _ in index.locations(ledger_id, record.last_entry + 1):
+                    text = f"entry {entry_id} lies beyond the last entry {record.last_entry} of its ledger's record"
+                    self._result.found("ledger record", path, text, ledger_id=ledger_id, entry_id=entry_id)
+                    break
+            self._check_unrecorded(index)
+        except (StorageFailed, DataDirectoryError) as error:
+            self._failed("ledger records", path, error.message)
+            return
+        damaged = self._result.damage_found - before
+        self._note("ledger records", path, DAMAGE if damaged else SOUND, records=count)
+
+    def _check_unrecorded(self, index: IndexView) -> None:
+        """States in the logs of ledgers without a record: fine once the ledger was deleted and forgotten."""
+        for ledger_id, state in sorted(self._states.items()):
+            if state.deleted_at_ms:
+                continue
+            if next(index.locations(ledger_id), None) is not None:
+                text = "entries and a state record are in the entry logs, but the index has no record of the ledger"
+                self._result.found("ledger record", self._bookie.layout.index, text, ledger_id=ledger_id)
+
+
+def _missing(record: LedgerRecord, state: LedgerRecord) -> str:
+    wanted = record.merged(state)
+    return ", ".join(
+        f"{name} {new}"
+        for name, old, new in zip(LedgerRecord._fields, record, wanted, strict=True)
+        if old != new
+    )

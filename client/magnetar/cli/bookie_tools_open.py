@@ -1,0 +1,122 @@
+"""How an operator's command begins and ends: the daemon's settings, the stopped bookie, one line for one failure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from magnetar.bookie.offline import StoppedBookie
+from magnetar.bookie.settings import BookieSettings
+from magnetar.proto.errors import InvalidSetting
+from magnetar.runtime.files import OsFiles
+
+from .config import EXIT_CONFIG
+from .progress import Watch
+from .session import fail, run
+from .settings import SettingSources, parse_assignment, service_settings
+
+TABLE_ROWS = 2000
+PLAIN_WIDTH = 200
+
+
+def bookie_settings(
+    data: str | None, config: str | None, assignments: Sequence[str] | None
+) -> BookieSettings:
+    """What the daemon would use with the same flags, file and environment. Ends the process when they are wrong."""
+    try:
+        flags: dict[str, dict[str, Any]] = {}
+        if data is not None:
+            flags["daemon"] = {"data": data}
+        for assignment in assignments or ():
+            section, name, value = parse_assignment(assignment)
+            flags.setdefault(section, {})[name] = value
+        return service_settings(SettingSources.of_process(flags, config), "bookie").bookie
+    except InvalidSetting as error:
+        fail(error.message, EXIT_CONFIG)
+
+
+def with_bookie(
+    data: str | None,
+    config: str | None,
+    assignments: Sequence[str] | None,
+    work: Callable[[StoppedBookie], int | None],
+) -> None:
+    """Opens the stopped bookie, works, and ends with the exit code that `work` returns."""
+    settings = bookie_settings(data, config, assignments)
+
+    async def main() -> None:
+        with await StoppedBookie.open(settings, OsFiles()) as bookie:
+            code = work(bookie)
+            sys.stdout.flush()
+        if code:
+            raise SystemExit(code)
+
+    run(main())
+
+
+class Meter:
+    """The `progress` that the work reports bytes to: a bar a label, on standard error, when a person watches."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._watch: Watch | None = None
+        self._label = ""
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        """`done` of `total` bytes of `label`, so far."""
+        if self._watch is None or label != self._label:
+            self.close()
+            self._label = label
+            self._watch = Watch(label, total=total, unit="B", quiet=self._quiet)
+            self._watch.__enter__()
+        self._watch.advance(done - self._watch.done)
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        if self._watch is not None:
+            self._watch.__exit__(None, None, None)
+            self._watch = None
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def number(value: int) -> str:
+    """With separators; nothing for -1, which stands for none."""
+    return "" if value < 0 else f"{value:,}"
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()
+) -> int:
+    """A table; a long one in several, as it comes, since rich measures every cell first. Returns the number of rows."""
+    count = 0
+    waiting: list[Sequence[str]] = []
+    for row in rows:
+        waiting.append(row)
+        count += 1
+        if len(waiting) == TABLE_ROWS:
+            _print(title, columns, waiting, right)
+            waiting = []
+    if waiting or not count:
+        _print(title, columns, waiting, right)
+    return count
+
+
+def _print(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", show_header=any(columns), box=SIMPLE_HEAD)
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="right" if position in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    # A file has no width to keep to, and paths are long.
+    Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)

@@ -1,0 +1,241 @@
+"""`magnetar bookie read`: entries of a ledger, with their payload as text, hex, bytes or the messages in them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+from magnetar.bookie.offline import Journaled, StoppedBookie, StoredEntry, list_ledgers, read_entries
+from magnetar.proto.batch import decode_batch
+from magnetar.proto.entry import Entry
+from magnetar.proto.errors import EntryNotFound, InvalidArgument, MagnetarError
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+
+from .bookie_tools_ledgers import warn
+from .bookie_tools_open import Meter, with_bookie
+from .session import EXIT_FAILED, EXIT_USAGE, fail, print_json
+
+_RANGE = re.compile(r"(\d+)(?:(-)(\d*))?")
+_MAX_ID = 2**63 - 1
+_HEX_LINE = 16
+# Of a payload that is shown as text.
+_TEXT_BYTES = 1000
+
+
+def read(
+    data: str | None,
+    config: str | None,
+    assignments: Sequence[str] | None,
+    *,
+    ledger: int,
+    entries: str,
+    as_hex: bool,
+    messages: bool,
+    raw: str | None,
+    as_json: bool,
+) -> None:
+    """Prints the entries; exit code 1 when one of them is damaged."""
+    first, last = parse_range(entries)
+    if as_hex + messages > 1:
+        fail("--hex and --messages exclude each other", EXIT_USAGE)
+
+    def work(bookie: StoppedBookie) -> int:
+        with Meter(quiet=as_json) as meter:
+            journaled = Journaled.read(bookie, places_of=ledger, progress=meter)
+        warn(journaled)
+        shown = damaged = 0
+        with contextlib.ExitStack() as stack:
+            output = stack.enter_context(_open_output(raw)) if raw is not None else None
+            for entry in read_entries(bookie, journaled.places, ledger, first, last):
+                shown += 1
+                damaged += bool(entry.damage)
+                payload = entry.data[LEDGER_ENTRY_HEADER_BYTES:]
+                if output is not None and not entry.damage:
+                    output.write(payload)
+                if as_json:
+                    print_json(_record(entry, payload, as_hex, messages, with_payload=output is None))
+                else:
+                    _print(entry, payload, as_hex, messages, with_payload=output is None)
+        if not shown:
+            _explain_nothing(bookie, journaled, ledger, first, last)
+        if not as_json:
+            print(f"{shown:,} entries" + (f", {damaged:,} of them damaged" if damaged else ""))
+        return EXIT_FAILED if damaged else 0
+
+    with_bookie(data, config, assignments, work)
+
+
+def parse_range(text: str) -> tuple[int, int | None]:
+    """`7`, `7-9`, `7-` or nothing: (first, last); last None is the end. Ends the process for anything else."""
+    if not text:
+        return 0, None
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        fail(f"not a range of entries: {text!r} (want 7, 7-9 or 7-)", EXIT_USAGE)
+    first = int(found[1])
+    last = first if found[2] is None else int(found[3]) if found[3] else None
+    if max(first, last or 0) > _MAX_ID or (last is not None and last < first):
+        fail(f"not a range of entries: {text!r} (the first comes before the last)", EXIT_USAGE)
+    return first, last
+
+
+def _open_output(path: str) -> IO[bytes]:
+    try:
+        return open(path, "wb")
+    except OSError as error:
+        raise InvalidArgument(f"cannot write {path}: {error.strerror}") from None
+
+
+def _explain_nothing(
+    bookie: StoppedBookie, journaled: Journaled, ledger: int, first: int, last: int | None
+) -> None:
+    """Raises LedgerNotFound for a ledger that nobody knows here, EntryNotFound else."""
+    summary = next(list_ledgers(bookie, journaled, ledger))
+    here = " ".join(f"{begin}-{end}" for begin, end in summary.ranges[:10])
+    wanted = f"entries {first} to {'the end' if last is None else last}"
+    raise EntryNotFound(
+        f"ledger {ledger} has none of {wanted} here; "
+        + (
+            f"here are {here}" + (" ..." if len(summary.ranges) > 10 else "")
+            if here
+            else "it has no entries here"
+        )
+    )
+
+
+# --- text ----------------------------------------------------------------------------------------------------------------
+
+
+def _print(entry: StoredEntry, payload: bytes, as_hex: bool, messages: bool, *, with_payload: bool) -> None:
+    place = f"{entry.source} {entry.path}:{entry.position}"
+    print(
+        f"{entry.ledger_id}:{entry.entry_id}  {len(payload)} bytes  LAC {entry.last_add_confirmed}  "
+        f"length {entry.ledger_length}  {'DAMAGED: ' + entry.damage if entry.damage else 'digest good'}  ({place})"
+    )
+    if not with_payload or not entry.data:
+        return
+    if as_hex:
+        _print_hex(payload)
+    elif messages:
+        for line in _message_lines(payload):
+            print(f"    {line}")
+    else:
+        shown = payload[:_TEXT_BYTES].decode(errors="backslashreplace")
+        print("    " + _plain(shown) + (" ..." if len(payload) > _TEXT_BYTES else ""))
+
+
+def _plain(text: str) -> str:
+    """Without what would move the cursor of a terminal."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def _print_hex(payload: bytes) -> None:
+    for start in range(0, len(payload), _HEX_LINE):
+        part = payload[start : start + _HEX_LINE]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        print(f"    {start:08x}  {part.hex(' '):<{3 * _HEX_LINE}} {text}")
+
+
+def _message_lines(payload: bytes) -> Iterator[str]:
+    decoded = decode_payload(payload)
+    if decoded["kind"] != "messages":
+        yield f"{decoded['kind']}: {decoded.get('content', decoded.get('error', ''))}"
+        return
+    for message in decoded["messages"]:
+        key = "" if message["key"] is None else f" key {message['key']!r}"
+        value = message.get("value", message.get("value_base64"))
+        yield f"[{message['index']}] {message['producer']}#{message['sequence_id']}{key}: {_plain(str(value))}"
+
+
+# --- JSON ----------------------------------------------------------------------------------------------------------------
+
+
+def _record(
+    entry: StoredEntry, payload: bytes, as_hex: bool, messages: bool, *, with_payload: bool
+) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "ledger_id": entry.ledger_id,
+        "entry_id": entry.entry_id,
+        "source": entry.source,
+        "path": entry.path,
+        "position": entry.position,
+        "last_add_confirmed": entry.last_add_confirmed,
+        "ledger_length": entry.ledger_length,
+        "payload_bytes": len(payload),
+        "damage": entry.damage,
+    }
+    if with_payload and entry.data:
+        if messages:
+            record["content"] = decode_payload(payload)
+        elif as_hex:
+            record["payload_hex"] = payload.hex()
+        else:
+            record |= _text_or_base64("payload", payload)
+    return record
+
+
+def _text_or_base64(name: str, data: bytes | None) -> dict[str, Any]:
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+# --- what Magnetar's brokers write ---------------------------------------------------------------------------------------
+
+
+def decode_payload(payload: bytes) -> dict[str, Any]:
+    """What a payload is: "messages" of a topic, a "cursor snapshot" or "cursor delta", or "unknown" with the reason."""
+    try:
+        entry = Entry(payload)
+    except MagnetarError as error:
+        return _decode_cursor(payload) or {"kind": "unknown", "error": error.message}
+    try:
+        return {
+            "kind": "messages",
+            "append_time_ms": entry.append_time_ms,
+            "first_index": entry.first_index,
+            "producers": entry.producer_names,
+            "messages": list(_messages(entry)),
+        }
+    except (MagnetarError, IndexError) as error:
+        return {"kind": "unknown", "error": str(error)}
+
+
+def _messages(entry: Entry) -> Iterator[dict[str, Any]]:
+    names = entry.producer_names
+    for position in range(entry.batch_count):
+        batch = decode_batch(bytes(entry.batch(position)))
+        metadata = batch.metadata or {}
+        sequence_ids = metadata.get(4)
+        properties = metadata.get(1)
+        index = entry.batch_start_index(position)
+        for number, value in enumerate(batch.values):
+            key = batch.keys[number] if batch.keys is not None else None
+            message: dict[str, Any] = {
+                "index": index + number,
+                "producer": names[entry.producers[position]],
+                "sequence_id": sequence_ids[number] if sequence_ids else batch.header.sequence_id + number,
+                "publish_time_ms": batch.header.publish_time_ms,
+                "key": key.decode(errors="replace") if isinstance(key, bytes) else key,
+            }
+            if properties is not None and properties[number]:
+                message["properties"] = properties[number]
+            yield message | _text_or_base64("value", value)
+
+
+def _decode_cursor(payload: bytes) -> dict[str, Any] | None:
+    from magnetar.broker.cursor import describe
+
+    try:
+        return describe(payload)
+    except MagnetarError:
+        return None
+
+
+__all__ = ["decode_payload", "parse_range", "read"]

@@ -1,0 +1,213 @@
+"""`magnetar bookie SUBCOMMAND` as an operator runs it: on a real service's data, stopped, running, killed and damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.client.blocking import connect
+from support.offline_kit import entry_logs, flip, trace_of
+from support.service import Service
+
+EXIT_CONFIG = 78
+
+
+class Run:
+    """One run of `magnetar`."""
+
+    def __init__(self, *arguments: str | Path, data: Path | None = None) -> None:
+        line = [sys.executable, "-m", "magnetar.cli.main", "bookie", *map(str, arguments)]
+        if data is not None:
+            line += ["--data", str(data)]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=50, check=False)
+        self.code, self.out, self.errors = done.returncode, done.stdout, done.stderr
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """JSON lines."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def complaint(self) -> str:
+        """The one line on standard error."""
+        assert self.errors.count("\n") == 1, self.errors
+        assert self.errors.startswith("magnetar: ")
+        return self.errors.strip()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stopped service that has stored three messages and an acknowledgement."""
+    directory = tmp_path_factory.mktemp("service") / "data"
+    service = Service(directory)
+    service.start()
+    try:
+        running_is_refused(directory, service.daemon_pid)
+        with connect(service.url) as client:
+            with client.create_producer("orders") as producer:
+                for value in (b"first", b"second", b"third"):
+                    producer.send(value, key="k")
+            with client.subscribe("orders", "billing", start="earliest") as consumer:
+                consumer.ack(consumer.receive(timeout=10), receipt=True)
+    finally:
+        service.stop()
+    return directory
+
+
+def running_is_refused(directory: Path, pid: int) -> None:
+    for command in (["ledgers"], ["verify"], ["convert-to-read-only"], ["index", "rebuild", "--yes"]):
+        refused = Run(*command, data=directory)
+        assert refused.code == 1
+        assert f"in use by process {pid}" in refused.complaint
+        assert f"kill {pid}" in refused.complaint
+
+
+def ledger_ids(data: Path) -> list[int]:
+    return [row["ledger_id"] for row in Run("ledgers", "--json", data=data).lines]
+
+
+def test_ledgers_and_their_messages(data: Path) -> None:
+    contents = [
+        line["content"]
+        for ledger in ledger_ids(data)
+        for line in Run("read", str(ledger), "--messages", "--json", data=data).lines
+    ]
+    messages = [
+        message["value"]
+        for content in contents
+        if content["kind"] == "messages"
+        for message in content["messages"]
+    ]
+    assert messages == ["first", "second", "third"]
+    assert {content["kind"] for content in contents} == {"messages", "cursor snapshot", "cursor delta"}
+
+
+def test_the_same_for_people(data: Path) -> None:
+    table = Run("ledgers", data=data)
+    assert table.code == 0
+    assert "last entry" in table.out
+    assert f"{len(ledger_ids(data))} ledgers" in table.out
+    shown = "".join(Run("read", str(ledger), "--messages", data=data).out for ledger in ledger_ids(data))
+    assert "third" in shown
+    assert "digest good" in shown
+    detail = Run("ledgers", "--ledger", str(ledger_ids(data)[0]), data=data)
+    assert "last add confirmed" in detail.out
+
+
+def test_payloads_as_hex_and_raw(data: Path, tmp_path: Path) -> None:
+    for ledger in ledger_ids(data):
+        raw = tmp_path / "raw"
+        text = Run("read", str(ledger), "--raw", raw, "--json", data=data)
+        assert raw.stat().st_size == sum(line["payload_bytes"] for line in text.lines)
+        hexed = b"".join(
+            bytes.fromhex(line["payload_hex"])
+            for line in Run("read", str(ledger), "--hex", "--json", data=data).lines
+        )
+        assert hexed == raw.read_bytes()
+
+
+def test_info_verify_and_dumps(data: Path) -> None:
+    info = Run("info", "--json", data=data).lines[0]
+    assert info["problem"] == ""
+    assert info["data_directory"] == str(data / "bookie")
+    verified = Run("verify", "--json", data=data)
+    assert verified.code == 0
+    assert verified.lines[0]["sound"] is True
+    assert Run("verify", data=data).out.rstrip().endswith("sound")
+    kinds = [line["kind"] for line in Run("journal", "dump", "--json", data=data).lines]
+    assert kinds[0] == "journal"
+    assert "file" in kinds
+    assert "clean end at byte" in Run("journal", "dump", "--summary", data=data).out
+    log = entry_logs(data / "bookie")[0]
+    dumped = Run("entrylog", "dump", log.name, "--json", data=data)
+    assert dumped.code == 0
+    assert [dumped.lines[0]["kind"], dumped.lines[-1]["kind"]] == ["header", "statistics"]
+    assert "entries that the index has here" in Run("entrylog", "dump", log, "--summary", data=data).out
+
+
+def test_looking_leaves_no_trace(data: Path) -> None:
+    before = trace_of(data / "bookie")
+    first = str(ledger_ids(data)[0])
+    log = entry_logs(data / "bookie")[0].name
+    for command in (
+        ["info"],
+        ["ledgers"],
+        ["read", first],
+        ["journal", "dump"],
+        ["entrylog", "dump", log],
+        ["verify"],
+        ["index", "rebuild", "--dry-run"],
+        ["cookie", "--check"],
+    ):
+        assert Run(*command, data=data).code == 0, command
+        assert trace_of(data / "bookie") == before, command
+
+
+def test_damage_is_found_and_told_with_exit_code_1(data: Path) -> None:
+    log = entry_logs(data / "bookie")[0]
+    record = next(
+        line
+        for line in Run("entrylog", "dump", log.name, "--json", data=data).lines
+        if line["kind"] == "record" and line["type"] == "entry"
+    )
+    place = f"{record['ledger_id']}:{record['entry_id']}"
+    flip(log, record["position"] + 70)
+    try:
+        verified = Run("verify", data=data)
+        assert verified.code == 1
+        assert "NOT SOUND" in verified.out
+        assert place in verified.out
+        dumped = Run("entrylog", "dump", log.name, data=data)
+        assert dumped.code == 1
+        assert f"DAMAGE at byte {record['position']}" in dumped.out
+        read = Run("read", str(record["ledger_id"]), data=data)
+        assert read.code == 1
+        assert "DAMAGED" in read.out
+    finally:
+        flip(log, record["position"] + 70)
+
+
+def test_read_only_and_back(data: Path) -> None:
+    assert Run("convert-to-read-only", "--reason", "its disk makes noises", data=data).code == 0
+    assert Run("info", "--json", data=data).lines[0]["read_only_reason"] == "its disk makes noises"
+    assert Run("convert-to-read-only", "--undo", "--json", data=data).lines[0]["read_only"] is False
+    assert Run("info", "--json", data=data).lines[0]["read_only"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (["read", "987654"], 1, "nothing is known of ledger 987654"),
+        (["read", "1", "9-3"], 2, "not a range of entries: '9-3'"),
+        (["read", "1", "x"], 2, "not a range of entries: 'x'"),
+        (["read", "1", "--hex", "--messages"], 2, "exclude each other"),
+        (["entrylog", "dump", "ffffffff"], 1, "there is no entry log ffffffff"),
+        (["journal", "dump", "nope"], 1, "there is no journal file nope"),
+        (["journal", "dump", "--journal", "5"], 1, "there is no journal directory 5"),
+        (["verify", "--set", "bookie.nope=1"], EXIT_CONFIG, "bookie.nope"),
+    ],
+)
+def test_bad_input_is_one_clear_line(data: Path, arguments: list[str], code: int, complaint: str) -> None:
+    run = Run(*arguments, data=data)
+    assert run.code == code
+    assert complaint in run.complaint
+
+
+def test_what_is_no_data_directory_is_one_clear_line(data: Path, tmp_path: Path) -> None:
+    assert "does not exist" in Run("ledgers", data=tmp_path / "nothing").complaint
+    (tmp_path / "bookie").mkdir()
+    assert "not the data directory of a bookie" in Run("ledgers", data=tmp_path).complaint
+    assert f"--data {data}" in Run("ledgers", data=data / "bookie").complaint
+    assert sorted(os.listdir(tmp_path / "bookie")) == []
+
+
+def test_a_subcommand_behind_the_flags_is_told_where_it_belongs(data: Path) -> None:
+    late = Run("--data", str(data), "ledgers")
+    assert late.code == 2
+    assert "magnetar bookie ledgers" in late.complaint

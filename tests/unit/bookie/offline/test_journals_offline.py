@@ -1,0 +1,115 @@
+"""Journals of a stopped bookie: the same verdicts as a start, without a start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magnetar.bookie.offline import (
+    JournalDirectory,
+    Journaled,
+    JournalFile,
+    JournalGap,
+    JournalRecord,
+    walk_journals,
+)
+from magnetar.proto.errors import DataDirectoryError
+from support.offline_kit import LATER, flip, journals, with_stopped
+
+Item = JournalDirectory | JournalFile | JournalRecord | JournalGap
+
+
+def walked(directory: Path, **options: object) -> list[Item]:
+    return with_stopped(directory, lambda bookie: list(walk_journals(bookie, **options)))  # type: ignore[arg-type]
+
+
+def gaps(items: list[Item]) -> list[str]:
+    return [item.verdict for item in items if isinstance(item, JournalGap)]
+
+
+def records(items: list[Item]) -> list[JournalRecord]:
+    return [item for item in items if isinstance(item, JournalRecord)]
+
+
+def test_a_killed_bookie_is_dumped_record_by_record(killed: Path) -> None:
+    items = walked(killed)
+    assert isinstance(items[0], JournalDirectory)
+    assert items[0].mark is not None
+    adds = [(one.ledger_id, one.entry_id) for one in records(items) if one.type == "ADD"]
+    assert [one for one in adds if one[0] == 6] == [(6, number) for number in range(*LATER[6])]
+    assert gaps(items)[-1] == "clean end"
+    assert set(gaps(items)[:-1]) <= {"complete"}
+    offsets = [one.offset for one in records(items)]
+    assert offsets == sorted(offsets)
+    assert any(one.below_mark for one in records(items))
+
+
+def test_from_mark_leaves_out_what_the_entry_logs_have(killed: Path) -> None:
+    items = records(walked(killed, from_mark=True))
+    adds = [(one.ledger_id, one.entry_id) for one in items if one.type == "ADD"]
+    assert adds == [(ledger, number) for ledger in LATER for number in range(*LATER[ledger])]
+    assert not any(one.below_mark for one in items)
+
+
+def test_rule_05_a_torn_tail_is_no_damage(killed: Path) -> None:
+    last = records(walked(killed))[-1]
+    while last.type == "SYNCED":  # written when nothing is to be acknowledged any more
+        Path(last.path).write_bytes(Path(last.path).read_bytes()[: last.position])
+        last = records(walked(killed))[-1]
+    flip(Path(last.path), last.position + 50)
+    items = walked(killed)
+    assert gaps(items)[-1] == "torn tail"
+    assert not any(isinstance(item, JournalGap) and item.is_damage for item in items)
+
+
+def test_rule_05_damage_before_what_was_synced_is_damage(killed: Path) -> None:
+    behind = [one for one in records(walked(killed, from_mark=True)) if one.type == "ADD"]
+    first, last = behind[0], behind[-1]
+    assert last.synced_to > first.offset
+    flip(Path(first.path), first.position + 50)
+    items = walked(killed)
+    assert "damage" in gaps(items)
+    warnings = with_stopped(killed, Journaled.read).warnings
+    assert len(warnings) == 1
+    assert "is damaged at or after byte" in warnings[0]
+
+
+def test_damage_below_the_mark_is_told_as_such(killed: Path) -> None:
+    below = [one for one in records(walked(killed)) if one.below_mark and one.type == "ADD"]
+    flip(Path(below[-2].path), below[-2].position + 50)
+    assert "damage below the mark" in gaps(walked(killed))
+    assert not with_stopped(killed, Journaled.read).warnings
+
+
+def test_a_missing_journal_is_told(killed: Path) -> None:
+    mark = next(item for item in walked(killed) if isinstance(item, JournalDirectory)).mark
+    assert mark is not None
+    (killed / "journal" / f"journal-{mark.sequence:016x}.log").unlink()
+    files = [item for item in walked(killed) if isinstance(item, JournalFile)]
+    assert files[0].state == "missing"
+    assert with_stopped(killed, Journaled.read).warnings
+
+
+def test_one_file_alone_needed_or_not(killed: Path) -> None:
+    for path in journals(killed):
+        items = walked(killed, file=path.name)
+        assert [item.path for item in items if isinstance(item, JournalFile)] == [str(path)]
+        assert not any(isinstance(item, JournalDirectory) for item in items)
+        state = next(item.state for item in items if isinstance(item, JournalFile))
+        assert bool(records(items)) == (state in ("needed", "unneeded"))
+
+
+def test_what_is_not_there_is_named(killed: Path) -> None:
+    with pytest.raises(DataDirectoryError, match="no journal file nope"):
+        walked(killed, file="nope")
+    with pytest.raises(DataDirectoryError, match="no journal directory 7"):
+        walked(killed, journal=7)
+    (killed / "mark").write_bytes(b"?" * 80)
+    with pytest.raises(DataDirectoryError, match=r"mark .* is damaged"):
+        walked(killed)
+
+
+def test_a_stopped_bookie_has_nothing_to_replay(stopped: Path) -> None:
+    assert not [one for one in records(walked(stopped, from_mark=True)) if one.ledger_id >= 0]
+    assert with_stopped(stopped, lambda bookie: bool(Journaled.read(bookie).ledgers)) is False
