@@ -119,7 +119,7 @@ def journal_released_before_the_flush(patch: Patch) -> None:
 
     async def run(self: Checkpointer, take_mark: Any) -> Any:
         if take_mark is not None:
-            take_mark.__closure__[0].cell_contents.journal.release(take_mark()[0])
+            take_mark.__self__.release(take_mark())
         return await real(self, take_mark)
 
     patch.setattr(Checkpointer, "run", run)
@@ -319,7 +319,7 @@ def failure_of_a_checkpoint_is_ignored(patch: Patch) -> None:
     real = Bookie.fail
 
     def fail(self: Bookie, error: Any) -> None:
-        if self.journal._failed is not None:
+        if self.journals.all[0]._failed is not None:
             real(self, error)
 
     patch.setattr(Bookie, "fail", fail)

@@ -27,7 +27,7 @@ async def main(directory: str, mode: str, first: int) -> None:
     bookie = await open_real(
         directory, writer_mode=mode, checkpoint_interval_s=0.05, journal_file_bytes=1 << 20
     )
-    device = bookie.journal._device
+    device = bookie.journals.all[0]._device
     lines = os.fdopen(1, "w", buffering=1)
     lines.write(f"writer {device.writer_pid}\n")  # type: ignore[attr-defined]
 

@@ -19,14 +19,15 @@ import copy
 import errno
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from magnetar.bookie import Bookie, BookieSettings, inline_components
 from magnetar.bookie.index import ModelStorage
 from magnetar.proto.errors import MagnetarError
-from support.sim import SimDisk, SimLoop, SimProcess
+from support.sim import SimClock, SimDisk, SimLoop, SimProcess
 from support.storage_index import CountedIndex
 from support.storage_session import Key, Promises, Session
 
@@ -58,6 +59,22 @@ class Broken(AssertionError):
     """A promise does not hold. The message names the seed and the calls, which replay it."""
 
 
+class ListedLedgers:
+    """The metadata store as garbage collection sees it: everything exists but what is in `gone`."""
+
+    def __init__(self) -> None:
+        self.gone: dict[int, None] = {}
+        # It cannot be asked.
+        self.unreachable = False
+
+    async def missing(self, ledger_ids: Sequence[int]) -> list[int]:
+        """See ExistingLedgers."""
+        await asyncio.sleep(0)
+        if self.unreachable:
+            raise MetadataUnavailable("the metadata store does not answer")
+        return [ledger_id for ledger_id in ledger_ids if ledger_id in self.gone]
+
+
 class Machine:
     """A disk, an index and the processes of one bookie, one after another."""
 
@@ -69,6 +86,7 @@ class Machine:
             random.Random(seed), trace=self.loop.trace, consume=self.loop.consume, uncached_reads=0.2
         )
         self.index = ModelStorage()
+        self.existing = ListedLedgers()
         self.promises = Promises()
         self.history: list[str] = [f"seed {seed}"]
         self.starts = 0
@@ -118,8 +136,8 @@ class Machine:
             kind, path = self.disk.trace.tail(1).split()[-2:]
             self.faulted = (kind, path)
             bookie = self.bookie
-            if bookie is not None and bookie.journal.files:
-                self.journal_in_use = bookie.layout.journal_file(bookie.journal.files[-1])
+            if bookie is not None and bookie.journals.all[0].files:
+                self.journal_in_use = bookie.layout.journal_file(0, bookie.journals.all[0].files[-1])
             raise OSError(error, os.strerror(error))
 
         self.disk.at_call(self.disk.calls + call, fail)
@@ -153,7 +171,11 @@ class Machine:
     async def _open(self) -> None:
         files = self.disk.mount(self._process)
         rng = random.Random(self.seed * 1000 + self.starts)
-        components = inline_components(files, rng, lambda path: CountedIndex(self.index, files, rng, path))
+        components = replace(
+            inline_components(files, rng, lambda path: CountedIndex(self.index, files, rng, path)),
+            clock=SimClock(self.loop),
+            existing_ledgers=self.existing,
+        )
         bookie = await Bookie.open(self.settings, components)
         bookie.on_failure = self._failed
         self.bookie = bookie
@@ -225,6 +247,7 @@ class Machine:
         other = Machine(self.seed, self.settings)
         other.disk.names = copy.deepcopy(self.disk.names)
         other.index = copy.deepcopy(self.index)
+        other.existing = copy.deepcopy(self.existing)
         other.promises = copy.deepcopy(self.promises)
         other.history = list(self.history)
         other.starts = self.starts

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from magnetar.runtime.clock import Clock, SystemClock
 from magnetar.runtime.files import FileLock, Files, OsFiles
 
 from .device import ProcessDiskWorker, RingJournalDevice
 from .disk_worker import DiskWorker, InlineDiskWorker
+from .gc.existing_ledgers import ExistingLedgers
 from .index import LocationIndex, RocksLocationIndex
 from .journal.device import JournalDevice
 from .journal.inline import InlineJournalDevice
-from .layout import DataLayout
+from .layout import journal_path
+from .scrub.damage import RepairQueue
 from .settings import BookieSettings
 
 __all__ = ["BookieComponents", "inline_components", "os_components"]
@@ -27,10 +30,19 @@ class BookieComponents:
     files: Files
     rng: random.Random
     disk_worker: DiskWorker
-    make_journal_device: Callable[[BookieSettings, DataLayout, FileLock], JournalDevice]
+    # For one journal directory.
+    make_journal_device: Callable[[BookieSettings, str, FileLock], JournalDevice]
     open_index: Callable[[str], LocationIndex]
     # Whether an index was ever made there. An index in memory always was.
     index_exists: Callable[[str], bool] = lambda path: True
+    # Instance of the metadata store that lists this bookie's ledgers; 0: not known.
+    cluster: int = 0
+    # Wall clock, for what is kept for a time.
+    clock: Clock = field(default_factory=SystemClock)
+    # Who knows which ledgers were deleted; None: only who asks for a deletion by name.
+    existing_ledgers: ExistingLedgers | None = None
+    # Who is asked to heal what is damaged; None: it is only told in logs and figures.
+    repair_queue: RepairQueue | None = None
 
 
 def os_components(rng: random.Random, *, writer_mode: str = "sync") -> BookieComponents:
@@ -39,9 +51,9 @@ def os_components(rng: random.Random, *, writer_mode: str = "sync") -> BookieCom
     `writer_mode` "shadow" is for crash tests: see `RingJournalDevice`.
     """
 
-    def make_device(settings: BookieSettings, layout: DataLayout, lock: FileLock) -> JournalDevice:
+    def make_device(settings: BookieSettings, directory: str, lock: FileLock) -> JournalDevice:
         return RingJournalDevice(
-            layout.journal_template,
+            os.path.join(directory.replace("%", "%%"), "journal-%016x.log"),
             ring_bytes=settings.journal_ring_bytes,
             lock_fd=lock.fileno(),
             mode=writer_mode if settings.journal_sync_data else "no-sync",
@@ -61,10 +73,10 @@ def inline_components(
 ) -> BookieComponents:
     """Everything in the loop, over `files`: the simulation."""
 
-    def make_device(settings: BookieSettings, layout: DataLayout, lock: FileLock) -> JournalDevice:
+    def make_device(settings: BookieSettings, directory: str, lock: FileLock) -> JournalDevice:
         return InlineJournalDevice(
             files,
-            layout.journal_file,
+            lambda sequence: journal_path(directory, sequence),
             capacity_bytes=settings.journal_ring_bytes,
             sync_data=settings.journal_sync_data,
         )

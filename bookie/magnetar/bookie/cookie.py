@@ -1,14 +1,14 @@
-"""The cookie: whose data directory this is, and in which format. Written once, before anything else.
+"""The cookie: whose data this is, in which format, and on which directories it is spread.
 
     b"MAGNETAR-BOOKIE\\n" | u32 length | msgpack map | u64 xxh3-64 of all before it
 
-The map holds "format_version", "instance" (64 random bits, the seed of every journal incarnation) and "bookie_id".
-Whatever stands in a directory without a readable cookie is never overwritten (rule 9).
+DATA/cookie is the one that counts. Every journal and ledger directory carries a copy that names its role and itself, so that
+a disk that is missing, empty, swapped or another bookie's shows at a start (`directories`). Whatever stands in a directory
+without a readable cookie is never overwritten (rule 9).
 """
 
 from __future__ import annotations
 
-import random
 import struct
 from typing import Any, NamedTuple
 
@@ -20,20 +20,57 @@ from magnetar.runtime.files import Files
 
 from .layout import DataLayout
 
-__all__ = ["FORMAT_VERSION", "Cookie", "decode_cookie", "encode_cookie", "open_data_directory"]
+__all__ = [
+    "DATA_ROLE",
+    "FORMAT_VERSION",
+    "JOURNAL_ROLE",
+    "LEDGERS_ROLE",
+    "Cookie",
+    "LedgerDirectory",
+    "copy_for",
+    "decode_cookie",
+    "encode_cookie",
+    "read_cookie",
+    "write_cookie",
+]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+DATA_ROLE = "data"
+JOURNAL_ROLE = "journal"
+LEDGERS_ROLE = "ledgers"
 _MAGIC = b"MAGNETAR-BOOKIE\n"
 _LENGTH = struct.Struct(">I")
 _CHECKSUM = struct.Struct(">Q")
 
 
-class Cookie(NamedTuple):
-    """Identity of a data directory."""
+class LedgerDirectory(NamedTuple):
+    """A ledger directory of a bookie, by its name (`DataLayout.name_of`)."""
 
+    name: str
+    # Declared lost by an operator: what was in it is damage. The next start takes the directory as new, or forgets it.
+    lost: bool = False
+
+
+class Cookie(NamedTuple):
+    """Identity of a bookie. In the copy in a journal or ledger directory the lists are empty."""
+
+    # Of everything in the directories: 1 knew one journal directory, one ledger directory and no copies.
     format_version: int
+    # 64 random bits: the seed of every journal incarnation.
     instance: int
     bookie_id: str
+    # Instance of the metadata store that this bookie's ledgers are listed in; 0: not known yet.
+    cluster: int = 0
+    # DATA_ROLE, or the role of the directory that a copy stands in, with its name.
+    role: str = DATA_ROLE
+    directory: str = ""
+    # Names of the directories that may hold something, those that the settings left out last among them.
+    journal_directories: tuple[str, ...] = ()
+    ledger_directories: tuple[LedgerDirectory, ...] = ()
+    # No log below it is made: a lost directory may have held logs that the index still names.
+    first_log_id: int = 1
+    # Rule 9: this bookie replaces one that lost its disks. What it does not find it cannot say to be absent.
+    repairing: bool = False
 
 
 def encode_cookie(cookie: Cookie) -> bytes:
@@ -55,62 +92,65 @@ def decode_cookie(data: bytes, path: str) -> Cookie:
         ):
             raise ValueError("its checksum does not match")
         fields: dict[str, Any] = msgpack.unpackb(data[start:end])
-        cookie = Cookie(int(fields["format_version"]), int(fields["instance"]), str(fields["bookie_id"]))
-    except (ValueError, KeyError, struct.error, msgpack.UnpackException) as error:
+        version = int(fields["format_version"])
+        cookie = _from_fields(fields) if version <= FORMAT_VERSION else None
+    except (ValueError, KeyError, TypeError, struct.error, msgpack.UnpackException) as error:
         raise DataDirectoryError(
             f"the cookie {path} is damaged ({error}); restore it from a backup of this directory, "
             "or start with another data directory",
             path=path,
         ) from error
-    if cookie.format_version != FORMAT_VERSION:
+    if cookie is None:
         raise DataDirectoryError(
-            f"the data directory has format version {cookie.format_version}, this program reads "
-            f"{FORMAT_VERSION}; run the version of magnetar that wrote it ({path})",
+            f"the data directory has format version {version}, this program reads 1 to {FORMAT_VERSION}; "
+            f"run the version of magnetar that wrote it ({path})",
             path=path,
-            format_version=cookie.format_version,
+            format_version=version,
         )
     return cookie
 
 
-def open_data_directory(files: Files, layout: DataLayout, bookie_id: str, rng: random.Random) -> Cookie:
-    """Reads the cookie, or makes a new one in an empty directory. Durable when it returns.
+def _from_fields(fields: dict[str, Any]) -> Cookie:
+    identity = (int(fields["format_version"]), int(fields["instance"]), str(fields["bookie_id"]))
+    if identity[0] == 1:
+        return Cookie(
+            *identity, journal_directories=("journal",), ledger_directories=(LedgerDirectory("ledgers"),)
+        )
+    return Cookie(
+        *identity,
+        cluster=int(fields["cluster"]),
+        role=str(fields["role"]),
+        directory=str(fields["directory"]),
+        journal_directories=tuple(map(str, fields["journal_directories"])),
+        ledger_directories=tuple(
+            LedgerDirectory(str(name), bool(lost)) for name, lost in fields["ledger_directories"]
+        ),
+        first_log_id=int(fields["first_log_id"]),
+        repairing=bool(fields["repairing"]),
+    )
 
-    Raises DataDirectoryError for a damaged cookie, for data without a cookie, and for another bookie's directory.
-    """
-    if files.exists(layout.cookie):
-        cookie = decode_cookie(files.read(layout.cookie), layout.cookie)
-        if bookie_id and bookie_id != cookie.bookie_id:
-            raise DataDirectoryError(
-                f"{layout.root} belongs to bookie {cookie.bookie_id!r}, not to {bookie_id!r}; "
-                "correct data_directory or bookie_id",
-                path=layout.root,
-            )
-        for directory in (layout.journal, layout.ledgers):
-            if not files.exists(directory):
-                raise DataDirectoryError(
-                    f"{directory} is missing although {layout.cookie} says that this bookie has data; "
-                    "restore the directory (is its disk mounted?)",
-                    path=directory,
-                )
-        return cookie
-    for name in ("journal", "ledgers", "index", "mark"):
-        path = f"{layout.root}/{name}"
-        if files.exists(path) and not _empty_directory(files, path):
-            raise DataDirectoryError(
-                f"{layout.root} holds data ({name}) but no cookie; restore {layout.cookie}, "
-                "or start with another data directory",
-                path=path,
-            )
-    for directory in (layout.journal, layout.ledgers):
-        files.make_directory(directory)
-    instance = rng.getrandbits(64)
-    cookie = Cookie(FORMAT_VERSION, instance, bookie_id or f"bookie-{instance:016x}")
-    files.write_atomically(layout.cookie, encode_cookie(cookie))
+
+def copy_for(cookie: Cookie, role: str, name: str) -> Cookie:
+    """What stands in directory `name`."""
+    return Cookie(FORMAT_VERSION, cookie.instance, cookie.bookie_id, cookie.cluster, role, name)
+
+
+def read_cookie(files: Files, layout: DataLayout) -> Cookie | None:
+    """The cookie of DATA, None if there is none. DataDirectoryError when it is damaged or that of another directory."""
+    if not files.exists(layout.cookie):
+        return None
+    cookie = decode_cookie(files.read(layout.cookie), layout.cookie)
+    if cookie.role != DATA_ROLE:
+        raise DataDirectoryError(
+            f"{layout.root} is the {cookie.role} directory {cookie.directory!r} of bookie {cookie.bookie_id!r}, not a "
+            "data directory; correct data_directory, or mount the disks where they were",
+            path=layout.root,
+        )
     return cookie
 
 
-def _empty_directory(files: Files, path: str) -> bool:
-    try:
-        return not files.list(path)
-    except DataDirectoryError:
-        return False
+def write_cookie(files: Files, layout: DataLayout, cookie: Cookie) -> Cookie:
+    """Replaces the cookie of DATA, in the newest format. Durable when it returns."""
+    cookie = cookie._replace(format_version=FORMAT_VERSION)
+    files.write_atomically(layout.cookie, encode_cookie(cookie))
+    return cookie

@@ -1,11 +1,15 @@
-"""Names in the data directory (FORMATS.md, "The data directory"). One journal and one ledger directory so far.
+"""Names on disk (FORMATS.md, "The data directory of a bookie").
 
-DATA/LOCK           held by the daemon, its journal writer and its disk worker
-DATA/cookie         identity and format version
+DATA/LOCK           held by the daemon, its journal writers and its disk worker
+DATA/cookie         identity, format version and the list of the directories below
 DATA/mark           checkpoint mark: a vector with one position per journal directory
-DATA/journal/journal-<sequence, 16 hex digits>.log
-DATA/ledgers/entrylog-<log id, 8 hex digits>.log
-DATA/index/         RocksDB
+JOURNAL/journal-<sequence, 16 hex digits>.log      sequences are unique over all journal directories
+LEDGERS/entrylog-<log id, 8 hex digits>.log        log ids are unique over all ledger directories
+JOURNAL/cookie, LEDGERS/cookie                     copies of the cookie, each with the directory's role and name
+INDEX/              RocksDB
+
+There may be several JOURNAL and LEDGERS directories, on disks of their own; DATA/journal, DATA/ledgers and DATA/index by
+default. In cookie and mark a directory has a *name*: its path relative to DATA if it lies below, else its absolute path.
 """
 
 from __future__ import annotations
@@ -14,17 +18,52 @@ import os
 import re
 from dataclasses import dataclass
 
-__all__ = ["DataLayout"]
+from .settings import BookieSettings
+
+__all__ = ["DataLayout", "journal_path"]
 
 _JOURNAL = re.compile(r"journal-([0-9a-f]{16})\.log")
 _ENTRY_LOG = re.compile(r"entrylog-([0-9a-f]{8})\.log")
 
 
+def journal_path(directory: str, sequence: int) -> str:
+    """Path of a journal file in a journal directory, which need not be one of the settings."""
+    return os.path.join(directory, f"journal-{sequence:016x}.log")
+
+
 @dataclass(frozen=True, slots=True)
 class DataLayout:
-    """Paths below one data directory."""
+    """Paths of one bookie. `journals` and `ledgers` are in the order of the settings; no number is kept on disk."""
 
     root: str
+    journals: tuple[str, ...]
+    ledgers: tuple[str, ...]
+    index: str
+
+    @classmethod
+    def of(cls, settings: BookieSettings) -> DataLayout:
+        """The directories of the settings."""
+        default = cls.at(settings.data_directory)
+
+        def resolved(directory: str) -> str:  # paths compare as text
+            return default.directory(default.name_of(directory))
+
+        return cls(
+            default.root,
+            tuple(map(resolved, settings.journal_directories)) or default.journals,
+            tuple(map(resolved, settings.ledger_directories)) or default.ledgers,
+            resolved(settings.index_directory) if settings.index_directory else default.index,
+        )
+
+    @classmethod
+    def at(cls, root: str) -> DataLayout:
+        """The default directories below `root`."""
+        return cls(
+            root,
+            (os.path.join(root, "journal"),),
+            (os.path.join(root, "ledgers"),),
+            os.path.join(root, "index"),
+        )
 
     @property
     def lock(self) -> str:
@@ -41,33 +80,24 @@ class DataLayout:
         """The checkpoint mark."""
         return os.path.join(self.root, "mark")
 
-    @property
-    def journal(self) -> str:
-        """The journal directory."""
-        return os.path.join(self.root, "journal")
+    def name_of(self, directory: str) -> str:
+        """What cookie and mark call a directory: a data directory that was moved as a whole keeps its names."""
+        root, path = os.path.abspath(self.root), os.path.abspath(directory)
+        if path.startswith(os.path.join(root, "")):
+            return os.path.relpath(path, root)
+        return path
 
-    @property
-    def ledgers(self) -> str:
-        """The ledger directory, with the entry logs."""
-        return os.path.join(self.root, "ledgers")
+    def directory(self, name: str) -> str:
+        """Inverse of `name_of`."""
+        return os.path.join(self.root, name)
 
-    @property
-    def index(self) -> str:
-        """The RocksDB directory."""
-        return os.path.join(self.root, "index")
+    def journal_file(self, journal: int, sequence: int) -> str:
+        """Path of a journal file in journal directory number `journal`."""
+        return journal_path(self.journals[journal], sequence)
 
-    def journal_file(self, sequence: int) -> str:
-        """Path of a journal file."""
-        return os.path.join(self.journal, f"journal-{sequence:016x}.log")
-
-    @property
-    def journal_template(self) -> str:
-        """`journal_file` as a %-template of the sequence, for the writer process."""
-        return os.path.join(self.journal.replace("%", "%%"), "journal-%016x.log")
-
-    def entry_log(self, log_id: int) -> str:
-        """Path of an entry log."""
-        return os.path.join(self.ledgers, f"entrylog-{log_id:08x}.log")
+    def entry_log(self, directory: int, log_id: int) -> str:
+        """Path of an entry log in ledger directory number `directory`."""
+        return os.path.join(self.ledgers[directory], f"entrylog-{log_id:08x}.log")
 
     @staticmethod
     def journal_sequence(name: str) -> int | None:

@@ -83,6 +83,11 @@ class BookieSettings:
     # How long a deleted ledger is remembered, so that no stale writer brings it back (rule 7).
     tombstone_retention_s: float = 7 * 86400.0
 
+    # Scrub: every byte of closed entry logs and of the index is read from the disk and verified once in this time, no faster
+    # than the bound. 0: damage is only found when it is read.
+    scrub_interval_s: float = 86400.0
+    scrub_bytes_per_s: int = 64 * MIB
+
     def __post_init__(self) -> None:
         if not self.data_directory:
             raise InvalidSetting("data_directory is empty; name the directory that holds the bookie's data")

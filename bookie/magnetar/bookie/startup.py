@@ -6,6 +6,7 @@ is durable in entry logs and index, and the new file is begun only after the mar
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 
@@ -14,14 +15,15 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS
 from magnetar.runtime.files import FileLock, Files, wait_for_lock
 
 from .components import BookieComponents
-from .cookie import Cookie, open_data_directory
+from .cookie import JOURNAL_ROLE, Cookie
+from .directories import data_names, forget_journal_directory, is_ours, open_data_directory
 from .engine import Bookie
 from .index import LocationIndex
-from .journal.journal import Journal, JournalPosition
-from .journal.records import FENCE, LAST_CONFIRMED, Record, RecordType, incarnation_of, probe_begin
-from .journal.recovery import Recovered, replay_journals
-from .layout import DataLayout
-from .mark import decode_mark, encode_mark
+from .journal import Journal, Journals
+from .journal.records import DELETED, FENCE, LAST_CONFIRMED, Record, RecordType, incarnation_of, probe_begin
+from .journal.recovery import Recovered, journal_files, replay_journals
+from .layout import DataLayout, journal_path
+from .mark import JournalPosition, Mark, decode_mark, encode_mark
 from .settings import BookieSettings
 
 __all__ = ["open_bookie"]
@@ -33,7 +35,7 @@ _FIRST_FILE_PART = 8
 
 async def open_bookie(settings: BookieSettings, components: BookieComponents) -> Bookie:
     """See `Bookie.open`."""
-    layout = DataLayout(settings.data_directory)
+    layout = DataLayout.of(settings)
     files = components.files
     files.make_directory(layout.root)
     lock = await wait_for_lock(files, layout.lock, settings.lock_timeout_s)
@@ -53,30 +55,44 @@ async def _open_locked(
 ) -> Bookie:
     files = components.files
     _settle_names(files, layout.root)
-    cookie = open_data_directory(files, layout, settings.bookie_id, components.rng)
-    mark = await _read_mark(components, layout, cookie, settings)
-    # The first start left the first journal file behind it with an index open.
-    if mark[0].sequence > 1 and not components.index_exists(layout.index):
+    cookie = open_data_directory(
+        files, layout, settings.bookie_id, components.rng, cluster=components.cluster
+    )
+    for directory in _directories(layout, cookie):
+        _settle_names(files, directory)
+    mark = await _read_mark(components, layout, cookie)
+    # A mark without rows: no journal was ever begun, so nothing was ever served.
+    if mark and not components.index_exists(layout.index):
         raise DataDirectoryError(
             f"the index {layout.index} is missing although this bookie has data; restore it (is its disk mounted?), or "
-            "replace this bookie and let its ledgers be repaired: without it every entry would be said not to exist",
+            "rebuild it from the entry logs (magnetar bookie index rebuild): without it every entry would be said not to "
+            "exist",
             path=layout.index,
         )
+    files.make_directory(os.path.dirname(layout.index) or ".")
     index = components.open_index(layout.index)
     bookie = Bookie(settings, components, layout, cookie, lock, index, mark)
     try:
         _check_index(components, layout, cookie, index)
         bookie.logs.open()
-        recovered = await _replay(bookie, mark[0])
-        bookie.replayed_records = recovered.records
+        bookie.collector.open()
+        recovered = await _replay(bookie, mark)
+        bookie.replayed_records = sum(journal.records for journal in recovered.values())
         # Rule 5: flush after replay. Everything replayed is out of the journals once this returns.
         await bookie.checkpointer.run(None)
-        await _begin_journal(bookie, recovered)
+        await _begin_journals(bookie, recovered)
+        await _leave_journals(bookie)
         bookie.start_tasks()
     except BaseException:
         bookie.release()
         raise
     return bookie
+
+
+def _directories(layout: DataLayout, cookie: Cookie) -> list[str]:
+    """Every journal and ledger directory that exists, whether the settings name it or only the cookie does."""
+    known = [layout.directory(name) for name in cookie.journal_directories]
+    return list(dict.fromkeys([*layout.journals, *layout.ledgers, *known]))
 
 
 def _settle_names(files: Files, root: str) -> None:
@@ -86,7 +102,8 @@ def _settle_names(files: Files, root: str) -> None:
     a mark whose predecessor would come back with a power loss, after the journals it needs were recycled.
     """
     path = os.path.abspath(root)
-    files.sync_directory(path)
+    if files.exists(path):
+        files.sync_directory(path)
     while (parent := os.path.dirname(path)) != path:
         path = parent
         try:
@@ -95,33 +112,37 @@ def _settle_names(files: Files, root: str) -> None:
             return
 
 
-async def _read_mark(
-    components: BookieComponents, layout: DataLayout, cookie: Cookie, settings: BookieSettings
-) -> list[JournalPosition]:
-    """The mark; a new one with its journal file if the directory was just made (or its making was cut short)."""
+async def _read_mark(components: BookieComponents, layout: DataLayout, cookie: Cookie) -> Mark:
+    """The mark; a new one without rows if the directory was just made (or its making was cut short)."""
     files = components.files
+    mark: Mark | None = None
     if files.exists(layout.mark):
-        return decode_mark(files.read(layout.mark), layout.mark)
-    first = layout.journal_file(1)
-    more = any(layout.journal_sequence(name) != 1 for name in files.list(layout.journal))
-    if files.exists(first):
-        file = files.open(first, read_only=True)
-        try:
-            begin = probe_begin(file.read_at, file.size(), incarnation_of(cookie.instance, 1))
-        finally:
-            file.close()
-        more = more or begin is not None
-    if more or files.list(layout.ledgers):
+        mark = decode_mark(files.read(layout.mark), layout.mark)
+    if mark:
+        return mark
+    logs = [name for path in layout.ledgers for name in data_names(files, path)]
+    if logs or any(_begun(files, path, cookie.instance) for path in _directories(layout, cookie)):
+        what = "is missing" if mark is None else "is older than this bookie's data"
         raise DataDirectoryError(
-            f"the checkpoint mark {layout.mark} is missing although this bookie has data; restore it from a "
-            "backup of this directory",
+            f"the checkpoint mark {layout.mark} {what}; restore it from a backup of this directory",
             path=layout.mark,
         )
-    # A part only: the first start waits for it.
-    await components.disk_worker.prepare(first, settings.journal_file_bytes // _FIRST_FILE_PART, hurry=True)
-    mark = [JournalPosition(1, 0, 0)]
-    await components.disk_worker.replace(layout.mark, encode_mark(mark))
+    if mark is None:
+        mark = {}
+        await components.disk_worker.replace(layout.mark, encode_mark(mark))
     return mark
+
+
+def _begun(files: Files, directory: str, instance: int) -> bool:
+    """True if a journal file in the directory holds records of this bookie."""
+    for sequence, size in journal_files(files, directory):
+        file = files.open(journal_path(directory, sequence), read_only=True)
+        try:
+            if probe_begin(file.read_at, size, incarnation_of(instance, sequence)) is not None:
+                return True
+        finally:
+            file.close()
+    return False
 
 
 def _check_index(
@@ -129,31 +150,37 @@ def _check_index(
 ) -> None:
     """An empty index in place of a lost one would answer "no such entry" for everything (rule 8)."""
     found = index.instance()
-    if found is None and not components.files.list(layout.ledgers):
+    if found is None and not any(data_names(components.files, path) for path in layout.ledgers):
         index.set_instance(cookie.instance)
         # No entry log is made before the index's own name is durable (rule 12a).
-        components.files.sync_directory(layout.root)
+        components.files.sync_directory(os.path.dirname(os.path.abspath(layout.index)))
     elif found != cookie.instance:
         what = "is missing" if found is None else "belongs to another bookie"
         raise DataDirectoryError(
-            f"the index {layout.index} {what} although {layout.ledgers} holds entries; restore it: "
-            "without it this bookie cannot tell which entries it has",
+            f"the index {layout.index} {what} although {layout.ledgers[0]} holds entries; restore it, or rebuild it "
+            "(magnetar bookie index rebuild): without it this bookie cannot tell which entries it has",
             path=layout.index,
         )
 
 
-async def _replay(bookie: Bookie, mark: JournalPosition) -> Recovered:
-    """Puts every record from the mark on back into write cache and ledger states. Doing it twice changes nothing."""
+async def _replay(bookie: Bookie, mark: Mark) -> dict[str, Recovered]:
+    """Puts every record from the mark on back into write cache and ledger states. Doing it twice changes nothing.
+
+    One journal after the other: all records of a ledger since the mark stand in one of them.
+    """
     cache, ledgers = bookie.cache, bookie.ledgers
 
     async def apply(record: Record) -> None:
         payload = record.payload
         if record.type == RecordType.ADD:
             ledger_id, entry_id, last_add_confirmed, _ = LEDGER_ENTRY_FIELDS.unpack_from(payload)
+            state = ledgers.load(ledger_id)
+            if state.deleted_at_ms:  # rule 7: its journals may outlive it
+                return
             if not cache.has_room(len(payload)):
                 await bookie.checkpointer.run(None)  # under memory pressure: the mark stays (rule 3)
             cache.put(ledger_id, entry_id, payload)
-            ledgers.note_entry(ledgers.load(ledger_id), ledger_id, entry_id, last_add_confirmed)
+            ledgers.note_entry(state, ledger_id, entry_id, last_add_confirmed)
         elif record.type == RecordType.FENCE:
             (ledger_id,) = FENCE.unpack(payload)
             state = ledgers.load(ledger_id)
@@ -164,36 +191,68 @@ async def _replay(bookie: Bookie, mark: JournalPosition) -> Recovered:
             state = ledgers.load(ledger_id)
             state.explicit_lac = max(state.explicit_lac, explicit)
             ledgers.mark_dirty(state, ledger_id)
+        elif record.type == RecordType.DELETED:
+            ledger_id, deleted_at_ms = DELETED.unpack(payload)
+            bookie.deletion.replay(ledger_id, deleted_at_ms)
         else:
             raise DataDirectoryError(
                 f"a journal holds a record of type {record.type}, which this program does not know; "
                 "run the version of magnetar that wrote it"
             )
 
-    recovered = await replay_journals(
-        bookie.components.files, bookie.layout, bookie.cookie.instance, mark, apply
-    )
-    if recovered.records:
-        _log.info("replayed %d journal records", recovered.records)
+    recovered: dict[str, Recovered] = {}
+    for name, position in mark.items():
+        directory = bookie.layout.directory(name)
+        recovered[name] = await replay_journals(
+            bookie.components.files, directory, bookie.cookie.instance, position, apply
+        )
+    if records := sum(journal.records for journal in recovered.values()):
+        _log.info("replayed %d journal records", records)
     return recovered
 
 
-async def _begin_journal(bookie: Bookie, recovered: Recovered) -> None:
-    """A new file under a sequence that was never used; the mark points to it before it is begun."""
+async def _begin_journals(bookie: Bookie, recovered: dict[str, Recovered]) -> None:
+    """New files under sequences that were never used; the mark points to all of them before one is begun."""
     components, layout, settings = bookie.components, bookie.layout, bookie.settings
-    sequence = recovered.files[-1][0] + 1
-    # An old file that no recovery would read is taken over, so that no start waits for zeros to be written.
-    size, source = settings.journal_file_bytes // _FIRST_FILE_PART, ""
-    taken = None
-    for old, old_size in recovered.unneeded:
-        if old_size >= settings.journal_file_bytes:
-            taken, size, source = old, old_size, layout.journal_file(old)
-            break
-    await components.disk_worker.prepare(layout.journal_file(sequence), size, source, hurry=True)
-    position = JournalPosition(sequence, recovered.end_offset, recovered.end_offset)
-    moved = await bookie.checkpointer.move_mark([position])
-    assert moved is not None, "a new file is always ahead of the mark"
-    device = components.make_journal_device(settings, layout, bookie.lock)
-    bookie.journal = Journal(device, components.disk_worker, layout, settings, bookie.cookie.instance)
-    released = [old for old in recovered.files if old[0] != taken]
-    await bookie.journal.start(position, size, released)
+    files, worker = components.files, components.disk_worker
+    present = {path: journal_files(files, path) for path in _directories(layout, bookie.cookie)}
+    highest = max((sequence for found in present.values() for sequence, _ in found), default=0)
+    take_sequence = itertools.count(highest + 1).__next__
+    begun: list[tuple[str, Journal, JournalPosition, int, list[tuple[int, int]]]] = []
+    for directory in layout.journals:
+        name, sequence = layout.name_of(directory), take_sequence()
+        found = recovered.get(name) or Recovered(0, present[directory], present[directory], 0, [])
+        # An old file that no recovery would read is taken over, so that no start waits for zeros to be written.
+        size, source, taken = settings.journal_file_bytes // _FIRST_FILE_PART, "", None
+        for old, old_size in found.unneeded:
+            if old_size >= settings.journal_file_bytes:
+                taken, size, source = old, old_size, journal_path(directory, old)
+                break
+        await worker.prepare(journal_path(directory, sequence), size, source, hurry=True)
+        device = components.make_journal_device(settings, directory, bookie.lock)
+        journal = Journal(device, worker, directory, settings, bookie.cookie.instance, take_sequence)
+        position = JournalPosition(sequence, found.end_offset, found.end_offset)
+        released = [old for old in found.files if old[0] != taken]
+        begun.append((name, journal, position, size, released))
+    mark = {name: position for name, _, position, _, _ in begun}
+    moved = await bookie.checkpointer.move_mark(mark, directories_change=True)
+    assert moved is not None, "new files are always ahead of the mark"
+    bookie.journals = Journals({name: journal for name, journal, _, _, _ in begun})
+    for _, journal, position, size, released in begun:
+        await journal.start(position, size, released)
+
+
+async def _leave_journals(bookie: Bookie) -> None:
+    """Empties the journal directories that the settings no longer name: the mark does not name them any more either."""
+    components, layout = bookie.components, bookie.layout
+    files = components.files
+    for name in bookie.cookie.journal_directories:
+        directory = layout.directory(name)
+        if directory in layout.journals:
+            continue
+        if is_ours(files, layout, bookie.cookie, JOURNAL_ROLE, directory):
+            for sequence, _ in journal_files(files, directory):
+                await components.disk_worker.delete(journal_path(directory, sequence))
+            files.sync_directory(directory)
+        bookie.cookie = forget_journal_directory(files, layout, bookie.cookie, name)
+        _log.info("the journal directory %s is not used any more", directory)

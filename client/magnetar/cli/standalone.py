@@ -116,7 +116,7 @@ class Standalone:
         """
         files, metadata_directory = self._components.files, self.settings.metadata_directory
         bookie_directory = self.settings.bookie.data_directory
-        has_bookie = files.exists(DataLayout(bookie_directory).cookie)
+        has_bookie = files.exists(DataLayout.at(bookie_directory).cookie)
         if has_bookie and not files.exists(metadata_directory):
             raise DataDirectoryError(
                 f"{metadata_directory} is missing although {bookie_directory} holds a bookie's data; restore both from "

@@ -5,16 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.bookie.cookie import Cookie, decode_cookie, encode_cookie
+from magnetar.bookie.cookie import Cookie, LedgerDirectory, decode_cookie, encode_cookie
 from magnetar.bookie.entry_log import decode_footer, encode_footer, encode_log_header, encode_record_header
 from magnetar.bookie.index import LedgerRecord, ModelStorage, decode_ledger_record, encode_ledger_record
-from magnetar.bookie.journal.journal import JournalPosition
-from magnetar.bookie.mark import decode_mark, encode_mark, mark_moves_forward
+from magnetar.bookie.mark import JournalPosition, decode_mark, encode_mark, mark_moves_forward
 from magnetar.proto.errors import DataDirectoryError
 from support.bookie_kit import add, crash, entry, open_inline, open_real
 
-COOKIE = Cookie(1, 0x0123456789ABCDEF, "bookie-1")
-MARK = [JournalPosition(3, 5000, 4000)]
+COOKIE = Cookie(
+    2,
+    0x0123456789ABCDEF,
+    "bookie-1",
+    cluster=7,
+    journal_directories=("journal", "/mnt/j"),
+    ledger_directories=(LedgerDirectory("ledgers"), LedgerDirectory("/mnt/l", lost=True)),
+    first_log_id=9,
+)
+MARK = {"journal": JournalPosition(3, 5000, 4000), "/mnt/j": JournalPosition(4, 1, 0)}
 
 
 def test_golden_cookie_and_mark() -> None:
@@ -22,21 +29,37 @@ def test_golden_cookie_and_mark() -> None:
     assert decode_cookie(encode_cookie(COOKIE), "c") == COOKIE
     assert encode_mark(MARK).hex() == GOLDEN_MARK
     assert decode_mark(encode_mark(MARK), "m") == MARK
+    assert decode_mark(encode_mark({}), "m") == {}
+
+
+def test_golden_cookie_and_mark_of_the_first_format() -> None:
+    assert decode_cookie(bytes.fromhex(GOLDEN_COOKIE_1), "c") == Cookie(
+        1,
+        0x0123456789ABCDEF,
+        "bookie-1",
+        journal_directories=("journal",),
+        ledger_directories=(LedgerDirectory("ledgers"),),
+    )
+    assert decode_mark(bytes.fromhex(GOLDEN_MARK_1), "m") == {"journal": JournalPosition(3, 5000, 4000)}
 
 
 def test_golden_entry_log() -> None:
-    assert encode_log_header(5).hex() == "4d4147454c4f470a" + "00000001" + "00000005" + "00" * 48
+    assert encode_log_header(5).hex() == "4d4147454c4f470a" + "00000002" + "00000005" + "00" * 48
+    assert encode_log_header(5, version=1).hex() == "4d4147454c4f470a" + "00000001" + "00000005" + "00" * 48
     assert encode_record_header(5, 1, 2, b"entry").hex() == GOLDEN_RECORD
-    footer = encode_footer(5, {9: 100, 1: 50}, 214)
+    footer = encode_footer(5, {9: 100, 1: 50}, 214, version=1)
     assert footer.hex() == GOLDEN_FOOTER
-    assert decode_footer(b"whatever" + footer, 5) == {1: 50, 9: 100}
-    assert decode_footer(b"whatever" + footer, 6) is None
-    assert decode_footer(footer[:-1], 5) is None
+    size = 214 + len(footer)
+    for data in (footer, encode_footer(5, {9: 100, 1: 50}, 214)):
+        assert decode_footer(b"whatever" + data, 5, size) == ({1: 50, 9: 100}, 214)
+        assert decode_footer(b"whatever" + data, 6, size) is None
+        assert decode_footer(b"whatever" + data, 5, size + 1) is None
+        assert decode_footer(data[:-1], 5, size) is None
 
 
 def test_golden_ledger_record() -> None:
     record = LedgerRecord(True, 7, 9, 8)
-    assert encode_ledger_record(record).hex() == "01" + "%016x" * 3 % (7, 9, 8)
+    assert encode_ledger_record(record).hex() == "01" + "%016x" * 4 % (7, 9, 8, 0)
     assert decode_ledger_record(encode_ledger_record(record) + b"later fields") == record
 
 
@@ -55,9 +78,11 @@ def test_another_format_version_is_named() -> None:
 
 def test_rule_03_a_vector_moves_forward_only_as_a_whole() -> None:
     a, b = JournalPosition(3, 5000, 4000), JournalPosition(3, 5001, 4000)
-    assert mark_moves_forward([a, a], [a, b])
-    assert not mark_moves_forward([a, b], [b, a])
-    assert not mark_moves_forward([a], [a, a])
+    assert mark_moves_forward({"x": a, "y": a}, {"x": a, "y": b})
+    assert not mark_moves_forward({"x": a, "y": b}, {"x": b, "y": a})
+    assert not mark_moves_forward({"x": a}, {"x": b, "y": a})
+    assert mark_moves_forward({"x": a}, {"x": b, "y": a}, directories_change=True)
+    assert not mark_moves_forward({"x": b}, {"x": a, "y": a}, directories_change=True)
 
 
 async def test_rule_09_data_without_a_cookie_is_not_overwritten(tmp_path: Path) -> None:
@@ -145,10 +170,21 @@ async def test_a_file_in_place_of_the_directory(tmp_path: Path) -> None:
 
 
 GOLDEN_COOKIE = (
+    "4d41474e455441522d424f4f4b49450a000000b88aae666f726d61745f76657273696f6e02a8696e7374616e6365cf01"
+    "23456789abcdefa9626f6f6b69655f6964a8626f6f6b69652d31a7636c757374657207a4726f6c65a464617461a96469"
+    "726563746f7279a0b36a6f75726e616c5f6469726563746f7269657392a76a6f75726e616ca62f6d6e742f6ab26c6564"
+    "6765725f6469726563746f726965739292a76c656467657273c292a62f6d6e742f6cc3ac66697273745f6c6f675f6964"
+    "09a9726570616972696e67c26f8077382152b216"
+)
+GOLDEN_MARK = (
+    "4d41474d41524b0a000000020000000200062f6d6e742f6a000000000000000400000000000000010000000000000000"
+    "00076a6f75726e616c000000000000000300000000000013880000000000000fa0a48cd13abed07235"
+)
+GOLDEN_COOKIE_1 = (
     "4d41474e455441522d424f4f4b49450a0000003683ae666f726d61745f76657273696f6e01a8696e7374616e6365cf01"
     "23456789abcdefa9626f6f6b69655f6964a8626f6f6b69652d31250a7f6920ba4f80"
 )
-GOLDEN_MARK = (
+GOLDEN_MARK_1 = (
     "4d41474d41524b0a0000000100000001000000000000000300000000000013880000000000000fa0431f9944bffdae9f"
 )
 GOLDEN_RECORD = "9e600aa0bc646937000000000000000100000000000000020000000500000000"

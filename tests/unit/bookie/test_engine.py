@@ -74,13 +74,13 @@ async def test_what_was_added_is_read_from_each_place(reopen: Opener) -> None:
 async def test_rule_01_add_is_in_the_write_cache_before_it_is_in_the_journal(reopen: Opener) -> None:
     bookie = await reopen()
     seen: list[bool] = []
-    real_add = bookie.journal.add
+    real_add = bookie.journals.all[0].add
 
     def spy(data: bytes, done: object, ledger_id: int, entry_id: int) -> None:
         seen.append(bookie.cache.get(ledger_id, entry_id) is data)
         real_add(data, done, ledger_id, entry_id)  # type: ignore[arg-type]
 
-    bookie.journal.add = spy  # type: ignore[method-assign, assignment]
+    bookie.journals.all[0].add = spy  # type: ignore[method-assign, assignment]
     assert await add(bookie, entry(1, 0)) == 0
     assert seen == [True]
 
@@ -110,7 +110,7 @@ async def test_rule_02_checkpoint_order(reopen: Opener) -> None:
 
         setattr(owner, attribute, wrapper)
 
-    record("mark taken", bookie.journal, "durable_position")
+    record("mark taken", bookie.journals, "durable_positions")
     record("swap", bookie.cache, "swap")
     record("append", bookie.logs, "append")
     record("sync logs", bookie.logs, "sync")
@@ -119,7 +119,7 @@ async def test_rule_02_checkpoint_order(reopen: Opener) -> None:
     record("index ledgers", bookie._index, "put_ledgers")
     record("sync ledgers", bookie._index, "flush_ledgers")
     record("mark persisted", bookie.checkpointer, "move_mark")
-    record("journals released", bookie.journal, "release")
+    record("journals released", bookie.journals, "release")
     await add(bookie, entry(1, 0))
     await bookie.checkpoint()
     assert steps == [
@@ -133,8 +133,9 @@ async def test_rule_03_the_mark_never_moves_backwards(reopen: Opener) -> None:
     await add(bookie, entry(1, 0))
     await bookie.checkpoint()
     mark = bookie.checkpointer.mark
-    assert await bookie.checkpointer.move_mark([mark[0]._replace(offset=mark[0].offset - 1)]) is None
-    assert await bookie.checkpointer.move_mark([mark[0]._replace(sequence=0, offset=10**9)]) is None
+    at = mark["journal"]
+    assert await bookie.checkpointer.move_mark({"journal": at._replace(offset=at.offset - 1)}) is None
+    assert await bookie.checkpointer.move_mark({"journal": at._replace(sequence=0, offset=10**9)}) is None
     assert bookie.checkpointer.mark == mark
     await add(bookie, entry(1, 1))
     assert await bookie.checkpointer.run(None) is None  # a flush under memory pressure
@@ -156,7 +157,7 @@ async def test_rule_05_replay_is_idempotent(reopen: Opener) -> None:
 async def test_rule_05_a_missing_marked_journal_refuses_to_start(reopen: Opener) -> None:
     bookie = await reopen()
     await add(bookie, entry(1, 0))
-    path = Path(bookie.layout.journal_file(bookie.checkpointer.mark[0].sequence))
+    path = Path(bookie.layout.journal_file(0, bookie.checkpointer.mark["journal"].sequence))
     crash(bookie)
     aside = path.rename(path.with_suffix(".aside"))
     with pytest.raises(DataDirectoryError, match="missing"):
@@ -170,7 +171,7 @@ async def test_rule_05_damage_refuses_to_start_and_changes_nothing(reopen: Opene
     bookie = await reopen(journal_file_bytes=1 << 20)
     for number in range(5):
         await add(bookie, entry(1, number))
-    path = Path(bookie.layout.journal_file(bookie.journal.files[-1]))
+    path = Path(bookie.layout.journal_file(0, bookie.journals.all[0].files[-1]))
     crash(bookie)
     good = path.read_bytes()
     at = good.index(b"payload of 1:1")
@@ -194,7 +195,7 @@ async def test_rule_05_damage_below_the_mark_is_reported_and_passed(
         await add(bookie, entry(1, number))
     await bookie.checkpoint()
     await add(bookie, entry(1, 3))
-    path = Path(bookie.layout.journal_file(bookie.journal.files[-1]))
+    path = Path(bookie.layout.journal_file(0, bookie.journals.all[0].files[-1]))
     crash(bookie)
     data = path.read_bytes()
     path.write_bytes(data.replace(b"payload of 1:1", b"payload of X:X"))
@@ -207,7 +208,7 @@ async def test_rule_05_a_torn_tail_is_no_damage(reopen: Opener) -> None:
     bookie = await reopen(journal_file_bytes=1 << 20)
     for number in range(3):
         await add(bookie, entry(1, number))
-    path = Path(bookie.layout.journal_file(bookie.journal.files[-1]))
+    path = Path(bookie.layout.journal_file(0, bookie.journals.all[0].files[-1]))
     crash(bookie)
     data = path.read_bytes()
     path.write_bytes(data.replace(b"payload of 1:2", b"payload of X:X"))
@@ -236,7 +237,7 @@ async def test_rule_06_a_fence_is_answered_only_once_it_is_durable_and_fencers_s
 ) -> None:
     bookie = await reopen(journal_file_bytes=1 << 20)
     await add(bookie, entry(1, 0))
-    device = bookie.journal._device
+    device = bookie.journals.all[0]._device
     before = device.durable_offset
     fencers = [asyncio.ensure_future(bookie.read_last_confirmed(4, fence=True)) for _ in range(3)]
     await asyncio.sleep(0)
@@ -263,7 +264,7 @@ async def test_rule_08_damage_is_not_absence(reopen: Opener) -> None:
     bookie = await reopen()
     await add_all(bookie, [entry(1, number) for number in range(3)])
     await bookie.close()
-    (log,) = Path(bookie.layout.ledgers).iterdir()
+    (log,) = Path(bookie.layout.ledgers[0]).glob("entrylog-*")
     data = log.read_bytes()
     log.write_bytes(data.replace(b"payload of 1:1", b"payload of X:X"))
     bookie = await reopen()
@@ -339,11 +340,11 @@ async def test_journal_files_are_rolled_released_and_recycled(reopen: Opener) ->
         assert await add(bookie, entry(1, number, b"x" * 5000)) == 0
         if number % 10 == 9:
             await bookie.checkpoint()
-    assert bookie.journal.files[-1] > 5
+    assert bookie.journals.all[0].files[-1] > 5
     await bookie.checkpoint()
-    await until(lambda: not bookie.journal._released)
-    assert len(bookie.journal.files) == 1
-    names = list(Path(bookie.layout.journal).iterdir())
+    await until(lambda: not bookie.journals.all[0]._released)
+    assert len(bookie.journals.all[0].files) == 1
+    names = list(Path(bookie.layout.journals[0]).iterdir())
     assert sum(path.stat().st_size for path in names) <= 256 * KIB + 64 * KIB + 8 * KIB
     bookie = await reopen.crash_and_open()
     assert len((await bookie.read(1, 0, 99, max_bytes=10**6))[0]) == 100
@@ -353,7 +354,7 @@ async def test_replay_over_many_files_and_more_than_the_write_cache(reopen: Open
     bookie = await reopen(write_cache_bytes=4 << 20, checkpoint_interval_s=1000.0)
     for number in range(100):
         assert await add(bookie, entry(1, number, b"x" * 5000)) == 0
-    assert len(bookie.journal.files) > 5
+    assert len(bookie.journals.all[0].files) > 5
     bookie = await reopen.crash_and_open(write_cache_bytes=64 * KIB)
     assert bookie.replayed_records == 100
     assert len((await bookie.read(1, 0, 99, max_bytes=10**6))[0]) == 100
@@ -365,7 +366,7 @@ async def test_a_missing_file_in_the_middle_is_damage(reopen: Opener) -> None:
     bookie = await reopen(write_cache_bytes=4 << 20, checkpoint_interval_s=1000.0)
     for number in range(40):
         await add(bookie, entry(1, number, b"x" * 5000))
-    middle = Path(bookie.layout.journal_file(bookie.journal.files[1]))
+    middle = Path(bookie.layout.journal_file(0, bookie.journals.all[0].files[1]))
     crash(bookie)
     data = middle.read_bytes()
     middle.unlink()
@@ -397,9 +398,9 @@ async def test_adds_that_wait_too_long_or_are_too_many_are_refused(reopen: Opene
     flush = asyncio.Event()
     real = bookie.logs.append
 
-    async def held(half: object) -> object:
+    async def held(half: object, states: object = ()) -> object:
         await flush.wait()
-        return await real(half)  # type: ignore[arg-type]
+        return await real(half, states)  # type: ignore[arg-type]
 
     bookie.logs.append = held  # type: ignore[method-assign, assignment]
     try:
@@ -419,7 +420,7 @@ async def test_rule_04_after_a_failed_sync_nothing_is_acknowledged(reopen: Opene
     failures: list[MagnetarError] = []
     bookie.on_failure = failures.append
     assert await add(bookie, entry(1, 0)) == 0
-    file = bookie.journal._device._file  # type: ignore[attr-defined]
+    file = bookie.journals.all[0]._device._file  # type: ignore[attr-defined]
     real_sync = type(file).sync
 
     def failing(self: object) -> None:
@@ -461,11 +462,11 @@ async def test_a_full_ring_holds_records_back_in_order(reopen: Opener) -> None:
     entries = [entry(1, number, b"x" * 20_000) for number in range(300)]
     answered = asyncio.ensure_future(add_all(bookie, entries))
     await asyncio.sleep(0)
-    waited = bookie.journal.waiting
+    waited = bookie.journals.all[0].waiting
     fenced = asyncio.ensure_future(bookie.fence(9))  # waits its turn, behind the entries
     assert await answered == [0] * 300
     await fenced
-    assert (waited, bookie.journal.waiting) == (True, False)
+    assert (waited, bookie.journals.all[0].waiting) == (True, False)
     bookie = await reopen.crash_and_open(write_cache_bytes=32 << 20)
     assert (await bookie.read(1, 0, 299, max_bytes=1 << 30))[0] == entries
     assert bookie.ledgers.load(9).fenced

@@ -2,6 +2,7 @@
 
 from .device import JournalDevice
 from .inline import InlineJournalDevice
-from .journal import Journal, JournalPosition
+from .journal import Journal
+from .journals import Journals
 
-__all__ = ["InlineJournalDevice", "Journal", "JournalDevice", "JournalPosition"]
+__all__ = ["InlineJournalDevice", "Journal", "JournalDevice", "Journals"]

@@ -19,10 +19,12 @@ from typing import NamedTuple
 from magnetar.proto.errors import DiskFull, MagnetarError
 
 from ..disk_worker import DiskWorker
-from ..layout import DataLayout
+from ..layout import journal_path
+from ..mark import JournalPosition
 from ..settings import BookieSettings
 from .device import JournalDevice
 from .records import (
+    DELETED,
     FENCE,
     LAST_CONFIRMED,
     RECORD_HEADER_BYTES,
@@ -32,7 +34,7 @@ from .records import (
     incarnation_of,
 )
 
-__all__ = ["DurableCallback", "Journal", "JournalPosition"]
+__all__ = ["DurableCallback", "Journal"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,15 +43,6 @@ DurableCallback = Callable[[int, int, int], None]
 
 _RETRY_PREPARE_S = 1.0
 ADD = int(RecordType.ADD)
-
-
-class JournalPosition(NamedTuple):
-    """A place in one journal directory. Compares as the journal is ordered."""
-
-    sequence: int
-    offset: int
-    # Offset of the first record of the file; `offset == base` is the one place where the file may not be begun yet.
-    base: int
 
 
 class JournalFile(NamedTuple):
@@ -68,21 +61,23 @@ class Journal:
         self,
         device: JournalDevice,
         worker: DiskWorker,
-        layout: DataLayout,
+        directory: str,
         settings: BookieSettings,
         instance: int,
+        take_sequence: Callable[[], int],
     ) -> None:
+        """`take_sequence` serves all journals of the bookie: no two files ever have the same sequence."""
+        self.directory = directory
         self.on_failure: Callable[[MagnetarError], None] | None = None
         self._device = device
         self._worker = worker
-        self._layout = layout
         self._settings = settings
         self._instance = instance
         self._incarnation = 0
         self._files: list[JournalFile] = []
         self._spares: deque[tuple[int, int]] = deque()  # (sequence, prepared bytes), ready to begin
         self._released: deque[tuple[int, int]] = deque()  # no longer needed, to be recycled or deleted
-        self._next_sequence = 1
+        self._take_sequence = take_sequence
         self._pending: deque[tuple[int, DurableCallback, int, int]] = deque()  # in order of end offset
         # Records for which the ring had no room, in order. Their payloads stand in the write cache, which bounds them.
         self._waiting: deque[tuple[int, bytes, DurableCallback, int, int]] = deque()
@@ -98,7 +93,6 @@ class Journal:
         """Begins the prepared file at `position`; `released` are old files (sequence, bytes) that nobody needs."""
         self._device.on_durable = self._durable
         self._device.on_failure = self._device_failed
-        self._next_sequence = 1 + max([position.sequence, *[sequence for sequence, _ in released]])
         self._released.extend(released)
         await self._device.start(position.sequence, position.offset)
         self._begin(position.sequence, prepared_bytes)
@@ -147,6 +141,12 @@ class Journal:
         """Appends an explicit last add confirmed."""
         payload = LAST_CONFIRMED.pack(ledger_id, last_add_confirmed)
         self._append_later(RecordType.LAST_CONFIRMED, payload, done, ledger_id, last_add_confirmed)
+        self._drain_waiting()
+
+    def delete(self, ledger_id: int, deleted_at_ms: int, done: DurableCallback) -> None:
+        """Appends a tombstone (rule 7)."""
+        payload = DELETED.pack(ledger_id, deleted_at_ms)
+        self._append_later(RecordType.DELETED, payload, done, ledger_id, -1)
         self._drain_waiting()
 
     def release(self, mark: JournalPosition) -> None:
@@ -264,15 +264,14 @@ class Journal:
             kept = sum(size for _, size in self._spares)
             # One that is too small was the first file of a first start.
             if size < wanted or (self._spares and kept + size > self._settings.journal_spare_bytes):
-                await self._worker.delete(self._layout.journal_file(source))
+                await self._worker.delete(journal_path(self.directory, source))
                 self._released.popleft()
                 return
         else:
             source, size = 0, wanted
-        sequence = self._next_sequence
-        self._next_sequence += 1
-        source_path = self._layout.journal_file(source) if source else ""
-        path = self._layout.journal_file(sequence)
+        sequence = self._take_sequence()
+        source_path = journal_path(self.directory, source) if source else ""
+        path = journal_path(self.directory, sequence)
         try:
             await self._worker.prepare(path, size, source_path)
         except DiskFull:

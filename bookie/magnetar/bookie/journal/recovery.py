@@ -28,8 +28,8 @@ from typing import NamedTuple
 from magnetar.proto.errors import DataDirectoryError
 from magnetar.runtime.files import Files
 
-from ..layout import DataLayout
-from .journal import JournalPosition
+from ..layout import DataLayout, journal_path
+from ..mark import JournalPosition
 from .records import (
     Gap,
     Record,
@@ -41,7 +41,7 @@ from .records import (
     scan_journal,
 )
 
-__all__ = ["Recovered", "Verdict", "judge", "replay_journals"]
+__all__ = ["BegunFile", "Recovered", "Verdict", "begun_files", "journal_files", "judge", "replay_journals"]
 
 _log = logging.getLogger(__name__)
 _SLICE_RECORDS = 256
@@ -86,7 +86,9 @@ class Recovered(NamedTuple):
     warnings: list[str]
 
 
-class _Found(NamedTuple):
+class BegunFile(NamedTuple):
+    """A file that a start reads."""
+
     sequence: int
     path: str
     # Offset of its BEGIN record, None when that cannot be read although later records can.
@@ -95,29 +97,27 @@ class _Found(NamedTuple):
 
 async def replay_journals(
     files: Files,
-    layout: DataLayout,
+    directory: str,
     instance: int,
     mark: JournalPosition,
     apply: Callable[[Record], Awaitable[None]],
 ) -> Recovered:
-    """Calls `apply` for every record from the mark on, in order; applying a record twice must not matter.
+    """Calls `apply` for every record of one directory from the mark on, in order; applying a record twice must not matter.
 
     Raises DataDirectoryError for damage, for a missing marked journal and for an unknown format; changes nothing.
     """
-    present = [
-        seq for name in files.list(layout.journal) if (seq := layout.journal_sequence(name)) is not None
-    ]
+    sizes = journal_files(files, directory)
+    present = [sequence for sequence, _ in sizes]
     if mark.sequence not in present:
         raise DataDirectoryError(
-            f"the journal {layout.journal_file(mark.sequence)} is missing, and the checkpoint mark needs it; "
+            f"the journal {journal_path(directory, mark.sequence)} is missing, and the checkpoint mark needs it; "
             "restore it (is its disk mounted?): acknowledged entries stand in it",
-            path=layout.journal_file(mark.sequence),
+            path=journal_path(directory, mark.sequence),
         )
-    sizes = [(sequence, _size(files, layout.journal_file(sequence))) for sequence in present]
-    begun = _begun_files(files, layout, instance, [seq for seq in present if seq >= mark.sequence])
+    begun = begun_files(files, directory, instance, [seq for seq in present if seq >= mark.sequence])
     expected = mark.base
     if not begun and mark.offset > mark.base:
-        raise _damage(layout.journal_file(mark.sequence), mark.base, 0)
+        raise _damage(journal_path(directory, mark.sequence), mark.base, 0)
     records, warnings = 0, []
     for index, found in enumerate(begun):
         later = begun[index + 1] if index + 1 < len(begun) else None
@@ -155,6 +155,18 @@ async def replay_journals(
     return Recovered(max(expected, mark.offset), sizes, unneeded, records, warnings)
 
 
+def journal_files(files: Files, directory: str) -> list[tuple[int, int]]:
+    """(sequence, bytes) of every journal file in the directory, oldest first; [] if there is no such directory."""
+    if not files.exists(directory):
+        return []
+    present = [
+        sequence
+        for name in files.list(directory)
+        if (sequence := DataLayout.journal_sequence(name)) is not None
+    ]
+    return [(sequence, _size(files, journal_path(directory, sequence))) for sequence in present]
+
+
 def _damage(path: str, offset: int, position: int) -> DataDirectoryError:
     return DataDirectoryError(
         f"the journal {path} is damaged at or after byte {position} (record offset {offset}), where acknowledged entries "
@@ -173,15 +185,15 @@ def _size(files: Files, path: str) -> int:
         file.close()
 
 
-def _begun_files(files: Files, layout: DataLayout, instance: int, sequences: list[int]) -> list[_Found]:
+def begun_files(files: Files, directory: str, instance: int, sequences: list[int]) -> list[BegunFile]:
     """Files with a good BEGIN, and the one after the last of them if it holds any good record.
 
     Files are begun in order and each is synced before the next, so no other one can hold anything.
     """
-    found: list[_Found] = []
+    found: list[BegunFile] = []
     following: int | None = None
     for sequence in sequences:
-        path = layout.journal_file(sequence)
+        path = journal_path(directory, sequence)
         file = files.open(path, read_only=True)
         try:
             begin = probe_begin(file.read_at, file.size(), incarnation_of(instance, sequence))
@@ -189,16 +201,16 @@ def _begun_files(files: Files, layout: DataLayout, instance: int, sequences: lis
             file.close()
         if begin is not None:
             decode_begin(begin.payload, path)
-            found.append(_Found(sequence, path, begin.offset))
+            found.append(BegunFile(sequence, path, begin.offset))
             following = None
         elif following is None:
             following = sequence
     if following is not None:
-        path = layout.journal_file(following)
+        path = journal_path(directory, following)
         file = files.open(path, read_only=True)
         try:
             if holds_records(file.read_at, file.size(), incarnation_of(instance, following)):
-                found.append(_Found(following, path, None))
+                found.append(BegunFile(following, path, None))
         finally:
             file.close()
     return found

@@ -1,0 +1,253 @@
+"""What a start makes of the directories that it finds: identity first, and one clear error for everything else (rule 9).
+
+For each journal and ledger directory, known to the cookie or named by the settings; the first row that matches holds. "Ours"
+is a copy of this bookie's cookie with this role and name.
+
+    | known      | in settings | copy      | holds data | what a start does                                      |
+    |------------|-------------|-----------|------------|--------------------------------------------------------|
+    | yes        | yes         | ours      | any        | takes it                                               |
+    | yes, lost  | yes         | none      | no         | takes it as new: what was in it is damage              |
+    | yes        | yes         | none      | any        | refused, unless the cookie has format 1 (no copies yet) |
+    | any        | yes         | not ours  | any        | refused: swapped, moved, or another bookie's           |
+    | no         | yes         | none/ours | no         | takes it as new                                        |
+    | no         | yes         | none      | yes        | refused: whose data is it?                             |
+    | no         | yes         | ours      | logs       | refused: it was declared lost, or taken out            |
+    | yes, lost  | no          | any       | any        | forgets it: what was in it is damage                   |
+    | ledgers    | no          | ours/v1   | no         | forgets it                                             |
+    | ledgers    | no          | any       | any        | refused: entries stand in it                           |
+    | journal    | no          | any       | any        | replays what the mark needs of it, then forgets it     |
+
+A new directory gets its copy before the cookie names it, and one that is forgotten loses it after: a crash in between
+leaves a copy of ours and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+
+from magnetar.proto.errors import DataDirectoryError
+from magnetar.runtime.files import Files
+
+from .cookie import (
+    FORMAT_VERSION,
+    JOURNAL_ROLE,
+    LEDGERS_ROLE,
+    Cookie,
+    LedgerDirectory,
+    copy_for,
+    decode_cookie,
+    encode_cookie,
+    read_cookie,
+    write_cookie,
+)
+from .layout import DataLayout
+
+__all__ = ["data_names", "forget_journal_directory", "is_ours", "open_data_directory"]
+
+_log = logging.getLogger(__name__)
+_COPY = "cookie"
+_SETTINGS = {JOURNAL_ROLE: "journal_directories", LEDGERS_ROLE: "ledger_directories"}
+
+
+def open_data_directory(
+    files: Files, layout: DataLayout, bookie_id: str, rng: random.Random, *, cluster: int = 0
+) -> Cookie:
+    """Reads the cookie, or makes a new one in empty directories, and checks every directory. Durable when it returns.
+
+    Raises DataDirectoryError for damage, for data without a cookie, for another bookie's or cluster's data, and for a
+    directory that is missing, empty, swapped or left out.
+    """
+    cookie = read_cookie(files, layout)
+    if cookie is None:
+        _refuse_foreign_data(files, layout)
+        instance = rng.getrandbits(64)
+        name = bookie_id or f"bookie-{instance:016x}"
+        cookie = write_cookie(files, layout, Cookie(FORMAT_VERSION, instance, name, cluster))
+    if bookie_id and bookie_id != cookie.bookie_id:
+        raise DataDirectoryError(
+            f"{layout.root} belongs to bookie {cookie.bookie_id!r}, not to {bookie_id!r}; "
+            "correct data_directory or bookie_id",
+            path=layout.root,
+        )
+    if cluster and cookie.cluster and cluster != cookie.cluster:
+        raise DataDirectoryError(
+            f"{layout.root} belongs to another cluster ({cookie.cluster:016x}, the metadata store is "
+            f"{cluster:016x}): the metadata store was emptied, or is not the one that lists this bookie's ledgers. Restore "
+            "it, correct its address, or start with another data directory",
+            path=layout.root,
+        )
+    journals = [_take(files, layout, cookie, JOURNAL_ROLE, path) for path in layout.journals]
+    ledgers = [_take(files, layout, cookie, LEDGERS_ROLE, path) for path in layout.ledgers]
+    # Journals that the settings leave out are forgotten when what they hold was replayed and flushed.
+    left = [name for name in cookie.journal_directories if name not in journals]
+    emptied = [row.name for row in cookie.ledger_directories if row.name not in ledgers and not row.lost]
+    for name in emptied:
+        _check_left_out(files, layout, cookie, name)
+    checked = cookie._replace(
+        format_version=FORMAT_VERSION,
+        cluster=cookie.cluster or cluster,
+        journal_directories=(*journals, *left),
+        ledger_directories=tuple(map(LedgerDirectory, ledgers)),
+    )
+    if checked != cookie:
+        write_cookie(files, layout, checked)
+        for name in emptied:
+            _forget(files, layout.directory(name))
+    return checked
+
+
+def forget_journal_directory(files: Files, layout: DataLayout, cookie: Cookie, name: str) -> Cookie:
+    """Takes a journal directory that is not needed any more out of the cookie; its journals are gone already."""
+    cookie = cookie._replace(
+        journal_directories=tuple(known for known in cookie.journal_directories if known != name)
+    )
+    write_cookie(files, layout, cookie)
+    directory = layout.directory(name)
+    if is_ours(files, layout, cookie, JOURNAL_ROLE, directory):
+        _forget(files, directory)
+    return cookie
+
+
+def is_ours(files: Files, layout: DataLayout, cookie: Cookie, role: str, path: str) -> bool:
+    """True if the directory carries this bookie's copy for this place."""
+    copy = _read_copy(files, path)
+    name = layout.name_of(path)
+    return copy is not None and (copy.instance, copy.role, copy.directory) == (cookie.instance, role, name)
+
+
+def data_names(files: Files, path: str) -> list[str]:
+    """Journals and entry logs in a directory."""
+    return [
+        name
+        for name in files.list(path)
+        if DataLayout.journal_sequence(name) is not None or DataLayout.entry_log_id(name) is not None
+    ]
+
+
+def _read_copy(files: Files, path: str) -> Cookie | None:
+    copy = os.path.join(path, _COPY)
+    return decode_cookie(files.read(copy), copy) if files.exists(copy) else None
+
+
+def _forget(files: Files, path: str) -> None:
+    files.delete(os.path.join(path, _COPY))
+    files.sync_directory(path)
+
+
+def _refuse_foreign_data(files: Files, layout: DataLayout) -> None:
+    """Nothing may stand where a new bookie begins."""
+    found = [name for name in ("index", "mark") if _holds_something(files, layout.directory(name))]
+    for path in (*layout.journals, *layout.ledgers):
+        copy = _read_copy(files, path)
+        if copy is not None:
+            raise DataDirectoryError(
+                f"{path} belongs to bookie {copy.bookie_id!r}, but {layout.root} holds no cookie; restore {layout.cookie} "
+                "(is its disk mounted?), or start with other directories",
+                path=path,
+            )
+        if files.exists(path) and data_names(files, path):
+            found.append(path)
+    if found:
+        raise DataDirectoryError(
+            f"{layout.root} holds data ({found[0]}) but no cookie; restore {layout.cookie}, "
+            "or start with another data directory",
+            path=layout.root,
+        )
+
+
+def _holds_something(files: Files, path: str) -> bool:
+    if not files.exists(path):
+        return False
+    try:
+        return bool(files.list(path))
+    except DataDirectoryError:  # a file
+        return True
+
+
+def _take(files: Files, layout: DataLayout, cookie: Cookie, role: str, path: str) -> str:
+    """Checks a directory of the settings, makes it if it is new, and returns its name. See the module's table."""
+    name = layout.name_of(path)
+    known, lost = _known(cookie, role, name)
+    copy = _read_copy(files, path)
+    if copy is not None and (copy.instance, copy.role, copy.directory) != (cookie.instance, role, name):
+        raise _not_ours(cookie, copy, role, path)
+    missing = not files.exists(path)
+    held = [] if missing else data_names(files, path)
+    if copy is not None:
+        if known or role == JOURNAL_ROLE or not held:
+            return name
+        raise DataDirectoryError(
+            f"{path} holds entry logs of this bookie, but was declared lost or taken out; empty it, or leave it out of "
+            f"{_SETTINGS[role]}",
+            path=path,
+        )
+    if known and not lost:
+        if missing:
+            raise DataDirectoryError(
+                f"{path} is missing although {layout.cookie} says that this bookie has data there; "
+                f"restore the directory (is its disk mounted?){_cure(role)}",
+                path=path,
+            )
+        if cookie.format_version > 1:
+            raise DataDirectoryError(
+                f"{path} is not the {role} directory that this bookie knows: its cookie is gone, as on an empty disk. "
+                f"Mount the right disk or restore the directory{_cure(role)}",
+                path=path,
+            )
+    elif held:
+        raise DataDirectoryError(
+            f"{path} holds data ({held[0]}) that {layout.cookie} knows nothing of; correct {_SETTINGS[role]}, or empty it",
+            path=path,
+        )
+    if lost:
+        _log.warning("%s was declared lost: a new directory takes its place, what it held is damage", path)
+    files.make_directory(path)
+    files.write_atomically(os.path.join(path, _COPY), encode_cookie(copy_for(cookie, role, name)))
+    return name
+
+
+def _known(cookie: Cookie, role: str, name: str) -> tuple[bool, bool]:
+    if role == JOURNAL_ROLE:
+        return name in cookie.journal_directories, False
+    for row in cookie.ledger_directories:
+        if row.name == name:
+            return True, row.lost
+    return False, False
+
+
+def _cure(role: str) -> str:
+    if role == LEDGERS_ROLE:
+        return ", or declare it lost (magnetar bookie cookie): its entries are damage then, until they are repaired"
+    return "; if it is lost, replace this bookie and let its ledgers be repaired: acknowledged entries stood in it"
+
+
+def _not_ours(cookie: Cookie, copy: Cookie, role: str, path: str) -> DataDirectoryError:
+    if copy.instance != cookie.instance:
+        what = f"belongs to bookie {copy.bookie_id!r} (another one than this {cookie.bookie_id!r})"
+    elif copy.role != role:
+        what = f"is the {copy.role} directory {copy.directory!r} of this bookie, not a {role} directory"
+    else:
+        what = f"is what this bookie knows as {copy.directory!r}: disks were swapped or mounted elsewhere"
+    return DataDirectoryError(
+        f"{path} {what}; correct {_SETTINGS[role]}, or mount the disks where they were", path=path
+    )
+
+
+def _check_left_out(files: Files, layout: DataLayout, cookie: Cookie, name: str) -> None:
+    """A ledger directory that the settings name no longer can be forgotten if it certainly holds nothing."""
+    path = layout.directory(name)
+    there = files.exists(path)
+    if there and data_names(files, path):
+        raise DataDirectoryError(
+            f"ledger_directories no longer names {path}, which holds entries; name it again, or declare it lost "
+            "(magnetar bookie cookie) and let its entries be repaired",
+            path=path,
+        )
+    if not there or (cookie.format_version > 1 and not is_ours(files, layout, cookie, LEDGERS_ROLE, path)):
+        raise DataDirectoryError(
+            f"ledger_directories no longer names {path}, and it cannot be seen to be empty (is its disk mounted?); "
+            "mount it, name it again, or declare it lost (magnetar bookie cookie)",
+            path=path,
+        )

@@ -1,0 +1,69 @@
+"""All journals of a bookie as one: which ledger goes where, and where each of them stands.
+
+A ledger's records go to the journal `ledger_id % count`, so their order is that of one file. The positions are a vector: a
+checkpoint covers every journal, and each releases its files by its own component of the mark alone (rule 3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from magnetar.proto.errors import MagnetarError
+
+from ..mark import JournalPosition, Mark
+from .journal import Journal
+
+__all__ = ["Journals"]
+
+
+class Journals:
+    """One journal or more, by the names of their directories, in the order of the settings."""
+
+    def __init__(self, journals: Mapping[str, Journal]) -> None:
+        self.by_name = dict(journals)
+        self.all = tuple(self.by_name.values())
+        self._count = len(self.all)
+
+    def of(self, ledger_id: int) -> Journal:
+        """Where this ledger's records go, as long as this process lives. 0.1 us."""
+        return self.all[ledger_id % self._count]
+
+    @property
+    def waiting(self) -> bool:
+        """True while a ring is full and records wait for room."""
+        return any(journal.waiting for journal in self.all)
+
+    def on_failure(self, callback: Callable[[MagnetarError], None]) -> None:
+        """The first failure of any journal ends the bookie; each calls back once."""
+        for journal in self.all:
+            journal.on_failure = callback
+
+    def durable_positions(self) -> dict[str, JournalPosition]:
+        """Everything before them is durable, and was in the write cache before it was written (rule 1)."""
+        return {name: journal.durable_position() for name, journal in self.by_name.items()}
+
+    def release(self, mark: Mark) -> None:
+        """Each journal lets go of its files before its position. Only after the mark is durable (rule 2)."""
+        for name, journal in self.by_name.items():
+            journal.release(mark[name])
+
+    def stats(self) -> dict[str, int]:
+        """Sums over the journals."""
+        return {
+            "journals": self._count,
+            "journal_files": sum(len(journal.files) for journal in self.all),
+            "journal_end_offset": sum(journal.end_offset for journal in self.all),
+        }
+
+    def stop(self, error: MagnetarError) -> None:
+        """The bookie has failed: nothing is acknowledged any more."""
+        for journal in self.all:
+            journal.stop(error)
+
+    async def close(self) -> None:
+        """Waits until everything appended is durable and acknowledged."""
+        results = await asyncio.gather(*[journal.close() for journal in self.all], return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
