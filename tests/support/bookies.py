@@ -50,6 +50,8 @@ class FakeBookie:
         self._reads_go.set()
         self._error: MagnetarError | None = None
         self._answers: list[tuple[Done, int, int]] = []
+        self.accepting = True
+        self.on_accepting: list[Callable[[], None]] = []
 
     def hold(self) -> None:
         """Answers nothing until `release`: a hung process."""

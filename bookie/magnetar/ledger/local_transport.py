@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from magnetar.proto.errors import BookieUnavailable, ConnectionLost, MagnetarError
 
+from .held_adds import HeldAdds
 from .transport import (
     AddCallback,
     EntryPage,
@@ -25,6 +26,14 @@ from .transport import (
 
 class LocalBookie(Protocol):
     """What the transport needs of a bookie (bookie.Bookie has it). `add` never calls `done` from within."""
+
+    # Called when `accepting` becomes true again.
+    on_accepting: list[Callable[[], None]]
+
+    @property
+    def accepting(self) -> bool:
+        """False while adds wait for room in its write cache."""
+        ...
 
     def add(self, entry: bytes, *, recovery: bool, done: Callable[[int, int, int], None]) -> None:
         """Stores an entry."""
@@ -70,10 +79,15 @@ class LocalBookie(Protocol):
 
 
 class LocalTransport:
-    """BookieTransport over bookies of this process, which it does not own."""
+    """BookieTransport over bookies of this process, which it does not own.
 
-    def __init__(self, bookies: Mapping[str, LocalBookie]) -> None:
+    An add that a bookie has no room for waits here, `add_wait_s` at most (see `held_adds`).
+    """
+
+    def __init__(self, bookies: Mapping[str, LocalBookie], *, add_wait_s: float = 10.0) -> None:
         self._bookies = bookies
+        self._add_wait_s = add_wait_s
+        self._held: dict[str, HeldAdds] = {}
         self._closed = False
 
     def add(
@@ -84,11 +98,19 @@ class LocalTransport:
         if target is None or self._closed:
             code = ConnectionLost.code if self._closed else BookieUnavailable.code
             asyncio.get_running_loop().call_soon(done, bookie, ledger_id, entry_id, code)
-            return
-        try:
-            target.add(entry, recovery=recovery, done=partial(done, bookie))
-        except MagnetarError as error:
-            asyncio.get_running_loop().call_soon(done, bookie, ledger_id, entry_id, error.code)
+        elif target.accepting and not self._held.get(bookie):
+            _give(target, entry, ledger_id, entry_id, recovery, partial(done, bookie))
+        else:
+            held = self._held.get(bookie) or self._hold(bookie, target)
+            held.hold(entry, ledger_id, entry_id, recovery, partial(done, bookie))
+
+    def _hold(self, bookie: str, target: LocalBookie) -> HeldAdds:
+        held = self._held.get(bookie)
+        if held is None:
+            held = HeldAdds(partial(_give, target), lambda: target.accepting, self._add_wait_s)
+            self._held[bookie] = held
+            target.on_accepting.append(held.release)
+        return held
 
     async def read(
         self, bookie: str, ledger_id: int, first: int, last: int, *, max_bytes: int = 0, fence: bool = False
@@ -150,6 +172,10 @@ class LocalTransport:
     async def close(self) -> None:
         """Refuses further calls; the bookies stay open."""
         self._closed = True
+        for bookie, held in self._held.items():
+            self._bookies[bookie].on_accepting.remove(held.release)
+            held.fail(ConnectionLost.code)
+        self._held.clear()
 
     def _bookie(self, name: str) -> LocalBookie:
         if self._closed:
@@ -158,3 +184,17 @@ class LocalTransport:
         if found is None:
             raise BookieUnavailable(f"bookie {name} is not one of this process ({', '.join(self._bookies)})")
         return found
+
+
+def _give(
+    target: LocalBookie,
+    entry: bytes,
+    ledger_id: int,
+    entry_id: int,
+    recovery: bool,
+    done: Callable[[int, int, int], None],
+) -> None:
+    try:
+        target.add(entry, recovery=recovery, done=done)
+    except MagnetarError as error:  # bytes that are no entry
+        asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, error.code)

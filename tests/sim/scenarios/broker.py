@@ -43,6 +43,8 @@ class ModelBookie:
         self.fenced: dict[int, None] = {}
         self.deleted: dict[int, None] = {}
         self._pending: dict[tuple[int, int], bytes] = {}
+        self.accepting = True
+        self.on_accepting: list[Callable[[], None]] = []
 
     def crashed(self) -> None:
         """Some of what was not durable is."""
