@@ -75,7 +75,11 @@ class Journaled:
         ledger = self.ledgers.get(record.ledger_id)
         if ledger is None:
             ledger = self.ledgers[record.ledger_id] = JournaledLedger()
+            known = bookie.index.get_ledger(record.ledger_id)
+            ledger.deleted_at_ms = known.deleted_at_ms if known is not None else 0
         if record.kind == RecordType.ADD:
+            if ledger.deleted_at_ms:
+                return  # rule 7: a start passes over it as well
             length = len(record.payload)
             if (
                 ledger.ids.add(record.entry_id)
@@ -88,5 +92,7 @@ class Journaled:
                 self.places[record.entry_id] = JournalPlace(record.path, record.position, length)
         elif record.kind == RecordType.FENCE:
             ledger.fenced = True
+        elif record.kind == RecordType.DELETED:
+            ledger.deleted_at_ms = max(ledger.deleted_at_ms, record.deleted_at_ms)
         elif record.kind == RecordType.LAST_CONFIRMED:
             ledger.explicit_lac = max(ledger.explicit_lac, record.last_add_confirmed)

@@ -9,7 +9,17 @@ from magnetar.proto.errors import DataDirectoryError
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.files import File
 
-from ..journal.records import FENCE, LAST_CONFIRMED, Gap, Record, RecordType, incarnation_of, scan_journal
+from ..journal.records import (
+    DELETED,
+    FENCE,
+    LAST_CONFIRMED,
+    RECORD_HEADER_BYTES,
+    Gap,
+    Record,
+    RecordType,
+    incarnation_of,
+    scan_journal,
+)
 from ..journal.recovery import BegunFile, Verdict, begun_files, journal_files, judge
 from ..layout import journal_path
 from ..mark import JournalPosition, decode_mark
@@ -74,6 +84,8 @@ class JournalRecord(NamedTuple):
     ledger_id: int
     entry_id: int
     last_add_confirmed: int
+    # ms since the epoch, 0 for all types but DELETED.
+    deleted_at_ms: int
     # Before the mark: a start reads over it.
     below_mark: bool
     payload: bytes
@@ -203,7 +215,7 @@ class _DirectoryWalk:
                 yield JournalFile(directory.number, sequence, one.path, size, "needed", base)
             for item in self._scan(one, size, expected, mark, later):
                 if isinstance(item, JournalRecord):
-                    expected = item.offset + _header_and(item.payload)
+                    expected = item.offset + RECORD_HEADER_BYTES + len(item.payload)
                     if item.below_mark and self._from_mark:
                         continue
                 if wanted:
@@ -275,14 +287,9 @@ class _DirectoryWalk:
             file.close()
 
 
-def _header_and(payload: bytes) -> int:
-    from ..journal.records import RECORD_HEADER_BYTES
-
-    return RECORD_HEADER_BYTES + len(payload)
-
-
 def _record(number: int, path: str, record: Record, below_mark: bool) -> JournalRecord:
     ledger_id = entry_id = confirmed = -1
+    deleted_at_ms = 0
     payload = record.payload
     if record.type == RecordType.ADD and len(payload) >= LEDGER_ENTRY_HEADER_BYTES:
         ledger_id, entry_id, confirmed, _ = LEDGER_ENTRY_FIELDS.unpack_from(payload)
@@ -290,6 +297,8 @@ def _record(number: int, path: str, record: Record, below_mark: bool) -> Journal
         (ledger_id,) = FENCE.unpack_from(payload)
     elif record.type == RecordType.LAST_CONFIRMED:
         ledger_id, confirmed = LAST_CONFIRMED.unpack_from(payload)
+    elif record.type == RecordType.DELETED:
+        ledger_id, deleted_at_ms = DELETED.unpack_from(payload)
     try:
         name = RecordType(record.type).name
     except ValueError:
@@ -304,6 +313,7 @@ def _record(number: int, path: str, record: Record, below_mark: bool) -> Journal
         ledger_id,
         entry_id,
         confirmed,
+        deleted_at_ms,
         below_mark,
         payload,
         record.type,

@@ -153,8 +153,11 @@ class _Verify:
         except MagnetarError as error:
             self._failed("mark", path, error.message)
             return
-        if mark is None and (self._bookie.logs() or self._bookie.files.exists(self._bookie.layout.index)):
-            self._failed("mark", path, "the checkpoint mark is missing although this bookie has data")
+        if not mark and self._bookie.logs():
+            what = "is missing" if mark is None else "is older than this bookie's data"
+            self._failed(
+                "mark", path, f"the checkpoint mark {what}; restore it from a backup of this directory"
+            )
         else:
             self._note("mark", path, SOUND, records=len(mark or {}))
 
