@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench.bookie.wire import RawClient, make_adds
-from magnetar.proto.commands import ReadEntries
+from bench.bookie.wire import Chunk, RawClient, make_adds
+from magnetar.proto.commands import DeleteLedger, ReadEntries
 from magnetar.proto.frames import encode_frame
 
 READ_BYTES = 1 << 20
+FILL_ENTRY, FILL_LEDGERS = 64 << 10, 100
 
 
 def adds(host: str, port: int, **given: Any) -> dict[str, Any]:
@@ -42,27 +43,43 @@ def adds(host: str, port: int, **given: Any) -> dict[str, Any]:
 
 
 def paced(host: str, port: int, **given: Any) -> dict[str, Any]:
-    """rounds times: fill_bytes in entries of fill_size at once, a pause of settle_s, then paced adds for seconds."""
+    """rounds times: fill_bytes in entries of 64 KB at once, a pause of settle_s, then paced adds for seconds.
+
+    With delete_after: then deletes so many of the 100 ledgers that were filled, and goes on with paced adds for after_s.
+    """
     client = RawClient(host, port)
     samples: list[tuple[float, float]] = []
+    deleted: list[float] = []
     began = time.process_time()
     size, rate = given["size"], given["rate"]
-    per_round = int(given["seconds"] * rate)
     for number in range(given["rounds"]):
-        ledger = given["first_ledger"] + 1000 * number
-        fill = given["fill_bytes"] // given["fill_size"]
+        ledger = 1 + 1000 * number
+        fill = given["fill_bytes"] // FILL_ENTRY
         if fill:
-            chunks = make_adds(fill, given["fill_size"], ledgers=100, first_ledger=ledger + 1)
+            chunks = make_adds(fill, FILL_ENTRY, ledgers=FILL_LEDGERS, first_ledger=ledger + 1)
             client.add_all(chunks, window_bytes=8 << 20, window_adds=4096)
-        adds_of_round = [
-            chunk
-            for entry in range(per_round)
-            for chunk in make_adds(1, size, ledgers=1, first_ledger=ledger, first_entry=entry)
-        ]
+        before = _one_by_one(ledger, 0, int(given["seconds"] * rate), size)
+        after = _one_by_one(ledger, len(before), int(given.get("after_s", 0) * rate), size)
         time.sleep(given["settle_s"])
-        samples += client.add_paced(adds_of_round, rate)
+        samples += client.add_paced(before, rate)
+        if after:
+            frames = [
+                encode_frame(DeleteLedger(1 + place, ledger + 1 + place).encode())
+                for place in range(given["delete"])
+            ]
+            deleted.append(time.perf_counter())
+            client.request_all(frames, depth=16)
+            samples += client.add_paced(after, rate)
     client.close()
-    return {"samples": samples, "cpu_s": time.process_time() - began}
+    return {"samples": samples, "deleted": deleted, "cpu_s": time.process_time() - began}
+
+
+def _one_by_one(ledger: int, first_entry: int, count: int, size: int) -> list[Chunk]:
+    return [
+        chunk
+        for entry in range(first_entry, first_entry + count)
+        for chunk in make_adds(1, size, ledgers=1, first_ledger=ledger, first_entry=entry)
+    ]
 
 
 def reads(host: str, port: int, **given: Any) -> dict[str, Any]:

@@ -38,12 +38,15 @@ def _print_adds(rounds: list[Round], console: Console) -> None:
     table.add_column("entries", no_wrap=True)
     for count in LEDGERS:
         table.add_column(f"{count:,} ledger{'s' if count > 1 else ''}", justify="right", no_wrap=True)
-    table.add_column("4 x cache", justify="right", no_wrap=True)
+    table.add_column("4 x cache, 1", justify="right", no_wrap=True)
+    table.add_column("4 x cache, 10,000", justify="right", no_wrap=True)
     table.add_column("journal group", justify="right", no_wrap=True)
     table.add_column("CPU us per add, one ledger", no_wrap=True)
     for size in SIZES:
         cells = []
-        for part, key in [("absorb", f"{size}/{count}") for count in LEDGERS] + [("sustained", str(size))]:
+        columns = [("absorb", count) for count in LEDGERS]
+        columns += [("sustained", count) for count in (LEDGERS[0], LEDGERS[-1])]
+        for part, key in [(part, f"{size}/{count}") for part, count in columns]:
             rates = _over(rounds, part, key, "adds_per_s")
             rate = _median(rates)
             cells.append(f"{rate:,.0f}  {rate * size / 1e6:,.0f}" if rates else "")
@@ -94,8 +97,6 @@ def _print_paced(rounds: list[Round], console: Console) -> None:
     for column in ("while", "p50", "p99", "p99.9", "maximum", "samples"):
         table.add_column(column, justify="left" if column == "while" else "right", no_wrap=True)
     for name in paced[0]:
-        if name == "client":
-            continue
         figures = [one[name] for one in paced if name in one]
         table.add_row(
             name,

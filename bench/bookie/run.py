@@ -28,6 +28,7 @@ WINDOW_BYTES = 8 * MIB
 WINDOW_ADDS = 8192
 NEVER_S = 86_400
 DEFAULTS = BookieSettings(data_directory="-")
+PACED_RATE = 2000
 WORKLOADS = "abcde"
 Say = Callable[[str], None]
 
@@ -84,7 +85,7 @@ class Round:
             ):
                 if letter in self.wanted or (letter == "a" and "e" in self.wanted):
                     workload()
-            self._hold_against_the_disk()
+            self._compare()
         finally:
             shutil.rmtree(self.directory, ignore_errors=True)
         self.details["idle_shares"] = self.idle_shares
@@ -118,7 +119,8 @@ class Round:
                 self._absorb(size)
         self._quiet()
         for size in SIZES if "a" in self.wanted else (ENTRY,):
-            self._sustained(size)
+            for ledgers in (LEDGERS[0], LEDGERS[-1]):
+                self._sustained(size, ledgers)
 
     def _absorb(self, size: int) -> None:
         """Nothing is flushed while it is measured; journal files are recycled ones, as they are after the first minute."""
@@ -139,12 +141,10 @@ class Round:
                 first += 20_000
                 self.details["absorb"][f"{size}/{ledgers}"] = result
                 self._say_adds(f"{name_of(size)} x {ledgers:,}", result)
-        one, many = (self.details["absorb"][f"{size}/{count}"]["bytes_per_s"] for count in (1, LEDGERS[-1]))
-        self.figures[f"interleaved_{size}"] = many / one
         if size == ENTRY:
             self._raw()
 
-    def _sustained(self, size: int) -> None:
+    def _sustained(self, size: int, ledgers: int) -> None:
         """Four times the write cache, with default settings."""
         count = min(self.sizes.sustained_adds, 4 * DEFAULTS.write_cache_bytes // size)
         if size == ENTRY:
@@ -152,18 +152,23 @@ class Round:
         with self._bookie() as service:
             warm_up(service, 1, DEFAULTS.write_cache_bytes // 12)
             with Watch(service) as watch:
-                result = add(service, count, size, 1, 1000)
+                result = add(service, count, size, ledgers, 1000)
         result["highest_pss"], result["highest_resident"] = watch.highest_pss, watch.highest_resident
         result["flushes"] = len(watch.flushes)
-        self.details["sustained"][str(size)] = result
-        self._say_adds(f"{name_of(size)} sustained", result)
+        self.details["sustained"][f"{size}/{ledgers}"] = result
+        self._say_adds(f"{name_of(size)} x {ledgers:,}, 4 x", result)
         if size == ENTRY:
             self._raw()
         over = (watch.highest_pss - configured_bytes()) / 1e6
         self.figures["memory"] = max(over, self.figures.get("memory", over))
 
-    def _hold_against_the_disk(self) -> None:
-        """Against the best that the raw disk gave in this round: small groups suffer most from a busy machine."""
+    def _compare(self) -> None:
+        """Many ledgers with one; and all with the best of the raw disk: small groups suffer most on a busy machine."""
+        for part in ("absorb", "sustained"):
+            for size in SIZES:
+                one, many = (self.details[part].get(f"{size}/{count}") for count in (1, LEDGERS[-1]))
+                if one and many:
+                    self.figures[f"interleaved_{part}_{size}"] = many["adds_per_s"] / one["adds_per_s"]
         if not self.details["raw"]:
             return
         synced = {
@@ -171,7 +176,7 @@ class Round:
             for size in self.details["raw"][0]["synced"]
         }
         path = max(one["path"] for one in self.details["raw"])
-        for name, key in (("absorb", f"{ENTRY}/1"), ("sustained", str(ENTRY))):
+        for name, key in (("absorb", f"{ENTRY}/1"), ("sustained", f"{ENTRY}/1")):
             if (result := self.details[name].get(key)) is None:
                 continue
             rate = result["bytes_per_s"]
@@ -184,7 +189,7 @@ class Round:
 
     def _say_adds(self, name: str, result: dict[str, Any]) -> None:
         self.say(
-            f"    {name:<18} {result['adds_per_s']:>10,.0f}/s {result['bytes_per_s'] / 1e6:>8,.1f} MB/s"
+            f"    {name:<20} {result['adds_per_s']:>10,.0f}/s {result['bytes_per_s'] / 1e6:>8,.1f} MB/s"
             f"  groups {result.get('group_bytes', 0):>10,} B"
         )
 
@@ -266,9 +271,30 @@ class Round:
     # --- (d) p99 while others work ------------------------------------------------------------------------------------
 
     def _paced(self) -> None:
+        found: dict[str, Any] = {}
         self._quiet()
-        interval_s, rate = 4.0, 2000
-        fill = self.sizes.cache_bytes // 4
+        quiet, flushing, windows = self._while_flushing()
+        found["quiet"], found["flush"] = percentiles(quiet), percentiles(flushing) | windows
+        self._quiet()
+        quiet, compacting, windows = self._while_compacting()
+        found["quiet, other bookie"] = percentiles(quiet)
+        found["gc, compaction"] = percentiles(compacting) | windows
+        self.details["paced"] = found
+        if flushing:
+            self.figures["flush_p99"] = found["flush"]["p99"] / found["quiet"]["p99"]
+        if compacting:
+            self.figures["compaction_p99"] = (
+                found["gc, compaction"]["p99"] / found["quiet, other bookie"]["p99"]
+            )
+        for name, figures in found.items():
+            self.say(
+                f"    adds {name:<20} p50 {figures['p50']:.3f}  p99 {figures['p99']:.3f}  p99.9 {figures['p999']:.3f} ms "
+                f"of {figures['samples']:,.0f}"
+            )
+
+    def _while_flushing(self) -> tuple[list[float], list[float], dict[str, float]]:
+        """The cache is filled, and nothing but paced adds comes until the checkpoint of the interval has flushed it."""
+        interval_s = 4.0
         with (
             self._bookie(
                 write_cache_bytes=self.sizes.cache_bytes, checkpoint_interval_s=interval_s
@@ -279,28 +305,46 @@ class Round:
                 service,
                 "paced",
                 size=1024,
-                rate=rate,
+                rate=PACED_RATE,
                 seconds=interval_s + 1.5,
                 rounds=self.sizes.paced_rounds,
-                fill_bytes=fill,
-                fill_size=ENTRY,
+                fill_bytes=self.sizes.cache_bytes // 4,
                 settle_s=0.3,
-                first_ledger=1,
             )
-        samples = [(at, latency) for at, latency in result.pop("samples")]
-        quiet = [latency for at, latency in samples if not within(at, watch.flushes, 0.05)]
-        flushing = [latency for at, latency in samples if within(at, watch.flushes)]
-        found = {"quiet": percentiles(quiet), "flush": percentiles(flushing)}
-        found["flush"]["windows"] = len(watch.flushes)
-        found["flush"]["seconds"] = sum(ended - began for began, ended in watch.flushes)
-        self.details["paced"] = found | {"client": result}
-        if quiet and flushing:
-            self.figures["flush_p99"] = found["flush"]["p99"] / found["quiet"]["p99"]
-        for name, figures in found.items():
-            self.say(
-                f"    adds {name:<10} p50 {figures['p50']:.3f}  p99 {figures['p99']:.3f}  p99.9 {figures['p999']:.3f} ms "
-                f"of {figures['samples']:,.0f}"
+        quiet = [late for at, late in result["samples"] if not within(at, watch.flushes, 0.05)]
+        flushing = [late for at, late in result["samples"] if within(at, watch.flushes)]
+        return quiet, flushing, lengths(watch.flushes)
+
+    def _while_compacting(self) -> tuple[list[float], list[float], dict[str, float]]:
+        """Seven of ten ledgers in every entry log are deleted; rounds of garbage collection come every second."""
+        fill = self.sizes.cache_bytes // 2
+        settings = {
+            "entry_log_bytes": 32 * MIB,
+            "checkpoint_interval_s": 1.0,
+            "gc_interval_s": 1.0,
+            "minor_compaction_interval_s": 1.0,
+            "major_compaction_interval_s": 1.0,
+        }
+        after_s = fill / DEFAULTS.compaction_bytes_per_s + 3
+        with self._bookie(**settings) as service, Watch(service) as watch:
+            result = run_client(
+                service,
+                "paced",
+                size=1024,
+                rate=PACED_RATE,
+                seconds=4.0,
+                rounds=1,
+                fill_bytes=fill,
+                settle_s=2.0,
+                delete=70,
+                after_s=after_s,
             )
+        if not watch.compactions:
+            raise SystemExit("bench: the bookie compacted nothing")
+        began, ended = result["deleted"][0], watch.compactions[-1][1]
+        quiet = [late for at, late in result["samples"] if at < began and not within(at, watch.flushes, 0.05)]
+        compacting = [late for at, late in result["samples"] if began <= at <= ended]
+        return quiet, compacting, lengths(watch.compactions)
 
 
 def arguments(settings: dict[str, Any]) -> list[str]:
@@ -363,6 +407,11 @@ def warm_up(service: ServiceProcess, first_ledger: int, piece_bytes: int) -> Non
     else:
         raise SystemExit("bench: the bookie does not flush its write cache")
     time.sleep(0.5)  # files are recycled in the background
+
+
+def lengths(windows: list[tuple[float, float]]) -> dict[str, float]:
+    """How many there were, and their seconds together."""
+    return {"windows": len(windows), "seconds": sum(ended - began for began, ended in windows)}
 
 
 def percentiles(latencies: list[float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from magnetar.cli.service_process import ServiceProcess
 
 INTERVAL_S = 0.005
 MEMORY_EVERY = 10  # samples
+LOG_NAME = re.compile(r"entrylog-[0-9a-f]{8}\.log")
 _PSS = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 
@@ -49,14 +50,18 @@ class Watch:
 
     def _watch(self) -> None:
         pids = list(self._service.processes().values())
-        logs, mark = self._logs()[0], self._mark_inode()
+        (logs, others), mark = self._logs(), self._mark_inode()
         flushing = compacting = 0.0
         number = 0
         while not self._stopped.wait(INTERVAL_S):
             now = time.perf_counter()
-            found, others = self._logs()
-            if found != logs:
-                logs, flushing = found, flushing or now - INTERVAL_S
+            before, before_others = logs, others
+            logs, others = self._logs()
+            # A log that appears whole was compacted; the current one is appended to by a flush.
+            if any(
+                size > before[name] if name in before else not before_others for name, size in logs.items()
+            ):
+                flushing = flushing or now - INTERVAL_S
             if (inode := self._mark_inode()) != mark:
                 mark = inode
                 if flushing:
@@ -71,16 +76,17 @@ class Watch:
                 self._look_at_memory(pids)
             number += 1
 
-    def _logs(self) -> tuple[tuple[int, int], int]:
-        """(the newest log's name as a number, its size), and how many files are no entry logs."""
-        newest, size, others = -1, 0, 0
+    def _logs(self) -> tuple[dict[str, int], int]:
+        """Size of each entry log, and how many are on their way to be one."""
+        logs: dict[str, int] = {}
+        others = 0
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._ledgers):
-                if not re.fullmatch(r"entrylog-[0-9a-f]{8}\.log", entry.name):
-                    others += 1
-                elif (log_id := int(entry.name[9:17], 16)) > newest:
-                    newest, size = log_id, entry.stat().st_size
-        return (newest, size), others
+                if LOG_NAME.fullmatch(entry.name):
+                    logs[entry.name] = entry.stat().st_size
+                else:
+                    others += entry.name.startswith("entrylog-")
+        return logs, others
 
     def _mark_inode(self) -> int:
         try:
