@@ -184,3 +184,19 @@ def convert_to_read_only(
     from . import bookie_tools_identity as work
 
     work.convert_to_read_only(data, config, assignments, undo=undo, reason=reason, as_json=as_json)
+
+
+@tools_app.command("cookie", rich_help_panel=_CHANGE)
+def cookie(
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit code 1 if a start would refuse what it finds.")
+    ] = False,
+    data: Data = None,
+    config: Config = None,
+    assignments: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Whose data this is, and on which directories it is spread."""
+    from . import bookie_tools_identity as work
+
+    work.cookie(data, config, assignments, check=check, as_json=as_json)

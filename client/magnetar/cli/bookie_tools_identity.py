@@ -79,6 +79,40 @@ def _print_info(record: dict[str, Any], directories: list[DirectoryState]) -> No
         print(f"A START WOULD BE REFUSED: {record['problem']}")
 
 
+def cookie(
+    data: str | None,
+    config: str | None,
+    assignments: Sequence[str] | None,
+    *,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Shows it; with `check` exit code 1 when a start would refuse the directories as they are."""
+
+    def work(bookie: StoppedBookie) -> int:
+        found = bookie.cookie
+        directories = inspect_directories(bookie, found)
+        problem = check_identity(bookie)
+        record = found._asdict() | {
+            "instance": f"{found.instance:016x}",
+            "cluster": f"{found.cluster:016x}" if found.cluster else "",
+            "ledger_directories": [row._asdict() for row in found.ledger_directories],
+            "directories": [row._asdict() for row in directories],
+            "problem": problem,
+        }
+        if as_json:
+            print_json(record)
+        else:
+            names = ("bookie_id", "instance", "cluster", "format_version")
+            figures = [(name.replace("_", " "), str(record[name])) for name in names if record[name] != ""]
+            print_table("", ("", ""), figures)
+            print_directories(directories)
+            print(f"A START WOULD BE REFUSED: {problem}" if problem else "a start would take these directories")
+        return EXIT_FAILED if check and problem else 0
+
+    with_bookie(data, config, assignments, work)
+
+
 def print_directories(directories: list[DirectoryState]) -> None:
     """Journal and ledger directories."""
     rows = [
