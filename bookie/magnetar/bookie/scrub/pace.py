@@ -1,0 +1,53 @@
+"""How fast the scrub may go: a rate that gets through everything in time, bounded, and nothing while there is work to do.
+
+The target is what is stored divided by 80% of the interval, at least 1 MiB/s, at most `scrub_bytes_per_s`. While the bookie
+is busy the scrub waits, unless something was not verified for nine tenths of the interval: then it goes on at the bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+__all__ = ["Pace"]
+
+_SHARE_OF_INTERVAL = 0.8
+_LATE = 0.9
+_FLOOR_BYTES_PER_S = 1 << 20
+_BUSY_POLL_S = 0.1
+# Shorter sleeps cost more than they spread.
+_LEAST_SLEEP_S = 0.005
+
+
+class Pace:
+    """Asked to `spend` after each slice. `busy` is looked at, never waited for."""
+
+    def __init__(self, interval_s: float, bytes_per_s: int, busy: Callable[[], bool]) -> None:
+        self._interval_s = interval_s
+        self._bound = bytes_per_s
+        self._busy = busy
+        self._ahead_until = 0.0
+        self.late = False
+        self.rate: float = min(_FLOOR_BYTES_PER_S, bytes_per_s)
+        # Time spent waiting for a bookie that was busy.
+        self.paused_s = 0.0
+
+    def aim(self, total_bytes: int, oldest_age_s: float) -> None:
+        """What is stored now, and how long ago the oldest of it was verified."""
+        needed = total_bytes / (self._interval_s * _SHARE_OF_INTERVAL)
+        self.late = oldest_age_s > _LATE * self._interval_s
+        wanted = float(self._bound) if self.late else max(needed, float(_FLOOR_BYTES_PER_S))
+        self.rate = min(wanted, float(self._bound))
+
+    async def spend(self, size: int) -> None:
+        """`size` bytes were verified: waits until the next ones may be. Gives the loop a turn in any case."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._ahead_until = max(self._ahead_until, now) + size / self.rate
+        if self._ahead_until - now > _LEAST_SLEEP_S:
+            await asyncio.sleep(self._ahead_until - now)
+        else:
+            await asyncio.sleep(0)
+        while self._busy() and not self.late:
+            self.paused_s += _BUSY_POLL_S
+            await asyncio.sleep(_BUSY_POLL_S)

@@ -1,0 +1,422 @@
+"""The scrub: damage is found before somebody reads it, is never served, and is never "no such entry" (rule 8)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.bookie import Bookie, inline_components
+from magnetar.bookie.index import LedgerRecord, Location, ModelLocationIndex, ModelStorage
+from magnetar.bookie.scrub import scrubber as scrubber_module
+from magnetar.bookie.scrub.pace import Pace
+from magnetar.bookie.scrub.progress import ScrubProgress
+from magnetar.proto.errors import EntryDamaged, EntryNotFound, MagnetarError
+from magnetar.runtime.files import OsFiles
+from support.bookie_kit import add, add_all, entry, open_inline, open_real, small_settings
+from support.sim import SimClock, SimDisk, SimLoop
+
+PAGE_BYTES = 4096
+
+
+class Queue:
+    """A repair queue that remembers."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int, int]] = []
+        self.gone_ledgers: list[int] = []
+
+    def damaged(self, ledger_id: int, first: int, last: int, reason: str) -> None:
+        self.told.append((ledger_id, first, last))
+
+    def gone(self, ledger_id: int) -> None:
+        self.gone_ledgers.append(ledger_id)
+
+
+def some_entries(ledgers: int = 3, count: int = 60, size: int = 900) -> list[bytes]:
+    return [
+        entry(ledger_id, number, bytes([65 + ledger_id]) * size)
+        for number in range(count)
+        for ledger_id in range(1, ledgers + 1)
+    ]
+
+
+async def filled(directory: Path, storage: ModelStorage, **changes: Any) -> tuple[Bookie, list[bytes]]:
+    """A bookie with some closed logs, opened again after it was filled."""
+    changes = {"entry_log_bytes": 32 * 1024, **changes}
+    bookie = await open_inline(str(directory), storage, **changes)
+    bookie.damage.queue = Queue()
+    entries = some_entries()
+    for start in range(0, len(entries), 60):
+        assert set(await add_all(bookie, entries[start : start + 60])) == {0}
+        await bookie.checkpoint()
+    await bookie.close()
+    bookie = await open_inline(str(directory), storage, **changes)
+    bookie.damage.queue = Queue()
+    bookie.scrubber._pace.rate = 1e9
+    return bookie, entries
+
+
+def flip(path: Path, offset: int, bit: int = 0) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def logs_of(directory: Path) -> list[Path]:
+    return sorted((directory / "ledgers").glob("entrylog-*.log"))
+
+
+async def read_everything(bookie: Bookie, entries: list[bytes]) -> list[tuple[int, int]]:
+    """Keys that are damaged; what is served is right, and nothing is said not to exist."""
+    damaged = []
+    for data in entries:
+        key = int.from_bytes(data[:8], "big"), int.from_bytes(data[8:16], "big")
+        try:
+            found, _ = await bookie.read(*key, key[1])
+            assert found == [data]
+        except EntryDamaged:
+            damaged.append(key)
+    return damaged
+
+
+async def test_a_sound_bookie_has_nothing_to_report(tmp_path: Path) -> None:
+    storage = ModelStorage()
+    bookie, entries = await filled(tmp_path, storage)
+    assert await add(bookie, entry(9, 0)) == 0  # in the current log, then
+    await bookie.checkpoint()
+    await bookie.scrubber.verify_everything()
+    assert bookie.damage.ledgers() == {}
+    assert bookie.damage.files() == {}
+    logs = [info for info in bookie.logs.logs() if not info.current]
+    assert len(logs) > 2
+    assert bookie.stats()["scrub_bytes"] >= sum(info.bytes - 2000 for info in logs)
+    live = [bookie.scrubber.exact_live_bytes(info.log_id) for info in logs]
+    assert sum(size or 0 for size in live) == sum(len(data) + 32 for data in entries)
+    assert bookie.scrubber.exact_live_bytes(999) is None
+    await bookie.close()
+
+
+async def test_rule_08_a_bit_in_every_page_of_every_entry_log_is_found(tmp_path: Path) -> None:
+    storage = ModelStorage()
+    bookie, entries = await filled(tmp_path, storage)
+    rng = random.Random(3)
+    flips = 0
+    for path in logs_of(tmp_path):
+        before = path.read_bytes()
+        log_id = int(path.name[9:17], 16)
+        unit = scrubber_module._Unit(f"log {log_id:08x}", len(before))
+        for start in range(0, len(before), PAGE_BYTES):
+            offset = rng.randrange(start, min(start + PAGE_BYTES, len(before)))
+            flip(path, offset, rng.randrange(8))
+            await bookie.scrubber._verify(unit)
+            hit = [
+                key
+                for key, place in storage.locations.items()
+                if place.log_id == log_id and place.offset <= offset < place.offset + place.length + 32
+            ]
+            told = {
+                (ledger, n)
+                for ledger, ranges in bookie.damage.ledgers().items()
+                for known in ranges
+                for n in range(known.first, known.last + 1)
+            }
+            assert told == set(hit), f"byte {offset} of {path.name}"
+            assert str(path) in bookie.damage.files()
+            flips += 1
+            path.write_bytes(before)
+            await bookie.scrubber._recheck_damage()
+            await bookie.scrubber._verify(unit)
+            assert bookie.damage.ledgers() == {}
+            assert bookie.damage.files() == {}
+    assert flips > 40
+    assert await read_everything(bookie, entries) == []
+    await bookie.close()
+
+
+async def test_damage_is_told_to_the_repair_queue_and_heals_by_a_recovery_add(tmp_path: Path) -> None:
+    storage = ModelStorage()
+    bookie, entries = await filled(tmp_path, storage)
+    queue = bookie.damage.queue
+    assert isinstance(queue, Queue)
+    place = storage.locations[2, 30]
+    path = tmp_path / "ledgers" / f"entrylog-{place.log_id:08x}.log"
+    flip(path, place.offset + 100)
+    await bookie.scrubber.verify_everything()
+    assert queue.told == [(2, 30, 30)]
+    assert await read_everything(bookie, entries) == [(2, 30)]
+    assert queue.told == [(2, 30, 30)]
+    again = next(data for data in entries if data[:16] == entry(2, 30)[:16])
+    assert await add(bookie, again, recovery=True) == 0
+    assert await read_everything(bookie, entries) == []
+    await bookie.checkpoint()
+    await bookie.scrubber._recheck_damage()
+    assert queue.gone_ledgers == [2]
+    assert bookie.stats()["damage_healed"] == 1
+    await bookie.close()
+
+
+async def test_rule_08_what_the_index_lost_is_damage_once_the_scrub_knows(tmp_path: Path) -> None:
+    storage = ModelStorage()
+    bookie, _ = await filled(tmp_path, storage)
+    place = storage.locations.pop((1, 7))
+    with pytest.raises(EntryNotFound):  # nobody can know better yet
+        await bookie.read(1, 7, 7)
+    await bookie.scrubber.verify_everything()
+    with pytest.raises(EntryDamaged, match="read another replica"):
+        await bookie.read(1, 7, 7)
+    # Garbage collection must not take the only copy for garbage.
+    live = bookie.scrubber.exact_live_bytes(place.log_id)
+    others = [other for other in storage.locations.values() if other.log_id == place.log_id]
+    assert live == sum(other.length + 32 for other in [*others, place])
+    await bookie.close()
+
+
+async def test_entries_of_deleted_ledgers_are_garbage_and_no_damage(tmp_path: Path) -> None:
+    storage = ModelStorage()
+    bookie, _ = await filled(tmp_path, storage)
+    for key in [key for key in storage.locations if key[0] in (1, 2)]:
+        del storage.locations[key]
+    storage.ledgers[1] = LedgerRecord(deleted_at_ms=5)
+    del storage.ledgers[2]
+    bookie.ledgers.by_id.clear()
+    await bookie.scrubber.verify_everything()
+    assert bookie.damage.ledgers() == {}
+    await bookie.close()
+
+
+@pytest.mark.parametrize("place", [Location(77, 64, 100), Location(1, 10**9, 100)])
+async def test_a_location_that_points_nowhere_is_found(tmp_path: Path, place: Location) -> None:
+    storage = ModelStorage()
+    bookie, entries = await filled(tmp_path, storage)
+    storage.locations[3, 11] = place
+    await bookie.scrubber.verify_everything()
+    assert list(bookie.damage.ledgers()) == [3]
+    assert await read_everything(bookie, entries) == [(3, 11)]
+    await bookie.close()
+
+
+async def test_a_log_that_is_cut_short_or_gone_is_damage(tmp_path: Path) -> None:
+    storage = ModelStorage()
+    bookie, entries = await filled(tmp_path, storage)
+    first, second = logs_of(tmp_path)[:2]
+    first.write_bytes(first.read_bytes()[:5000])
+    second.unlink()
+    lost = [
+        key
+        for key, place in storage.locations.items()
+        if place.log_id == int(second.name[9:17], 16)
+        or (place.log_id == int(first.name[9:17], 16) and place.offset + place.length + 32 > 5000)
+    ]
+    await bookie.close()
+    bookie = await open_inline(str(tmp_path), storage)
+    bookie.scrubber._pace.rate = 1e9
+    await bookie.scrubber.verify_everything()
+    told = [key for key in sorted(lost) if bookie.damage.covers(*key)]
+    assert told == sorted(lost)
+    assert sorted(await read_everything(bookie, entries)) == sorted(lost)
+    await bookie.close()
+
+
+async def test_rule_08_bits_of_the_real_index_are_found_by_the_scrub(tmp_path: Path) -> None:
+    """Also those that RocksDB does not look at."""
+    bookie = await open_real(str(tmp_path), scrub_interval_s=0)
+    bookie.scrubber._pace.rate = 1e9
+    entries = some_entries(count=200, size=50)
+    assert set(await add_all(bookie, entries)) == {0}
+    await bookie.checkpoint()
+    await bookie.scrubber.verify_everything()
+    assert bookie.damage.files() == {}
+    tables = sorted((tmp_path / "index").glob("*.sst"))
+    assert tables
+    rng = random.Random(1)
+    flips = 0
+    for path in tables:
+        before = path.read_bytes()
+        for start in range(0, len(before), PAGE_BYTES):
+            flip(path, rng.randrange(start, min(start + PAGE_BYTES, len(before))), rng.randrange(8))
+            await bookie.scrubber._verify_index_file(path.name)
+            assert "index rebuild" in bookie.damage.files()[str(path)]
+            bookie.damage.file_gone(str(path))
+            path.write_bytes(before)
+            flips += 1
+        await bookie.scrubber._verify_index_file(path.name)
+        assert bookie.damage.files() == {}
+    assert flips >= len(tables)
+    (manifest,) = (tmp_path / "index").glob("MANIFEST-*")
+    flip(manifest, 20)
+    flip(tmp_path / "index" / "CURRENT", 3)
+    await bookie.scrubber.verify_everything()
+    assert sorted(bookie.damage.files()) == sorted([str(manifest), str(tmp_path / "index" / "CURRENT")])
+    await bookie.close()
+
+
+# --- pace and progress -----------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """A bookie in virtual time on a simulated disk."""
+
+    def __init__(self, seed: int = 1, **changes: Any) -> None:
+        self.loop = SimLoop(seed)
+        self.disk = SimDisk(random.Random(seed), trace=self.loop.trace, consume=self.loop.consume)
+        self.index = ModelStorage()
+        self.settings = small_settings("/data", **changes)
+
+    def run(self, script: Any) -> Any:
+        process = self.loop.start_process("bookie")
+        over: asyncio.Future[Any] = self.loop.create_future()
+
+        async def work() -> None:
+            try:
+                files = self.disk.mount(process)
+                components = inline_components(
+                    files, random.Random(1), lambda path: ModelLocationIndex(self.index)
+                )
+                object.__setattr__(components, "clock", SimClock(self.loop))
+                bookie = await Bookie.open(self.settings, components)
+                result = await script(bookie)
+                await bookie.close()
+                over.set_result(result)
+            except BaseException as error:
+                if not over.done():
+                    over.set_exception(error)
+                raise
+
+        process.spawn(work(), name="script")
+        try:
+            return self.loop.run_until_complete(over)
+        finally:
+            process.kill()
+
+
+async def fill(bookie: Bookie, megabytes: int = 3) -> None:
+    for start in range(0, megabytes * 32, 8):
+        codes = await add_all(
+            bookie, [entry(1, number, b"x" * 31 * 1024) for number in range(start, start + 8)]
+        )
+        assert set(codes) == {0}
+        await bookie.checkpoint()
+
+
+def test_every_byte_is_verified_in_time_and_no_faster_than_the_bound() -> None:
+    machine = Machine(scrub_interval_s=3600.0, scrub_bytes_per_s=100_000, checkpoint_interval_s=1000.0)
+    rates: list[float] = []
+
+    async def script(bookie: Bookie) -> None:
+        await fill(bookie)
+        loop = asyncio.get_running_loop()
+        begun, before = loop.time(), 0
+        while bookie.stats()["scrub_bytes"] < 2_700_000:
+            await asyncio.sleep(10)
+            now = bookie.stats()["scrub_bytes"]
+            rates.append((now - before) / 10)
+            before = now
+        assert loop.time() - begun < 3600
+        units = bookie.stats()["scrub_units"]
+        await asyncio.sleep(600)
+        assert bookie.stats()["scrub_units"] == units  # nothing is due
+        for _ in range(8):
+            await asyncio.sleep(1800)
+            assert bookie.stats()["scrub_oldest_s"] <= 3600
+        assert bookie.stats()["scrub_bytes"] > 4 * 2_700_000
+
+    machine.run(script)
+    assert 40_000 < max(rates) < 130_000  # a slice of 256 KB may fall on either side of a look
+
+
+def test_it_waits_while_the_bookie_is_busy_but_not_for_ever() -> None:
+    machine = Machine(scrub_interval_s=3600.0, scrub_bytes_per_s=10_000_000, checkpoint_interval_s=1000.0)
+
+    async def script(bookie: Bookie) -> None:
+        await fill(bookie)
+        await bookie.scrubber.verify_everything()
+        bookie.scrubber._pace._busy = lambda: True
+        verified = bookie.stats()["scrub_units"]
+        await asyncio.sleep(3000)
+        assert bookie.stats()["scrub_units"] <= verified + 1
+        assert bookie.stats()["scrub_paused_ms"] > 0
+        await asyncio.sleep(900)
+        assert bookie.stats()["scrub_units"] > verified + 10
+
+    machine.run(script)
+
+
+def test_restarts_do_not_keep_it_from_getting_through() -> None:
+    """A process lives for 3 minutes, and one of the logs takes 4."""
+    machine = Machine(scrub_interval_s=40_000.0, scrub_bytes_per_s=1000, checkpoint_interval_s=1000.0)
+    machine.run(fill)
+
+    async def live(bookie: Bookie) -> list[str]:
+        await asyncio.sleep(180)
+        missing = [f"log {info.log_id:08x}" for info in bookie.logs.logs() if not info.current]
+        return [unit for unit in missing if unit not in bookie.scrubber._progress.verified]
+
+    lives = 0
+    while machine.run(live):
+        lives += 1
+    assert 15 < lives < 30  # 2.8 MB, of each life 30 s are spent otherwise
+
+
+async def test_a_damaged_progress_is_said_and_begun_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = ModelStorage()
+    bookie, _ = await filled(tmp_path, storage)
+    progress = bookie.scrubber._progress
+    progress.at("log 00000001", 640)
+    progress.verified["log 00000002"] = 5
+    progress.tables["000012.sst"] = (10, 2**64 - 1)
+    await progress.save()
+    again = ScrubProgress(OsFiles(), bookie.components.disk_worker, str(tmp_path / "scrub"))
+    again.load()
+    assert (again.unit, again.offset, again.verified, again.tables) == (
+        "log 00000001",
+        640,
+        {"log 00000002": 5},
+        {"000012.sst": (10, 2**64 - 1)},
+    )
+    for offset in range(0, (tmp_path / "scrub").stat().st_size, 3):
+        flip(tmp_path / "scrub", offset)
+        again.load()
+        assert (again.unit, again.verified) == ("", {})
+        flip(tmp_path / "scrub", offset)
+        again.load()
+        assert again.unit
+    assert "begins anew" in caplog.text
+    await bookie.close()
+
+
+def test_the_rate_follows_what_is_stored() -> None:
+    pace = Pace(86400.0, 64 << 20, lambda: False)
+    pace.aim(0, 0)
+    assert pace.rate == 1 << 20
+    pace.aim(1 << 40, 0)
+    assert 15e6 < pace.rate < 17e6
+    pace.aim(1 << 44, 0)
+    assert pace.rate == 64 << 20
+    pace.aim(1 << 30, 80_000)
+    assert pace.late
+    assert pace.rate == 64 << 20
+
+
+async def test_a_failing_index_does_not_end_the_scrub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from magnetar.proto.errors import StorageFailed
+
+    storage = ModelStorage()
+    bookie, _ = await filled(tmp_path, storage)
+
+    def fail(*_: Any) -> Any:
+        raise StorageFailed("the index failed: Corruption")
+
+    monkeypatch.setattr(bookie._index, "walk", fail)
+    await bookie.scrubber.verify_everything()
+    assert ["index rebuild" in reason for reason in bookie.damage.files().values()] == [True]
+    assert scrubber_module._START_DELAY_S > 0
+    await bookie.close()
+    assert issubclass(StorageFailed, MagnetarError)
