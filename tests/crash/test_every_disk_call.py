@@ -97,7 +97,7 @@ def test_a_fault_at_every_disk_call_stops_cleanly_or_passes(seed: int, error: in
     """EIO, and any failed sync, stops the bookie without a further acknowledgement. A full disk may pass."""
     outcomes = [
         fail_and_verify(seed, call, error, power=(call + seed) % 3 > 0)
-        for call in range(count_calls(seed, outlive))
+        for call in range(count_calls(seed, outlive()))
     ]
     assert outcomes.count("stopped") > 20
     assert outcomes.count("refused") > 5

@@ -48,7 +48,7 @@ def crashes() -> Iterator[Callable[[], Any]]:
 def faults() -> Iterator[Callable[[], Any]]:
     """A failing call."""
     for seed in range(2):
-        for call in range(count_calls(seed, outlive)):
+        for call in range(count_calls(seed, outlive())):
             yield partial(fail_and_verify, seed, call, errno.EIO, power=True)
 
 

@@ -26,12 +26,12 @@ from typing import Any
 
 from magnetar.bookie import Bookie, BookieSettings, inline_components
 from magnetar.bookie.index import ModelStorage
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import MagnetarError, RequestTimeout
 from support.sim import SimClock, SimDisk, SimLoop, SimProcess
 from support.storage_index import CountedIndex
 from support.storage_session import Key, Promises, Session
 
-__all__ = ["DATA", "KIB", "SETTINGS", "Broken", "Key", "Machine", "Promises", "Script", "Session"]
+__all__ = ["DATA", "KIB", "SETTINGS", "WIDE", "Broken", "Key", "Machine", "Promises", "Script", "Session"]
 
 KIB = 1024
 DATA = "/data/bookie"
@@ -54,6 +54,16 @@ SETTINGS = BookieSettings(
     disk_minimum_free_bytes=0,
 )
 
+# Several directories of each kind, small entry logs, and garbage collection only when a script asks for it.
+WIDE = replace(
+    SETTINGS,
+    journal_directories=("/journals/a", "/journals/b"),
+    ledger_directories=("/ledgers/a", "/ledgers/b"),
+    entry_log_bytes=6 * KIB,
+    gc_interval_s=0.0,
+    compaction_bytes_per_s=0,
+)
+
 
 class Broken(AssertionError):
     """A promise does not hold. The message names the seed and the calls, which replay it."""
@@ -71,7 +81,7 @@ class ListedLedgers:
         """See ExistingLedgers."""
         await asyncio.sleep(0)
         if self.unreachable:
-            raise MetadataUnavailable("the metadata store does not answer")
+            raise RequestTimeout("the metadata store does not answer")
         return [ledger_id for ledger_id in ledger_ids if ledger_id in self.gone]
 
 
@@ -98,7 +108,8 @@ class Machine:
         self.bookie: Bookie | None = None
         self.session: Session | None = None
         self.violations: list[Broken] = []
-        self.journal_in_use = ""
+        # Whose sync failed; -1: none.
+        self.failed_journal = -1
         self._process: SimProcess | None = None
 
     def broken(self, what: str) -> None:
@@ -107,19 +118,15 @@ class Machine:
         self.violations.append(violation)
         raise violation
 
-    def acknowledge(self, what: str, *, at_once: bool = False) -> None:
+    def acknowledge(self, what: str, *, ledger_id: int | None = None) -> None:
         """Something was acknowledged: never after the bookie has failed (rule 4).
 
-        What a callback says `at_once` is not said in the moment before either, when the journal's own sync has failed; a
-        coroutine that was woken by an earlier sync may run in it.
+        What a callback says of `ledger_id` is not said in the moment before either, when the sync of its journal has
+        failed; a coroutine that was woken by an earlier sync may run in it.
         """
-        if (
-            at_once
-            and self.faulted is not None
-            and self.faulted[0] == "sync"
-            and self.faulted[1] == self.journal_in_use
-        ):
-            self.broken(f"{what} was acknowledged after the failed {' of '.join(self.faulted)}")
+        if ledger_id is not None and self.failed_journal >= 0 and self.bookie is not None:
+            if ledger_id % len(self.bookie.journals.all) == self.failed_journal:
+                self.broken(f"{what} was acknowledged after the failed {self.faulted}")
         if self.failure is not None:
             self.broken(f"{what} was acknowledged after {self.failure}")
 
@@ -135,9 +142,10 @@ class Machine:
         def fail() -> None:
             kind, path = self.disk.trace.tail(1).split()[-2:]
             self.faulted = (kind, path)
-            bookie = self.bookie
-            if bookie is not None and bookie.journals.all[0].files:
-                self.journal_in_use = bookie.layout.journal_file(0, bookie.journals.all[0].files[-1])
+            journals = self.bookie.journals.all if self.bookie is not None and kind == "sync" else []
+            for number, journal in enumerate(journals):
+                if journal.files and path == self.bookie.layout.journal_file(number, journal.files[-1]):  # type: ignore[union-attr]
+                    self.failed_journal = number
             raise OSError(error, os.strerror(error))
 
         self.disk.at_call(self.disk.calls + call, fail)
@@ -165,6 +173,7 @@ class Machine:
         """A new process that opens the bookie and lives on between calls of `do`. False if it died over it."""
         self.starts += 1
         self.failure = None
+        self.failed_journal = -1
         self._process = self.loop.start_process(f"bookie-{self.starts}")
         return self._run(self._open)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from magnetar.bookie.index import LedgerRecord, Location, ModelLocationIndex, ModelStorage
 from magnetar.proto.errors import StorageFailed
@@ -25,14 +25,27 @@ class CountedIndex(ModelLocationIndex):
     def put_locations(self, locations: Sequence[tuple[int, int, Location]]) -> None:
         """See LocationIndex."""
         super().put_locations(locations)
-        if self._rng.random() < _EARLY:
-            self.flush_locations_early()
+        self._perhaps(self.flush_locations_early)
+
+    def delete_locations(self, ledger_id: int) -> None:
+        """See LocationIndex."""
+        super().delete_locations(ledger_id)
+        self._perhaps(self.flush_locations_early)
 
     def put_ledgers(self, ledgers: Sequence[tuple[int, LedgerRecord]]) -> None:
         """See LocationIndex."""
         super().put_ledgers(ledgers)
+        self._perhaps(self.flush_ledgers_early)
+
+    def delete_ledger(self, ledger_id: int) -> None:
+        """See LocationIndex."""
+        super().delete_ledger(ledger_id)
+        self._perhaps(self.flush_ledgers_early)
+
+    def _perhaps(self, flush: Callable[[], None]) -> None:
+        self._files.check_alive()
         if self._rng.random() < _EARLY:
-            self.flush_ledgers_early()
+            flush()
 
     async def flush_locations(self) -> None:
         """See LocationIndex."""

@@ -40,6 +40,9 @@ class Promises:
         self.last_confirmed: dict[int, int] = {}
         # Of the acknowledged entries. One that a flush saved without its journal record may lie beyond it.
         self.last_entry: dict[int, int] = {}
+        # Ledgers that somebody asked to delete; and those of which this was acknowledged, which stay deleted (rule 7).
+        self.doomed: dict[int, None] = {}
+        self.deleted: dict[int, None] = {}
 
     def asked(self, key: Key, entry: bytes) -> int:
         """An entry goes to the bookie; returns the number of this version."""
@@ -50,6 +53,10 @@ class Promises:
     def holds(self, key: Key, version: int) -> None:
         """This version, or a later one, is durable."""
         self.acknowledged[key] = max(version, self.acknowledged.get(key, -1))
+
+    def ledgers(self) -> list[int]:
+        """Everything that was asked for."""
+        return sorted({ledger for ledger, _ in self.versions} | {*self.fenced} | {*self.doomed})
 
     def confirmed(self, ledger_id: int, last_add_confirmed: int) -> None:
         """The bookie said that it knows of this last add confirmed."""
@@ -76,17 +83,21 @@ class Session:
         payload = (text * (1 + (size or self.rng.choice((50, 700, 2000, 5000))) // len(text)))[: 7 * KIB]
         data = encode_ledger_entry(ledger_id, entry_id, entry_id - 1, (entry_id + 1) * len(payload), payload)
         assert promises.asked((ledger_id, entry_id), data) == version
+        # What was acknowledged before this add came, not before its answer.
+        fenced, deleted = ledger_id in promises.fenced, ledger_id in promises.deleted
         answer: asyncio.Future[int] = loop.create_future()
 
         def done(ledger: int, entry: int, code: int) -> None:
             assert (ledger, entry) == (ledger_id, entry_id)
             if not code:
-                self.machine.acknowledge(f"add {ledger}:{entry}", at_once=True)
+                self.machine.acknowledge(f"add {ledger}:{entry}", ledger_id=ledger)
                 promises.holds((ledger, entry), version)
                 promises.confirmed(ledger, entry - 1)
                 promises.last_entry[ledger] = max(entry, promises.last_entry.get(ledger, NO_ENTRY))
-                if ledger_id in promises.fenced and not recovery and version == 0:
+                if fenced and not recovery:
                     self.machine.broken(f"an add to the fenced ledger {ledger} was acknowledged")
+                if deleted:
+                    self.machine.broken(f"an add to the deleted ledger {ledger} was acknowledged")
             answer.set_result(code)
 
         self.bookie.add(data, recovery=recovery, done=done)
@@ -117,25 +128,66 @@ class Session:
         except MagnetarError:
             return
 
+    async def delete(self, ledger_id: int) -> None:
+        """Deletes a ledger by name."""
+        self.promises.doomed[ledger_id] = None
+        try:
+            await self.bookie.delete_ledger(ledger_id)
+        except MagnetarError:
+            return
+        self.machine.acknowledge(f"deletion of {ledger_id}")
+        self.promises.deleted[ledger_id] = None
+
+    def delete_in_metadata(self, ledger_id: int) -> None:
+        """The next round of garbage collection finds it gone."""
+        self.promises.doomed[ledger_id] = None
+        self.machine.existing.gone[ledger_id] = None
+
+    async def collect_garbage(self) -> None:
+        """A round, with a major compaction. What metadata had deleted before it, and was here, is deleted after it."""
+        machine, promises = self.machine, self.promises
+        gone = [
+            ledger_id
+            for ledger_id in machine.existing.gone
+            if ledger_id in promises.last_entry or ledger_id in promises.fenced
+        ]
+        try:
+            collected = await self.bookie.collect_garbage()
+        except MagnetarError:
+            return
+        machine.acknowledge("a round of garbage collection")
+        if not collected.skipped:
+            promises.deleted.update(dict.fromkeys(gone))
+
     async def check_entry(self, key: Key) -> None:
         """An entry is what was added last, or later; one that was not acknowledged may be missing."""
-        versions, known = self.promises.versions.get(key, []), self.promises.acknowledged.get(key, -1)
+        promises, machine = self.promises, self.machine
+        versions, known = promises.versions.get(key, []), promises.acknowledged.get(key, -1)
+        deleted = key[0] in promises.deleted
         try:
             found, _ = await self.bookie.read(key[0], key[1], key[1])
         except EntryNotFound:
+            if deleted:
+                machine.broken(f"entry {key} is not found, but nothing is said of its ledger's deletion")
             if known >= 0:
-                self.machine.broken(f"the acknowledged entry {key} is said not to exist")
+                machine.broken(f"the acknowledged entry {key} is said not to exist")
+            return
+        except LedgerNotFound:
+            if key[0] not in promises.doomed and (known >= 0 or key[0] in promises.fenced):
+                machine.broken(f"the ledger of entry {key} is said not to exist")
             return
         except EntryDamaged as error:
-            if self.machine.damaged is None:
-                self.machine.broken(f"entry {key} is damaged: {error}")
-            self.machine.damaged.append(key)  # type: ignore[union-attr]
+            if machine.damaged is None or key[0] in promises.doomed:
+                machine.broken(f"entry {key} is damaged: {error}")
+            machine.damaged.append(key)  # type: ignore[union-attr]
             return
+        if deleted:
+            machine.broken(f"entry {key} of a deleted ledger is served")
         if found[0] not in versions:
-            self.machine.broken(f"wrong bytes for entry {key}")
+            machine.broken(f"wrong bytes for entry {key}")
         # The bytes before the last acknowledged ones are as wrong as any others.
         if found[0] not in versions[max(known, 0) :]:
-            self.machine.broken(f"entry {key} is an old copy")
+            machine.broken(f"entry {key} is an old copy")
 
     async def check_range(self, ledger_id: int, first: int, last: int) -> None:
         """Reads on as a sequential reader does, and checks each entry."""
@@ -143,7 +195,7 @@ class Session:
             known = [self.promises.acknowledged.get((ledger_id, n), 0) for n in range(first, last + 1)]
             try:
                 found, _ = await self.bookie.read(ledger_id, first, last, max_bytes=6 * KIB)
-            except (EntryNotFound, EntryDamaged):
+            except (EntryNotFound, EntryDamaged, LedgerNotFound):
                 await self.check_entry((ledger_id, first))
                 first += 1
                 continue
@@ -158,29 +210,49 @@ class Session:
         promises = self.promises
         for key in sorted(promises.versions):
             await self.check_entry(key)
-        for ledger_id in sorted({ledger for ledger, _ in promises.versions} | {*promises.fenced}):
-            try:
-                known, last_entry = await self.bookie.read_last_confirmed(ledger_id)
-            except LedgerNotFound:
-                known, last_entry = NO_ENTRY, NO_ENTRY
-                if ledger_id in promises.fenced:
-                    self.machine.broken(f"the fenced ledger {ledger_id} is not known")
-            if known < promises.last_confirmed.get(ledger_id, NO_ENTRY):
-                self.machine.broken(f"the last add confirmed of ledger {ledger_id} fell to {known}")
-            if last_entry < promises.last_entry.get(ledger_id, NO_ENTRY):
-                self.machine.broken(f"the last entry of ledger {ledger_id} fell to {last_entry}")
+        for ledger_id in promises.ledgers():
+            await self.check_ledger(ledger_id)
+
+    async def check_ledger(self, ledger_id: int) -> None:
+        """What is known of a ledger besides its entries."""
+        promises, machine = self.promises, self.machine
+        try:
+            known, last_entry = await self.bookie.read_last_confirmed(ledger_id)
+        except LedgerNotFound:
+            if ledger_id in promises.doomed:
+                if ledger_id in promises.deleted:
+                    await self.check_tombstone(ledger_id)
+                return
+            known, last_entry = NO_ENTRY, NO_ENTRY
             if ledger_id in promises.fenced:
-                await self.check_fence(ledger_id)
+                machine.broken(f"the fenced ledger {ledger_id} is not known")
+        if ledger_id in promises.deleted:
+            machine.broken(f"the deleted ledger {ledger_id} is known again")
+        if known < promises.last_confirmed.get(ledger_id, NO_ENTRY):
+            machine.broken(f"the last add confirmed of ledger {ledger_id} fell to {known}")
+        if last_entry < promises.last_entry.get(ledger_id, NO_ENTRY):
+            machine.broken(f"the last entry of ledger {ledger_id} fell to {last_entry}")
+        if ledger_id in promises.fenced and ledger_id not in promises.doomed:
+            await self.check_fence(ledger_id)
+
+    async def check_tombstone(self, ledger_id: int) -> None:
+        """Neither a stale writer nor a recovery brings it back (rule 7)."""
+        for recovery in (False, True):
+            code = await self.ask_until_answered(ledger_id, recovery)
+            if code != LedgerFenced.code:
+                self.machine.broken(f"an add to the deleted ledger {ledger_id} is answered {code}")
 
     async def check_fence(self, ledger_id: int) -> None:
-        """An add is refused; a bookie whose write cache is full says so before it looks."""
-        for _ in range(50):
-            code = await self.add_soon(ledger_id, 999)
-            if code != TooManyRequests.code:
-                break
-            await asyncio.sleep(0.1)
+        """An add is refused."""
+        code = await self.ask_until_answered(ledger_id, False)
         if code != LedgerFenced.code:
             self.machine.broken(f"an add to the fenced ledger {ledger_id} is answered {code}")
+
+    async def ask_until_answered(self, ledger_id: int, recovery: bool) -> int:
+        """The code of an add; a bookie whose write cache is full says so before it looks at the ledger."""
+        while (code := await self.add_soon(ledger_id, 999, recovery=recovery)) == TooManyRequests.code:
+            await asyncio.sleep(0.1)
+        return code
 
     async def promote(self) -> None:
         """What a bookie serves after its start is durable: from now on it is a promise."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable
+from typing import NamedTuple
 
+from magnetar.bookie import BookieSettings
 from magnetar.proto.errors import MagnetarError, StorageFailed
-from support.storage_check import Machine, Script, Session
+from support.storage_check import SETTINGS, WIDE, Machine, Script, Session
 
 
 async def workload(session: Session) -> None:
@@ -47,6 +49,47 @@ async def workload(session: Session) -> None:
         await tolerant(session.check_range(1, 0, number))
 
 
+async def wide_workload(session: Session) -> None:
+    """The same over several directories, with deletions and garbage collection beside adds, flushes and reads.
+
+    Ledger 4 is deleted by name, 5 and 6 in metadata; what is left of 1 and 2 is compacted. The rounds run while adds and
+    checkpoints go on.
+    """
+    rng = session.rng
+    number = 0
+    for turn in range(5):
+        ledgers = (1, 2, 3, 4, 5, 6) if turn < 2 else (1, 2, 3)
+        adds = [
+            session.add_soon(ledger_id, number, size=rng.choice((50, 900, 2400))) for ledger_id in ledgers
+        ]
+        beside = [asyncio.ensure_future(session.write_last_confirmed(1, number))]
+        if turn == 1:
+            beside.append(asyncio.ensure_future(session.fence(50)))
+            beside.append(asyncio.ensure_future(session.fence(5)))
+        if turn == 2:
+            session.delete_in_metadata(5)
+            session.delete_in_metadata(6)
+            beside.append(asyncio.ensure_future(session.delete(4)))
+            beside.append(asyncio.ensure_future(session.collect_garbage()))
+        if turn == 3:
+            beside.append(asyncio.ensure_future(session.fence(3)))
+        if turn == 4:
+            beside.append(asyncio.ensure_future(session.collect_garbage()))
+        await asyncio.gather(*adds)
+        again = session.add_soon(1, rng.randrange(number + 1), recovery=True, size=rng.choice((50, 900)))
+        stale = session.add_soon(rng.choice((4, 5, 6)), number, size=50) if turn > 1 else again
+        if turn % 2:
+            await session.checkpoint()
+        for ledger_id in (1, 2, 5):
+            await tolerant(session.check_range(ledger_id, 0, number))
+        await asyncio.gather(again, stale, *beside)
+        number += 1
+    await session.checkpoint()
+    await session.collect_garbage()
+    for ledger_id in (1, 2, 3):
+        await tolerant(session.check_range(ledger_id, 0, number))
+
+
 async def tolerant(reading: Awaitable[None]) -> None:
     """A bookie that has failed refuses reads, too."""
     try:
@@ -64,26 +107,44 @@ async def verify(session: Session) -> None:
     if codes != [0, 0]:
         session.machine.broken(f"a healthy bookie answers adds with {codes}")
     await session.checkpoint()
+    await session.collect_garbage()
     await session.check_promises()
 
 
-def count_calls(seed: int, script: Script = workload) -> int:
+class Case(NamedTuple):
+    """A workload and the bookie that it runs on."""
+
+    script: Script
+    settings: BookieSettings = SETTINGS
+
+
+NARROW = Case(workload)
+WIDE_CASE = Case(wide_workload, WIDE)
+
+
+def count_calls(seed: int, case: Case = NARROW) -> int:
     """Changing calls of an undisturbed run, its stop included."""
-    with Machine(seed) as machine:
-        machine.start(script, close=True)
+    with Machine(seed, case.settings) as machine:
+        machine.start(case.script, close=True)
         return machine.disk.calls
 
 
 def crash_and_verify(
-    seed: int, call: int, *, power: bool, again: int | None = None, power_again: bool = True
+    seed: int,
+    call: int,
+    *,
+    power: bool,
+    again: int | None = None,
+    power_again: bool = True,
+    case: Case = NARROW,
 ) -> int:
     """A crash at a call of the workload, another one at call `again` of the recovery; returns the recovery's calls.
 
     The last start is after a power loss, so that whatever the start before it served must have been durable.
     """
-    with Machine(seed) as machine:
+    with Machine(seed, case.settings) as machine:
         machine.crash_at(call)
-        machine.start(workload, close=True)
+        machine.start(case.script, close=True)
         if power:
             machine.lose_power()
         if again is not None:
@@ -100,31 +161,39 @@ def crash_and_verify(
         return calls
 
 
-async def outlive(session: Session) -> None:
+def outlive(case: Case = NARROW) -> Case:
     """The workload, and then time for a bookie that turned read-only to come back."""
-    await workload(session)
-    if session.bookie.failure is None:
-        await asyncio.sleep(3.0)
-    if session.bookie.failure is None:
-        code = await session.add_soon(8, 0)
-        if code and session.bookie.failure is None:
-            session.machine.broken(f"after the fault has passed an add is answered {code}")
+
+    async def script(session: Session) -> None:
+        await case.script(session)
+        if session.bookie.failure is None:
+            await asyncio.sleep(3.0)
+        if session.bookie.failure is None:
+            code = await session.add_soon(8, 0)
+            if code and session.bookie.failure is None:
+                session.machine.broken(f"after the fault has passed an add is answered {code}")
+
+    return Case(script, case.settings)
 
 
-def fail_and_verify(seed: int, call: int, error: int, *, power: bool) -> str:
-    """One call fails; the bookie stops cleanly or goes on, and the next start has everything. Says which."""
-    with Machine(seed) as machine:
+def fail_and_verify(seed: int, call: int, error: int, *, power: bool, case: Case = NARROW) -> str:
+    """One call fails; the bookie stops cleanly or goes on, and the next start has everything. Says which.
+
+    It goes on after a failed sync, or an EIO, only where a ledger directory was given up for another.
+    """
+    with Machine(seed, case.settings) as machine:
         machine.fail_at(call, error)
         try:
-            machine.start(outlive, close=True)
+            machine.start(outlive(case).script, close=True)
             outcome = "stopped" if machine.failure else "went on"
         except MagnetarError:
             outcome = "refused"
         if machine.faulted is None:
             machine.broken("the fault did not fire")
         assert machine.faulted is not None
-        kind = machine.faulted[0]
-        if outcome == "went on" and (error == errno.EIO or kind.startswith("sync")):
+        kind, path = machine.faulted
+        spare = any(path.startswith(directory) for directory in case.settings.ledger_directories)
+        if outcome == "went on" and (error == errno.EIO or kind.startswith("sync")) and not spare:
             machine.broken(f"the bookie goes on after {errno.errorcode[error]} at {machine.faulted}")
         machine.faulted = None
         if power:
