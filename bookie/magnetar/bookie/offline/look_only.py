@@ -55,6 +55,10 @@ class LookOnlyFiles:
     def sync_directory(self, path: str) -> None:
         """Nothing to sync."""
 
+    def device(self, path: str) -> int:
+        """See `Files`."""
+        return self._files.device(path)
+
     def free_bytes(self, path: str) -> tuple[int, int]:
         """See `Files.free_bytes`."""
         return self._files.free_bytes(path)

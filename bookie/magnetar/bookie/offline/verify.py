@@ -20,6 +20,7 @@ from ..index import LedgerRecord
 from .entries import read_located
 from .entry_logs import LogBroken, LogEnd, LogHeader, LogRecord, walk_entry_log
 from .identity import check_identity
+from .index_files import check_index_files
 from .index_view import IndexView
 from .journals import (
     JournalFile,
@@ -122,8 +123,9 @@ class _Verify:
         self._open_index()
         for log in self._bookie.logs():
             self._check_log(log)
-        if self._index is not None:
+        if self._bookie.files.exists(self._bookie.layout.index):
             self._check_index_files()
+        if self._index is not None:
             self._check_locations(self._index)
             self._check_ledgers(self._index)
 
@@ -252,7 +254,21 @@ class _Verify:
     # --- index -----------------------------------------------------------------------------------------------------------
 
     def _check_index_files(self) -> None:
-        """The checksums of the index's own files."""
+        path = self._bookie.layout.index
+        size = files = known = damaged = 0
+        try:
+            for found in check_index_files(self._bookie, self._progress):
+                files += 1
+                size += found.bytes
+                known += found.known
+                if found.damage:
+                    damaged += 1
+                    self._result.found("index files", found.path, found.damage)
+        except MagnetarError as error:
+            self._failed("index files", path, error.message)
+            return
+        note = "" if known == files else f"{files - known} of them no scrub has seen: only read"
+        self._note("index files", path, DAMAGE if damaged else SOUND, records=files, size=size, note=note)
 
     def _check_locations(self, index: IndexView) -> None:
         counts: dict[int, int] = {}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.bookie.offline import Verification, verify
-from support.offline_kit import entry_logs, flip, journals, trace_of, with_stopped
+from magnetar.bookie.offline import JournalRecord, Verification, verify, walk_journals
+from support.offline_kit import entry_logs, flip, trace_of, with_stopped
 
 PAGE = 4096
 
@@ -26,7 +26,7 @@ def test_an_undamaged_bookie_is_sound(image: str, request: pytest.FixtureRequest
     result = verified(request.getfixturevalue(image))
     assert result.sound, result.findings
     parts = {check.part for check in result.checks}
-    assert parts == {"cookie", "mark", "journal", "entry log", "index", "ledger records"}
+    assert parts == {"cookie", "mark", "journal", "entry log", "index files", "index", "ledger records"}
     located = next(check for check in result.checks if check.part == "index")
     assert located.records == (120 if image == "stopped" else 100)
 
@@ -86,12 +86,19 @@ def test_what_is_missing(killed: Path, name: str) -> None:
 
 
 def test_a_damaged_journal(killed: Path) -> None:
-    needed = [check for check in verified(killed).checks if check.part == "journal" and check.records > 3]
-    flip(Path(needed[-1].path), 70)  # in BEGIN, behind which everything stands
+    adds = with_stopped(
+        killed,
+        lambda bookie: [
+            item
+            for item in walk_journals(bookie, from_mark=True)
+            if isinstance(item, JournalRecord) and item.type == "ADD"
+        ],
+    )
+    flip(Path(adds[0].path), adds[0].position + 50)
     result = verified(killed)
     assert not result.sound
     assert "damage" in verdicts(result, "journal")
-    assert list(journals(killed))
+    assert [one.position for one in result.findings] == [adds[0].position]
 
 
 def test_a_damaged_index(stopped: Path) -> None:
@@ -120,3 +127,21 @@ def test_it_leaves_no_trace(killed: Path) -> None:
     before = trace_of(killed)
     verified(killed)
     assert trace_of(killed) == before
+
+
+def test_a_table_of_the_index_that_the_scrub_knows(stopped: Path) -> None:
+    """A byte that no walk reads: the scrub's checksum tells."""
+    import xxhash
+
+    from magnetar.bookie.scrub.progress import encode_progress
+
+    tables = {
+        path.name: [path.stat().st_size, xxhash.xxh3_64_intdigest(path.read_bytes())]
+        for path in (stopped / "index").glob("*.sst")
+    }
+    fields = {"verified": {}, "tables": tables, "at": ["", 0]}
+    (stopped / "scrub").write_bytes(encode_progress(fields))
+    assert verified(stopped).sound
+    name = min(tables)
+    flip(stopped / "index" / name, tables[name][0] - 200)
+    assert any(one.path.endswith(name) for one in verified(stopped).findings)
