@@ -98,7 +98,8 @@ def test_a_damaged_journal(killed: Path) -> None:
     result = verified(killed)
     assert not result.sound
     assert "damage" in verdicts(result, "journal")
-    assert [one.position for one in result.findings] == [adds[0].position]
+    assert len(result.findings) == 1
+    assert 0 <= adds[0].position - result.findings[0].position < PAGE  # the padding before it is no record
 
 
 def test_a_damaged_index(stopped: Path) -> None:
