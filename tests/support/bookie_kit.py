@@ -72,6 +72,8 @@ def crash(bookie: Bookie) -> None:
     for journal in bookie.journals.all:
         if journal._upkeep is not None:
             journal._upkeep.cancel()
+        if journal._idle is not None:
+            journal._idle.cancel()
     bookie.release()
     bookie.lock.release()
 

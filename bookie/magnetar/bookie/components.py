@@ -57,6 +57,9 @@ def os_components(rng: random.Random, *, writer_mode: str = "sync") -> BookieCom
             ring_bytes=settings.journal_ring_bytes,
             lock_fd=lock.fileno(),
             mode=writer_mode if settings.journal_sync_data else "no-sync",
+            alignment_bytes=settings.journal_alignment_bytes,
+            group_max_wait_ms=settings.journal_group_max_wait_ms,
+            group_max_bytes=settings.journal_group_max_bytes,
         )
 
     files = OsFiles()
@@ -79,6 +82,9 @@ def inline_components(
             lambda sequence: journal_path(directory, sequence),
             capacity_bytes=settings.journal_ring_bytes,
             sync_data=settings.journal_sync_data,
+            alignment_bytes=settings.journal_alignment_bytes,
+            group_max_wait_ms=settings.journal_group_max_wait_ms,
+            group_max_bytes=settings.journal_group_max_bytes,
         )
 
     return BookieComponents(files, rng, InlineDiskWorker(files), make_device, open_index)

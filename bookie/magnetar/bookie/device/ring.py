@@ -12,7 +12,6 @@ ring visible first, on any processor.
 from __future__ import annotations
 
 import asyncio
-import errno
 import mmap
 import os
 import tempfile
@@ -23,11 +22,10 @@ from magnetar.runtime.processes import HelperProcess, spawn_helper
 
 from ..journal.device import StreamOffsets
 from . import writer_process
-from .writer_process import CONTROL, DURABLE, REPORT, ROLL, WRITTEN
+from .writer_process import CONTROL, DURABLE, FULL, NO_SPACE, REPORT, ROLL, WRITTEN
 
 __all__ = ["RingJournalDevice"]
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _STOP_TIMEOUT_S = 5.0
 
 
@@ -56,11 +54,15 @@ class RingJournalDevice(StreamOffsets):
         ring_bytes: int = 32 << 20,
         lock_fd: int | None = None,
         mode: str = "sync",
+        alignment_bytes: int = 4096,
+        group_max_wait_ms: float = 0.0,
+        group_max_bytes: int = 0,
     ) -> None:
         super().__init__(-(-ring_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._template = path_template
         self._lock_fd = lock_fd
         self._mode = mode
+        self._grouping = (alignment_bytes, int(group_max_wait_ms * 1000), group_max_bytes)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process: HelperProcess | None = None
         self._ring: mmap.mmap | None = None
@@ -87,7 +89,7 @@ class RingJournalDevice(StreamOffsets):
         self._report_fd, report_write = os.pipe()
         try:
             self._ring = mmap.mmap(ring_fd, self._capacity)
-            numbers = (control_read, report_write, ring_fd, self._capacity, offset)
+            numbers = (control_read, report_write, ring_fd, self._capacity, offset, *self._grouping)
             inherited = [control_read, report_write, ring_fd]
             if self._lock_fd is not None:
                 inherited.append(self._lock_fd)
@@ -134,7 +136,10 @@ class RingJournalDevice(StreamOffsets):
         if self._loop is not None and self._failure is None and self._durable < self._end:
             self._announce()
             self._drained = self._loop.create_future()
-            await self._drained
+            if not self.full:
+                await self._drained
+            if self.full and self._failure is None:
+                self._no_room_to_close()
         self._failure = self._failure or StorageFailed("the journal device is closed")
         await self._release()
 
@@ -209,9 +214,14 @@ class RingJournalDevice(StreamOffsets):
         whole = len(data) - len(data) % REPORT.size
         self._report_rest = data[whole:]
         durable = self._durable
-        for kind, value, position in REPORT.iter_unpack(data[:whole]):
+        full = self.full
+        for kind, value, position, sync_ns in REPORT.iter_unpack(data[:whole]):
             if kind == DURABLE:
-                durable, self._position = value, position
+                self.sync_seconds.observe(sync_ns / 1e9)
+                self.group_bytes.observe(value - durable)
+                durable, self._position, full = value, position, False
+            elif kind == FULL:
+                full = True
             else:
                 self._write_failed(value, position)
                 break
@@ -220,9 +230,18 @@ class RingJournalDevice(StreamOffsets):
             self.on_durable(durable)
             if self._drained is not None and durable >= self._end and not self._drained.done():
                 self._drained.set_result(None)
+        if full != self.full:
+            self.full = full
+            self.on_space()
+            if full and self._drained is not None and not self._drained.done():
+                self._drained.set_result(None)
+
+    def _no_room_to_close(self) -> None:
+        """What is not durable was not acknowledged; whoever waits for it is told now."""
+        self._fail(DiskFull("the disk of the journal is full: what is not durable yet was not stored"))
 
     def _write_failed(self, number: int, sequence: int) -> None:
-        kind = DiskFull if number in _NO_SPACE else StorageFailed
+        kind = DiskFull if number in NO_SPACE else StorageFailed
         path = self._template % sequence
         self._fail(
             kind(

@@ -3,10 +3,15 @@
 It imports next to nothing and stays near 9 MB. One blocking read is its whole schedule: what the daemon announced while
 the last sync ran is the next group.
 
-    arguments: control fd, report fd, ring fd, ring bytes, start offset, path template ("/data/journal-%016x.log"),
-               mode ("sync", "no-sync" or "shadow")
+    arguments: control fd, report fd, ring fd, ring bytes, start offset, alignment, longest wait in microseconds, bytes
+               of a group, path template ("/data/journal-%016x.log"), mode ("sync", "no-sync" or "shadow")
     control, from the daemon, 16 bytes each (little-endian u64 u64): (WRITTEN, offset), (ROLL, sequence)
-    report, to the daemon, 24 bytes each: (DURABLE, offset, position in the file), (FAILED, errno, file sequence)
+    report, to the daemon, 32 bytes each: (DURABLE, offset, position in the file, ns of the sync),
+               (FAILED, errno, file sequence, 0), (FULL, errno, file sequence, 0)
+
+A group that may wait for company does so until it is old or large enough; a large one ends at the next offset that was
+announced, which is the end of a record. A write that finds the disk full is tried again until there is space: nothing of it
+is lost, and nothing of it was reported (FULL is told once). A sync is never tried again, whatever its reason (rule 4).
 
 A ROLL takes effect at the offset announced before it: everything up to there is synced first. Messages are shorter than
 PIPE_BUF, so they arrive whole and in order, on any machine. The end of the control pipe ends the process: the daemon is
@@ -16,20 +21,26 @@ gone, or wants it to end. It holds the inherited lock of the data directory unti
 power failure; a sync writes pages in reverse order, so that one that is cut short leaves a torn group.
 """
 
+import errno
 import os
+import select
 import struct
 import sys
+import time
 from mmap import PROT_READ, mmap
 
 WRITTEN = 1
 ROLL = 2
 DURABLE = 3
 FAILED = 4
+FULL = 5
 
 CONTROL = struct.Struct("<QQ")
-REPORT = struct.Struct("<QQQ")
+REPORT = struct.Struct("<QQQQ")
 PAGE_BYTES = 4096
-_ZEROS = memoryview(bytes(PAGE_BYTES))
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_ZEROS = memoryview(bytes(1 << 16))  # the largest alignment
+_SPACE_CHECK_MS = 500
 
 
 if sys.platform == "darwin":
@@ -95,32 +106,67 @@ class ShadowDisk(PlainDisk):
 class Writer:
     """Writes [written, target) of the stream from the ring to the current file, group by group."""
 
-    def __init__(self, disk: PlainDisk, ring: memoryview, template: str, offset: int, report_fd: int) -> None:
+    def __init__(
+        self,
+        disk: PlainDisk,
+        ring: memoryview,
+        template: str,
+        offset: int,
+        control_fd: int,
+        report_fd: int,
+        alignment: int,
+        wait_s: float,
+        group_bytes: int,
+    ) -> None:
         self._disk = disk
         self._ring = ring
         self._template = template
-        self._written = offset
+        self._written = self._target = offset
         self._position = 0
+        self._control_fd = control_fd
         self._report_fd = report_fd
+        self._alignment = alignment
+        self._wait_s = wait_s
+        # At this size a group waits no longer, and ends; 0: only the ring bounds it.
+        self._group_bytes = group_bytes or len(ring)
         self.sequence = 0
 
-    def group(self, target: int) -> None:
-        """Makes everything up to `target` durable and says so."""
-        size, ring_bytes = target - self._written, len(self._ring)
+    def group(self) -> None:
+        """Makes everything up to the target durable and says so."""
+        size, ring_bytes = self._target - self._written, len(self._ring)
         if not size:
             return
         start = self._written % ring_bytes
         parts = [self._ring[start : start + size]]
         if start + size > ring_bytes:
             parts.append(self._ring[: start + size - ring_bytes])
-        padding = -size % PAGE_BYTES
+        padding = -size % self._alignment
         if padding:
             parts.append(_ZEROS[:padding])
-        self._disk.write(self._position, parts)
+        self._write(parts)
+        before = time.monotonic_ns()
         self._disk.sync()
-        self._written = target
+        took = time.monotonic_ns() - before
+        self._written = self._target
         self._position += size + padding
-        os.write(self._report_fd, REPORT.pack(DURABLE, target, self._position))
+        os.write(self._report_fd, REPORT.pack(DURABLE, self._written, self._position, took))
+
+    def _write(self, parts: "list[memoryview]") -> None:
+        told = False
+        while True:
+            try:
+                self._disk.write(self._position, list(parts))
+                return
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                if not told:
+                    told = True
+                    os.write(self._report_fd, REPORT.pack(FULL, error.errno, self.sequence, 0))
+            poll = select.poll()
+            poll.register(self._control_fd, 0)  # only its end shows: messages wait
+            if poll.poll(_SPACE_CHECK_MS):
+                raise BrokenPipeError
 
     def roll(self, sequence: int) -> None:
         """Everything written so far is durable; goes on in another file."""
@@ -128,36 +174,60 @@ class Writer:
         self._disk.open(self._template % sequence)
         self._position = 0
 
-    def run(self, control_fd: int) -> None:
+    def run(self) -> None:
         """Until the control pipe ends."""
         rest = b""
-        while data := os.read(control_fd, 65536):
-            data = rest + data
-            whole = len(data) - len(data) % CONTROL.size
-            rest = data[whole:]
-            target = self._written
-            for kind, value in CONTROL.iter_unpack(data[:whole]):
-                if kind == WRITTEN:
-                    target = value
-                elif kind == ROLL:
-                    self.group(target)
-                    self.roll(value)
-            self.group(target)
+        while data := os.read(self._control_fd, 65536):
+            rest = self._take(rest + data)
+            if self._wait_s:
+                rest = self._wait_for_company(rest)
+            self.group()
+
+    def _take(self, data: bytes) -> bytes:
+        """Follows whole messages and returns the rest."""
+        whole = len(data) - len(data) % CONTROL.size
+        for kind, value in CONTROL.iter_unpack(data[:whole]):
+            if kind == WRITTEN:
+                self._target = value
+                if value - self._written >= self._group_bytes:
+                    self.group()
+            elif kind == ROLL:
+                self.group()
+                self.roll(value)
+        return data[whole:]
+
+    def _wait_for_company(self, rest: bytes) -> bytes:
+        until = time.monotonic() + self._wait_s
+        while self._target > self._written and (left := until - time.monotonic()) > 0:
+            if not select.select([self._control_fd], [], [], left)[0]:
+                break
+            data = os.read(self._control_fd, 65536)
+            if not data:
+                break  # the daemon is gone: the next read says so again
+            before = self._written
+            rest = self._take(rest + data)
+            if self._written != before:  # another group began to wait meanwhile
+                until = time.monotonic() + self._wait_s
+        return rest
 
 
 def main(arguments: "list[str]") -> int:
     """Entry point of the script."""
-    control_fd, report_fd, ring_fd, ring_bytes, offset = map(int, arguments[:5])
-    template, mode = arguments[5:7]
+    control_fd, report_fd, ring_fd, ring_bytes, offset, alignment, wait_us, group_bytes = map(
+        int, arguments[:8]
+    )
+    template, mode = arguments[8:10]
     ring = memoryview(mmap(ring_fd, ring_bytes, prot=PROT_READ))
     disk = ShadowDisk() if mode == "shadow" else PlainDisk(mode == "sync")
-    writer = Writer(disk, ring, template, offset, report_fd)
+    writer = Writer(
+        disk, ring, template, offset, control_fd, report_fd, alignment, wait_us / 1_000_000, group_bytes
+    )
     try:
-        writer.run(control_fd)
+        writer.run()
     except BrokenPipeError:
         return 0  # the daemon is gone
     except OSError as error:
-        os.write(report_fd, REPORT.pack(FAILED, error.errno or 0, writer.sequence))
+        os.write(report_fd, REPORT.pack(FAILED, error.errno or 0, writer.sequence, 0))
         return 1
     return 0
 

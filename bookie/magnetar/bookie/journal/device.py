@@ -1,13 +1,15 @@
 """The seam between the journal and what makes its bytes durable.
 
 A device takes a stream of bytes that is numbered from `offset` on, and says up to which offset they are durable. It knows
-nothing of records. What arrived while a sync was running is the next group: nothing waits for company, and a group
-starts at a multiple of 4 KB in the current file (`file_position` says how far the file is used).
+nothing of records. What arrived while a sync was running is the next group, unless groups are told to wait for company
+(`journal_group_max_wait_ms`), and a group starts at a multiple of the alignment in the current file (`file_position`
+says how far the file is used).
 
 The journal owns the files: it prepares them and says where in the stream the next one begins (`roll`). Everything before
 that point is synced before the next file is touched (rule 5 depends on it).
 
-A failed write or sync is never tried again (rule 4): `on_failure` is called once, and nothing becomes durable any more.
+A failed write or sync is never tried again (rule 4): `on_failure` is called once, and nothing becomes durable any more. The
+exception is a write (never a sync) that finds the disk full: it waits, `full` is true meanwhile, and `on_space` tells both.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ from typing import Protocol
 
 from magnetar.proto.errors import MagnetarError
 
-__all__ = ["JournalDevice", "StreamOffsets", "ignore_durable", "ignore_failure"]
+from ..metrics import Histogram
+
+__all__ = ["JournalDevice", "StreamOffsets", "ignore_durable", "ignore_failure", "ignore_space"]
+
+_GROUP_BOUNDS = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 
 
 class JournalDevice(Protocol):
@@ -25,6 +31,10 @@ class JournalDevice(Protocol):
 
     on_durable: Callable[[int], None]
     on_failure: Callable[[MagnetarError], None]
+    on_space: Callable[[], None]
+    full: bool  # what was appended waits for space on the disk
+    sync_seconds: Histogram  # of each sync
+    group_bytes: Histogram  # made durable by each sync
 
     @property
     def end_offset(self) -> int:
@@ -71,6 +81,10 @@ def ignore_failure(error: MagnetarError) -> None:
     """Until somebody listens."""
 
 
+def ignore_space() -> None:
+    """Until the journal listens."""
+
+
 class StreamOffsets:
     """The part that all devices share: where the stream stands, and how much of it may wait for the disk.
 
@@ -80,6 +94,10 @@ class StreamOffsets:
     def __init__(self, capacity_bytes: int) -> None:
         self.on_durable: Callable[[int], None] = ignore_durable
         self.on_failure: Callable[[MagnetarError], None] = ignore_failure
+        self.on_space: Callable[[], None] = ignore_space
+        self.full = False
+        self.sync_seconds = Histogram()
+        self.group_bytes = Histogram(_GROUP_BOUNDS)
         self._capacity = capacity_bytes
         self._end = self._durable = 0
         self._position = 0  # in the current file

@@ -6,9 +6,10 @@ Each sync stops the loop for as long as the disk takes (0.1 to 10 ms), which is 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
-from magnetar.proto.errors import MagnetarError, StorageFailed
+from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
 from magnetar.runtime.files import File, Files
 
 from .device import StreamOffsets
@@ -16,7 +17,7 @@ from .records import GROUP_ALIGNMENT
 
 __all__ = ["InlineJournalDevice"]
 
-_ZEROS = memoryview(bytes(GROUP_ALIGNMENT))
+_RETRY_FULL_S = 0.5
 
 
 class InlineJournalDevice(StreamOffsets):
@@ -29,15 +30,22 @@ class InlineJournalDevice(StreamOffsets):
         *,
         capacity_bytes: int = 32 << 20,
         sync_data: bool = True,
+        alignment_bytes: int = GROUP_ALIGNMENT,
+        group_max_wait_ms: float = 0.0,
+        group_max_bytes: int = 0,
     ) -> None:
         super().__init__(capacity_bytes)
         self._files = files
         self._path_of = path_of
         self._sync_data = sync_data
+        self._alignment = alignment_bytes
+        self._zeros = memoryview(bytes(alignment_bytes))
+        self._wait_s = group_max_wait_ms / 1000
+        self._group_limit = group_max_bytes or capacity_bytes
         self._file: File | None = None
-        self._parts: list[bytes] = []
-        # (index in _parts before which the file changes, sequence)
-        self._rolls: list[tuple[int, int]] = []
+        # What is to be done, in order: the parts of a group, or the sequence of the file to go on in.
+        self._work: deque[list[bytes] | int] = deque()
+        self._last_bytes = 0  # of the last group in `_work`
         self._scheduled: asyncio.Handle | None = None
         self._failed = False
 
@@ -49,58 +57,106 @@ class InlineJournalDevice(StreamOffsets):
 
     def append(self, header: bytes, payload: bytes) -> None:
         """See `JournalDevice`."""
-        self._parts += (header, payload)
-        self._end += len(header) + len(payload)
-        if self._scheduled is None:
-            self._scheduled = asyncio.get_running_loop().call_soon(self._write_group)
+        work = self._work
+        size = len(header) + len(payload)
+        if work and self._last_bytes < self._group_limit and not isinstance(work[-1], int):
+            work[-1] += (header, payload)
+            self._last_bytes += size
+        else:
+            work.append([header, payload])
+            self._last_bytes = size
+        self._end += size
+        self._schedule(0.0 if self._last_bytes >= self._group_limit else self._wait_s)
 
     def roll(self, sequence: int) -> None:
         """See `JournalDevice`."""
-        self._rolls.append((len(self._parts), sequence))
+        self._work.append(sequence)
+        self._schedule(0.0)
+
+    def _schedule(self, wait_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self.full:
+            return  # a timer tries again
+        if not wait_s and isinstance(self._scheduled, asyncio.TimerHandle):
+            self._scheduled.cancel()
+            self._scheduled = None
         if self._scheduled is None:
-            self._scheduled = asyncio.get_running_loop().call_soon(self._write_group)
+            if wait_s:
+                self._scheduled = loop.call_later(wait_s, self._write_groups)
+            else:
+                self._scheduled = loop.call_soon(self._write_groups)
 
     async def close(self) -> None:
         """See `JournalDevice`."""
         if self._scheduled is not None:
             self._scheduled.cancel()
-            self._write_group()
+            self._write_groups()
+        if self._scheduled is not None:  # still no space
+            self._scheduled.cancel()
+            self._fail(DiskFull("the disk of the journal is full: what is not durable yet was not stored"))
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _write_group(self) -> None:
+    def _write_groups(self) -> None:
         self._scheduled = None
         if self._failed or self._file is None:
             return
-        parts, rolls, end = self._parts, self._rolls, self._end
-        self._parts, self._rolls = [], []
+        before = self._durable
         try:
-            start = 0
-            for index, sequence in rolls:
-                self._write(parts[start:index])
-                self._file.close()
-                self._file = self._files.open(self._path_of(sequence))
-                self._position = 0
-                start = index
-            self._write(parts[start:])
+            self._do_work()
         except MagnetarError as error:
-            self._failed = True
-            failure = (
+            self._fail(
                 error if isinstance(error, StorageFailed) else StorageFailed(str(error), **error.details)
             )
-            asyncio.get_running_loop().call_soon(self.on_failure, failure)
             return
-        self._durable = end
-        self.on_durable(end)
+        if self._durable > before:
+            self.on_durable(self._durable)
+
+    def _do_work(self) -> None:
+        assert self._file is not None
+        work = self._work
+        while work:
+            item = work[0]
+            if isinstance(item, int):
+                self._file.close()
+                self._file = self._files.open(self._path_of(item))
+                self._position = 0
+            else:
+                try:
+                    self._write(item)
+                except DiskFull:
+                    self._scheduled = asyncio.get_running_loop().call_later(_RETRY_FULL_S, self._write_groups)
+                    self._tell_space(True)
+                    return
+                self._durable += sum(map(len, item))
+            work.popleft()
+        self._tell_space(False)
+
+    def _tell_space(self, full: bool) -> None:
+        if full != self.full:
+            self.full = full
+            self.on_space()
+
+    def _fail(self, error: MagnetarError) -> None:
+        self._failed = True
+        asyncio.get_running_loop().call_soon(self.on_failure, error)
 
     def _write(self, parts: list[bytes]) -> None:
+        """Raises DiskFull if nothing is lost and the group can be written again; StorageFailed."""
         assert self._file is not None
-        if not parts:
-            return
         size = sum(map(len, parts))
-        padding = -size % GROUP_ALIGNMENT
-        self._file.write_at(self._position, [*parts, _ZEROS[:padding]] if padding else parts)
+        padding = -size % self._alignment
+        self._file.write_at(self._position, [*parts, self._zeros[:padding]] if padding else parts)
         if self._sync_data:
-            self._file.sync()
+            clock = asyncio.get_running_loop().time
+            before = clock()
+            try:
+                self._file.sync()
+            except (
+                DiskFull
+            ) as error:  # whatever the reason: a second sync would not miss what this one lost (rule 4)
+                raise StorageFailed(str(error), **error.details) from error
+            self.sync_seconds.observe(clock() - before)
+        self.group_bytes.observe(size)
         self._position += size + padding

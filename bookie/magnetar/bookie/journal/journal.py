@@ -4,6 +4,9 @@ Files are `prepared` (named, zero-filled, durable, without a valid BEGIN record)
 of the stream that goes there), then released by a checkpoint and prepared again under a new sequence. A sequence, and so
 an incarnation, is never used twice.
 
+Once nothing was written for a moment after a group, a small record (SYNCED) says that the group is durable, so that damage
+at the very end of a journal is told from a torn tail (rule 5).
+
 A file is left as soon as what was prepared of it is used up and the next one is ready; while it is not, the file just
 grows.
 """
@@ -21,8 +24,9 @@ from magnetar.proto.errors import DiskFull, MagnetarError
 from ..disk_worker import DiskWorker
 from ..layout import journal_path
 from ..mark import JournalPosition
+from ..metrics import SIZE_BOUNDS, Histogram
 from ..settings import BookieSettings
-from .device import JournalDevice
+from .device import JournalDevice, ignore_space
 from .records import (
     DELETED,
     FENCE,
@@ -42,6 +46,8 @@ _log = logging.getLogger(__name__)
 DurableCallback = Callable[[int, int, int], None]
 
 _RETRY_PREPARE_S = 1.0
+# How long the journal is quiet before it says that what it wrote is durable.
+_IDLE_S = 0.1
 ADD = int(RecordType.ADD)
 
 
@@ -69,6 +75,10 @@ class Journal:
         """`take_sequence` serves all journals of the bookie: no two files ever have the same sequence."""
         self.directory = directory
         self.on_failure: Callable[[MagnetarError], None] | None = None
+        # `no_space` changed.
+        self.on_space: Callable[[], None] = ignore_space
+        self.records = self.groups = self.rolls = 0
+        self.group_records = Histogram(SIZE_BOUNDS)
         self._device = device
         self._worker = worker
         self._settings = settings
@@ -84,6 +94,12 @@ class Journal:
         self._failed: MagnetarError | None = None
         self._wanted = asyncio.Event()
         self._upkeep: asyncio.Task[None] | None = None
+        # No file could be prepared for want of space, and none is ready.
+        self._cannot_prepare = False
+        # When the journal fell quiet: the timer, and the end offset then. Up to `_sealed` a later record says so already.
+        self._idle: asyncio.TimerHandle | None = None
+        self._quiet_at = self._sealed = -1
+        self._closing = False
         # Set by `close`: the last waiting record went to the device, or the device failed.
         self._emptied: asyncio.Future[None] | None = None
 
@@ -93,6 +109,7 @@ class Journal:
         """Begins the prepared file at `position`; `released` are old files (sequence, bytes) that nobody needs."""
         self._device.on_durable = self._durable
         self._device.on_failure = self._device_failed
+        self._device.on_space = self._space_changed
         self._released.extend(released)
         await self._device.start(position.sequence, position.offset)
         self._begin(position.sequence, prepared_bytes)
@@ -103,6 +120,30 @@ class Journal:
     def waiting(self) -> bool:
         """True while the ring is full and records wait for room."""
         return bool(self._waiting)
+
+    @property
+    def no_space(self) -> bool:
+        """True while the disk takes no new journal file, or not even what was appended.
+
+        Nothing but fences and the like should be added then: what is prepared of the current file is for them (rule 12).
+        """
+        return self._device.full or self._cannot_prepare
+
+    @property
+    def sync_seconds(self) -> Histogram:
+        """How long each sync took."""
+        return self._device.sync_seconds
+
+    @property
+    def group_bytes(self) -> Histogram:
+        """What each sync made durable."""
+        return self._device.group_bytes
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """(records, bytes) that are on their way to the disk."""
+        on_the_way = self._device.end_offset - self._device.durable_offset
+        return len(self._pending) + len(self._waiting), on_the_way
 
     @property
     def end_offset(self) -> int:
@@ -157,12 +198,16 @@ class Journal:
         self._wanted.set()
 
     async def close(self) -> None:
-        """Waits until everything appended is durable and acknowledged."""
+        """Waits until everything appended is durable and acknowledged; on a full disk it is refused instead."""
+        self._closing = True
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
         if self._upkeep is not None:
             self._upkeep.cancel()
             await asyncio.gather(self._upkeep, return_exceptions=True)
             self._upkeep = None
-        if self._waiting and self._failed is None:
+        if self._waiting and self._failed is None and not self._device.full:
             self._emptied = asyncio.get_running_loop().create_future()
             await self._emptied
         await self._device.close()
@@ -190,12 +235,17 @@ class Journal:
 
     def _durable(self, offset: int) -> None:
         pending = self._pending
+        before = len(pending)
         while pending and pending[0][0] <= offset:
             _, done, ledger_id, number = pending.popleft()
             try:
                 done(ledger_id, number, 0)
             except Exception:
                 _log.exception("a callback of the journal failed")
+        self.groups += 1
+        if before > len(pending):
+            self.records += before - len(pending)
+            self.group_records.observe(before - len(pending))
         if self._waiting:
             self._drain_waiting()
             self._tell_emptied()
@@ -205,7 +255,27 @@ class Journal:
             sequence, prepared = self._spares.popleft()
             self._device.roll(sequence)
             self._begin(sequence, prepared)
+            self.rolls += 1
             self._wanted.set()
+        if self._idle is None and self._sealed != offset == self._device.end_offset:
+            self._fall_quiet()
+
+    def _fall_quiet(self) -> None:
+        self._quiet_at = self._device.end_offset
+        self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self._seal)
+
+    def _seal(self) -> None:
+        """Says that everything is durable, if nothing was written meanwhile. Its own durability does not matter."""
+        self._idle = None
+        device = self._device
+        end = device.end_offset
+        if self._failed is not None or self._closing or device.durable_offset != end or self._sealed == end:
+            return  # the next group brings it back
+        if end != self._quiet_at:
+            self._fall_quiet()
+            return
+        device.append(encode_record_header(self._incarnation, end, end, RecordType.SYNCED, b""), b"")
+        self._sealed = device.end_offset
 
     def _begin(self, sequence: int, prepared_bytes: int) -> None:
         device = self._device
@@ -216,6 +286,7 @@ class Journal:
             self._incarnation, base, device.durable_offset, RecordType.BEGIN, payload
         )
         device.append(header, payload)
+        self._sealed = device.end_offset
         self._files.append(JournalFile(sequence, base, prepared_bytes))
 
     def stop(self, error: MagnetarError) -> None:
@@ -236,6 +307,16 @@ class Journal:
         if self.on_failure is not None:
             self.on_failure(error)
 
+    def _space_changed(self) -> None:
+        if self._closing and self._device.full and self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
+        self.on_space()
+
+    def _set_cannot_prepare(self, value: bool) -> None:
+        if value != self._cannot_prepare:
+            self._cannot_prepare = value
+            self.on_space()
+
     def _tell_emptied(self) -> None:
         if self._emptied is not None and not self._waiting and not self._emptied.done():
             self._emptied.set_result(None)
@@ -248,8 +329,11 @@ class Journal:
             try:
                 while self._released or not self._spares:
                     await self._prepare_one()
+                self._set_cannot_prepare(False)
             except DiskFull as error:
-                # The current file goes on growing as long as it can; the bookie turns read-only meanwhile.
+                # What is prepared of the current file remains; the bookie turns read-only meanwhile.
+                if not self._spares:
+                    self._set_cannot_prepare(True)
                 _log.warning("no journal file could be prepared: %s", error)
                 await asyncio.sleep(_RETRY_PREPARE_S)
                 self._wanted.set()

@@ -39,6 +39,16 @@ class Journals:
         for journal in self.all:
             journal.on_failure = callback
 
+    def on_space(self, callback: Callable[[], None]) -> None:
+        """Called when `no_space` may have changed."""
+        for journal in self.all:
+            journal.on_space = callback
+
+    @property
+    def no_space(self) -> bool:
+        """True while a journal's disk is full: the bookie is read-only then (rule 12)."""
+        return any(journal.no_space for journal in self.all)
+
     def durable_positions(self) -> dict[str, JournalPosition]:
         """Everything before them is durable, and was in the write cache before it was written (rule 1)."""
         return {name: journal.durable_position() for name, journal in self.by_name.items()}
@@ -49,11 +59,20 @@ class Journals:
             journal.release(mark[name])
 
     def stats(self) -> dict[str, int]:
-        """Sums over the journals."""
+        """Sums over the journals; `journal_queue_*` is what is on its way to the disk."""
+        queued = [journal.queued for journal in self.all]
         return {
             "journals": self._count,
             "journal_files": sum(len(journal.files) for journal in self.all),
             "journal_end_offset": sum(journal.end_offset for journal in self.all),
+            "journal_records": sum(journal.records for journal in self.all),
+            "journal_groups": sum(journal.groups for journal in self.all),
+            "journal_bytes": int(sum(journal.group_bytes.total for journal in self.all)),
+            "journal_syncs": sum(journal.sync_seconds.count for journal in self.all),
+            "journal_rolls": sum(journal.rolls for journal in self.all),
+            "journal_queue_records": sum(records for records, _ in queued),
+            "journal_queue_bytes": sum(size for _, size in queued),
+            "journal_no_space": int(self.no_space),
         }
 
     def stop(self, error: MagnetarError) -> None:

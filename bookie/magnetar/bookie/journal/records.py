@@ -7,8 +7,8 @@
 * `synced_to` is the offset that was known to be durable when the record was written.
 * The checksum is xxh3-64, seeded with the incarnation, of everything after it. What a recycled file still holds of its
   earlier life has another incarnation and counts as free space.
-* A group (what one sync made durable) starts at a multiple of 4 KB in the file and is padded with zeros.
-  What stands in the padding is never looked at.
+* A group (what one sync made durable) starts at a multiple of the alignment (512 to 65536, 4096 by default) in the file and
+  is padded with zeros. What stands in the padding does not matter: only the record with the next offset goes on.
 * The first record of a file is BEGIN. A file without a valid one was prepared, but never begun.
 
 Bytes decide nothing here: `scan_journal` reports records and *gaps*; `recovery` has the table that judges them (rule 5).
@@ -29,6 +29,7 @@ __all__ = [
     "DELETED",
     "FENCE",
     "GROUP_ALIGNMENT",
+    "GROUP_ALIGNMENTS",
     "LAST_CONFIRMED",
     "RECORD_HEADER_BYTES",
     "Begin",
@@ -44,7 +45,9 @@ __all__ = [
     "scan_journal",
 ]
 
+# Of the setting journal_alignment_bytes: the default, and all that a journal may have been written with.
 GROUP_ALIGNMENT = 4096
+GROUP_ALIGNMENTS = tuple(512 << shift for shift in range(8))
 FENCE = struct.Struct(">Q")  # payload of a FENCE record: ledger id
 LAST_CONFIRMED = struct.Struct(">Qq")  # of a LAST_CONFIRMED record: ledger id, explicit last add confirmed
 DELETED = struct.Struct(">QQ")  # of a DELETED record: ledger id, time of deletion
@@ -68,7 +71,9 @@ class RecordType(enum.IntEnum):
     ADD = 2  # a ledger entry, with its 40-byte header
     FENCE = 3  # u64 ledger id
     LAST_CONFIRMED = 4  # u64 ledger id | i64 explicit last add confirmed
-    # 5: SYNCED
+    SYNCED = (
+        5  # nothing: its `synced_to` says that all before it is durable, once the journal has fallen quiet
+    )
     DELETED = 6  # u64 ledger id | u64 ms since the epoch: adds to the ledger are refused from now on (rule 7)
 
 
@@ -196,8 +201,20 @@ def _decode_at(window: _Window, position: int, incarnation: int) -> Record | Non
     return Record(offset, synced_to, record_type, payload, position)
 
 
-def _next_group(position: int) -> int:
-    return -(-position // GROUP_ALIGNMENT) * GROUP_ALIGNMENT
+def _next_group(window: _Window, position: int, incarnation: int, expected: int) -> Record | None:
+    """The record that begins the next group, if the group before it ends at `position`.
+
+    The alignment was a setting: each one is tried. Only the very record that is due counts, so nothing else can pass for it.
+    """
+    tried = position
+    for alignment in GROUP_ALIGNMENTS:
+        start = -(-position // alignment) * alignment
+        if start != tried:
+            tried = start
+            record = _decode_at(window, start, incarnation)
+            if record is not None and record.offset == expected:
+                return record
+    return None
 
 
 def scan_journal(
@@ -215,9 +232,8 @@ def scan_journal(
             position = plain[-1].position + RECORD_HEADER_BYTES + len(plain[-1].payload)
             expected = plain[-1].end
         record = _decode_at(window, position, incarnation)
-        if record is None and position % GROUP_ALIGNMENT:
-            # The group may end here. What its padding holds does not matter: the next record must have this offset.
-            record = _decode_at(window, _next_group(position), incarnation)
+        if record is None:
+            record = _next_group(window, position, incarnation, expected)
         if record is not None and record.offset == expected:
             yield record
             position = record.position + RECORD_HEADER_BYTES + len(record.payload)

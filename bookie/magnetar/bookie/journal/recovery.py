@@ -45,6 +45,7 @@ __all__ = ["BegunFile", "Recovered", "Verdict", "begun_files", "journal_files", 
 
 _log = logging.getLogger(__name__)
 _SLICE_RECORDS = 256
+_WITHOUT_CONTENT = (RecordType.BEGIN, RecordType.SYNCED)
 
 
 class Verdict(enum.Enum):
@@ -127,7 +128,7 @@ async def replay_journals(
             for item in scan_journal(file.read_at, file.size(), incarnation, expected):
                 if isinstance(item, Record):
                     expected = item.end
-                    if item.offset >= mark.offset and item.type != RecordType.BEGIN:
+                    if item.offset >= mark.offset and item.type not in _WITHOUT_CONTENT:
                         await apply(item)
                         records += 1
                         if records % _SLICE_RECORDS == 0:
