@@ -52,6 +52,7 @@ class Adds:
         self.on_accepting: list[Callable[[], None]] = []
         # Error code for every add while there is a reason to refuse them all, else 0; see `refuse_all`.
         self.refusal = 0
+        self._refuse_recoveries = True
         self.journals: Journals = None  # type: ignore[assignment]  # set before anything is served
         self._settings = settings
         self._ledgers = ledgers
@@ -90,9 +91,13 @@ class Adds:
         elif self._waiting or not self._admit(entry, recovery, done):
             self._wait_for_room(entry, recovery, done)
 
-    def refuse_all(self, code: int) -> None:
-        """Every add is refused with `code` from now on, those that wait included; 0: none is any more."""
+    def refuse_all(self, code: int, *, recoveries: bool = True) -> None:
+        """Every add is refused with `code` from now on, those that wait included; 0: none is any more.
+
+        Without `recoveries` those of recoveries still pass.
+        """
         self.refusal = code
+        self._refuse_recoveries = recoveries
         if code:
             self.admit_waiting()
 
@@ -126,7 +131,7 @@ class Adds:
         if state.fenced and (not recovery or state.deleted_at_ms):
             asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, _FENCED)
             return True
-        if self.refusal:
+        if self.refusal and (self._refuse_recoveries or not recovery):
             asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, self.refusal)
             return True
         cache = self._cache

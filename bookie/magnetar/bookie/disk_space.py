@@ -1,46 +1,135 @@
-"""Watches the space on the disk: read-only before it is full, and writable again by itself (rule 12)."""
+"""Watches the space of every directory: read-only before a disk is full, and writable again by itself (rule 12).
+
+A full ledger directory takes nothing more while another one does; the bookie is read-only when none is left, or when a
+journal, the index or the data directory itself has no space, or when its operator said so (`read_only`).
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import NamedTuple
 
+from magnetar.proto.errors import StorageFailed
 from magnetar.runtime.files import Files
 
+from .entry_log import DirectoryState, EntryLogs
+from .layout import DataLayout
+from .read_only import read_only_reason
 from .settings import BookieSettings
 
-__all__ = ["DiskSpace"]
+__all__ = ["DiskSpace", "WatchedDirectory"]
 
 _log = logging.getLogger(__name__)
 
 
+class WatchedDirectory(NamedTuple):
+    """A directory as it was seen last. `role`: "journal", "ledgers", "index" or "data"; sizes in bytes."""
+
+    path: str
+    role: str
+    state: DirectoryState
+    free_bytes: int
+    total_bytes: int
+    nearly_full: bool
+    device: int  # which file system; see `Files.device`
+
+
 class DiskSpace:
-    """Says each change once."""
+    """Says each change once. `note_pressed` is told which ledger directories are nearly full or worse."""
 
-    def __init__(self, files: Files, directory: str, settings: BookieSettings) -> None:
+    def __init__(
+        self,
+        files: Files,
+        layout: DataLayout,
+        settings: BookieSettings,
+        logs: EntryLogs,
+        note_pressed: Callable[[list[int]], None],
+    ) -> None:
         self._files = files
-        self._directory = directory
+        self._layout = layout
         self._settings = settings
-        self._read_only = False
-        self._nearly_full = False
+        self._logs = logs
+        self._note_pressed = note_pressed
+        self.directories: list[WatchedDirectory] = []
+        # Why the bookie is read-only; "" if it is not. `by_operator`: no disk is the reason.
+        self.reason = ""
+        self.by_operator = False
+        self._said: dict[str, DirectoryState | bool] = {}
 
-    def look(self, *, full: bool = False) -> bool:
-        """True if nothing more may be written. `full`: something found the disk full already."""
+    def look(self, *, full: bool = False) -> str:
+        """Looks at all of them; returns why nothing more may be written, "" if it may.
+
+        `full`: a flush found no space, whatever the numbers say. Raises StorageFailed when a disk of a journal or the index
+        cannot even be asked; a ledger directory has failed then, which raises if it was the last one.
+        """
+        layout = self._layout
+        ledgers = [self._look_at_ledgers(number) for number in range(len(layout.ledgers))]
+        self._note_pressed(
+            [
+                number
+                for number, seen in enumerate(ledgers)
+                if seen.nearly_full or seen.state is DirectoryState.FULL
+            ]
+        )
+        others = [self._seen(path, "journal") for path in layout.journals]
+        others.append(self._seen(layout.root, "data"))
+        if self._files.exists(layout.index):  # one in memory has no directory
+            others.append(self._seen(layout.index, "index"))
+        self.directories = others + ledgers
+        for seen in self.directories:
+            self._say(seen)
+        self._decide(ledgers, others, full)
+        return self.reason
+
+    def _decide(self, ledgers: list[WatchedDirectory], others: list[WatchedDirectory], full: bool) -> None:
+        reason = read_only_reason(self._files, self._layout)
+        self.by_operator = bool(reason)
+        space = ""
+        if stopped := [seen.path for seen in others if seen.state is DirectoryState.FULL]:
+            space = f"no space in {', '.join(stopped)}"
+        elif all(seen.state is not DirectoryState.WRITABLE for seen in ledgers):
+            space = f"no space in {', '.join(seen.path for seen in ledgers)}"
+        elif full:
+            space = "a flush found no space"
+        if space:
+            self.by_operator = False
+            reason = f"{space}: reads and fencing go on (disk_read_only_ratio, disk_minimum_free_bytes)"
+        if reason and not self.reason:
+            _log.error("read-only: %s", reason)
+        elif self.reason and not reason:
+            _log.warning("writable again: %s", self.reason)
+        self.reason = reason
+
+    def _look_at_ledgers(self, number: int) -> WatchedDirectory:
+        path = self._layout.ledgers[number]
+        if self._logs.directory_states[number] is not DirectoryState.FAILED:
+            try:
+                seen = self._seen(path, "ledgers")
+            except StorageFailed as error:
+                self._logs.fail_directory(number, error)
+            else:
+                self._logs.set_full(number, seen.state is DirectoryState.FULL)
+                return seen
+        return WatchedDirectory(path, "ledgers", DirectoryState.FAILED, 0, 0, False, -1)
+
+    def _seen(self, path: str, role: str) -> WatchedDirectory:
         settings = self._settings
-        free, total = self._files.free_bytes(self._directory)
+        free, total = self._files.free_bytes(path)
         used = 1 - free / total if total else 0.0
-        read_only = full or used > settings.disk_read_only_ratio or free < settings.disk_minimum_free_bytes
-        nearly_full = used > settings.disk_warn_ratio
-        if read_only and not self._read_only:
-            _log.error(
-                "%s is %.1f%% full (%d bytes free): read-only until there is space; reads and fencing go on "
-                "(disk_read_only_ratio, disk_minimum_free_bytes)",
-                self._directory,
-                used * 100,
-                free,
-            )
-        elif self._read_only and not read_only:
-            _log.warning("%s has space again: writable", self._directory)
-        elif nearly_full and not self._nearly_full:
-            _log.warning("%s is %.1f%% full", self._directory, used * 100)
-        self._read_only, self._nearly_full = read_only, nearly_full
-        return read_only
+        is_full = used > settings.disk_read_only_ratio or free < settings.disk_minimum_free_bytes
+        state = DirectoryState.FULL if is_full else DirectoryState.WRITABLE
+        nearly = is_full or used > settings.disk_warn_ratio
+        return WatchedDirectory(path, role, state, free, total, nearly, self._files.device(path))
+
+    def _say(self, seen: WatchedDirectory) -> None:
+        now = seen.state if seen.state is not DirectoryState.WRITABLE else seen.nearly_full
+        if now == self._said.get(seen.path, False):
+            return
+        self._said[seen.path] = now
+        percent = 100 * (1 - seen.free_bytes / seen.total_bytes) if seen.total_bytes else 0.0
+        if seen.state is DirectoryState.FULL:
+            _log.error("%s is %.1f%% full: %d bytes free", seen.path, percent, seen.free_bytes)
+        elif seen.state is DirectoryState.WRITABLE:
+            text = "%s is %.1f%% full" if seen.nearly_full else "%s has space again, %.1f%% full"
+            _log.warning(text, seen.path, percent)

@@ -41,10 +41,13 @@ from .layout import DataLayout
 from .ledgers import LedgerStates
 from .listing import EntryRange, ListedLedger, Listing
 from .mark import Mark
+from .metrics import Distribution
 from .read_cache import ReadCache
 from .reads import LastConfirmedNews, Reads
 from .scrub import Damage
+from .scrub.scrubber import Scrubber
 from .settings import BookieSettings
+from .status import LoadMeter, bookie_figures, bookie_histograms, bookie_info, bookie_problems
 from .stored_entries import StoredEntries
 from .waiters import Waiters
 from .write_cache import WriteCache
@@ -53,6 +56,8 @@ __all__ = ["Bookie"]
 
 _log = logging.getLogger(__name__)
 _RETRY_FLUSH_S = 1.0
+# For each helper that a disk may hold fast.
+_LET_GO_S = 5.0
 
 
 class Bookie:
@@ -75,7 +80,6 @@ class Bookie:
         self.cookie = cookie
         self.layout = layout
         self.components = components
-        self.read_only = False
         self.failure: MagnetarError | None = None
         self.replayed_records = 0
         self.lock = lock
@@ -86,8 +90,7 @@ class Bookie:
         self.ledgers = LedgerStates(index, self.waiters)
         worker = components.disk_worker
         self.logs = EntryLogs(components.files, worker, layout, settings.entry_log_bytes)
-        self._disk_space = DiskSpace(components.files, layout.root, settings)
-        self.damage = Damage()
+        self.damage = Damage(components.repair_queue)
         self._stored = StoredEntries(self.cache, self.read_cache, index, self.logs, self.damage, settings)
         self.journals: Journals = None  # type: ignore[assignment]  # set by startup before anything is served
         self.checkpointer = Checkpointer(
@@ -133,7 +136,11 @@ class Bookie:
             existing=components.existing_ledgers,
         )
         self.collector = Collector(parts, self.deletion, self.fail)
+        self.scrubber = Scrubber(parts, lambda: not self.accepting or self.checkpointer.flushing)
+        self.collector.survey.measured_live_bytes = self.scrubber.exact_live_bytes
+        self.disk_space = DiskSpace(components.files, layout, settings, self.logs, self.collector.note_space)
         self.listing = Listing(self.ledgers, index, self.cache)
+        self.load = LoadMeter(self)
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
 
@@ -152,6 +159,7 @@ class Bookie:
         loop = asyncio.get_running_loop()
         self.adds.journals = self.fencing.journals = self.deletion.journals = self.journals
         self.journals.on_failure(self.fail)
+        self.journals.on_space(self._look_at_disk)
         self.components.disk_worker.on_failure = self.fail
         self._look_at_disk()
         self._tasks = [
@@ -159,6 +167,8 @@ class Bookie:
             loop.create_task(self._watch_disk(), name="bookie disk watch"),
             loop.create_task(self.collector.run(), name="bookie garbage collection"),
         ]
+        if self.settings.scrub_interval_s and self.settings.scrub_bytes_per_s:
+            self._tasks.append(loop.create_task(self.scrubber.run(), name="bookie scrub"))
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
 
@@ -253,28 +263,20 @@ class Bookie:
     # --- looking after -----------------------------------------------------------------------------------------------
 
     def info(self) -> dict[str, Any]:
-        """What BookieInfo answers: id, disk space, whether it is read-only."""
-        free, total = self.components.files.free_bytes(self.layout.root)
-        return {
-            "bookie_id": self.cookie.bookie_id,
-            "free_bytes": free,
-            "total_bytes": total,
-            "read_only": self.read_only,
-        }
+        """What BookieInfo answers: identity, disks, load (WIRE.md)."""
+        return bookie_info(self)
+
+    def problems(self) -> dict[str, str]:
+        """What is wrong although the bookie works, for people: name -> text."""
+        return bookie_problems(self)
 
     def stats(self) -> dict[str, int]:
-        """Figures for metrics, sizes in bytes."""
-        return {
-            "write_cache_bytes": self.cache.size,
-            "read_cache_bytes": self.read_cache.size,
-            "read_cache_hits": self.read_cache.hits,
-            "read_cache_misses": self.read_cache.misses,
-            **self.journals.stats(),
-            **self.collector.stats(),
-            "checkpoints": self.checkpointer.finished,
-            "replayed_records": self.replayed_records,
-            "waiting_adds": self.adds.waiting,
-        }
+        """Figures for metrics, sizes in bytes; `status.RISING_FIGURES` are counters."""
+        return bookie_figures(self)
+
+    def histograms(self) -> list[Distribution]:
+        """Distributions for metrics."""
+        return bookie_histograms(self)
 
     async def checkpoint(self) -> None:
         """Flushes everything, moves the mark and releases journals. Durable when it returns.
@@ -290,6 +292,9 @@ class Bookie:
             raise
         except MagnetarError as error:
             self.fail(error)
+            raise
+        except Exception as error:  # our own bug, with half of a flush done
+            self.fail(StorageFailed(f"a flush ended: {error!r}"))
             raise
         if moved is not None:
             self.journals.release(moved)
@@ -315,21 +320,32 @@ class Bookie:
                 return  # `checkpoint` has stopped the bookie
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """They end by being cancelled; anything else would leave the bookie without checkpoints."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.critical("%s ended", task.get_name(), exc_info=error)
-            self.fail(StorageFailed(f"{task.get_name()} ended: {error!r}"))
+        """They end by being cancelled; anything else would leave the bookie without checkpoints, or without a watch."""
+        if task.cancelled() or (self.failure is not None and task.exception() is None):
+            return
+        error = task.exception()
+        _log.critical("%s ended", task.get_name(), exc_info=error)
+        self.fail(StorageFailed(f"{task.get_name()} ended: {error!r}"))
 
     async def _watch_disk(self) -> None:
         while True:
             await asyncio.sleep(self.settings.disk_check_interval_s)
             self._look_at_disk()
+            self.load.sample()
 
     def _look_at_disk(self, *, full: bool = False) -> None:
         """Turns read-only and back (rule 12)."""
-        full = full or self.checkpointer.stopped_by_full_disk
-        self.read_only = self._disk_space.look(full=full)
+        try:
+            no_space = full or self.checkpointer.stopped_by_full_disk or self.journals.no_space
+            self.disk_space.look(full=no_space)
+        except MagnetarError as error:  # a disk that cannot be asked has failed
+            self.fail(error)
         self._update_refusal()
+
+    @property
+    def read_only(self) -> bool:
+        """Takes no adds; `disk_space.reason` says why."""
+        return bool(self.disk_space.reason)
 
     def _update_refusal(self) -> None:
         if self.failure is not None:
@@ -337,7 +353,10 @@ class Bookie:
         elif self._closing:
             self.adds.refuse_all(ServiceNotReady.code)
         else:
-            self.adds.refuse_all(BookieReadOnly.code if self.read_only else 0)
+            # What is to be read-only for good can still take part in a recovery: there is space for it.
+            self.adds.refuse_all(
+                BookieReadOnly.code if self.read_only else 0, recoveries=not self.disk_space.by_operator
+            )
 
     def fail(self, error: MagnetarError) -> None:
         """Fail-stop: nothing is acknowledged any more."""
@@ -366,19 +385,42 @@ class Bookie:
         self.waiters.fail_all(ServiceNotReady("this bookie is stopping"))
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
         try:
-            await self.journals.close()
-            if self.failure is None:
-                with contextlib.suppress(DiskFull):  # the journal keeps what the flush could not place
-                    await self.checkpointer.run(self.journals.durable_positions)
-                    await self.logs.close()
+            async with asyncio.timeout(self.settings.close_timeout_s):
+                await self._finish()
+        except TimeoutError:
+            _log.critical(
+                "the disk of %s hangs: it was not flushed in close_timeout_s=%g s; the next start replays the journal",
+                self.layout.root,
+                self.settings.close_timeout_s,
+            )
         finally:
-            await self.checkpointer.close()
-            self.release()
-            await self.components.disk_worker.close()
-            self.lock.release()
+            self._tasks = []
+            await self._let_go()
+
+    async def _finish(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.journals.close()
+        if self.failure is None:
+            await self.scrubber.close()
+            with contextlib.suppress(DiskFull):  # the journal keeps what the flush could not place
+                await self.checkpointer.run(self.journals.durable_positions)
+                await self.logs.close()
+
+    async def _let_go(self) -> None:
+        """Of helpers, files and the directory. What hangs in the disk keeps the lock until it ends (rule 12b)."""
+        try:
+            async with asyncio.timeout(_LET_GO_S):
+                await self.checkpointer.close()
+        except TimeoutError:
+            _log.critical("a flush of %s does not end", self.layout.root)
+        self.release()
+        try:
+            async with asyncio.timeout(_LET_GO_S):
+                await self.components.disk_worker.close()
+        except TimeoutError:
+            _log.critical("the disk worker of %s does not end", self.layout.root)
+        self.lock.release()
 
     def release(self) -> None:
         """Frees index and files as they are."""

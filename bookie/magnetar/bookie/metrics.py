@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import NamedTuple
 
-__all__ = ["LATENCY_BOUNDS_S", "SIZE_BOUNDS", "Histogram"]
+__all__ = ["LATENCY_BOUNDS_S", "SIZE_BOUNDS", "Distribution", "Histogram"]
 
 # From a page-cache hit to a stuck disk.
 LATENCY_BOUNDS_S = (
@@ -50,3 +51,12 @@ class Histogram:
     def count(self) -> int:
         """How many values came."""
         return sum(self.counts)
+
+
+class Distribution(NamedTuple):
+    """A metric made of histograms: one for each value of its label ("": it has none, and one histogram)."""
+
+    name: str
+    help: str
+    label: str
+    by_label: dict[str, Histogram]

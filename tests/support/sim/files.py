@@ -278,6 +278,10 @@ class SimFiles:
         capacity = self.disk.capacity_bytes
         return max(0, capacity - self.disk.used_bytes()), capacity
 
+    def device(self, path: str) -> int:
+        """See magnetar.runtime.files."""
+        return 1
+
     def lock(self, path: str) -> SimFileLock:
         """See magnetar.runtime.files."""
         self.check_alive()

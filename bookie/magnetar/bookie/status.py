@@ -1,0 +1,178 @@
+"""What a bookie says of itself: to peers (BookieInfo), to metrics, and to whoever asks whether it is well."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from .entry_log import DirectoryState
+from .metrics import Distribution
+
+if TYPE_CHECKING:
+    from .engine import Bookie
+
+__all__ = [
+    "RISING_FIGURES",
+    "LoadMeter",
+    "bookie_figures",
+    "bookie_histograms",
+    "bookie_info",
+    "bookie_problems",
+]
+
+# Figures of the parts that only rise: counters.
+RISING_FIGURES = frozenset(
+    """
+    write_cache_hits write_cache_misses read_cache_hits read_cache_misses entries_added bytes_added entries_read bytes_read
+    checkpoints flushes flush_bytes flush_entries flushes_without_space replayed_records
+    gc_rounds gc_rounds_without_metadata gc_deleted_ledgers gc_deleted_logs gc_reclaimed_bytes gc_forgotten_tombstones
+    compaction_minor_runs compaction_major_runs compaction_logs compaction_bytes compaction_ms compaction_given_up
+    scrub_bytes scrub_units scrub_paused_ms damage_found damage_healed damage_not_kept
+    journal_syncs journal_bytes journal_records journal_groups journal_rolls adds_refused
+    """.split()
+)
+
+
+class LoadMeter:
+    """Rates over the last interval between two samples, which the disk watch takes every few seconds."""
+
+    def __init__(self, bookie: Bookie) -> None:
+        self._bookie = bookie
+        self._sampled_at = -1.0
+        self._last = (0, 0, 0, 0)
+        self.adds_per_s = 0.0
+        self.add_bytes_per_s = 0.0
+        self.reads_per_s = 0.0
+        self.read_bytes_per_s = 0.0
+
+    def sample(self) -> None:
+        """Ends an interval. The first one begins with the first call: what a start replays is no load."""
+        now = asyncio.get_running_loop().time()
+        cache, reads = self._bookie.cache, self._bookie.reads
+        totals = (cache.entries_added, cache.bytes_added, reads.entries_read, reads.bytes_read)
+        elapsed = now - self._sampled_at
+        if self._sampled_at >= 0 and elapsed > 0:
+            rates = [(new - old) / elapsed for new, old in zip(totals, self._last, strict=True)]
+            self.adds_per_s, self.add_bytes_per_s, self.reads_per_s, self.read_bytes_per_s = rates
+        self._sampled_at, self._last = now, totals
+
+
+def bookie_info(bookie: Bookie) -> dict[str, Any]:
+    """The map of BookieInfo. Disks as the disk watch saw them last, some seconds ago."""
+    directories = bookie.disk_space.directories
+    disks = {
+        seen.device: (seen.free_bytes, seen.total_bytes) for seen in directories if seen.role == "ledgers"
+    }
+    load = bookie.load
+    return {
+        "bookie_id": bookie.cookie.bookie_id,
+        "read_only": bookie.read_only,
+        "read_only_reason": bookie.disk_space.reason,
+        "unsafe_no_sync": not bookie.settings.journal_sync_data,
+        "free_bytes": sum(free for free, _ in disks.values()),
+        "total_bytes": sum(total for _, total in disks.values()),
+        "directories": [
+            {
+                "path": seen.path,
+                "role": seen.role,
+                "state": str(seen.state),
+                "free_bytes": seen.free_bytes,
+                "total_bytes": seen.total_bytes,
+            }
+            for seen in directories
+        ],
+        "load": {
+            "adds_per_s": round(load.adds_per_s, 1),
+            "add_bytes_per_s": round(load.add_bytes_per_s, 1),
+            "reads_per_s": round(load.reads_per_s, 1),
+            "read_bytes_per_s": round(load.read_bytes_per_s, 1),
+            "write_cache_ratio": round(bookie.cache.size / bookie.settings.write_cache_bytes, 3),
+            "waiting_adds": bookie.adds.waiting,
+            "long_polls": len(bookie.waiters),
+        },
+    }
+
+
+def bookie_problems(bookie: Bookie) -> dict[str, str]:
+    """What an operator should know although the bookie works. A failure, which ends it, is not among them."""
+    problems: dict[str, str] = {}
+    if not bookie.settings.journal_sync_data:
+        problems["unsafe_no_sync"] = (
+            "journal_sync_data is off: a power failure loses acknowledged entries; for tests only"
+        )
+    if bookie.read_only:
+        problems["read_only"] = bookie.disk_space.reason
+    for seen in bookie.disk_space.directories:
+        if seen.state is DirectoryState.FAILED:
+            problems[f"directory {seen.path}"] = (
+                "a write or sync failed: nothing is written there, what it held alone is damaged; replace the disk"
+            )
+        elif seen.state is DirectoryState.FULL:
+            problems[f"directory {seen.path}"] = f"full: {seen.free_bytes} bytes free of {seen.total_bytes}"
+        elif seen.nearly_full:
+            problems[f"directory {seen.path}"] = (
+                f"nearly full: {seen.free_bytes} bytes free of {seen.total_bytes}"
+            )
+    damage = bookie.damage.figures()
+    if damage["damaged_entries"]:
+        problems["damage"] = (
+            f"{damage['damaged_entries']} entries of {damage['damaged_ledgers']} ledgers are damaged here; "
+            "other replicas serve them until they are repaired"
+        )
+    for path, reason in bookie.damage.files().items():
+        problems[f"file {path}"] = f"damaged: {reason}"
+    return problems
+
+
+def bookie_figures(bookie: Bookie) -> dict[str, int]:
+    """Everything that the parts keep, by the names of metrics (without `magnetar_bookie_`); sizes in bytes."""
+    flushes = bookie.checkpointer.figures
+    states = bookie.logs.directory_states
+    return {
+        "write_cache_bytes": bookie.cache.size,
+        "write_cache_hits": bookie.reads.write_cache_hits,
+        "write_cache_misses": bookie.reads.write_cache_misses,
+        "read_cache_bytes": bookie.read_cache.size,
+        "read_cache_hits": bookie.read_cache.hits,
+        "read_cache_misses": bookie.read_cache.misses,
+        "entries_added": bookie.cache.entries_added,
+        "bytes_added": bookie.cache.bytes_added,
+        "entries_read": bookie.reads.entries_read,
+        "bytes_read": bookie.reads.bytes_read,
+        "read_budget_taken_bytes": bookie.reads.budget.taken,
+        "read_budget_waiting": bookie.reads.budget.waiting,
+        "waiting_adds": bookie.adds.waiting,
+        "long_polls": len(bookie.waiters),
+        "ledgers_in_memory": len(bookie.ledgers.by_id),
+        "checkpoints": bookie.checkpointer.finished,
+        "flushes": flushes.flushes,
+        "flush_entries": flushes.entries,
+        "flush_bytes": flushes.bytes,
+        "flushes_without_space": flushes.failed_for_space,
+        "replayed_records": bookie.replayed_records,
+        "read_only": int(bookie.read_only),
+        "unsafe_no_sync": int(not bookie.settings.journal_sync_data),
+        "entry_logs": len(bookie.logs.logs()),
+        "ledger_directories_writable": states.count(DirectoryState.WRITABLE),
+        "ledger_directories_full": states.count(DirectoryState.FULL),
+        "ledger_directories_failed": states.count(DirectoryState.FAILED),
+        **bookie.journals.stats(),
+        **bookie.collector.stats(),
+        **bookie.scrubber.figures(),
+        **bookie.damage.figures(),
+    }
+
+
+def bookie_histograms(bookie: Bookie) -> list[Distribution]:
+    """Distributions, in seconds unless the name says otherwise."""
+    return [
+        Distribution(
+            "read_seconds",
+            "reads by the slowest place that they needed",
+            "source",
+            dict(bookie.reads.latency_s),
+        ),
+        Distribution(
+            "flush_seconds", "flushes of the write cache", "", {"": bookie.checkpointer.figures.seconds}
+        ),
+    ]
