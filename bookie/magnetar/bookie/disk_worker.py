@@ -59,7 +59,7 @@ class DiskWorker(Protocol):
         ...
 
     async def prepare(self, path: str, size: int, source: str = "", *, hurry: bool = False) -> None:
-        """A zero-filled file of at least `size` bytes, durable with its name; made from `source` if that is given.
+        """A file of `size` bytes that the disk has all of, durable with its name; made from `source` if that is given.
 
         It is made slowly, so that the journal is not disturbed (64 MiB take 2 s), unless `hurry`.
         """
@@ -148,6 +148,8 @@ class InlineDiskWorker:
             present = file.size()
             if present < size:
                 file.zero_fill(present, size - present)
+            elif present > size:
+                file.truncate(size)
             file.sync()
         finally:
             file.close()

@@ -185,9 +185,12 @@ async def test_the_disk_worker_does_what_it_is_asked(worker: DiskWorker, tmp_pat
     await worker.prepare(str(a), 3_000_000, hurry=True)
     assert a.read_bytes() == bytes(3_000_000)
     a.write_bytes(b"old life")
-    await worker.prepare(str(b), 0, str(a))
-    assert b.read_bytes() == b"old life"
+    await worker.prepare(str(b), 10, str(a))
+    assert b.read_bytes() == b"old life" + bytes(2)
     assert not a.exists()
+    await worker.prepare(str(a), 3, str(b))  # a journal that grew gives back what it grew by
+    assert a.read_bytes() == b"old"
+    await worker.prepare(str(b), 3, str(a))
     await worker.sync(str(b))
     await worker.sync(str(tmp_path))
     await worker.warm(str(b), 0, 100_000)

@@ -9,7 +9,7 @@ another disk waiting.
 
     SYNC     path                fdatasync of a file, fsync of a directory
     WARM     path, a, b          reads b bytes at a, so that they are in the page cache
-    PREPARE  path, a, b, data    a zero-filled, synced file of `a` bytes or more, its name durable; data: recycle that
+    PREPARE  path, a, b, data    a zero-filled, synced file of `a` bytes, its name durable; data: recycle that
                                  file; b: 1 if somebody waits for it
     REPLACE  path, data          replaces the content atomically; durable when answered
     DELETE   path                fine if it is missing
@@ -157,6 +157,9 @@ def prepare(path: str, size: int, hurry: bool, source: str) -> None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
     try:
         position = os.fstat(fd).st_size
+        if position > size:
+            # It grew past what was prepared, while no next one was ready: that space is not counted anywhere.
+            os.ftruncate(fd, size)
         while position < size:
             position += os.pwrite(fd, _ZEROS[: size - position], position)
             if not hurry:
