@@ -17,10 +17,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from magnetar.bookie import Bookie, BookieComponents
+from magnetar.bookie.gc import MetadataLedgers
 from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.server import BookieServer
 from magnetar.broker import Broker, listener
@@ -93,7 +94,7 @@ class Standalone:
             lock_data(self._components.files, self.settings, self._stops)
             metadata = await self._open_metadata()
             bookie = self.bookie = await open_bookie(
-                self.settings, self._components.bookie, self._fail, self._stops
+                self.settings, self._bookie_components(metadata), self._fail, self._stops
             )
             bookie_server = await serve_bookie(bookie, self.settings, self._stops)
             name = bookie.cookie.bookie_id
@@ -131,6 +132,12 @@ class Standalone:
                 path=bookie_directory,
             )
         return metadata
+
+    def _bookie_components(self, metadata: MetadataStore) -> BookieComponents:
+        """Garbage collection asks the metadata of the same process."""
+        return replace(
+            self._components.bookie, clock=self._components.clock, existing_ledgers=MetadataLedgers(metadata)
+        )
 
     async def close(self) -> None:
         """Drains within the drain time, then stops everything."""

@@ -151,6 +151,7 @@ async def test_a_tombstone_is_forgotten_after_its_time_and_not_before(gc: Collec
     gc.clock.now += 7 * DAY_MS - 1
     await bookie.collect_garbage()
     await refuses(bookie, 1)
+    await bookie.checkpoint()  # a log that held the tombstone went, so it is written again
     gc.clock.now += 1
     await bookie.collect_garbage()
     assert bookie.collector.figures.forgotten_tombstones == 1
@@ -160,7 +161,9 @@ async def test_a_tombstone_is_forgotten_after_its_time_and_not_before(gc: Collec
     assert await add(bookie, entry(1, 0)) == 0
 
 
-async def test_a_tombstone_is_not_forgotten_while_a_journal_could_bring_its_ledger_back(gc: Collected) -> None:
+async def test_a_tombstone_is_not_forgotten_while_a_journal_could_bring_its_ledger_back(
+    gc: Collected,
+) -> None:
     bookie = await gc.open(tombstone_retention_s=0.0)
     await gc.write([2], range(1))
     await add(bookie, entry(1, 0))
