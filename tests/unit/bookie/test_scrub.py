@@ -56,7 +56,7 @@ async def filled(directory: Path, storage: ModelStorage, **changes: Any) -> tupl
     await bookie.close()
     bookie = await open_inline(str(directory), storage, **changes)
     bookie.damage.queue = Queue()
-    bookie.scrubber._pace.rate = 1e9
+    bookie.scrubber._pace._needed = bookie.scrubber._pace._bound = 1e9
     return bookie, entries
 
 
@@ -213,7 +213,7 @@ async def test_a_log_that_is_cut_short_or_gone_is_damage(tmp_path: Path) -> None
     ]
     await bookie.close()
     bookie = await open_inline(str(tmp_path), storage)
-    bookie.scrubber._pace.rate = 1e9
+    bookie.scrubber._pace._needed = bookie.scrubber._pace._bound = 1e9
     await bookie.scrubber.verify_everything()
     told = [key for key in sorted(lost) if bookie.damage.covers(*key)]
     assert told == sorted(lost)
@@ -224,7 +224,7 @@ async def test_a_log_that_is_cut_short_or_gone_is_damage(tmp_path: Path) -> None
 async def test_rule_08_bits_of_the_real_index_are_found_by_the_scrub(tmp_path: Path) -> None:
     """Also those that RocksDB does not look at."""
     bookie = await open_real(str(tmp_path), scrub_interval_s=0)
-    bookie.scrubber._pace.rate = 1e9
+    bookie.scrubber._pace._needed = bookie.scrubber._pace._bound = 1e9
     entries = some_entries(count=200, size=50)
     assert set(await add_all(bookie, entries)) == {0}
     await bookie.checkpoint()
@@ -261,7 +261,7 @@ class Machine:
     """A bookie in virtual time on a simulated disk."""
 
     def __init__(self, seed: int = 1, **changes: Any) -> None:
-        self.loop = SimLoop(seed)
+        self.loop = SimLoop(seed, limit_seconds=100_000.0)
         self.disk = SimDisk(random.Random(seed), trace=self.loop.trace, consume=self.loop.consume)
         self.index = ModelStorage()
         self.settings = small_settings("/data", **changes)
@@ -358,7 +358,7 @@ def test_restarts_do_not_keep_it_from_getting_through() -> None:
     lives = 0
     while machine.run(live):
         lives += 1
-    assert 15 < lives < 30  # 2.8 MB, of each life 30 s are spent otherwise
+    assert 8 < lives < 30  # 2.8 MB; of each life 30 s are spent otherwise
 
 
 async def test_a_damaged_progress_is_said_and_begun_anew(
@@ -390,7 +390,7 @@ async def test_a_damaged_progress_is_said_and_begun_anew(
     await bookie.close()
 
 
-def test_the_rate_follows_what_is_stored() -> None:
+async def test_the_rate_follows_what_is_stored() -> None:
     pace = Pace(86400.0, 64 << 20, lambda: False)
     pace.aim(0, 0)
     assert pace.rate == 1 << 20

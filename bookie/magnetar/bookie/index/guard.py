@@ -62,11 +62,11 @@ class IndexGuard:
         self._turn = 0
         self._file: File | None = None
 
-    def open(self) -> bool:
+    def open(self, *, read_only: bool = False) -> bool:
         """Reads it; False if there is none. Raises DataDirectoryError when neither slot can be read."""
         if not self._files.exists(self.path):
             return False
-        file = self._files.open(self.path)
+        file = self._files.open(self.path, read_only=read_only)
         slots = [_decode_slot(file.read_at(at * _SLOT_BYTES, _SLOT_BYTES)) for at in range(_SLOTS)]
         good = [slot for slot in slots if slot is not None]
         if not good:

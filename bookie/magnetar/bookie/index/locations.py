@@ -86,6 +86,14 @@ class LocationIndex(Protocol):
         """Durable when it returns. Once in the life of an index."""
         ...
 
+    def incomplete(self) -> bool:
+        """True: it was rebuilt from damaged logs, and ledgers that it does not know may have lost entries here (rule 8)."""
+        ...
+
+    def set_incomplete(self) -> None:
+        """For good: until the index is rebuilt again. Durable when it returns."""
+        ...
+
     def get(self, ledger_id: int, entry_id: int) -> Location | None:
         """Where the entry is; None: it is in no entry log. About 4 us."""
         ...

@@ -20,6 +20,7 @@ class ModelStorage:
         self.locations: dict[tuple[int, int], Location] = {}
         self.ledgers: dict[int, LedgerRecord] = {}
         self.instance: int | None = None
+        self.incomplete = False
 
 
 class ModelLocationIndex:
@@ -41,6 +42,14 @@ class ModelLocationIndex:
     def set_instance(self, instance: int) -> None:
         """See `LocationIndex`."""
         self._storage.instance = instance
+
+    def incomplete(self) -> bool:
+        """See `LocationIndex`."""
+        return self._storage.incomplete
+
+    def set_incomplete(self) -> None:
+        """See `LocationIndex`."""
+        self._storage.incomplete = True
 
     def get(self, ledger_id: int, entry_id: int) -> Location | None:
         """See `LocationIndex`."""

@@ -2,6 +2,7 @@
 
     default:    "instance"              ->  u64 instance of the bookie (cookie)
                 "guarded"               ->  empty: a `guard` belongs to it
+                "incomplete"            ->  empty: entries of ledgers that it does not know may have been lost (`rebuild`)
     locations:  u64 ledger | u64 entry  ->  see `locations`
     ledgers:    u64 ledger              ->  see `locations`
 
@@ -37,6 +38,7 @@ _KEY = struct.Struct(">QQ")
 _LEDGER_KEY = struct.Struct(">Q")
 _INSTANCE = b"instance"
 _GUARDED = b"guarded"
+_INCOMPLETE = b"incomplete"
 _MAX_ID = 2**64 - 1
 
 
@@ -118,6 +120,15 @@ class RocksLocationIndex:
     def set_instance(self, instance: int) -> None:
         """See `LocationIndex`. Blocks for some ms, at the first start."""
         self._call(self._db.put, _INSTANCE, instance.to_bytes(8, "big"))
+        self._call(self._db.flush, True)
+
+    def incomplete(self) -> bool:
+        """See `LocationIndex`."""
+        return self._call(self._db.get, _INCOMPLETE) is not None
+
+    def set_incomplete(self) -> None:
+        """See `LocationIndex`."""
+        self._call(self._db.put, _INCOMPLETE, b"")
         self._call(self._db.flush, True)
 
     def _family_options(self, write_buffer_bytes: int) -> Any:

@@ -18,18 +18,19 @@ from types import TracebackType
 from typing import Any
 
 from magnetar.proto.errors import DataDirectoryError, StorageFailed
-from magnetar.runtime.files import OsFiles
+from magnetar.runtime.files import Files
 
 from ..index import LedgerRecord, Location, decode_ledger_record
 from ..index.guard import IndexGuard
 from ..index.locations import decode_location
 
-__all__ = ["IndexView"]
+__all__ = ["IndexView", "remove_empty_directory"]
 
 _KEY = struct.Struct(">QQ")
 _LEDGER_KEY = struct.Struct(">Q")
 _INSTANCE = b"instance"
 _GUARDED = b"guarded"
+_INCOMPLETE = b"incomplete"
 # Not linked: rocksdict writes the first, and nobody else has the database open while the bookie's lock is held.
 _OWN_FILES = ("rocksdict-config.json", "LOCK")
 
@@ -66,10 +67,6 @@ class IndexView:
             )
             self._locations: Any = self._db.get_column_family("locations")
             self._ledgers: Any = self._db.get_column_family("ledgers")
-            self._check_guard()
-        except DataDirectoryError:
-            self.close()
-            raise
         except Exception as error:
             self.close()
             raise DataDirectoryError(
@@ -78,13 +75,13 @@ class IndexView:
                 path=path,
             ) from error
 
-    def _check_guard(self) -> None:
-        """An index that has fallen back is damaged (see `index/guard`)."""
-        guard = IndexGuard(OsFiles(), self.path)
+    def check_guard(self, files: Files) -> None:
+        """DataDirectoryError when the index has lost its newest changes (see `index.guard`)."""
+        guard = IndexGuard(files, self.path)
         try:
-            if guard.open():
-                guard.check(self._db.latest_sequence_number())
-            elif self._db.get(_GUARDED) is not None:
+            if guard.open(read_only=True):
+                guard.check(self.sequence())
+            elif self._guard(self._db.get, _GUARDED) is not None:
                 raise DataDirectoryError(
                     f"the guard {guard.path} of the index is missing; `magnetar bookie index rebuild` makes the index "
                     "anew from the entry logs",
@@ -97,6 +94,14 @@ class IndexView:
         """Whose index it is: the instance of the cookie; None if it does not say."""
         value: bytes | None = self._guard(self._db.get, _INSTANCE)
         return None if value is None else int.from_bytes(value, "big")
+
+    def incomplete(self) -> bool:
+        """True: it was rebuilt from damaged logs, and ledgers that it does not know may have lost entries here."""
+        return self._guard(self._db.get, _INCOMPLETE) is not None
+
+    def sequence(self) -> int:
+        """RocksDB's number of its last change that can be read: see `index.guard`."""
+        return int(self._guard(self._db.latest_sequence_number))
 
     def get(self, ledger_id: int, entry_id: int) -> Location | None:
         """Where the entry is. About 4 us."""
@@ -179,3 +184,9 @@ class IndexView:
     def _plain(self, error: Exception) -> str:
         """What RocksDB says, with the index's own path in place of the links'."""
         return str(error).strip().replace(self._links, self.path)
+
+
+def remove_empty_directory(path: str) -> None:
+    """What a trial run made beside the index. Fine if it is not there, or not empty."""
+    with contextlib.suppress(OSError):
+        os.rmdir(path)

@@ -24,20 +24,30 @@ class Pace:
 
     def __init__(self, interval_s: float, bytes_per_s: int, busy: Callable[[], bool]) -> None:
         self._interval_s = interval_s
-        self._bound = bytes_per_s
+        self._bound = float(bytes_per_s)
         self._busy = busy
         self._ahead_until = 0.0
-        self.late = False
-        self.rate: float = min(_FLOOR_BYTES_PER_S, bytes_per_s)
+        # Time of the loop from which on something is not verified in time unless the scrub hurries.
+        self._late_at = float("inf")
+        self._needed: float = _FLOOR_BYTES_PER_S
         # Time spent waiting for a bookie that was busy.
         self.paused_s = 0.0
 
     def aim(self, total_bytes: int, oldest_age_s: float) -> None:
         """What is stored now, and how long ago the oldest of it was verified."""
-        needed = total_bytes / (self._interval_s * _SHARE_OF_INTERVAL)
-        self.late = oldest_age_s > _LATE * self._interval_s
-        wanted = float(self._bound) if self.late else max(needed, float(_FLOOR_BYTES_PER_S))
-        self.rate = min(wanted, float(self._bound))
+        now = asyncio.get_running_loop().time()
+        self._needed = max(total_bytes / (self._interval_s * _SHARE_OF_INTERVAL), _FLOOR_BYTES_PER_S)
+        self._late_at = now + _LATE * self._interval_s - oldest_age_s
+
+    @property
+    def late(self) -> bool:
+        """Neither the target nor a busy bookie counts any more."""
+        return asyncio.get_running_loop().time() >= self._late_at
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self._bound if self.late else min(self._needed, self._bound)
 
     async def spend(self, size: int) -> None:
         """`size` bytes were verified: waits until the next ones may be. Gives the loop a turn in any case."""
