@@ -304,6 +304,9 @@ class Collector:
 
     def _output_failed(self, batch: Batch, error: MagnetarError) -> None:
         _log.warning("a compaction was given up: %s", error)
+        if error.details.get("whole_bookie"):
+            self._fail(error)
+            return
         if isinstance(error, StorageFailed) and not isinstance(error, DiskFull):
             try:
                 self._parts.logs.fail_directory(batch.directory, error)
