@@ -166,6 +166,7 @@ def bookie_figures(bookie: Bookie) -> dict[str, int]:
 def bookie_histograms(bookie: Bookie) -> list[Distribution]:
     """Distributions, in seconds unless the name says otherwise."""
     return [
+        *bookie.journals.histograms(),
         Distribution(
             "read_seconds",
             "reads by the slowest place that they needed",

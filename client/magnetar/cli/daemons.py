@@ -12,10 +12,10 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from magnetar.proto.errors import InvalidSetting
 from magnetar.runtime.lifecycle import EXIT_CONFIG, Daemon, run_daemon
@@ -33,7 +33,16 @@ _log = logging.getLogger(__name__)
 
 EXIT_USAGE = 2
 
-Starter = Callable[[ServiceSettings, Daemon], Awaitable[tuple[dict[str, "Address"], Callable[[], "Metrics"]]]]
+
+class Started(NamedTuple):
+    """A daemon that runs: where it listens, its metrics, and what an operator should know (for /health)."""
+
+    addresses: dict[str, Address]
+    metrics: Callable[[], Metrics]
+    warnings: Callable[[], Mapping[str, str]] = dict
+
+
+Starter = Callable[[ServiceSettings, Daemon], Awaitable[Started]]
 
 
 def _is_loopback(host: str) -> bool:
@@ -57,9 +66,11 @@ def main(command: str, line: Sequence[str]) -> int:
     data = os.path.abspath(settings.daemon.data)
 
     async def start(daemon: Daemon) -> None:
-        addresses, metrics = await starter(settings, daemon)
+        addresses, metrics, warnings = await starter(settings, daemon)
         host, port = settings.daemon.host, settings.daemon.http_port
-        http = LateHttp.bind(host, port, metrics=metrics, ready=lambda: daemon.ready, checks={})
+        http = LateHttp.bind(
+            host, port, metrics=metrics, ready=lambda: daemon.ready, checks={}, warnings=warnings
+        )
         daemon.on_stop("http", http.close)
         urls = [f"{scheme}://{format_host(host)}:{port}" for scheme, (host, port) in addresses.items()]
         urls.append(f"http://{format_host(http.address[0])}:{http.address[1]}")
@@ -77,9 +88,7 @@ def main(command: str, line: Sequence[str]) -> int:
     return code
 
 
-async def _start_standalone(
-    settings: ServiceSettings, daemon: Daemon
-) -> tuple[dict[str, Address], Callable[[], Metrics]]:
+async def _start_standalone(settings: ServiceSettings, daemon: Daemon) -> Started:
     from .metrics import service_metrics
     from .production import service_components
     from .standalone import Standalone
@@ -88,15 +97,16 @@ async def _start_standalone(
     standalone = Standalone(settings, service_components(), on_failure=daemon.fail)
     addresses = await standalone.start()
     daemon.on_stop("standalone", standalone.close)
-    return (
+    bookie = standalone.bookie
+    assert bookie is not None
+    return Started(
         {"magnetar": addresses.broker, "bookie": addresses.bookie},
-        lambda: service_metrics(standalone.broker, standalone.bookie),
+        lambda: service_metrics(standalone.broker, bookie),
+        bookie.problems,
     )
 
 
-async def _start_bookie(
-    settings: ServiceSettings, daemon: Daemon
-) -> tuple[dict[str, Address], Callable[[], Metrics]]:
+async def _start_bookie(settings: ServiceSettings, daemon: Daemon) -> Started:
     from magnetar.runtime.files import OsFiles
 
     from .metrics import service_metrics
@@ -108,12 +118,10 @@ async def _start_bookie(
     lock_data(OsFiles(), settings, stops)
     bookie = await open_bookie(settings, bookie_components(), daemon.fail, stops)
     server = await serve_bookie(bookie, settings, stops)
-    return {"bookie": server.addresses[0]}, lambda: service_metrics(None, bookie)
+    return Started({"bookie": server.addresses[0]}, lambda: service_metrics(None, bookie), bookie.problems)
 
 
-async def _start_broker(
-    settings: ServiceSettings, daemon: Daemon
-) -> tuple[dict[str, Address], Callable[[], Metrics]]:
+async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
     from magnetar.ledger import StaticBookies
     from magnetar.ledger.tcp_transport import TcpTransport
     from magnetar.runtime.connection import ConnectionOptions
@@ -139,7 +147,7 @@ async def _start_broker(
     transport = TcpTransport(directory, settings.ledger, options)
     stops.push_async_callback(transport.close)
     broker, server = await start_broker(settings, components, metadata, transport, directory, stops)
-    return {"magnetar": server.addresses[0]}, lambda: service_metrics(broker, None)
+    return Started({"magnetar": server.addresses[0]}, lambda: service_metrics(broker, None))
 
 
 _STARTERS: dict[str, Starter] = {

@@ -112,12 +112,14 @@ class LateHttp:
         metrics: Callable[[], Metrics],
         ready: Callable[[], bool],
         checks: Mapping[str, Callable[[], str]],
+        warnings: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self.address: tuple[str, int] = listening.getsockname()[:2]
         self._socket = listening
         self._metrics = metrics
         self._ready = ready
         self._checks = checks
+        self._warnings = warnings
         self._loop = asyncio.get_running_loop()
         self._starting: asyncio.Task[HttpServer] | None = None
         self._loop.add_reader(listening.fileno(), self._first_connection)
@@ -131,6 +133,7 @@ class LateHttp:
         metrics: Callable[[], Metrics],
         ready: Callable[[], bool],
         checks: Mapping[str, Callable[[], str]],
+        warnings: Callable[[], Mapping[str, str]] = dict,
     ) -> LateHttp:
         """Listens. Raises InvalidSetting when the port is taken."""
         try:
@@ -146,7 +149,7 @@ class LateHttp:
                 raise
         except OSError as error:
             raise listen_error(error, host, port, "http_port") from error
-        return cls(listening, metrics, ready, checks)
+        return cls(listening, metrics, ready, checks, warnings)
 
     def _first_connection(self) -> None:
         self._loop.remove_reader(self._socket.fileno())
@@ -161,6 +164,7 @@ class LateHttp:
             metrics=self._metrics(),
             ready=self._ready,
             checks=self._checks,
+            warnings=self._warnings,
             listening=self._socket,
         )
 

@@ -1,7 +1,8 @@
 """HTTP of a daemon (server only): /metrics, /health and /ready by aiohttp on the same event loop.
 
     /metrics   Prometheus text
-    /health    200 while the process works, 503 with the reasons when a check fails: restart it
+    /health    200 while the process works, "degraded" with what an operator should know (a restart does not help);
+               503 with the reasons when a check fails: restart it
     /ready     200 when it takes traffic, 503 while it starts or drains: send no traffic
 
 More routes come as aiohttp route definitions (the admin API of a later day).
@@ -39,6 +40,7 @@ class HttpServer:
         metrics: Metrics,
         ready: Callable[[], bool],
         checks: Checks | None = None,
+        warnings: Callable[[], Mapping[str, str]] = dict,
         routes: Sequence[web.AbstractRouteDef] = (),
         port_setting: str = "http_port",
         listening: socket.socket | None = None,
@@ -50,7 +52,9 @@ class HttpServer:
 
         async def serve_health(_request: web.Request) -> web.Response:
             wrong = {name: problem for name, check in (checks or {}).items() if (problem := check())}
-            body = {"status": "failing" if wrong else "ok", "problems": wrong}
+            known = dict(warnings())
+            status = "failing" if wrong else "degraded" if known else "ok"
+            body = {"status": status, "problems": wrong, "warnings": known}
             return web.json_response(body, status=503 if wrong else 200)
 
         async def serve_ready(_request: web.Request) -> web.Response:

@@ -7,6 +7,7 @@ and hands over functions that read them when somebody scrapes (`observe`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,8 +19,9 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 __all__ = ["CONTENT_TYPE", "LATENCY_BUCKETS_S", "Metrics"]
 
@@ -82,6 +84,20 @@ class Metrics:
         """Calls `read` at each scrape: a number, or with `labels` rows of (label values, number). `rising`: a counter."""
         self._registry.register(_Observed(_PREFIX + name, help, read, tuple(labels), rising))
 
+    def distribution(
+        self,
+        name: str,
+        help: str,
+        read: Callable[[], Iterable[tuple[Sequence[str], Sequence[float], Sequence[int], float]]],
+        *,
+        labels: Sequence[str] = (),
+    ) -> None:
+        """A histogram that a room keeps: `read` gives rows of (label values, bounds, counts, sum) at each scrape.
+
+        `counts[i]` are the values up to `bounds[i]` that are in no bucket before, the last one those above all bounds.
+        """
+        self._registry.register(_Distribution(_PREFIX + name, help, read, tuple(labels)))
+
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""
         return generate_latest(self._registry)
@@ -115,4 +131,30 @@ class _Observed(Collector):
         else:
             for label_values, number in value:
                 family.add_metric(list(label_values), number)
+        return [family]
+
+
+class _Distribution(Collector):
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        read: Callable[[], Iterable[tuple[Sequence[str], Sequence[float], Sequence[int], float]]],
+        labels: tuple[str, ...],
+    ) -> None:
+        self._name = name
+        self._help = help
+        self._read = read
+        self._labels = labels
+
+    def describe(self) -> Iterable[Metric]:
+        """The name only: registering must not call `read`."""
+        return [HistogramMetricFamily(self._name, self._help, labels=self._labels)]
+
+    def collect(self) -> Iterable[Metric]:
+        """One scrape. Prometheus counts each bucket with those below it."""
+        family = HistogramMetricFamily(self._name, self._help, labels=self._labels)
+        for label_values, bounds, counts, total in self._read():
+            names = [*map(floatToGoString, bounds), "+Inf"]
+            family.add_metric(list(label_values), list(zip(names, accumulate(counts), strict=True)), total)
         return [family]

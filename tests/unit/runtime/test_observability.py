@@ -61,6 +61,10 @@ async def test_metrics_health_and_readiness() -> None:
     metrics.observe("backlog", "waiting", lambda: rows, labels=["subscription"])
     metrics.histogram("fsync_seconds", "device").observe(0.002)
     metrics.gauge("connections", "open").set(3)
+    metrics.distribution(
+        "read_seconds", "reads", lambda: [(["log"], (0.1, 1.0), [2, 1, 4], 9.5)], labels=["source"]
+    )
+    known: dict[str, str] = {}
     ready, problem = False, ""
 
     async def hello(_request: web.Request) -> web.Response:
@@ -72,6 +76,7 @@ async def test_metrics_health_and_readiness() -> None:
         metrics=metrics,
         ready=lambda: ready,
         checks={"disk": lambda: problem},
+        warnings=lambda: known,
         routes=[web.get("/admin", hello)],
     )
     host, port = server.addresses[0]
@@ -92,10 +97,20 @@ async def test_metrics_health_and_readiness() -> None:
             'magnetar_backlog{subscription="b"} 2.0',
             "magnetar_connections 3.0",
             'magnetar_fsync_seconds_bucket{le="0.0025"} 1.0',
+            'magnetar_read_seconds_bucket{le="0.1",source="log"} 2.0',
+            'magnetar_read_seconds_bucket{le="1.0",source="log"} 3.0',
+            'magnetar_read_seconds_bucket{le="+Inf",source="log"} 7.0',
+            'magnetar_read_seconds_count{source="log"} 7.0',
+            'magnetar_read_seconds_sum{source="log"} 9.5',
             "process_resident_memory_bytes",
         ):
             assert line in text
-        assert await get("/health") == (200, '{"status": "ok", "problems": {}}')
+        assert await get("/health") == (200, '{"status": "ok", "problems": {}, "warnings": {}}')
+        known["damage"] = "3 entries"
+        assert await get("/health") == (
+            200,
+            '{"status": "degraded", "problems": {}, "warnings": {"damage": "3 entries"}}',
+        )
         assert (await get("/ready"))[0] == 503
         ready, problem = True, "read-only: the disk is full"
         assert (await get("/ready"))[0] == 200

@@ -133,15 +133,17 @@ class RingJournalDevice(StreamOffsets):
 
     async def close(self) -> None:
         """See `JournalDevice`."""
-        if self._loop is not None and self._failure is None and self._durable < self._end:
-            self._announce()
-            self._drained = self._loop.create_future()
-            if not self.full:
-                await self._drained
-            if self.full and self._failure is None:
-                self._no_room_to_close()
-        self._failure = self._failure or StorageFailed("the journal device is closed")
-        await self._release()
+        try:
+            if self._loop is not None and self._failure is None and self._durable < self._end:
+                self._announce()
+                self._drained = self._loop.create_future()
+                if not self.full:
+                    await self._drained
+                if self.full and self._failure is None:
+                    self._no_room_to_close()
+        finally:  # cancelled when the disk hangs: what is not durable by now is not acknowledged any more
+            self._failure = self._failure or StorageFailed("the journal device is closed")
+            await self._release()
 
     async def _release(self) -> None:
         if self._report_fd >= 0:

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from magnetar.proto.errors import DiskFull, MagnetarError
+from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
 
 from ..disk_worker import DiskWorker
 from ..layout import journal_path
@@ -115,6 +115,7 @@ class Journal:
         self._begin(position.sequence, prepared_bytes)
         self._wanted.set()
         self._upkeep = asyncio.get_running_loop().create_task(self._prepare_files(), name="journal files")
+        self._upkeep.add_done_callback(self._upkeep_ended)
 
     @property
     def waiting(self) -> bool:
@@ -207,10 +208,12 @@ class Journal:
             self._upkeep.cancel()
             await asyncio.gather(self._upkeep, return_exceptions=True)
             self._upkeep = None
-        if self._waiting and self._failed is None and not self._device.full:
-            self._emptied = asyncio.get_running_loop().create_future()
-            await self._emptied
-        await self._device.close()
+        try:
+            if self._waiting and self._failed is None and not self._device.full:
+                self._emptied = asyncio.get_running_loop().create_future()
+                await self._emptied
+        finally:  # a bookie that gives up waiting lets go all the same
+            await self._device.close()
 
     def _append_later(
         self, record_type: int, payload: bytes, done: DurableCallback, ledger_id: int, number: int
@@ -320,6 +323,12 @@ class Journal:
     def _tell_emptied(self) -> None:
         if self._emptied is not None and not self._waiting and not self._emptied.done():
             self._emptied.set_result(None)
+
+    def _upkeep_ended(self, task: asyncio.Task[None]) -> None:
+        """Without files to come the current one would grow for ever, and silently."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.critical("the upkeep of %s ended", self.directory, exc_info=error)
+            self._device_failed(StorageFailed(f"the upkeep of {self.directory} ended: {error!r}"))
 
     async def _prepare_files(self) -> None:
         """Keeps one file ready, recycles released ones, deletes what is too much. Nobody waits for it."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from magnetar.proto.errors import MagnetarError
 
 from ..mark import JournalPosition, Mark
+from ..metrics import Distribution
 from .journal import Journal
 
 __all__ = ["Journals"]
@@ -74,6 +75,30 @@ class Journals:
             "journal_queue_bytes": sum(size for _, size in queued),
             "journal_no_space": int(self.no_space),
         }
+
+    def histograms(self) -> list[Distribution]:
+        """By directory: how long syncs take, and how much one makes durable."""
+        journals = self.by_name.items()
+        return [
+            Distribution(
+                "journal_sync_seconds",
+                "syncs of a journal",
+                "journal",
+                {name: journal.sync_seconds for name, journal in journals},
+            ),
+            Distribution(
+                "journal_group_entries",
+                "records that one sync made durable",
+                "journal",
+                {name: journal.group_records for name, journal in journals},
+            ),
+            Distribution(
+                "journal_group_bytes",
+                "bytes that one sync made durable",
+                "journal",
+                {name: journal.group_bytes for name, journal in journals},
+            ),
+        ]
 
     def stop(self, error: MagnetarError) -> None:
         """The bookie has failed: nothing is acknowledged any more."""
