@@ -59,7 +59,7 @@ WIDE = replace(
     SETTINGS,
     journal_directories=("/journals/a", "/journals/b"),
     ledger_directories=("/ledgers/a", "/ledgers/b"),
-    entry_log_bytes=6 * KIB,
+    entry_log_bytes=1536,
     gc_interval_s=0.0,
     compaction_bytes_per_s=0,
 )

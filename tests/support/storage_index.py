@@ -21,6 +21,7 @@ class CountedIndex(ModelLocationIndex):
         self._files = files
         self._rng = rng
         self._path = path
+        self._failed: str | None = None
 
     def put_locations(self, locations: Sequence[tuple[int, int, Location]]) -> None:
         """See LocationIndex."""
@@ -58,8 +59,11 @@ class CountedIndex(ModelLocationIndex):
         await super().flush_ledgers()
 
     def _call(self, family: str) -> None:
+        if self._failed is not None:  # RocksDB writes nothing any more after a failed flush
+            raise StorageFailed(self._failed)
         try:
             self._files.disk.call("sync", f"{self._path}/{family}")
         except OSError as error:
-            raise StorageFailed(f"the index failed: {error}") from error
+            self._failed = f"the index failed: {error}"
+            raise StorageFailed(self._failed) from error
         self._files.check_alive()

@@ -64,6 +64,7 @@ async def wide_workload(session: Session) -> None:
         ]
         beside = [asyncio.ensure_future(session.write_last_confirmed(1, number))]
         if turn == 1:
+            adds += [session.add_soon(4, n, size=1200) for n in (7, 8)]
             beside.append(asyncio.ensure_future(session.fence(50)))
             beside.append(asyncio.ensure_future(session.fence(5)))
         if turn == 2:
