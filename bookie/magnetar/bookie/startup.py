@@ -11,7 +11,6 @@ import logging
 import os
 
 from magnetar.proto.errors import DataDirectoryError
-from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS
 from magnetar.runtime.files import FileLock, Files, wait_for_lock
 
 from .components import BookieComponents
@@ -20,10 +19,11 @@ from .directories import data_names, forget_journal_directory, is_ours, open_dat
 from .engine import Bookie
 from .index import LocationIndex
 from .journal import Journal, Journals
-from .journal.records import DELETED, FENCE, LAST_CONFIRMED, Record, RecordType, incarnation_of, probe_begin
-from .journal.recovery import Recovered, journal_files, replay_journals
+from .journal.records import incarnation_of, probe_begin
+from .journal.recovery import Recovered, journal_files
 from .layout import DataLayout, journal_path
 from .mark import JournalPosition, Mark, decode_mark, encode_mark
+from .replay import replay
 from .settings import BookieSettings
 
 __all__ = ["open_bookie"]
@@ -76,7 +76,7 @@ async def _open_locked(
         _check_index(components, layout, cookie, index)
         bookie.logs.open()
         bookie.collector.open()
-        recovered = await _replay(bookie, mark)
+        recovered = await replay(bookie, mark)
         bookie.replayed_records = sum(journal.records for journal in recovered.values())
         # Rule 5: flush after replay. Everything replayed is out of the journals once this returns.
         await bookie.checkpointer.run(None)
@@ -161,54 +161,6 @@ def _check_index(
             "(magnetar bookie index rebuild): without it this bookie cannot tell which entries it has",
             path=layout.index,
         )
-
-
-async def _replay(bookie: Bookie, mark: Mark) -> dict[str, Recovered]:
-    """Puts every record from the mark on back into write cache and ledger states. Doing it twice changes nothing.
-
-    One journal after the other: all records of a ledger since the mark stand in one of them.
-    """
-    cache, ledgers = bookie.cache, bookie.ledgers
-
-    async def apply(record: Record) -> None:
-        payload = record.payload
-        if record.type == RecordType.ADD:
-            ledger_id, entry_id, last_add_confirmed, _ = LEDGER_ENTRY_FIELDS.unpack_from(payload)
-            state = ledgers.load(ledger_id)
-            if state.deleted_at_ms:  # rule 7: its journals may outlive it
-                return
-            if not cache.has_room(len(payload)):
-                await bookie.checkpointer.run(None)  # under memory pressure: the mark stays (rule 3)
-            cache.put(ledger_id, entry_id, payload)
-            ledgers.note_entry(state, ledger_id, entry_id, last_add_confirmed)
-        elif record.type == RecordType.FENCE:
-            (ledger_id,) = FENCE.unpack(payload)
-            state = ledgers.load(ledger_id)
-            state.fenced = True
-            ledgers.mark_dirty(state, ledger_id)
-        elif record.type == RecordType.LAST_CONFIRMED:
-            ledger_id, explicit = LAST_CONFIRMED.unpack(payload)
-            state = ledgers.load(ledger_id)
-            state.explicit_lac = max(state.explicit_lac, explicit)
-            ledgers.mark_dirty(state, ledger_id)
-        elif record.type == RecordType.DELETED:
-            ledger_id, deleted_at_ms = DELETED.unpack(payload)
-            bookie.deletion.replay(ledger_id, deleted_at_ms)
-        else:
-            raise DataDirectoryError(
-                f"a journal holds a record of type {record.type}, which this program does not know; "
-                "run the version of magnetar that wrote it"
-            )
-
-    recovered: dict[str, Recovered] = {}
-    for name, position in mark.items():
-        directory = bookie.layout.directory(name)
-        recovered[name] = await replay_journals(
-            bookie.components.files, directory, bookie.cookie.instance, position, apply
-        )
-    if records := sum(journal.records for journal in recovered.values()):
-        _log.info("replayed %d journal records", records)
-    return recovered
 
 
 async def _begin_journals(bookie: Bookie, recovered: dict[str, Recovered]) -> None:

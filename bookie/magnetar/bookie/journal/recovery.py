@@ -101,11 +101,13 @@ async def replay_journals(
     directory: str,
     instance: int,
     mark: JournalPosition,
-    apply: Callable[[Record], Awaitable[None]],
+    apply: Callable[[Record], bool],
+    make_room: Callable[[], Awaitable[None]],
 ) -> Recovered:
     """Calls `apply` for every record of one directory from the mark on, in order; applying a record twice must not matter.
 
-    Raises DataDirectoryError for damage, for a missing marked journal and for an unknown format; changes nothing.
+    `apply` returns False when it has no room for the record: it gets it again after `make_room`. Raises DataDirectoryError
+    for damage, for a missing marked journal and for an unknown format; changes nothing.
     """
     sizes = journal_files(files, directory)
     present = [sequence for sequence, _ in sizes]
@@ -129,7 +131,8 @@ async def replay_journals(
                 if isinstance(item, Record):
                     expected = item.end
                     if item.offset >= mark.offset and item.type not in _WITHOUT_CONTENT:
-                        await apply(item)
+                        while not apply(item):
+                            await make_room()
                         records += 1
                         if records % _SLICE_RECORDS == 0:
                             await asyncio.sleep(0)
