@@ -17,7 +17,7 @@ from typing import NamedTuple
 from magnetar.proto.errors import DiskFull, StorageFailed
 
 from .disk_worker import DiskWorker
-from .entry_log import EntryLogs
+from .entry_log import STATE_ENTRY, EntryLogs
 from .index import BATCH_ENTRIES, LedgerRecord, LocationIndex
 from .layout import DataLayout
 from .ledgers import DirtyLedgers
@@ -120,12 +120,13 @@ class Checkpointer:
 
     async def _work(self, work: _Work) -> Mark | None:
         self._unfinished = work
-        if work.half.entries or work.ledgers.states:
-            await self._flush(work.half, work.ledgers.states)
+        states = await work.ledgers.for_entry_logs()
+        if work.half.entries or states:
+            await self._flush(work.half, states)
         self._cache.drop_flushing()
-        if work.ledgers.records:
-            for start in range(0, len(work.ledgers.records), BATCH_ENTRIES):
-                self._index.put_ledgers(work.ledgers.records[start : start + BATCH_ENTRIES])
+        if work.ledgers:
+            for batch in work.ledgers.batches(BATCH_ENTRIES):
+                self._index.put_ledgers(batch)
                 await asyncio.sleep(0)
             await self._index.flush_ledgers()
         moved = None
@@ -134,6 +135,7 @@ class Checkpointer:
         self._unfinished = None
         self._settle()
         self.finished += 1
+        await work.half.release()
         return moved
 
     async def _flush(self, half: Half, states: Sequence[tuple[int, LedgerRecord]]) -> None:
@@ -141,15 +143,19 @@ class Checkpointer:
         figures, loop = self.figures, asyncio.get_running_loop()
         begun = loop.time()
         try:
-            locations = await self._logs.append(half, states)
+            placed = await self._logs.append(half, states)
             while await self._logs.sync():
                 # A directory failed; the half is still in memory, and goes to the others.
-                locations = await self._logs.append(half, states)
+                placed = await self._logs.append(half, states)
         except DiskFull:
             figures.failed_for_space += 1
             raise
-        for start in range(0, len(locations), BATCH_ENTRIES):
-            self._index.put_locations(locations[start : start + BATCH_ENTRIES])
+        placed.reverse()  # each slice is let go of when it is done
+        while placed:
+            locations = [row for row in placed.pop().locations() if row[1] != STATE_ENTRY]
+            while placed and len(locations) + len(placed[-1].records) <= BATCH_ENTRIES:
+                locations += [row for row in placed.pop().locations() if row[1] != STATE_ENTRY]
+            self._index.put_locations(locations)
             await asyncio.sleep(0)
         await self._index.flush_locations()
         figures.flushes += 1
@@ -178,6 +184,11 @@ class Checkpointer:
         await self._worker.replace(self._layout.mark, encode_mark(mark))
         self.mark = mark
         return mark
+
+    @property
+    def flushing(self) -> bool:
+        """True while something is being flushed."""
+        return self._running is not None and not self._running.done()
 
     @property
     def stopped_by_full_disk(self) -> bool:

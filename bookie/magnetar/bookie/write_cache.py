@@ -8,7 +8,7 @@ Entries are kept as the bytes objects they came as, per ledger; the flush sorts 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 __all__ = ["ENTRY_OVERHEAD_BYTES", "WriteCache"]
 
@@ -27,13 +27,16 @@ class Half:
         self.size = 0
         self.entries = 0
 
-    def in_order(self) -> Iterator[tuple[int, Iterator[tuple[int, bytes]]]]:
-        """Each ledger with its (entry id, entry) ascending. Ledgers come in the order in which they came here.
+    def records(self, wanted: Callable[[int], bool] | None = None) -> Iterator[tuple[int, int, bytes]]:
+        """(ledger, entry id, entry) of the ledgers `wanted`, ledger by ledger, ids ascending. 0.1 us each.
 
-        The ids of a ledger are sorted at once: 1.5 ms for 130,000 that came in order, as nearly all do.
+        Ledgers come in the order in which they came here. The ids of one are sorted at once: 1.5 ms for 130,000 that came
+        in order, as nearly all do.
         """
         for ledger_id, entries in self.ledgers.items():
-            yield ledger_id, ((entry_id, entries[entry_id]) for entry_id in sorted(entries))
+            if wanted is None or wanted(ledger_id):
+                for entry_id in sorted(entries) if len(entries) > 1 else entries:
+                    yield ledger_id, entry_id, entries[entry_id]
 
     async def release(self) -> None:
         """Lets go of all entries in slices of the loop: at once, 100,000 entries would hold it for 10 ms."""

@@ -11,7 +11,7 @@ import mmap
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
 from magnetar.runtime.files import FileLock
@@ -42,6 +42,8 @@ _SYNCING = "syncing"
 _WRITING = "writing to"
 _SLOT_BYTES = 512 << 10
 _SLOTS = 16
+# A copy of its own costs a part about 0.1 us.
+_JOIN_BYTES = 2048
 
 
 class ProcessDiskWorker:
@@ -57,7 +59,7 @@ class ProcessDiskWorker:
         self._memory: mmap.mmap | None = None
         # Where free slots begin; and those who wait for one, in order.
         self._free = list(range(0, self._memory_bytes, slot_bytes))
-        self._writers: deque[asyncio.Future[None]] = deque()
+        self._writers: deque[asyncio.Future[int]] = deque()
         # (future, path, what is done, slot or -1)
         self._waiting: dict[int, tuple[asyncio.Future[None], str, str, int]] = {}
         self._next_id = 0
@@ -96,19 +98,20 @@ class ProcessDiskWorker:
         await self._ask(CREATE, path, "making")
 
     async def write(self, path: str, position: int, parts: Sequence[bytes]) -> None:
-        """See `DiskWorker`. The loop joins and copies: about 0.2 ms a MB."""
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        size = self._slot_bytes
+        """See `DiskWorker`. The loop copies: about 0.1 ms a MB."""
         asked: list[asyncio.Future[None]] = []
-        for start in range(0, len(data), size):
-            slot = self._free.pop() if self._free and not self._writers else await self._free_slot()
-            if self._memory is None:
+        for pieces in _for_slots(parts, self._slot_bytes):
+            slot = self._free.pop() if self._free else await self._free_slot()
+            memory = self._memory
+            if memory is None:
                 raise StorageFailed("the disk worker is closed")
-            count = min(size, len(data) - start)
-            # A whole one is copied as it is.
-            piece = data if count == len(data) else memoryview(data)[start : start + count]
-            self._memory[slot : slot + count] = piece
-            asked.append(self._ask(WRITE, path, _WRITING, position + start, slot, count=count, slot=slot))
+            at = slot
+            for piece in pieces:
+                end = at + len(piece)
+                memory[at:end] = piece
+                at = end
+            asked.append(self._ask(WRITE, path, _WRITING, position, slot, count=at - slot, slot=slot))
+            position += at - slot
         # All are waited for: after an error nothing of this write is on its way any more.
         error: BaseException | None = None
         for future in asked:
@@ -164,32 +167,27 @@ class ProcessDiskWorker:
             self._memory = None
 
     async def _free_slot(self) -> int:
-        """Waits for its turn; whoever frees a slot wakes the first one."""
-        while True:
-            assert self._loop is not None
-            turn: asyncio.Future[None] = self._loop.create_future()
-            self._writers.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                self._wake_writer()  # it may have been this one's turn already
-                raise
-            finally:
-                if turn in self._writers:
-                    self._writers.remove(turn)
-            if self._closed:
-                raise StorageFailed("the disk worker is closed")
-            if self._free:
-                slot = self._free.pop()
-                self._wake_writer()
-                return slot
+        """Waits for its turn; nobody overtakes, so that writes are asked for in the order of their calls."""
+        assert self._loop is not None
+        turn: asyncio.Future[int] = self._loop.create_future()
+        self._writers.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn in self._writers:
+                self._writers.remove(turn)
+            elif not turn.cancelled() and turn.exception() is None:
+                self._release(turn.result())
+            raise
 
-    def _wake_writer(self) -> None:
-        while self._free and self._writers:
+    def _release(self, slot: int) -> None:
+        """To whoever waits longest, or to the free ones."""
+        while self._writers:
             turn = self._writers.popleft()
             if not turn.done():
-                turn.set_result(None)
+                turn.set_result(slot)
                 return
+        self._free.append(slot)
 
     def _ask(
         self,
@@ -256,8 +254,7 @@ class ProcessDiskWorker:
         for number, error_number in ANSWER.iter_unpack(data[:whole]):
             future, path, doing, slot = self._waiting.pop(number)
             if slot >= 0:
-                self._free.append(slot)
-                self._wake_writer()
+                self._release(slot)
             if future.done():
                 continue
             if error_number:
@@ -280,8 +277,28 @@ class ProcessDiskWorker:
                 future.exception()  # a write that was refused halfway no longer asks
         for turn in self._writers:
             if not turn.done():
-                turn.set_result(None)
+                turn.set_exception(error)
         self._writers.clear()
+
+
+def _for_slots(parts: Sequence[bytes], slot_bytes: int) -> Iterator[list[bytes | memoryview]]:
+    """What goes into one slot after another. Small parts are joined, large ones are not copied twice."""
+    if len(parts) > 1 and sum(map(len, parts)) < _JOIN_BYTES * len(parts):
+        parts = [b"".join(parts)]
+    pieces: list[bytes | memoryview] = []
+    left = slot_bytes
+    for part in parts:
+        rest: bytes | memoryview = part
+        while len(rest) > left:
+            pieces.append(memoryview(rest)[:left])
+            yield pieces
+            rest = memoryview(rest)[left:]
+            pieces, left = [], slot_bytes
+        if rest:
+            pieces.append(rest)
+            left -= len(rest)
+    if pieces:
+        yield pieces
 
 
 def _failure(number: int, doing: str, path: str) -> MagnetarError:

@@ -19,11 +19,11 @@ from ..disk_worker import DiskWorker
 from ..index import LedgerRecord, Location, encode_ledger_record
 from ..layout import DataLayout
 from ..write_cache import Half
-from .ledger_directory import DirectoryState, LedgerDirectory, Placed
+from .ledger_directory import DirectoryState, LedgerDirectory
 from .log_ids import LogIds
 from .log_reader import LogReader
 from .log_scans import LogScans, LogStatistics
-from .log_writer import LogWriter, Record
+from .log_writer import LogWriter, PlacedSlice, Record
 from .records import STATE_ENTRY, Scanned
 
 __all__ = ["EntryLogs", "LogInfo"]
@@ -87,8 +87,16 @@ class EntryLogs:
     # --- what there is -----------------------------------------------------------------------------------------------
 
     def take_log_id(self) -> int:
-        """A number that no log has or had. For a log that is written outside of a flush."""
-        return self._ids.take()
+        """A number that no log has or had. For a log that is written outside of a flush.
+
+        DiskFull, or StorageFailed with details["whole_bookie"]: no directory is to blame.
+        """
+        try:
+            return self._ids.take()
+        except DiskFull:
+            raise
+        except MagnetarError as error:
+            raise _not_of_a_directory(error) from error
 
     def logs(self) -> list[LogInfo]:
         """All logs, by id."""
@@ -137,15 +145,16 @@ class EntryLogs:
 
     # --- the flush ---------------------------------------------------------------------------------------------------
 
-    async def append(self, half: Half, states: States = ()) -> list[Placed]:
-        """Appends every entry, and a state record for each of `states`, in slices of the loop; says where the entries are.
+    async def append(self, half: Half, states: States = ()) -> list[PlacedSlice]:
+        """Appends every entry, and a state record for each of `states`, in slices of the loop; says where they are.
 
+        Of two places of one entry the later one counts. States (entry id STATE_ENTRY) have no place in the index.
         Buffered when it returns; `sync` makes it durable. Raises DiskFull, after which nothing of it is there and the same
         can be appended again, or StorageFailed when no directory is left.
         """
         before = [(directory, directory.before()) for directory in self._usable()]
         share = _Shares(half, states)
-        placed: list[Placed] = []
+        placed: list[PlacedSlice] = []
         while share.left:
             try:
                 numbers = self._candidates(share)
@@ -163,6 +172,8 @@ class EntryLogs:
                     placed += result
                     continue
                 share.refused(number, result)
+                if result.details.get("whole_bookie"):
+                    raise result
                 if not isinstance(result, DiskFull):
                     self.fail_directory(number, result)
             share.end_round()
@@ -204,8 +215,13 @@ class EntryLogs:
         return failed
 
     async def _next_log(self, directory: int) -> tuple[int, str]:
-        await self._ids.reserve()
-        log_id = self._ids.take()
+        try:
+            await self._ids.reserve()
+        except DiskFull:
+            raise
+        except MagnetarError as error:
+            raise _not_of_a_directory(error) from error
+        log_id = self.take_log_id()
         self._directory_of[log_id] = directory
         return log_id, self._layout.entry_log(directory, log_id)
 
@@ -327,10 +343,9 @@ class _Shares:
     def records(self, number: int) -> Iterator[Record]:
         """The share of one directory in this round, ledger by ledger."""
         everything = len(self._rounds) == 1 and len(self._rounds[0]) == 1
-        for ledger_id, entries in self._half.in_order():
-            if everything or self._place(ledger_id) == number:
-                for entry_id, entry in entries:
-                    yield ledger_id, entry_id, entry
+        yield from self._half.records(
+            None if everything else lambda ledger_id: self._place(ledger_id) == number
+        )
         for ledger_id, record in self._states:
             if everything or self._place(ledger_id) == number:
                 yield ledger_id, STATE_ENTRY, encode_ledger_record(record)
@@ -350,6 +365,11 @@ async def _together(doing: Sequence[Coroutine[Any, Any, T]]) -> list[T | Magneta
             raise result
         found.append(result)
     return found
+
+
+def _not_of_a_directory(error: MagnetarError) -> StorageFailed:
+    """The file of log ids failed, which is the bookie's own: giving a ledger directory up for it would help nobody."""
+    return StorageFailed(error.message, **error.details, whole_bookie=True)
 
 
 def _log_failed_directory(directory: int, error: MagnetarError) -> None:

@@ -14,14 +14,9 @@ from typing import NamedTuple
 from magnetar.proto.errors import DiskFull, MagnetarError
 
 from ..disk_worker import DiskWorker
-from ..index import Location
-from .log_writer import Kept, LogWriter, Record, in_slices
-from .records import STATE_ENTRY
+from .log_writer import Kept, LogWriter, PlacedSlice, Record, in_slices
 
-__all__ = ["DirectoryState", "LedgerDirectory", "Placed"]
-
-# (ledger, entry, where)
-Placed = tuple[int, int, Location]
+__all__ = ["DirectoryState", "LedgerDirectory"]
 
 
 class DirectoryState(enum.StrEnum):
@@ -80,23 +75,18 @@ class LedgerDirectory:
         """For `take_back`."""
         return Before(self.writer, self.writer.keep() if self.writer is not None else Kept(0, {}))
 
-    async def append(self, records: Iterable[Record]) -> list[Placed]:
-        """Appends everything and says where the entries are (states have no place in the index). Buffered when it returns.
+    async def append(self, records: Iterable[Record]) -> list[PlacedSlice]:
+        """Appends everything and says where it is. Buffered when it returns.
 
         Raises DiskFull, and then nothing was appended; after any other error the directory must be given up.
         """
         before = self.before()
-        placed: list[Placed] = []
+        placed: list[PlacedSlice] = []
         try:
             for part in in_slices(records):
                 writer = await self._writable()
                 self._appended = True
-                locations = await writer.append_slice(part)
-                placed += [
-                    (ledger_id, entry_id, location)
-                    for (ledger_id, entry_id, _), location in zip(part, locations, strict=True)
-                    if entry_id != STATE_ENTRY
-                ]
+                placed.append(await writer.append_slice(part))
         except DiskFull:
             self.found_full = True
             await self.take_back(before)

@@ -126,9 +126,7 @@ def footer_bytes(end: bytes) -> int:
 
 
 def footer_claims(end: bytes, size: int) -> tuple[bool, int, int]:
-    """Of the last bytes of a log of `size` bytes, taken for a footer's: has it the magic, and where would it start, as it says
-    and as its count of rows says?
-    """
+    """Of the end of a log of `size` bytes, as if it were a footer's: has it the magic; where it starts, by two accounts."""
     if len(end) < FOOTER_END_BYTES:
         return False, -1, -1
     _, count, _, start, magic = _FOOTER_END.unpack(end[-FOOTER_END_BYTES:])

@@ -263,8 +263,10 @@ class LogScan:
             self._decide(found)
 
     def _decide(self, found: list[Scanned], *, torn: bool = False) -> None:
-        for gap in self._undecided:
-            found.append(Scanned(gap.ledger_id, gap.entry_id, gap.offset, gap.length, None, torn))
+        found += [
+            Scanned(gap.ledger_id, gap.entry_id, gap.offset, gap.length, None, torn)
+            for gap in self._undecided
+        ]
         self._undecided.clear()
 
     def _finish(self, found: list[Scanned]) -> list[Scanned]:

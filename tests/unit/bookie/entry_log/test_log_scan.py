@@ -1,6 +1,7 @@
-"""The walk through an entry log: every damaged byte is noticed, nothing else is lost, and a torn tail is told from damage."""
+"""The walk through an entry log: every damaged byte is noticed, nothing else is lost, a torn tail is told from damage."""
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -117,15 +118,16 @@ def test_what_was_not_synced_is_torn_even_with_good_records_behind_it() -> None:
     assert [one for one in found if one.data is not None] == [r for r in log.records if r != second]
     # The same with a later SYNCED record, or a footer, is damage.
     log.synced()
-    assert not [one for one in scan(torn + log.data[len(torn) :]) if one.data is None][0].torn
+    assert not next(one for one in scan(torn + log.data[len(torn) :]) if one.data is None).torn
     closed = Log()
     closed.data, closed.ledgers = log.data, log.ledgers
     closed.footer()
-    assert not [one for one in scan(torn + closed.data[len(torn) :]) if one.data is None][0].torn
+    assert not next(one for one in scan(torn + closed.data[len(torn) :]) if one.data is None).torn
     # A tail that is cut short.
     for cut in range(after + 1, len(log.data) - 40, 97):
-        (bad,) = [one for one in scan(log.data[:cut]) if one.data is None] or [None]
-        assert bad is None or (bad.torn and bad.offset + bad.length == cut)
+        for bad in [one for one in scan(log.data[:cut]) if one.data is None]:
+            assert bad.torn
+            assert bad.offset + bad.length == cut
 
 
 def test_version_1_takes_what_stands_before_a_good_record_for_damage() -> None:
@@ -224,4 +226,4 @@ def test_whatever_is_overwritten_no_wrong_record_comes_out(
         (one.offset, one.offset + one.length + (RECORD_HEADER_BYTES if one.data is not None else 0))
         for one in found
     )
-    assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in pairwise(spans))
