@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from magnetar.bookie.journal.inline import InlineJournalDevice
 from magnetar.proto.errors import MagnetarError
-from support.storage_check import Broken, Machine, Session
+from support.storage_check import SETTINGS, WIDE, Broken, Machine, Session
 from support.storage_index import CountedIndex
 
 EXAMPLES = int(os.environ.get("MAGNETAR_EXAMPLES", "150"))
@@ -39,10 +39,10 @@ class BookieMachine(RuleBasedStateMachine):
         super().__init__()
         self.machine: Machine
 
-    @initialize(seed=st.integers(0, 1000))
-    def open(self, seed: int) -> None:
-        """A new bookie."""
-        self.machine = Machine(seed)
+    @initialize(seed=st.integers(0, 1000), wide=st.booleans())
+    def open(self, seed: int, wide: bool) -> None:
+        """A new bookie, over one directory of each kind or two."""
+        self.machine = Machine(seed, WIDE if wide else SETTINGS)
         assert self.machine.open()
 
     @rule(ledger=LEDGERS, first=ENTRIES, count=st.integers(1, 6), size=SIZES, wait=st.booleans())
@@ -83,6 +83,26 @@ class BookieMachine(RuleBasedStateMachine):
     def checkpoint(self, wait: bool) -> None:
         """Beside whatever else is on its way."""
         self.ask(Session.checkpoint, wait)
+
+    @rule(ledger=LEDGERS, wait=st.booleans())
+    def delete(self, ledger: int, wait: bool) -> None:
+        """By name."""
+        self.ask(lambda session: session.delete(ledger), wait)
+
+    @rule(ledger=LEDGERS, unreachable=st.booleans())
+    def delete_in_metadata(self, ledger: int, unreachable: bool) -> None:
+        """For a later round to find, if metadata can be asked by then (rule 10)."""
+        self.machine.existing.unreachable = unreachable
+
+        async def run(session: Session) -> None:
+            session.delete_in_metadata(ledger)
+
+        self.step(run)
+
+    @rule(wait=st.booleans())
+    def collect_garbage(self, wait: bool) -> None:
+        """With a major compaction, beside whatever is on its way."""
+        self.ask(Session.collect_garbage, wait)
 
     @rule(ledger=LEDGERS, first=ENTRIES, last=ENTRIES)
     def read(self, ledger: int, first: int, last: int) -> None:
