@@ -67,8 +67,6 @@ class Cookie(NamedTuple):
     # Names of the directories that may hold something, those that the settings left out last among them.
     journal_directories: tuple[str, ...] = ()
     ledger_directories: tuple[LedgerDirectory, ...] = ()
-    # No log below it is made: a lost directory may have held logs that the index still names.
-    first_log_id: int = 1
     # Rule 9: this bookie replaces one that lost its disks. What it does not find it cannot say to be absent.
     repairing: bool = False
 
@@ -125,7 +123,6 @@ def _from_fields(fields: dict[str, Any]) -> Cookie:
         ledger_directories=tuple(
             LedgerDirectory(str(name), bool(lost)) for name, lost in fields["ledger_directories"]
         ),
-        first_log_id=int(fields["first_log_id"]),
         repairing=bool(fields["repairing"]),
     )
 

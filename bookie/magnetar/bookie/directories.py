@@ -27,7 +27,7 @@ import logging
 import os
 import random
 
-from magnetar.proto.errors import DataDirectoryError
+from magnetar.proto.errors import DataDirectoryError, MagnetarError
 from magnetar.runtime.files import Files
 
 from .cookie import (
@@ -43,8 +43,17 @@ from .cookie import (
     write_cookie,
 )
 from .layout import DataLayout
+from .mark import decode_mark, encode_mark
 
-__all__ = ["data_names", "forget_journal_directory", "is_ours", "open_data_directory"]
+__all__ = [
+    "data_names",
+    "forget_journal_directory",
+    "forget_ledger_directory",
+    "is_ours",
+    "open_data_directory",
+    "rename_directory",
+    "replace_cookie",
+]
 
 _log = logging.getLogger(__name__)
 _COPY = "cookie"
@@ -107,6 +116,98 @@ def forget_journal_directory(files: Files, layout: DataLayout, cookie: Cookie, n
     directory = layout.directory(name)
     if is_ours(files, layout, cookie, JOURNAL_ROLE, directory):
         _forget(files, directory)
+    return cookie
+
+
+def forget_ledger_directory(files: Files, layout: DataLayout, directory: str) -> Cookie:
+    """Declares a ledger directory lost, on a stopped bookie: the next start takes it as new, or does without it.
+
+    What stood in it alone is damage from then on. Durable when it returns. DataDirectoryError when the cookie does not know
+    it, and when it is there and certainly this bookie's: nothing is lost then.
+    """
+    cookie = _known_cookie(files, layout)
+    name = layout.name_of(directory)
+    if name not in [row.name for row in cookie.ledger_directories]:
+        known = ", ".join(layout.directory(row.name) for row in cookie.ledger_directories)
+        raise DataDirectoryError(
+            f"{directory} is no ledger directory of bookie {cookie.bookie_id!r}; it has {known}",
+            path=directory,
+        )
+    try:
+        there = is_ours(files, layout, cookie, LEDGERS_ROLE, directory)
+    except MagnetarError:  # its disk cannot be read, or its copy is damaged
+        there = False
+    if there:
+        raise DataDirectoryError(
+            f"{directory} is there and belongs to this bookie: nothing of it is lost. Empty it first if its disk shall be "
+            "given up",
+            path=directory,
+        )
+    rows = tuple(row._replace(lost=row.lost or row.name == name) for row in cookie.ledger_directories)
+    return write_cookie(files, layout, cookie._replace(ledger_directories=rows))
+
+
+def replace_cookie(
+    files: Files, layout: DataLayout, bookie_id: str, rng: random.Random, *, cluster: int = 0
+) -> Cookie:
+    """Makes the cookie of a bookie that lost all of its disks, in empty directories: it will start in repair mode (rule 9).
+
+    It takes the place of the lost one under the same `bookie_id`, and denies nothing until its ledgers are marked unknown or
+    repaired. Durable when it returns. DataDirectoryError when there is a cookie or any data.
+    """
+    if read_cookie(files, layout) is not None:
+        raise DataDirectoryError(
+            f"{layout.cookie} is there: this bookie did not lose its disks. Declare a lost ledger directory lost, or empty "
+            "the directories",
+            path=layout.cookie,
+        )
+    files.make_directory(layout.root)
+    _refuse_foreign_data(files, layout)
+    cookie = Cookie(FORMAT_VERSION, rng.getrandbits(64), bookie_id, cluster, repairing=True)
+    return write_cookie(files, layout, cookie)
+
+
+def rename_directory(files: Files, layout: DataLayout, old: str, new: str) -> Cookie:
+    """Tells a stopped bookie that a journal or ledger directory of its is mounted elsewhere now. Durable when it returns.
+
+    DataDirectoryError unless `new` carries the copy of this bookie for `old`.
+    """
+    cookie = _known_cookie(files, layout)
+    old_name, new_name = layout.name_of(old), layout.name_of(new)
+    copy = _read_copy(files, new)
+    if copy is None or (copy.instance, copy.directory) not in (
+        (cookie.instance, old_name),
+        (cookie.instance, new_name),  # an attempt that was cut short
+    ):
+        raise DataDirectoryError(f"{new} is not what was {old} of bookie {cookie.bookie_id!r}", path=new)
+    if files.exists(layout.mark):
+        mark = decode_mark(files.read(layout.mark), layout.mark)
+        if old_name in mark:
+            renamed = {new_name if name == old_name else name: at for name, at in mark.items()}
+            files.write_atomically(layout.mark, encode_mark(renamed))
+    path = os.path.join(new, _COPY)
+    files.write_atomically(path, encode_cookie(copy._replace(directory=new_name)))
+    journals = tuple(new_name if name == old_name else name for name in cookie.journal_directories)
+    ledgers = tuple(
+        row._replace(name=new_name) if row.name == old_name else row for row in cookie.ledger_directories
+    )
+    return write_cookie(
+        files, layout, cookie._replace(journal_directories=journals, ledger_directories=ledgers)
+    )
+
+
+def _known_cookie(files: Files, layout: DataLayout) -> Cookie:
+    cookie = read_cookie(files, layout)
+    if cookie is None:
+        raise DataDirectoryError(
+            f"{layout.root} holds no bookie: there is no {layout.cookie}", path=layout.root
+        )
+    if cookie.format_version != FORMAT_VERSION:
+        raise DataDirectoryError(
+            f"{layout.root} has format version {cookie.format_version}; start this bookie once, which brings it to "
+            f"{FORMAT_VERSION}",
+            path=layout.root,
+        )
     return cookie
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from magnetar.proto.errors import (
@@ -30,7 +30,7 @@ from magnetar.runtime.files import FileLock
 from .adds import Adds
 from .checkpoint import Checkpointer
 from .components import BookieComponents
-from .cookie import Cookie
+from .cookie import Cookie, encode_cookie
 from .disk_space import DiskSpace
 from .entry_log import EntryLogs
 from .fencing import Fencing
@@ -88,6 +88,7 @@ class Bookie:
         self.read_cache = ReadCache(settings.read_cache_bytes)
         self.waiters = Waiters(settings.max_long_polls)
         self.ledgers = LedgerStates(index, self.waiters)
+        self.ledgers.incomplete = cookie.repairing
         worker = components.disk_worker
         self.logs = EntryLogs(components.files, worker, layout, settings.entry_log_bytes)
         self.damage = Damage(components.repair_queue)
@@ -136,6 +137,7 @@ class Bookie:
             existing=components.existing_ledgers,
         )
         self.collector = Collector(parts, self.deletion, self.fail)
+        self.logs.reader.on_damaged_log = self._log_is_damaged
         self.scrubber = Scrubber(parts, lambda: not self.accepting or self.checkpointer.flushing)
         self.collector.survey.measured_live_bytes = self.scrubber.exact_live_bytes
         self.disk_space = DiskSpace(components.files, layout, settings, self.logs, self.collector.note_space)
@@ -241,6 +243,29 @@ class Bookie:
         self._check_alive()
         await self.fencing.write_last_confirmed(ledger_id, last_add_confirmed)
         self._check_alive()
+
+    async def mark_unknown(self, ledger_ids: Sequence[int]) -> None:
+        """These ledgers may have lost entries here: fenced, and what is missing is UnknownLedgerState (rule 9). Durable."""
+        self._check_alive()
+        await self.fencing.mark_unknown(ledger_ids)
+        await self.checkpoint()
+
+    async def mark_repaired(self, ledger_ids: Sequence[int]) -> None:
+        """Undoes `mark_unknown`: all that this bookie should have of them is here. Durable when it returns."""
+        self._check_alive()
+        await self.fencing.mark_repaired(ledger_ids)
+        await self.checkpoint()
+
+    async def end_repair_mode(self) -> None:
+        """Every ledger that this bookie may have held before it lost its disks is marked unknown, or repaired. Durable.
+
+        Until then (`cookie.repairing`) it denies nothing, whatever the ledger.
+        """
+        self._check_alive()
+        cookie = self.cookie._replace(repairing=False)
+        await self.components.disk_worker.replace(self.layout.cookie, encode_cookie(cookie))
+        self.cookie = cookie
+        self.ledgers.incomplete = False
 
     async def delete_ledger(self, ledger_id: int) -> None:
         """Nothing of the ledger is served any more, and no add brings it back (rule 7). Durable when it returns.
@@ -358,10 +383,14 @@ class Bookie:
                 BookieReadOnly.code if self.read_only else 0, recoveries=not self.disk_space.by_operator
             )
 
+    def _log_is_damaged(self, log_id: int, reason: str) -> None:
+        self.damage.report_file(self.logs.path_of(log_id) or f"entry log {log_id:08x}", reason)
+
     def fail(self, error: MagnetarError) -> None:
         """Fail-stop: nothing is acknowledged any more."""
         if self.failure is None:
             self.failure = error
+            self.damage.stop()
             self.journals.stop(error)
             self._update_refusal()
             self.waiters.fail_all(error)
@@ -381,6 +410,7 @@ class Bookie:
         if self._closing:
             return
         self._closing = True
+        self.damage.stop()
         self._update_refusal()
         self.waiters.fail_all(ServiceNotReady("this bookie is stopping"))
         for task in self._tasks:

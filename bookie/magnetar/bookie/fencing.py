@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from magnetar.proto.errors import LedgerFenced, error_from_wire
 
@@ -10,6 +11,8 @@ from .journal import Journals
 from .ledgers import LedgerStates
 
 __all__ = ["Fencing"]
+
+_SLICE_LEDGERS = 100
 
 
 class Fencing:
@@ -41,6 +44,29 @@ class Fencing:
         if state.fence_durable is not None:
             # Shielded: one fencer that gives up must not cancel the others.
             await asyncio.shield(state.fence_durable)
+
+    async def mark_unknown(self, ledger_ids: Sequence[int]) -> None:
+        """Rule 9: entries of these ledgers may have been lost here, so they are fenced, and a missing one is never denied.
+
+        The fences are durable when it returns, the rest with the next checkpoint.
+        """
+        for start in range(0, len(ledger_ids), _SLICE_LEDGERS):
+            ids = ledger_ids[start : start + _SLICE_LEDGERS]
+            await asyncio.gather(*[self.fence(ledger_id) for ledger_id in ids])
+            for ledger_id in ids:
+                state = self._ledgers.load(ledger_id)
+                state.unknown = True
+                self._ledgers.mark_dirty(state, ledger_id)
+
+    async def mark_repaired(self, ledger_ids: Sequence[int]) -> None:
+        """Every entry of these ledgers that this bookie should have is here again. Durable with the next checkpoint."""
+        for number, ledger_id in enumerate(ledger_ids, 1):
+            state = self._ledgers.peek(ledger_id)
+            if state.unknown:
+                state.unknown = False
+                self._ledgers.mark_dirty(state, ledger_id)
+            if not number % _SLICE_LEDGERS:
+                await asyncio.sleep(0)
 
     async def write_last_confirmed(self, ledger_id: int, last_add_confirmed: int) -> None:
         """Explicit LAC of an idle writer. Durable when it returns; LedgerFenced if the ledger is fenced."""

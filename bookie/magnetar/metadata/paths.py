@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["LEDGERS_PATH", "ledger_of_name", "ledger_path"]
+__all__ = ["COOKIES_PATH", "INSTANCE_PATH", "LEDGERS_PATH", "cookie_path", "ledger_of_name", "ledger_path"]
 
 LEDGERS_PATH = "/ledgers"
+# A cluster is what shares one metadata store: its instance, 64 random bits, is made once.
+INSTANCE_PATH = "/instance"
+COOKIES_PATH = "/cookies"
 _NAME_DIGITS = 20
 
 
@@ -16,3 +19,8 @@ def ledger_path(ledger_id: int) -> str:
 def ledger_of_name(name: str) -> int | None:
     """The ledger of a name below LEDGERS_PATH; None if no release so far made such a name."""
     return int(name) if len(name) == _NAME_DIGITS and name.isascii() and name.isdigit() else None
+
+
+def cookie_path(bookie_id: str) -> str:
+    """The node that knows which data directory a bookie has."""
+    return f"{COOKIES_PATH}/{bookie_id}"

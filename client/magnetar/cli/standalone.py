@@ -23,18 +23,21 @@ from typing import NamedTuple
 from magnetar.bookie import Bookie, BookieComponents
 from magnetar.bookie.gc import MetadataLedgers
 from magnetar.bookie.layout import DataLayout
+from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
 from magnetar.bookie.server import BookieServer
 from magnetar.broker import Broker, listener
 from magnetar.ledger import BookieDirectory, BookieTransport, LedgerClient, LocalTransport, StaticBookies
 from magnetar.metadata import MetadataStore
+from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.local import LocalMetadataStore
-from magnetar.metadata.paths import LEDGERS_PATH
+from magnetar.metadata.paths import COOKIES_PATH, LEDGERS_PATH
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.connection import ConnectionOptions, FramedServer
 from magnetar.runtime.file_lock import FileLock
 from magnetar.runtime.files import Files
 
+from .bookie_identity import introduce_bookie
 from .settings import ServiceSettings
 
 Address = tuple[str, int]
@@ -93,9 +96,16 @@ class Standalone:
         try:
             lock_data(self._components.files, self.settings, self._stops)
             metadata = await self._open_metadata()
+            repair_queue = MetadataRepairQueue(metadata)
+            self._stops.push_async_callback(repair_queue.close)
             bookie = self.bookie = await open_bookie(
-                self.settings, self._bookie_components(metadata), self._fail, self._stops
+                self.settings,
+                await self._bookie_components(metadata, repair_queue),
+                self._fail,
+                self._stops,
             )
+            repair_queue.start(bookie.cookie.bookie_id)
+            await introduce_bookie(bookie, metadata)
             bookie_server = await serve_bookie(bookie, self.settings, self._stops)
             name = bookie.cookie.bookie_id
             transport = self._components.transport(name, bookie)
@@ -125,18 +135,26 @@ class Standalone:
                 path=metadata_directory,
             )
         metadata = open_metadata(self._components, self.settings, self._fail, self._stops)
-        if not has_bookie and await metadata.children(LEDGERS_PATH):
+        if not has_bookie and (
+            await metadata.children(LEDGERS_PATH) or await metadata.children(COOKIES_PATH)
+        ):
             raise DataDirectoryError(
-                f"{bookie_directory} holds no bookie although {metadata_directory} lists its ledgers; restore both from "
-                "one backup (is its disk mounted?), or start with another data directory",
+                f"{bookie_directory} holds no bookie although {metadata_directory} lists it and its ledgers; restore both "
+                "from one backup (is its disk mounted?), or start with another data directory",
                 path=bookie_directory,
             )
         return metadata
 
-    def _bookie_components(self, metadata: MetadataStore) -> BookieComponents:
-        """Garbage collection asks the metadata of the same process."""
+    async def _bookie_components(
+        self, metadata: MetadataStore, repair_queue: MetadataRepairQueue
+    ) -> BookieComponents:
+        """Garbage collection asks the metadata of the same process; the bookie's cookie remembers which one it was."""
         return replace(
-            self._components.bookie, clock=self._components.clock, existing_ledgers=MetadataLedgers(metadata)
+            self._components.bookie,
+            clock=self._components.clock,
+            existing_ledgers=MetadataLedgers(metadata),
+            repair_queue=repair_queue,
+            cluster=await cluster_instance(metadata, self._components.rng),
         )
 
     async def close(self) -> None:
