@@ -12,12 +12,12 @@ from magnetar.proto.ids import TopicName
 from .session import EXIT_USAGE, fail, print_json
 
 
-def confirm(question: str, yes: bool) -> None:
+def confirm(question: str, yes: bool, *, refusal: str = "this deletes data: say --yes") -> None:
     """Asks at a terminal; in a script `--yes` is needed."""
     if yes:
         return
     if not sys.stdin.isatty():
-        fail("this deletes data: say --yes", EXIT_USAGE)
+        fail(refusal, EXIT_USAGE)
     import typer
 
     typer.confirm(question, abort=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from magnetar.bookie.offline import Journaled, LedgerSummary, StoppedBookie, list_ledgers
 
-from .bookie_tools_open import Meter, number, print_table, with_bookie
+from .bookie_tools_open import Meter, counted, number, print_table, with_bookie
 from .session import print_json
 
 _COLUMNS = ("ledger", "state", "entries", "bytes", "last entry", "LAC", "explicit LAC", "in journals", "logs")
@@ -40,7 +40,7 @@ def ledgers(
             _print_detail(next(found))
         else:
             count = print_table("", _COLUMNS, map(_row, found), right=(0, 2, 3, 4, 5, 6, 7))
-            print(f"{count:,} ledgers")
+            print(counted(count, "ledger", "ledgers"))
 
     with_bookie(data, config, assignments, work)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from magnetar.bookie.offline import StoppedBookie
@@ -40,14 +40,16 @@ def with_bookie(
     data: str | None,
     config: str | None,
     assignments: Sequence[str] | None,
-    work: Callable[[StoppedBookie], int | None],
+    work: Callable[[StoppedBookie], int | Coroutine[Any, Any, int] | None],
 ) -> None:
-    """Opens the stopped bookie, works, and ends with the exit code that `work` returns."""
+    """Opens the stopped bookie, works, and ends with the exit code that `work` returns or awaits."""
     settings = bookie_settings(data, config, assignments)
 
     async def main() -> None:
         with await StoppedBookie.open(settings, OsFiles()) as bookie:
             code = work(bookie)
+            if isinstance(code, Coroutine):
+                code = await code
             sys.stdout.flush()
         if code:
             raise SystemExit(code)
@@ -88,6 +90,11 @@ class Meter:
 def number(value: int) -> str:
     """With separators; nothing for -1, which stands for none."""
     return "" if value < 0 else f"{value:,}"
+
+
+def counted(count: int, one: str, more: str) -> str:
+    """`1 entry`, `2 entries`."""
+    return f"{count:,} {one if count == 1 else more}"
 
 
 def print_table(

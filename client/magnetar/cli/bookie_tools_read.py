@@ -15,10 +15,10 @@ from magnetar.proto.errors import EntryNotFound, InvalidArgument, MagnetarError
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from .bookie_tools_ledgers import warn
-from .bookie_tools_open import Meter, with_bookie
+from .bookie_tools_open import Meter, counted, with_bookie
 from .session import EXIT_FAILED, EXIT_USAGE, fail, print_json
 
-_RANGE = re.compile(r"(\d+)(?:(-)(\d*))?")
+_RANGE = re.compile(r"([0-9]+)(?:(-)([0-9]*))?")
 _MAX_ID = 2**63 - 1
 _HEX_LINE = 16
 # Of a payload that is shown as text.
@@ -62,7 +62,7 @@ def read(
         if not shown:
             _explain_nothing(bookie, journaled, ledger, first, last)
         if not as_json:
-            print(f"{shown:,} entries" + (f", {damaged:,} of them damaged" if damaged else ""))
+            print(counted(shown, "entry", "entries") + (f", {damaged:,} of them damaged" if damaged else ""))
         return EXIT_FAILED if damaged else 0
 
     with_bookie(data, config, assignments, work)
@@ -95,9 +95,12 @@ def _explain_nothing(
     """Raises LedgerNotFound for a ledger that nobody knows here, EntryNotFound else."""
     summary = next(list_ledgers(bookie, journaled, ledger))
     here = " ".join(f"{begin}-{end}" for begin, end in summary.ranges[:10])
-    wanted = f"entries {first} to {'the end' if last is None else last}"
+    if last == first:
+        wanted = f"no entry {first}"
+    else:
+        wanted = f"none of the entries from {first} to {'the end' if last is None else last}"
     raise EntryNotFound(
-        f"ledger {ledger} has none of {wanted} here; "
+        f"ledger {ledger} has {wanted} here; "
         + (
             f"here are {here}" + (" ..." if len(summary.ranges) > 10 else "")
             if here

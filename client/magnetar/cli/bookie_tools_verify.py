@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 
+from magnetar.bookie.index.rebuild import RebuildReport
 from magnetar.bookie.offline import StoppedBookie, Verification
+from magnetar.bookie.offline import rebuild as rebuild_index
 from magnetar.bookie.offline import verify as verify_bookie
 
+from .admin import confirm
 from .bookie_tools_open import Meter, number, print_table, with_bookie
 from .session import EXIT_FAILED, print_json
 
@@ -92,3 +96,76 @@ def _entry(ledger_id: int, entry_id: int) -> str:
     if ledger_id < 0:
         return ""
     return f"{ledger_id}:{entry_id}" if entry_id >= 0 else f"{ledger_id}"
+
+
+def rebuild(
+    data: str | None,
+    config: str | None,
+    assignments: Sequence[str] | None,
+    *,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Exit code 0 also when damage was met: it is in the report, and told by the bookie when it is read."""
+
+    async def work(bookie: StoppedBookie) -> int:
+        if not dry_run:
+            _ask(bookie, yes)
+        with Meter(quiet=as_json) as meter:
+            report = await rebuild_index(bookie, dry_run=dry_run, progress=meter)
+        if as_json:
+            record = asdict(report)
+            record["damaged"] = [found._asdict() for found in report.damaged]
+            print_json({"dry_run": dry_run} | record)
+        else:
+            _print_report(bookie, report, dry_run)
+        return 0
+
+    with_bookie(data, config, assignments, work)
+
+
+def _ask(bookie: StoppedBookie, yes: bool) -> None:
+    count = len(bookie.logs())
+    confirm(
+        f"Make {bookie.layout.index} anew from {count:,} entry logs? The old one is kept beside it.",
+        yes,
+        refusal="this replaces the index: say --yes",
+    )
+
+
+def _print_report(bookie: StoppedBookie, report: RebuildReport, dry_run: bool) -> None:
+    root = bookie.layout.root
+    damaged = f"{len(report.damaged):,} ranges with {report.damaged_bytes:,} bytes" if report.damaged else ""
+    figures = [
+        ("entry logs", f"{report.logs:,} with {report.bytes:,} bytes"),
+        ("entries", number(report.entries)),
+        ("ledgers", number(report.ledgers)),
+        ("state records", number(report.states)),
+        ("older copies", number(report.duplicates) if report.duplicates else ""),
+        ("torn tails", f"{report.torn_bytes:,} bytes" if report.torn_bytes else ""),
+        ("damaged", damaged),
+        ("entries that are damaged", number(report.kept_places) if report.kept_places else ""),
+        ("incomplete ledgers", _some(report.unknown_ledgers)),
+        ("the old index", report.old_index_fault),
+    ]
+    print_table("", ("", ""), [row for row in figures if row[1]])
+    for path, error in report.unreadable.items():
+        print(f"{_short(root, path)} cannot be read: {error}")
+    for found in report.damaged[:_FINDINGS_SHOWN]:
+        print(f"{_short(root, found.path)} is damaged at byte {found.offset}, {found.length:,} bytes")
+    if report.incomplete:
+        print(
+            "entries may be lost that nobody can name: this bookie will not say of any entry that it does not exist"
+        )
+    if dry_run:
+        print("nothing was changed")
+    elif report.old_index:
+        print(f"the index is made anew; the old one is {report.old_index}: delete it when all is well")
+    else:
+        print("the index is made anew")
+
+
+def _some(ledgers: Sequence[int]) -> str:
+    shown = " ".join(map(str, ledgers[:20]))
+    return f"{shown} and {len(ledgers) - 20:,} more" if len(ledgers) > 20 else shown

@@ -18,6 +18,7 @@ from .journals import (
     walk_journals,
 )
 from .ledgers import LedgerSummary, list_ledgers
+from .rebuild import rebuild
 from .stopped import LogFile, StoppedBookie
 from .verify import Check, Finding, Verification, verify
 
@@ -49,6 +50,7 @@ __all__ = [
     "list_ledgers",
     "read_entries",
     "read_mark",
+    "rebuild",
     "verify",
     "walk_entry_log",
     "walk_journals",

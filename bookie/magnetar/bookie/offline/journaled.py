@@ -94,5 +94,6 @@ class Journaled:
             ledger.fenced = True
         elif record.kind == RecordType.DELETED:
             ledger.deleted_at_ms = max(ledger.deleted_at_ms, record.deleted_at_ms)
+            ledger.ids, ledger.bytes = EntryIds(), 0
         elif record.kind == RecordType.LAST_CONFIRMED:
             ledger.explicit_lac = max(ledger.explicit_lac, record.last_add_confirmed)

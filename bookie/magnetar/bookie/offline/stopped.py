@@ -94,6 +94,7 @@ class StoppedBookie:
         if self._index is None:
             index = IndexView(self.layout.index)
             try:
+                index.check_guard(self.files)
                 instance = index.instance()
                 if instance is not None and instance != self.cookie.instance:
                     raise DataDirectoryError(
@@ -127,11 +128,15 @@ class StoppedBookie:
             self._paths = {log.log_id: log.path for log in self.logs()}
         return self._paths.get(log_id)
 
-    def close(self) -> None:
-        """Lets go of everything. May be called twice."""
+    def close_index(self) -> None:
+        """The next use opens it again."""
         if self._index is not None:
             self._index.close()
             self._index = None
+
+    def close(self) -> None:
+        """Lets go of everything. May be called twice."""
+        self.close_index()
         self._lock.release()
 
     def __enter__(self) -> StoppedBookie:

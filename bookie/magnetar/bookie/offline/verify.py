@@ -286,6 +286,11 @@ class _Verify:
         suspects = {log_id for log_id, count in counts.items() if self._live.get(log_id) != count}
         damaged = self._read_suspects(index, suspects) if suspects else 0
         note = f"{damaged:,} of them point to no good record" if damaged else ""
+        if index.incomplete():
+            note = (
+                f"{note}; " * bool(note)
+                + "rebuilt from damaged logs: more ledgers may have lost entries here"
+            )
         self._note("index", path, DAMAGE if damaged else SOUND, records=total, note=note)
 
     def _read_suspects(self, index: IndexView, suspects: set[int]) -> int:

@@ -1,0 +1,74 @@
+"""What `magnetar bookie` makes of its arguments, and of what brokers write into entries."""
+
+from __future__ import annotations
+
+import pytest
+
+from magnetar.broker.cursor import encode_delta
+from magnetar.cli.bookie_tools_read import decode_payload, parse_range
+from magnetar.cli.flags import UsageError, parse_flags
+from magnetar.cli.main import BOOKIE_COMMANDS
+from magnetar.proto.batch import encode_batch, encode_single
+from magnetar.proto.entry import encode_entry
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", (0, None)), ("7", (7, 7)), ("7-9", (7, 9)), ("7-", (7, None)), ("0-0", (0, 0))],
+)
+def test_ranges(text: str, expected: tuple[int, int | None]) -> None:
+    assert parse_range(text) == expected
+
+
+@pytest.mark.parametrize("text", ["-", "9-7", "x", "1-2-3", "-5", "1.5", str(2**64), "٣"])
+def test_what_is_no_range(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_range(text)
+    assert "not a range of entries" in capsys.readouterr().err
+
+
+def test_messages_of_an_entry() -> None:
+    batch = encode_batch([b"1", None], sequence_id=5, publish_time_ms=9, keys=["k", None])
+    data = encode_entry(
+        [batch, encode_single(b"\xff", 7, 9)], [2, 1], [1, 0], ["p", "q"], first_index=10, append_time_ms=99
+    )
+    content = decode_payload(data)
+    assert (content["kind"], content["first_index"], content["producers"]) == ("messages", 10, ["p", "q"])
+    assert [(one["index"], one["producer"], one["sequence_id"]) for one in content["messages"]] == [
+        (0, "q", 5),
+        (1, "q", 6),
+        (2, "p", 7),
+    ]
+    assert [one.get("value", one.get("value_base64")) for one in content["messages"]] == ["1", None, "/w=="]
+    assert content["messages"][0]["key"] == "k"
+
+
+def test_an_entry_of_a_cursor_ledger() -> None:
+    assert decode_payload(encode_delta((1, 2, 3), [(1, 4, 0, 5, 9)])) == {
+        "kind": "cursor delta",
+        "content": {"mark_delete": [1, 2, 3], "rows": [[1, 4, 0, 5, 9]]},
+    }
+
+
+@pytest.mark.parametrize("payload", [b"", b"hello", b"\x01", b"\x02short", b"\x01\xc1", bytes(100)])
+def test_what_is_neither_is_unknown(payload: bytes) -> None:
+    assert decode_payload(payload)["kind"] == "unknown"
+
+
+def test_a_subcommand_that_comes_too_late_is_told_so() -> None:
+    for command in BOOKIE_COMMANDS:
+        with pytest.raises(UsageError, match=f"it comes first: magnetar bookie {command}"):
+            parse_flags("bookie", ["--data", "x", command])
+    with pytest.raises(UsageError, match="did you mean ledgers"):
+        parse_flags("bookie", ["ledger"])
+    with pytest.raises(UsageError, match="see magnetar broker --help"):
+        parse_flags("broker", ["verify"])
+
+
+def test_every_subcommand_is_known_to_the_entry_point() -> None:
+    from magnetar.cli.bookie_tools import tools_app
+
+    names = [one.name for one in tools_app.registered_commands] + [
+        one.name for one in tools_app.registered_groups
+    ]
+    assert sorted(map(str, names)) == sorted(BOOKIE_COMMANDS)
