@@ -10,13 +10,14 @@ one in the log must neither be served nor be kept.
 
 from __future__ import annotations
 
-from magnetar.proto.errors import EntryDamaged
+from magnetar.proto.errors import EntryDamaged, StorageFailed
 
 from .entry_log import RECORD_HEADER_BYTES, EntryLogs
 from .index import Location, LocationIndex
 from .read_budget import ReadGrant
 from .read_cache import ReadCache
 from .scrub import Damage
+from .scrub.index_files import REBUILD
 from .settings import BookieSettings
 from .write_cache import WriteCache
 
@@ -57,7 +58,11 @@ class StoredEntries:
         EntryDamaged, or StorageFailed from the index. With `ahead`, what follows goes to the read cache.
         """
         for attempt in range(_ATTEMPTS):
-            wanted = self._run(ledger_id, first, last, max_bytes, ahead)
+            try:
+                wanted = self._run(ledger_id, first, last, max_bytes, ahead)
+            except StorageFailed as error:
+                self._damage.report_file("index", f"{error}; {REBUILD}")
+                raise
             if not wanted:
                 return []
             size = wanted[-1][1].offset + wanted[-1][1].length - wanted[0][1].offset

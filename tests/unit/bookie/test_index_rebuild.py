@@ -13,6 +13,7 @@ import pytest
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.cookie import decode_cookie
+from magnetar.bookie.entry_log import encode_footer, encode_log_header, encode_record_header
 from magnetar.bookie.index import LedgerRecord, RocksLocationIndex
 from magnetar.bookie.index import rebuild as rebuild_module
 from magnetar.bookie.index.rebuild import RebuildReport, rebuild_index
@@ -252,3 +253,38 @@ async def test_what_the_logs_do_not_tell_is_taken_from_the_old_index(tmp_path: P
     assert await add(bookie, entry(80, 0)) == LedgerFenced.code
     assert (await bookie.read_last_confirmed(3))[0] == 71
     await bookie.close()
+
+
+@pytest.mark.parametrize("old", ["sound", "gone"])
+async def test_rule_08_logs_of_a_lost_directory(tmp_path: Path, old: str) -> None:
+    entries = await fill(tmp_path)
+    lost = sorted((tmp_path / "ledgers").glob("entrylog-*.log"))[0]
+    lost.unlink()
+    if old == "gone":
+        shutil.rmtree(tmp_path / "index")
+    report = await rebuild(tmp_path, logs_lost=True)
+    assert report.incomplete == (old == "gone")
+    bookie = await open_real(str(tmp_path))
+    refused = await check(bookie, entries)
+    assert refused
+    assert set(refused.values()) == {"EntryDamaged" if old == "sound" else "UnknownLedgerState"}
+    await bookie.close()
+
+
+async def test_rule_08_ledgers_of_the_first_release_are_fenced_if_nobody_can_tell(tmp_path: Path) -> None:
+    path = tmp_path / "entrylog-00000001.log"
+    data = entry(9, 0)
+    path.write_bytes(
+        encode_log_header(1, 1)
+        + encode_record_header(1, 9, 0, data)
+        + data
+        + encode_footer(1, {9: 32 + len(data)}, 64 + 32 + len(data), 1)
+    )
+    report = await rebuild_index(
+        OsFiles(), str(tmp_path / "index"), {1: str(path)}, 5, open_index=RocksLocationIndex
+    )
+    assert (report.entries, report.damaged_bytes, report.torn_bytes) == (1, 0, 0)
+    index = RocksLocationIndex(str(tmp_path / "index"))
+    assert index.get_ledger(9) == LedgerRecord(True, -1, 0, -1)
+    assert index.instance() == 5
+    index.close()

@@ -17,7 +17,7 @@ read of the old index. The first release wrote none: if the old index cannot tel
 If the old index cannot tell, whoever lost something is not told "no such entry" either:
 
     footer of the log is good     ledgers whose bytes fall short of it        unknown, and fenced: the fence may be lost
-    no footer                     every ledger, and those not heard of yet    the same; the index is `incomplete`
+    no footer, or no log          every ledger, and those not heard of yet    the same; the index is `incomplete`
 
 Ranges that were never synced (`torn`) lost nothing: the journal has it.
 """
@@ -132,12 +132,14 @@ async def rebuild_index(
     instance: int,
     *,
     open_index: Callable[[str], LocationIndex],
+    logs_lost: bool = False,
     dry_run: bool = False,
     progress: Callable[[RebuildReport], None] = lambda report: None,
 ) -> RebuildReport:
     """Makes the index at `index_path` anew from `logs` (paths by id, of all ledger directories). Durable when it returns.
 
-    The caller holds the bookie's lock; `instance` is the cookie's. After a `dry_run` all is as it was, but for an empty
+    The caller holds the bookie's lock; `instance` is the cookie's. `logs_lost`: there were others, of a ledger directory that
+    was declared lost; only the old index can tell which entries they had. After a `dry_run` all is as it was, but for an empty
     directory INDEX.rebuilding. Blocks its loop: 5 s for a million entries. Raises StorageFailed or DiskFull, and then the
     old index is where it was.
     """
@@ -147,7 +149,7 @@ async def rebuild_index(
     try:
         index = open_index(new)
         try:
-            rebuild = _Rebuild(files, index, old)
+            rebuild = _Rebuild(files, index, old, logs_lost=logs_lost)
             for log_id in sorted(logs):
                 rebuild.take_log(log_id, logs[log_id])
                 progress(rebuild.report)
@@ -214,7 +216,7 @@ def _clear(files: Files, path: str) -> None:
 class _Rebuild:
     """Puts together the new index."""
 
-    def __init__(self, files: Files, index: LocationIndex, old: OldIndex) -> None:
+    def __init__(self, files: Files, index: LocationIndex, old: OldIndex, *, logs_lost: bool) -> None:
         self.report = RebuildReport()
         self._files = files
         self._index = index
@@ -225,7 +227,7 @@ class _Rebuild:
         self._batch: dict[tuple[int, int], tuple[int, Location]] = {}
         # Ledgers that lost records, and logs of which nobody can tell whose they were.
         self._short: dict[int, None] = {}
-        self._not_told: list[str] = []
+        self._not_told: list[str] = ["a lost directory"] if logs_lost else []
         # Ledgers in logs of the first release, which has no state records.
         self._stateless: dict[int, None] = {}
 

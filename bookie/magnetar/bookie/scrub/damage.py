@@ -53,6 +53,8 @@ class Damage:
         self.queue = queue
         # Disjoint and not adjacent unless their reasons differ, by first entry.
         self._ranges: dict[int, list[DamagedRange]] = {}
+        # A bookie that stops cannot read: that is no damage.
+        self._over = False
         self._files: dict[str, str] = {}
         # Figures: findings ever, entries found and found good again, findings for which there was no room.
         self.found = 0
@@ -66,6 +68,8 @@ class Damage:
 
     def report_range(self, ledger_id: int, first: int, last: int, *, where: str, reason: str) -> None:
         """Entries `first` to `last`, both included."""
+        if self._over:
+            return
         ranges = self._ranges.get(ledger_id)
         if ranges is None:
             if len(self._ranges) >= _MAX_LEDGERS:
@@ -87,7 +91,7 @@ class Damage:
 
     def report_file(self, path: str, reason: str) -> None:
         """A file of the index or of a journal is damaged: an operator must act, see the reason."""
-        if path in self._files:
+        if path in self._files or self._over:
             return
         self.found += 1
         if len(self._files) < _MAX_FILES:
@@ -152,6 +156,10 @@ class Damage:
     def file_gone(self, path: str) -> None:
         """A damaged file was replaced or deleted."""
         self._files.pop(path, None)
+
+    def stop(self) -> None:
+        """The bookie stops or has failed: what cannot be read from now on tells nothing."""
+        self._over = True
 
     def figures(self) -> dict[str, int]:
         """For metrics: what is damaged now, and what was ever found."""

@@ -41,20 +41,20 @@ def damaged_path(bookie_id: str, ledger_id: int) -> str:
 
 
 class MetadataRepairQueue:
-    """See the module. `start` it once in the loop, `close` it before the store."""
+    """See the module. `start` it once in the loop, `close` it before the store; damage may be told from the beginning."""
 
-    def __init__(self, metadata: MetadataStore, bookie_id: str = "") -> None:
-        # Known at the latest when the first damage is told: set by the bookie when it has read its cookie.
-        self.bookie_id = bookie_id
+    def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
+        self._bookie_id = ""
         # By ledger: ranges to add, or None: the node is to go.
         self._pending: dict[int, Ranges | None] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.not_queued = 0
 
-    def start(self) -> None:
-        """Begins to write."""
+    def start(self, bookie_id: str) -> None:
+        """Begins to write, once the bookie has read its cookie."""
+        self._bookie_id = bookie_id
         self._task = asyncio.get_running_loop().create_task(self._write_forever(), name="repair queue")
 
     def damaged(self, ledger_id: int, first: int, last: int, reason: str) -> None:
@@ -99,7 +99,7 @@ class MetadataRepairQueue:
             self._pending[ledger_id] = merge_ranges([*ranges, *newer])
 
     async def _write(self, ledger_id: int, ranges: Ranges | None) -> None:
-        path = damaged_path(self.bookie_id, ledger_id)
+        path = damaged_path(self._bookie_id, ledger_id)
         while True:
             try:
                 node = await self._metadata.get(path)

@@ -1,0 +1,89 @@
+"""The repair queue in the metadata store: who is asked to heal what."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from magnetar.bookie.scrub import repair_queue as module
+from magnetar.bookie.scrub.damage import Damage
+from magnetar.bookie.scrub.repair_queue import (
+    MetadataRepairQueue,
+    damaged_path,
+    decode_ranges,
+    encode_ranges,
+    merge_ranges,
+)
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto.errors import InvalidArgument, StorageFailed
+from support.bookie_kit import until
+
+
+async def test_damage_becomes_a_node_that_widens_and_goes() -> None:
+    store = MemoryMetadataStore()
+    queue = MetadataRepairQueue(store)
+    damage = Damage(queue)
+    damage.report(7, 3, where="log", reason="bits")  # before it is started: during a replay
+    assert queue.pending == 1
+    queue.start("bookie-1")
+    await until(lambda: not queue.pending)
+    damage.report(7, 4, where="log", reason="bits")
+    damage.report(7, 9, where="log", reason="bits")
+    damage.report(8, 0, where="log", reason="bits")
+    await until(lambda: not queue.pending)
+    await asyncio.sleep(0)
+    assert await store.children("/damaged/bookie-1") == [f"{7:020d}", f"{8:020d}"]
+    node = await store.get(damaged_path("bookie-1", 7))
+    assert node is not None
+    assert decode_ranges(node.value) == [(3, 4, "bits"), (9, 9, "bits")]
+    damage.repaired(7, 0, 100)
+    await until(lambda: not queue.pending)
+    await asyncio.sleep(0)
+    assert await store.children("/damaged/bookie-1") == [f"{8:020d}"]
+    await queue.close()
+    await queue.close()
+
+
+async def test_a_store_that_fails_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_RETRY_S", 0.001)
+    store = MemoryMetadataStore()
+    failures = 2
+    real = store.create
+
+    async def create(*arguments: Any, **named: Any) -> int:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise StorageFailed("no")
+        return await real(*arguments, **named)
+
+    monkeypatch.setattr(store, "create", create)
+    queue = MetadataRepairQueue(store)
+    queue.start("b")
+    queue.damaged(1, 5, 6, "bits")
+    await until(lambda: failures < 2)
+    queue.damaged(1, 7, 7, "more")
+    while (node := await store.get(damaged_path("b", 1))) is None or decode_ranges(node.value)[0][1] < 7:
+        await asyncio.sleep(0.001)
+    assert decode_ranges(node.value) == [(5, 7, "bits")]
+    await queue.close()
+
+
+async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_PENDING", 2)
+    queue = MetadataRepairQueue(MemoryMetadataStore())
+    for ledger_id in range(5):
+        queue.damaged(ledger_id, 0, 0, "bits")
+        queue.gone(ledger_id + 100)
+    assert (queue.pending, queue.not_queued) == (2, 4)
+
+
+def test_ranges_are_merged_and_bounded() -> None:
+    assert merge_ranges([(5, 6, "a"), (1, 2, "b"), (3, 3, "c"), (6, 9, "d")]) == [(1, 3, "b"), (5, 9, "a")]
+    many = [(number * 2, number * 2, "bits") for number in range(1000)]
+    assert merge_ranges(many) == [(0, 1998, "many ranges")]
+    assert decode_ranges(encode_ranges([(1, 2, "x")])) == [(1, 2, "x")]
+    with pytest.raises(InvalidArgument, match="format"):
+        decode_ranges(encode_ranges([]).replace(b"\xa6format\x01", b"\xa6format\x02"))
