@@ -138,10 +138,10 @@ async def rebuild_index(
 ) -> RebuildReport:
     """Makes the index at `index_path` anew from `logs` (paths by id, of all ledger directories). Durable when it returns.
 
-    The caller holds the bookie's lock; `instance` is the cookie's. `logs_lost`: there were others, of a ledger directory that
-    was declared lost; only the old index can tell which entries they had. After a `dry_run` all is as it was, but for an empty
-    directory INDEX.rebuilding. Blocks its loop: 5 s for a million entries. Raises StorageFailed or DiskFull, and then the
-    old index is where it was.
+    The caller holds the bookie's lock; `instance` is the cookie's. `logs_lost`: there were others, of a ledger directory
+    that was declared lost; only the old index can tell which entries they had. After a `dry_run` all is as it was, but for
+    an empty directory INDEX.rebuilding. Blocks its loop. Raises StorageFailed or DiskFull, and then the old index is where
+    it was.
     """
     new = index_path + ".rebuilding"
     _clear(files, new)
