@@ -34,8 +34,9 @@ Record = tuple[int, int, bytes]
 _SLICE_BYTES = 512 * 1024
 _SLICE_RECORDS = 250
 _JOINED_BYTES = 4096
-# Dirty pages are handed to the disk in steps, so that the last sync is short and the journal's are not held up.
-_SYNC_STEP_BYTES = 16 << 20
+# Dirty pages are handed to the disk in steps: a sync of the journal waits for what the disk has been given. Measured on one
+# disk, p99 of a 4 KB sync beside a flush: 0.8 ms with steps of 1 MiB (flush 1.2 GB/s), 4.9 with 16 (2.1), 0.25 without.
+_SYNC_STEP_BYTES = 1 << 20
 
 
 def in_slices(records: Iterable[Record]) -> Iterator[list[Record]]:
@@ -108,7 +109,7 @@ class LogWriter:
             await self._write([encode_log_header(self.log_id)], LOG_HEADER_BYTES)
 
     async def append(self, records: Sequence[Record]) -> list[Location]:
-        """Where each of the records went. Buffered when it returns, and synced up to the last 16 MiB.
+        """Where each of the records went. Buffered when it returns, and synced up to the last MiB.
 
         Raises DiskFull, after which `take_back` must be called before anything else, or StorageFailed, after which nothing
         may be called but `close`.
