@@ -191,12 +191,46 @@ def cookie(
     check: Annotated[
         bool, typer.Option("--check", help="Exit code 1 if a start would refuse what it finds.")
     ] = False,
+    lost: Annotated[
+        str | None,
+        typer.Option(
+            "--lost-directory",
+            help="This ledger directory is lost for good: what was in it is damage, the bookie starts without it.",
+            metavar="DIR",
+        ),
+    ] = None,
+    moved: Annotated[
+        str | None,
+        typer.Option(
+            "--moved-directory", help="The disk that was mounted at OLD is at NEW now.", metavar="OLD=NEW"
+        ),
+    ] = None,
+    new_disks: Annotated[
+        str | None,
+        typer.Option(
+            "--accept-new-disk",
+            help="All disks of this bookie are lost; empty ones take their place. It starts in repair mode: nothing that "
+            "it may have held is said not to exist.",
+            metavar="BOOKIE_ID",
+        ),
+    ] = None,
+    yes: Yes = False,
     data: Data = None,
     config: Config = None,
     assignments: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Whose data this is, and on which directories it is spread."""
+    """Whose data this is, on which directories it is spread; and what to tell a bookie that lost some of them."""
     from . import bookie_tools_identity as work
 
-    work.cookie(data, config, assignments, check=check, as_json=as_json)
+    work.cookie(
+        data,
+        config,
+        assignments,
+        check=check,
+        lost=lost,
+        moved=moved,
+        new_disks=new_disks,
+        yes=yes,
+        as_json=as_json,
+    )

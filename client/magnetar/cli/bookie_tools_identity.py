@@ -6,18 +6,25 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from magnetar.bookie.cookie import Cookie
 from magnetar.bookie.offline import (
     DirectoryState,
     StoppedBookie,
+    accept_new_disks,
     check_identity,
+    declare_lost,
+    declare_moved,
     inspect_directories,
     read_mark,
 )
 from magnetar.bookie.read_only import clear_read_only, marker_path, read_only_reason, set_read_only
 from magnetar.proto.errors import MagnetarError
+from magnetar.runtime.files import OsFiles
 
-from .bookie_tools_open import number, print_table, with_bookie
-from .session import EXIT_FAILED, print_json
+from .admin import confirm
+from .bookie_tools_open import bookie_settings, number, print_table, with_bookie
+from .daemons import system_rng
+from .session import EXIT_FAILED, EXIT_USAGE, fail, print_json, run
 
 _ROLE_COLUMNS = ("role", "directory", "files", "bytes", "in cookie", "in settings", "copy of the cookie")
 
@@ -85,32 +92,70 @@ def cookie(
     assignments: Sequence[str] | None,
     *,
     check: bool,
+    lost: str | None,
+    moved: str | None,
+    new_disks: str | None,
+    yes: bool,
     as_json: bool,
 ) -> None:
-    """Shows it; with `check` exit code 1 when a start would refuse the directories as they are."""
+    """Shows it, after the change that was asked for; with `check` exit code 1 when a start would refuse the directories."""
+    if sum(one is not None for one in (lost, moved, new_disks)) > 1:
+        fail("--lost-directory, --moved-directory and --accept-new-disk exclude each other", EXIT_USAGE)
+    if new_disks is not None:
+        _accept_new_disks(data, config, assignments, new_disks, yes)
+    old, equals, new = (moved or "").partition("=")
+    if moved is not None and not (old and equals and new):
+        fail(f"--moved-directory {moved!r} is not OLD=NEW", EXIT_USAGE)
 
     def work(bookie: StoppedBookie) -> int:
         found = bookie.cookie
-        directories = inspect_directories(bookie, found)
-        problem = check_identity(bookie)
-        record = found._asdict() | {
-            "instance": f"{found.instance:016x}",
-            "cluster": f"{found.cluster:016x}" if found.cluster else "",
-            "ledger_directories": [row._asdict() for row in found.ledger_directories],
-            "directories": [row._asdict() for row in directories],
-            "problem": problem,
-        }
-        if as_json:
-            print_json(record)
-        else:
-            names = ("bookie_id", "instance", "cluster", "format_version")
-            figures = [(name.replace("_", " "), str(record[name])) for name in names if record[name] != ""]
-            print_table("", ("", ""), figures)
-            print_directories(directories)
-            print(f"A START WOULD BE REFUSED: {problem}" if problem else "a start would take these directories")
+        if lost is not None:
+            confirm(f"What {lost} held is damage from now on. Declare it lost?", yes)
+            found = declare_lost(bookie, lost)
+        elif moved is not None:
+            found = declare_moved(bookie, old, new)
+        problem = _show_cookie(bookie, found, as_json=as_json)
         return EXIT_FAILED if check and problem else 0
 
     with_bookie(data, config, assignments, work)
+
+
+def _accept_new_disks(
+    data: str | None, config: str | None, assignments: Sequence[str] | None, bookie_id: str, yes: bool
+) -> None:
+    settings = bookie_settings(data, config, assignments)
+    if not bookie_id:
+        fail("--accept-new-disk needs the id of the bookie that lost its disks", EXIT_USAGE)
+    confirm(f"Are all disks of bookie {bookie_id} lost, and shall empty directories take their place?", yes)
+
+    async def accept() -> None:
+        await accept_new_disks(settings, OsFiles(), bookie_id, system_rng())
+
+    run(accept())
+
+
+def _show_cookie(bookie: StoppedBookie, found: Cookie, *, as_json: bool) -> str:
+    """Returns why a start would refuse it; empty: it would not."""
+    directories = inspect_directories(bookie, found)
+    problem = check_identity(bookie)
+    record = found._asdict() | {
+        "instance": f"{found.instance:016x}",
+        "cluster": f"{found.cluster:016x}" if found.cluster else "",
+        "ledger_directories": [row._asdict() for row in found.ledger_directories],
+        "directories": [row._asdict() for row in directories],
+        "problem": problem,
+    }
+    if as_json:
+        print_json(record)
+        return problem
+    names = ("bookie_id", "instance", "cluster", "format_version")
+    figures = [(name.replace("_", " "), str(record[name])) for name in names if record[name] != ""]
+    if found.repairing:
+        figures.append(("repair mode", "the next start marks unknown what it may have held"))
+    print_table("", ("", ""), figures)
+    print_directories(directories)
+    print(f"A START WOULD BE REFUSED: {problem}" if problem else "a start would take these directories")
+    return problem
 
 
 def print_directories(directories: list[DirectoryState]) -> None:

@@ -6,7 +6,14 @@ looks leaves nothing behind: no byte and no name below the bookie's directories 
 
 from .entries import StoredEntry, read_entries
 from .entry_logs import LogBroken, LogEnd, LogHeader, LogLedger, LogRecord, find_log, walk_entry_log
-from .identity import DirectoryState, check_identity, inspect_directories
+from .identity import (
+    DirectoryState,
+    accept_new_disks,
+    check_identity,
+    declare_lost,
+    declare_moved,
+    inspect_directories,
+)
 from .journaled import Journaled, JournaledLedger, JournalPlace
 from .journals import (
     JournalDirectory,
@@ -43,7 +50,10 @@ __all__ = [
     "StoppedBookie",
     "StoredEntry",
     "Verification",
+    "accept_new_disks",
     "check_identity",
+    "declare_lost",
+    "declare_moved",
     "find_log",
     "inspect_directories",
     "journal_directories",

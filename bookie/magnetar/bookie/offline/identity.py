@@ -7,13 +7,29 @@ import random
 from typing import NamedTuple
 
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
+from magnetar.runtime.files import Files
 
 from ..cookie import JOURNAL_ROLE, LEDGERS_ROLE, Cookie, decode_cookie
-from ..directories import data_names, open_data_directory
+from ..directories import (
+    data_names,
+    forget_ledger_directory,
+    open_data_directory,
+    rename_directory,
+    replace_cookie,
+)
+from ..layout import DataLayout
+from ..settings import BookieSettings
 from .look_only import LookOnlyFiles
-from .stopped import StoppedBookie, file_size
+from .stopped import StoppedBookie, file_size, lock_stopped
 
-__all__ = ["DirectoryState", "check_identity", "inspect_directories"]
+__all__ = [
+    "DirectoryState",
+    "accept_new_disks",
+    "check_identity",
+    "declare_lost",
+    "declare_moved",
+    "inspect_directories",
+]
 
 
 class DirectoryState(NamedTuple):
@@ -89,3 +105,29 @@ def check_identity(bookie: StoppedBookie) -> str:
     except DataDirectoryError as error:
         return error.message
     return ""
+
+
+def declare_lost(bookie: StoppedBookie, directory: str) -> Cookie:
+    """The ledger directory is gone for good; see `directories.forget_ledger_directory`. DataDirectoryError. Durable."""
+    return forget_ledger_directory(bookie.files, bookie.layout, directory)
+
+
+def declare_moved(bookie: StoppedBookie, old: str, new: str) -> Cookie:
+    """What was `old` is mounted at `new`; see `directories.rename_directory`. DataDirectoryError. Durable."""
+    return rename_directory(bookie.files, bookie.layout, old, new)
+
+
+async def accept_new_disks(
+    settings: BookieSettings, files: Files, bookie_id: str, rng: random.Random
+) -> Cookie:
+    """Empty directories take the place of all that bookie `bookie_id` lost: it starts in repair mode (rule 9). Durable.
+
+    DataDirectoryError when anything is left in them, or a bookie runs there.
+    """
+    layout = DataLayout.of(settings)
+    files.make_directory(layout.root)
+    lock = await lock_stopped(files, layout)
+    try:
+        return replace_cookie(files, layout, bookie_id, rng)
+    finally:
+        lock.release()

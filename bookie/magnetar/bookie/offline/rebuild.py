@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from magnetar.proto.errors import DataDirectoryError
+from magnetar.proto.errors import DataDirectoryError, MagnetarError
 
-from ..index import RocksLocationIndex
+from ..index import LocationIndex, RocksLocationIndex
 from ..index.rebuild import RebuildReport, rebuild_index
+from .identity import check_identity
 from .index_view import remove_empty_directory
 from .journals import Progress, no_progress
 from .stopped import StoppedBookie
@@ -18,16 +19,24 @@ async def rebuild(
 ) -> RebuildReport:
     """Reads every entry log; the new index is in place and durable when it returns, the old one put aside.
 
-    Refused with DataDirectoryError when a ledger directory is missing: its entries would be said not to exist.
-    StorageFailed, DiskFull: the old index is where it was. With `dry_run` nothing has changed.
+    Refused with DataDirectoryError when a start would refuse the directories (an empty or wrong disk, say): what they should
+    hold would be said not to exist. StorageFailed, DiskFull: the old index is where it was. With `dry_run` nothing changes.
     """
-    missing = [path for path in bookie.layout.ledgers if not bookie.files.exists(path)]
-    if missing:
+    problem = check_identity(bookie)
+    if problem:
         raise DataDirectoryError(
-            f"{missing[0]} is missing: an index without its logs would say that their entries do not exist; restore it "
-            "(is its disk mounted?), or declare it lost (magnetar bookie cookie --lost-directory)",
-            path=missing[0],
+            f"an index without all of its logs would say that their entries do not exist: {problem}",
+            path=bookie.layout.root,
         )
+    # A directory was declared lost: only the old index knows what was in it.
+    lost = any(row.lost for row in bookie.cookie.ledger_directories) and not _is_readable(bookie)
+
+    def open_index(path: str) -> LocationIndex:
+        index = RocksLocationIndex(path)
+        if lost:
+            index.set_incomplete()
+        return index
+
     instance = bookie.cookie.instance
     logs = bookie.logs()
     total = sum(log.bytes for log in logs)
@@ -38,10 +47,18 @@ async def rebuild(
             bookie.layout.index,
             {log.log_id: log.path for log in logs},
             instance,
-            open_index=RocksLocationIndex,
+            open_index=open_index,
+            logs_lost=any(row.lost for row in bookie.cookie.ledger_directories),
             dry_run=dry_run,
             progress=lambda report: progress("entry logs", report.bytes, total),
         )
     finally:
         if dry_run:
             remove_empty_directory(bookie.layout.index + ".rebuilding")
+
+
+def _is_readable(bookie: StoppedBookie) -> bool:
+    try:
+        return not bookie.index.incomplete()
+    except MagnetarError:
+        return False

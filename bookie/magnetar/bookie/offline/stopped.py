@@ -14,7 +14,7 @@ from ..layout import DataLayout
 from ..settings import BookieSettings
 from .index_view import IndexView
 
-__all__ = ["LogFile", "StoppedBookie"]
+__all__ = ["LogFile", "StoppedBookie", "file_size", "lock_stopped"]
 
 # Helpers of a daemon that was killed end within some milliseconds.
 _WAIT_FOR_HELPERS_S = 1.0
@@ -60,20 +60,7 @@ class StoppedBookie:
                 f"{layout.root} is not the data directory of a bookie; --data takes what the daemon was given",
                 path=layout.root,
             )
-        try:
-            lock = await wait_for_lock(files, layout.lock, _WAIT_FOR_HELPERS_S)
-        except DataDirectoryError as error:
-            if not error.details.get("locked"):
-                raise
-            holder = error.details.get("holder")
-            process = f"process {holder}" if holder else "another process"
-            cure = f"kill {holder}, then try again" if holder else "stop it, then try again"
-            raise DataDirectoryError(
-                f"the bookie in {layout.root} is in use by {process}; this command needs it stopped: {cure}",
-                path=layout.root,
-                locked=True,
-                holder=holder,
-            ) from None
+        lock = await lock_stopped(files, layout)
         return cls(settings, files, layout, lock)
 
     @property
@@ -155,3 +142,21 @@ def file_size(files: Files, path: str) -> int:
         return file.size()
     finally:
         file.close()
+
+
+async def lock_stopped(files: Files, layout: DataLayout) -> FileLock:
+    """Takes the bookie's lock; DataDirectoryError says which process has it."""
+    try:
+        return await wait_for_lock(files, layout.lock, _WAIT_FOR_HELPERS_S)
+    except DataDirectoryError as error:
+        if not error.details.get("locked"):
+            raise
+        holder = error.details.get("holder")
+        process = f"process {holder}" if holder else "another process"
+        cure = f"kill {holder}, then try again" if holder else "stop it, then try again"
+        raise DataDirectoryError(
+            f"the bookie in {layout.root} is in use by {process}; this command needs it stopped: {cure}",
+            path=layout.root,
+            locked=True,
+            holder=holder,
+        ) from None
