@@ -175,9 +175,15 @@ def rename_directory(files: Files, layout: DataLayout, old: str, new: str) -> Co
     cookie = _known_cookie(files, layout)
     old_name, new_name = layout.name_of(old), layout.name_of(new)
     copy = _read_copy(files, new)
-    if copy is None or (copy.instance, copy.directory) not in (
-        (cookie.instance, old_name),
-        (cookie.instance, new_name),  # an attempt that was cut short
+    known = [*cookie.journal_directories, *[row.name for row in cookie.ledger_directories]]
+    if (
+        old_name not in known
+        or copy is None
+        or (copy.instance, copy.directory)
+        not in (
+            (cookie.instance, old_name),
+            (cookie.instance, new_name),  # an attempt that was cut short
+        )
     ):
         raise DataDirectoryError(f"{new} is not what was {old} of bookie {cookie.bookie_id!r}", path=new)
     if files.exists(layout.mark):

@@ -132,7 +132,7 @@ class BookieSettings:
             )
 
     def _check_directories(self) -> None:
-        seen: dict[str, str] = {}
+        seen: dict[str, str] = {os.path.abspath(self.data_directory): "data_directory"}
         for name in ("journal_directories", "ledger_directories"):
             for directory in getattr(self, name):
                 if not directory:
@@ -144,6 +144,4 @@ class BookieSettings:
                     )
                 seen[path] = name
         if self.index_directory and os.path.abspath(self.index_directory) in seen:
-            raise InvalidSetting(
-                "index_directory is a journal or ledger directory too; give it one of its own"
-            )
+            raise InvalidSetting("index_directory is another directory too; give it one of its own")
