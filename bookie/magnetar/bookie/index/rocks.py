@@ -55,6 +55,8 @@ class RocksLocationIndex:
         options.set_keep_log_file_num(2)
         options.set_max_open_files(512)
         options.set_max_background_jobs(2)
+        # As the flush does: a sync of the journal waits for what the disk has been given.
+        options.set_bytes_per_sync(1 << 20)
         options.set_paranoid_checks(True)
         families = {
             "locations": self._family_options(16 << 20),
