@@ -213,6 +213,34 @@ def test_the_index_is_made_anew(data: Path, tmp_path: Path) -> None:
     assert [row["state"] for row in after] == [row["state"] for row in before]
 
 
+def test_rule_01_what_a_killed_service_acknowledged_is_there(tmp_path: Path) -> None:
+    service = Service(tmp_path / "data")
+    service.start()
+    acknowledged: list[str] = []
+    try:
+        with connect(service.url) as client, client.create_producer("orders") as producer:
+            for number in range(50):
+                producer.send(b"%d" % number)
+                acknowledged.append(str(number))
+            service.kill("both")
+    finally:
+        service.stop()
+    verified = Run("verify", "--json", data=service.data)
+    assert verified.code == 0, verified.out
+    stored = values(list(contents_of(service.data)))
+    assert stored[: len(acknowledged)] == acknowledged
+
+
+def test_a_lost_bookie_is_replaced(tmp_path: Path) -> None:
+    lost = tmp_path / "lost"
+    assert "say --yes" in Run("cookie", "--accept-new-disk", "b7", data=lost).complaint
+    assert not lost.exists()
+    made = Run("cookie", "--accept-new-disk", "b7", "--yes", "--json", data=lost)
+    assert (made.code, made.lines[0]["repairing"], made.lines[0]["bookie_id"]) == (0, True, "b7")
+    again = Run("cookie", "--accept-new-disk", "b7", "--yes", data=lost)
+    assert (again.code, "did not lose its disks" in again.complaint) == (1, True)
+
+
 def test_read_only_and_back(data: Path) -> None:
     assert Run("convert-to-read-only", "--reason", "its disk makes noises", data=data).code == 0
     assert Run("info", "--json", data=data).lines[0]["read_only_reason"] == "its disk makes noises"
@@ -227,6 +255,10 @@ def test_read_only_and_back(data: Path) -> None:
         (["read", "1", "9-3"], 2, "not a range of entries: '9-3'"),
         (["read", "1", "x"], 2, "not a range of entries: 'x'"),
         (["read", "1", "--hex", "--messages"], 2, "exclude each other"),
+        (["cookie", "--lost-directory", "/x", "--yes"], 1, "/x is no ledger directory"),
+        (["cookie", "--lost-directory", "/x"], 2, "say --yes"),
+        (["cookie", "--moved-directory", "x"], 2, "is not OLD=NEW"),
+        (["cookie", "--moved-directory", "x=y", "--lost-directory", "x"], 2, "exclude each other"),
         (["entrylog", "dump", "ffffffff"], 1, "there is no entry log ffffffff"),
         (["journal", "dump", "nope"], 1, "there is no journal file nope"),
         (["journal", "dump", "--journal", "5"], 1, "there is no journal directory 5"),
