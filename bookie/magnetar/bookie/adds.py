@@ -63,6 +63,8 @@ class Adds:
         # Adds that wait for room in the write cache: (deadline, entry, recovery, done), in order of arrival.
         self._waiting: deque[tuple[float, bytes, bool, DurableCallback]] = deque()
         self._waiting_bytes = 0
+        # Figure: those that were too large, or too many.
+        self.refused = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -160,6 +162,7 @@ class Adds:
             self._timer = loop.call_at(deadline, self._waited_too_long)
 
     def _refuse(self, entry: bytes, done: DurableCallback, code: int) -> None:
+        self.refused += 1
         ledger_id, entry_id, _, _ = LEDGER_ENTRY_FIELDS.unpack_from(entry)
         asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, code)
 

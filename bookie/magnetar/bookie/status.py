@@ -142,6 +142,7 @@ def bookie_figures(bookie: Bookie) -> dict[str, int]:
         "read_budget_taken_bytes": bookie.reads.budget.taken,
         "read_budget_waiting": bookie.reads.budget.waiting,
         "waiting_adds": bookie.adds.waiting,
+        "adds_refused": bookie.adds.refused,
         "long_polls": len(bookie.waiters),
         "ledgers_in_memory": len(bookie.ledgers.by_id),
         "checkpoints": bookie.checkpointer.finished,

@@ -48,6 +48,7 @@ class StoredEntries:
         self._logs = logs
         self._damage = damage
         self._settings = settings
+        self._ahead_bytes = min(settings.read_ahead_bytes, settings.read_cache_bytes // 4)
 
     async def read(
         self, ledger_id: int, first: int, last: int, max_bytes: int, ahead: bool, grant: ReadGrant
@@ -136,11 +137,13 @@ class StoredEntries:
                     return wanted
                 following = location.offset + RECORD_HEADER_BYTES + location.length
                 size = following - start
-                if wanted and (
-                    size > settings.read_ahead_bytes
-                    or (size > max_bytes + RECORD_HEADER_BYTES * len(wanted) and len(wanted) >= least)
-                ):
+                if wanted and size > settings.read_ahead_bytes:
                     return wanted
+                # What is ahead must find room in the read cache.
+                if (number > last or size > max_bytes + RECORD_HEADER_BYTES * len(wanted)) and (
+                    len(wanted) >= least or size > self._ahead_bytes
+                ):
+                    return wanted or [(number, location)]
                 wanted.append((number, location))
             if len(found) < step:
                 break

@@ -17,7 +17,9 @@ from support.bookie_kit import KIB, add, add_all, entry, open_inline
 
 @pytest.fixture
 async def bookie(tmp_path: Path) -> AsyncIterator[Bookie]:
-    bookie = await open_inline(str(tmp_path), ModelStorage(), entry_log_bytes=1024 * KIB)
+    bookie = await open_inline(
+        str(tmp_path), ModelStorage(), entry_log_bytes=1024 * KIB, read_cache_bytes=1024 * KIB
+    )
     yield bookie
     await bookie.close()
 
@@ -310,3 +312,19 @@ def test_the_read_cache_counts_what_it_holds_and_lets_the_oldest_run_go() -> Non
     assert cache.run(3, 99, 99, 9999)
     cache.clear()
     assert cache.size == 0
+
+
+async def test_read_ahead_fits_the_read_cache_or_it_would_be_read_again_and_again(tmp_path: Path) -> None:
+    bookie = await open_inline(
+        str(tmp_path), ModelStorage(), entry_log_bytes=1024 * KIB, read_cache_bytes=20 * KIB
+    )
+    entries = await store(bookie, 1, range(300), 1000)
+    reads = LogReads(bookie)
+    await bookie.read(1, 0, 0)
+    for number in range(1, 100):
+        assert (await bookie.read(1, number, number))[0] == [entries[number]]
+    assert len(reads.runs) < 40
+    assert max(reads.runs) < 10
+    # A batch is not cut short by it.
+    assert (await bookie.read(1, 100, 199))[0] == entries[100:200]
+    await bookie.close()
