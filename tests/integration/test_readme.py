@@ -18,8 +18,26 @@ BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SET_UP = ("make setup", ". .venv/bin/activate", "magnetar standalone")
 
 
-def blocks() -> list[tuple[str, str]]:
-    return BLOCK.findall(README.read_text())
+# From here on the service is stopped.
+OPERATING = "## Operating a bookie\n"
+NUMBER = re.compile(r"\d[\d,]*")
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    return BLOCK.findall(text)
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """(command, what it prints) of a console block."""
+    for block in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, expected = block.partition("\n")
+        yield command, expected.strip()
+
+
+def shape(text: str) -> list[str]:
+    """Lines without their numbers and their widths."""
+    lines = [" ".join(NUMBER.sub("N", line).split()) for line in text.splitlines()]
+    return [re.sub("─+", "─", line) for line in lines if line]
 
 
 @pytest.fixture
@@ -46,8 +64,9 @@ def run(arguments: list[str] | str, service: Service, tmp_path: Path) -> str:
 
 
 def test_the_tour_works_as_it_is_written(service: Service, tmp_path: Path) -> None:
+    tour, operating = README.read_text().split(OPERATING)
     ran = 0
-    for language, text in blocks():
+    for language, text in blocks(tour):
         if language == "python":
             out = run(
                 [sys.executable, "-c", text.replace("magnetar://127.0.0.1:7650", service.url)],
@@ -57,12 +76,21 @@ def test_the_tour_works_as_it_is_written(service: Service, tmp_path: Path) -> No
             assert out.strip(), text
             ran += 1
             continue
-        for block in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
-            command, _, expected = block.partition("\n")
+        for command, expected in commands(text):
             if command in SET_UP:
                 continue
             out = run(command, service, tmp_path)
-            if expected.strip():
-                assert out.strip() == expected.strip(), command
+            if expected:
+                assert out.strip() == expected, command
             ran += 1
     assert ran >= 8
+    service.stop()
+    operated = 0
+    for language, text in blocks(operating):
+        assert language == "console"
+        for command, expected in commands(text):
+            out = shape(run(command, service, tmp_path))
+            for line in shape(expected):
+                assert line == "..." or line in out, f"{command}: {line}\n" + "\n".join(out)
+            operated += 1
+    assert operated >= 12

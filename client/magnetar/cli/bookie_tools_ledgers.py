@@ -91,7 +91,7 @@ def _print_detail(summary: LedgerSummary) -> None:
         ("explicit LAC", number(summary.explicit_lac)),
         ("entries in entry logs", number(summary.entries)),
         ("bytes in entry logs", number(summary.bytes)),
-        ("entries in journals only", number(summary.journaled_entries)),
+        ("entries in journals only", number(summary.journaled_entries or -1)),
         ("entry logs", " ".join(f"{log_id:08x}" for log_id in summary.logs)),
         ("entries", " ".join(_range(*found) for found in summary.ranges)),
         ("not here", " ".join(holes)),

@@ -114,11 +114,14 @@ def _explain_nothing(
 
 def _print(entry: StoredEntry, payload: bytes, as_hex: bool, messages: bool, *, with_payload: bool) -> None:
     place = f"{entry.source} {entry.path}:{entry.position}"
+    if not entry.data:
+        print(f"{entry.ledger_id}:{entry.entry_id}  DAMAGED: {entry.damage}  ({place})")
+        return
     print(
         f"{entry.ledger_id}:{entry.entry_id}  {len(payload)} bytes  LAC {entry.last_add_confirmed}  "
         f"length {entry.ledger_length}  {'DAMAGED: ' + entry.damage if entry.damage else 'digest good'}  ({place})"
     )
-    if not with_payload or not entry.data:
+    if not with_payload:
         return
     if as_hex:
         _print_hex(payload)

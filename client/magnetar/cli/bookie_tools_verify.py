@@ -12,7 +12,7 @@ from magnetar.bookie.offline import rebuild as rebuild_index
 from magnetar.bookie.offline import verify as verify_bookie
 
 from .admin import confirm
-from .bookie_tools_open import Meter, number, print_table, with_bookie
+from .bookie_tools_open import Meter, counted, number, print_table, with_bookie
 from .session import EXIT_FAILED, print_json
 
 # In the table; --json has all that were kept.
@@ -81,7 +81,7 @@ def _print(bookie: StoppedBookie, result: Verification) -> None:
     print(
         "sound"
         if result.sound
-        else f"NOT SOUND: {result.damage_found:,} findings"
+        else f"NOT SOUND: {counted(result.damage_found, 'finding', 'findings')}"
         if result.damage_found
         else "NOT SOUND: a part could not be checked"
     )

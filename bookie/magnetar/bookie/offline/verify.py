@@ -285,7 +285,7 @@ class _Verify:
             return
         suspects = {log_id for log_id, count in counts.items() if self._live.get(log_id) != count}
         damaged = self._read_suspects(index, suspects) if suspects else 0
-        note = f"{damaged:,} of them point to no good record" if damaged else ""
+        note = f"{damaged:,} without a good record" if damaged else ""
         if index.incomplete():
             note = (
                 f"{note}; " * bool(note)
