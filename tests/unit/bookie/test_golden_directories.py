@@ -1,8 +1,8 @@
 """Data directories of earlier releases open, keep what they hold, and are written on.
 
-`tests/golden/bookie-format-1` was left behind by kill -9: ledgers 1 to 3 with 20 entries each flushed, ledger 3 fenced and LAC 19
-of ledger 1 before the checkpoint; 10 more of ledgers 1 and 2, fences of 2 and 77 and LAC 29 of ledger 1 in the journal alone.
-`bookie-format-2` is the same work on two journal and two ledger directories, with ledger 5 marked unknown.
+`tests/golden/bookie-format-1` was left behind by kill -9: ledgers 1 to 3 with 20 entries each flushed, ledger 3 fenced and
+LAC 19 of ledger 1 before the checkpoint; 10 more of ledgers 1 and 2, fences of 2 and 77 and LAC 29 of ledger 1 in journals
+alone. `bookie-format-2` is the same work on two journal and two ledger directories, with ledger 5 marked unknown.
 """
 
 import shutil
@@ -27,7 +27,7 @@ async def test_a_directory_of_an_earlier_format_opens_and_is_written_on(tmp_path
     root = tmp_path / "bookie"
     shutil.copytree(GOLDEN / f"bookie-format-{version}", root)
     changes: dict[str, Any] = {"journal_file_bytes": 16 * KIB, "entry_log_bytes": 2048}
-    journals = ("journal",)
+    journals: tuple[str, ...] = ("journal",)
     if version > 1:
         journals = ("journal", "journal-2")
         changes["journal_directories"] = tuple(str(root / name) for name in journals)
