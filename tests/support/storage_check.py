@@ -70,9 +70,10 @@ class Broken(AssertionError):
 
 
 class ListedLedgers:
-    """The metadata store as garbage collection sees it: everything exists but what is in `gone`."""
+    """The metadata store as garbage collection sees it: what was `created` (before its first add) and is not `gone`."""
 
     def __init__(self) -> None:
+        self.created: dict[int, None] = {}
         self.gone: dict[int, None] = {}
         # It cannot be asked.
         self.unreachable = False
@@ -82,7 +83,11 @@ class ListedLedgers:
         await asyncio.sleep(0)
         if self.unreachable:
             raise RequestTimeout("the metadata store does not answer")
-        return [ledger_id for ledger_id in ledger_ids if ledger_id in self.gone]
+        return [ledger_id for ledger_id in ledger_ids if ledger_id not in self.listed()]
+
+    def listed(self) -> dict[int, None]:
+        """What exists now."""
+        return {ledger_id: None for ledger_id in self.created if ledger_id not in self.gone}
 
 
 class Machine:

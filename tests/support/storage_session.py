@@ -43,6 +43,8 @@ class Promises:
         # Ledgers that somebody asked to delete; and those of which this was acknowledged, which stay deleted (rule 7).
         self.doomed: dict[int, None] = {}
         self.deleted: dict[int, None] = {}
+        # Asked for at the bookie, which may still be on its way.
+        self.by_name: dict[int, None] = {}
 
     def asked(self, key: Key, entry: bytes) -> int:
         """An entry goes to the bookie; returns the number of this version."""
@@ -78,6 +80,7 @@ class Session:
     ) -> asyncio.Future[int]:
         """Adds an entry of its own bytes; the future has the code of the answer."""
         promises, loop = self.promises, asyncio.get_running_loop()
+        self.machine.existing.created[ledger_id] = None
         version = len(promises.versions.get((ledger_id, entry_id), []))
         text = b"%d:%d version %d " % (ledger_id, entry_id, version)
         payload = (text * (1 + (size or self.rng.choice((50, 700, 2000, 5000))) // len(text)))[: 7 * KIB]
@@ -105,6 +108,7 @@ class Session:
 
     async def fence(self, ledger_id: int) -> None:
         """Fences by way of a read, as a recovery does."""
+        self.machine.existing.created[ledger_id] = None
         try:
             await self.bookie.read_last_confirmed(ledger_id, fence=True)
         except MagnetarError:
@@ -114,6 +118,7 @@ class Session:
 
     async def write_last_confirmed(self, ledger_id: int, last_add_confirmed: int) -> None:
         """Explicit last add confirmed."""
+        self.machine.existing.created[ledger_id] = None
         try:
             await self.bookie.write_last_confirmed(ledger_id, last_add_confirmed)
         except MagnetarError:
@@ -130,7 +135,7 @@ class Session:
 
     async def delete(self, ledger_id: int) -> None:
         """Deletes a ledger by name."""
-        self.promises.doomed[ledger_id] = None
+        self.promises.doomed[ledger_id] = self.promises.by_name[ledger_id] = None
         try:
             await self.bookie.delete_ledger(ledger_id)
         except MagnetarError:
@@ -144,20 +149,24 @@ class Session:
         self.machine.existing.gone[ledger_id] = None
 
     async def collect_garbage(self) -> None:
-        """A round, with a major compaction. What metadata had deleted before it, and was here, is deleted after it."""
-        machine, promises = self.machine, self.promises
-        gone = [
-            ledger_id
-            for ledger_id in machine.existing.gone
-            if ledger_id in promises.last_entry or ledger_id in promises.fenced
-        ]
+        """A round, with a major compaction. What metadata had deleted before it, and the index lists, is deleted then."""
+        promises = self.promises
+        gone = [ledger_id for ledger_id in self.machine.existing.gone if ledger_id not in promises.by_name]
         try:
-            collected = await self.bookie.collect_garbage()
+            await self.bookie.collect_garbage()
+            for ledger_id in gone:
+                if await self.is_deleted(ledger_id) and self.machine.failure is None:
+                    promises.deleted[ledger_id] = None
         except MagnetarError:
             return
-        # No promise to a client: a round may end in the moment in which the bookie fails.
-        if not collected.skipped and machine.failure is None:
-            promises.deleted.update(dict.fromkeys(gone))
+
+    async def is_deleted(self, ledger_id: int) -> bool:
+        """Whether the bookie says so."""
+        try:
+            await self.bookie.read_last_confirmed(ledger_id)
+        except LedgerNotFound as error:
+            return "deleted" in error.message
+        return False
 
     async def check_entry(self, key: Key) -> None:
         """An entry is what was added last, or later; one that was not acknowledged may be missing."""

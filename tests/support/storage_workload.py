@@ -72,9 +72,13 @@ async def wide_workload(session: Session) -> None:
             session.delete_in_metadata(6)
             beside.append(asyncio.ensure_future(session.delete(4)))
             beside.append(asyncio.ensure_future(session.collect_garbage()))
+            beside.append(asyncio.ensure_future(new_ledgers(session)))
+        session.machine.existing.unreachable = turn == 3
         if turn == 3:
             beside.append(asyncio.ensure_future(session.fence(3)))
+            beside.append(asyncio.ensure_future(session.collect_garbage()))
         if turn == 4:
+            beside.append(asyncio.ensure_future(session.checkpoint()))
             beside.append(asyncio.ensure_future(session.collect_garbage()))
         await asyncio.gather(*adds)
         again = session.add_soon(1, rng.randrange(number + 1), recovery=True, size=rng.choice((50, 900)))
@@ -89,6 +93,12 @@ async def wide_workload(session: Session) -> None:
     await session.collect_garbage()
     for ledger_id in (1, 2, 3):
         await tolerant(session.check_range(ledger_id, 0, number))
+
+
+async def new_ledgers(session: Session) -> None:
+    """One after another while a round of garbage collection runs."""
+    for ledger_id in range(20, 26):
+        await session.add_soon(ledger_id, 0, size=50)
 
 
 async def tolerant(reading: Awaitable[None]) -> None:
