@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from typing import Protocol
@@ -37,8 +38,15 @@ def lock_file(path: str) -> OsFileLock:
 
     flock(2): bound to the open file description, which helper processes inherit.
     """
+    close_on_exec = getattr(os, "O_CLOEXEC", 0)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o640)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | close_on_exec, 0o640)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            # A dying disk that the kernel made read-only: its operator must still be able to look at it.
+            fd = os.open(path, os.O_RDONLY | close_on_exec)
     except OSError as error:
         raise storage_error(error, "opening", path) from error
     try:

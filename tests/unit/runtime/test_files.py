@@ -244,6 +244,25 @@ def test_a_second_lock_is_refused_and_names_the_holder(files: OsFiles, tmp_path:
     files.lock(str(tmp_path / "LOCK")).release()
 
 
+def test_a_lock_on_a_read_only_file_system_excludes_as_well(
+    files: OsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "LOCK")
+    files.lock(path).release()
+    real = os.open
+
+    def read_only_open(name: str, flags: int, mode: int = 0o777) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return real(name, flags, mode)
+
+    monkeypatch.setattr(os, "open", read_only_open)
+    lock = files.lock(path)
+    with pytest.raises(DataDirectoryError, match="in use by another process"):
+        OsFiles().lock(path)
+    lock.release()
+
+
 async def test_rule_12b_a_helper_that_inherited_the_lock_still_holds_it(
     files: OsFiles, tmp_path: Path
 ) -> None:
