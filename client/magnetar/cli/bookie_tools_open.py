@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
@@ -46,6 +47,8 @@ def with_bookie(
     settings = bookie_settings(data, config, assignments)
 
     async def main() -> None:
+        # The work blocks the loop, which has nothing else to do; Ctrl-C must not wait for its next turn.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with await StoppedBookie.open(settings, OsFiles()) as bookie:
             code = work(bookie)
             if isinstance(code, Coroutine):

@@ -21,10 +21,9 @@ _WAIT_FOR_HELPERS_S = 1.0
 
 
 class LogFile(NamedTuple):
-    """An entry log; `directory` is a number of `layout.ledgers`."""
+    """An entry log."""
 
     log_id: int
-    directory: int
     path: str
     bytes: int
 
@@ -95,17 +94,24 @@ class StoppedBookie:
             self._index = index
         return self._index
 
+    def ledger_directories(self) -> list[str]:
+        """Of the settings, and those that only the cookie names: who looks should not depend on complete settings."""
+        try:
+            known = [row.name for row in self.cookie.ledger_directories if not row.lost]
+        except DataDirectoryError:
+            known = []
+        return list(dict.fromkeys([*self.layout.ledgers, *map(self.layout.directory, known)]))
+
     def logs(self) -> list[LogFile]:
-        """Every entry log of the ledger directories that are there, by id."""
+        """Every entry log of the ledger directories that are there, by id. One that is in two of them comes twice."""
         if self._logs is None:
             found: list[LogFile] = []
-            for number, directory in enumerate(self.layout.ledgers):
-                names = self.files.list(directory) if self.files.exists(directory) else []
-                for name in names:
+            for directory in self.ledger_directories():
+                for name in self.files.list(directory) if self.files.exists(directory) else []:
                     log_id = self.layout.entry_log_id(name)
                     if log_id is not None:
-                        path = self.layout.entry_log(number, log_id)
-                        found.append(LogFile(log_id, number, path, file_size(self.files, path)))
+                        path = os.path.join(directory, name)
+                        found.append(LogFile(log_id, path, file_size(self.files, path)))
             self._logs = sorted(found)
         return self._logs
 

@@ -12,10 +12,13 @@ What was torn by a crash is no damage: nothing there was ever acknowledged.
 
 from __future__ import annotations
 
+import os
+from itertools import pairwise
 from typing import NamedTuple
 
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFailed
 
+from ..entry_log.log_ids import decode_log_ids
 from ..index import LedgerRecord
 from .entries import read_located
 from .entry_logs import LogBroken, LogEnd, LogHeader, LogRecord, walk_entry_log
@@ -121,6 +124,7 @@ class _Verify:
         self._check_mark()
         self._check_journals()
         self._open_index()
+        self._check_log_ids()
         for log in self._bookie.logs():
             self._check_log(log)
         if self._bookie.files.exists(self._bookie.layout.index):
@@ -210,6 +214,23 @@ class _Verify:
                 self._failed("index", self._bookie.layout.index, error.message)
             else:
                 self._note("index", self._bookie.layout.index, SOUND, note="not made yet")
+
+    def _check_log_ids(self) -> None:
+        """No number twice, and the file of numbers, which a bookie of the first release has not."""
+        for log, other in pairwise(self._bookie.logs()):
+            if log.log_id == other.log_id:
+                self._failed("log ids", other.path, f"this entry log is in {os.path.dirname(log.path)} too")
+        path = os.path.join(self._bookie.layout.root, "log-ids")
+        if not self._bookie.files.exists(path):
+            return
+        if decode_log_ids(self._bookie.files.read(path)) is None:
+            self._failed(
+                "log ids",
+                path,
+                "it is damaged; the next start steps over the numbers that it may have reserved",
+            )
+        else:
+            self._note("log ids", path, SOUND, records=1)
 
     def _check_log(self, log: LogFile) -> None:
         verdict, note, records, size = SOUND, "", 0, log.bytes

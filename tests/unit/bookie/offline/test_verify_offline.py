@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.bookie.offline import JournalRecord, Verification, verify, walk_journals
+from magnetar.bookie.offline import (
+    Journaled,
+    JournalRecord,
+    Verification,
+    list_ledgers,
+    verify,
+    walk_journals,
+)
 from support.offline_kit import entry_logs, flip, trace_of, with_stopped
 
 PAGE = 4096
+GOLDEN = Path(__file__).parents[3] / "golden"
 
 
 def verified(directory: Path) -> Verification:
@@ -26,7 +34,16 @@ def test_an_undamaged_bookie_is_sound(image: str, request: pytest.FixtureRequest
     result = verified(request.getfixturevalue(image))
     assert result.sound, result.findings
     parts = {check.part for check in result.checks}
-    assert parts == {"cookie", "mark", "journal", "entry log", "index files", "index", "ledger records"}
+    assert parts == {
+        "log ids",
+        "cookie",
+        "mark",
+        "journal",
+        "entry log",
+        "index files",
+        "index",
+        "ledger records",
+    }
     located = next(check for check in result.checks if check.part == "index")
     assert located.records == (120 if image == "stopped" else 100)
 
@@ -67,12 +84,12 @@ def test_rule_08_a_lost_log_damages_every_entry_of_it(stopped: Path) -> None:
     assert len([one for one in result.findings if one.part == "entry"]) == before
 
 
-@pytest.mark.parametrize("name", ["cookie", "mark"])
+@pytest.mark.parametrize("name", ["cookie", "mark", "log-ids"])
 def test_a_damaged_cookie_or_mark(killed: Path, name: str) -> None:
     flip(killed / name, 20)
     result = verified(killed)
     assert not result.sound
-    assert verdicts(result, name) == {"damage"}
+    assert verdicts(result, name.replace("-", " ")) == {"damage"}
 
 
 @pytest.mark.parametrize("name", ["cookie", "mark", "index", "journal", "ledgers"])
@@ -146,3 +163,38 @@ def test_a_table_of_the_index_that_the_scrub_knows(stopped: Path) -> None:
     name = min(tables)
     flip(stopped / "index" / name, tables[name][0] - 200)
     assert any(one.path.endswith(name) for one in verified(stopped).findings)
+
+
+def test_a_log_in_two_directories(stopped: Path) -> None:
+    (stopped / "l2").mkdir()
+    shutil.copy(entry_logs(stopped)[0], stopped / "l2")
+    both = (str(stopped / "ledgers"), str(stopped / "l2"))
+    result = with_stopped(stopped, verify, ledger_directories=both)
+    assert any("is in" in one.text for one in result.findings if one.part == "log ids")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_data_of_earlier_releases(version: int, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(GOLDEN / f"bookie-format-{version}", tmp_path / "bookie"))
+    changes: dict[str, tuple[str, ...]] = {}
+    if version == 2:
+        for name in ("journal", "ledgers"):
+            key = "journal_directories" if name == "journal" else "ledger_directories"
+            changes[key] = (str(directory / name), str(directory / f"{name}-2"))
+    before = trace_of(directory)
+    result = with_stopped(directory, verify, **changes)
+    assert result.sound, result.findings
+    found = with_stopped(
+        directory, lambda bookie: list(list_ledgers(bookie, Journaled.read(bookie))), **changes
+    )
+    totals = {row.ledger_id: row.entries + row.journaled_entries for row in found}
+    assert totals == {1: 30, 2: 30, 3: 20, 77: 0} | ({5: 0} if version == 2 else {})
+    assert {row.ledger_id for row in found if row.state == "fenced"} >= {2, 3, 77}
+    assert trace_of(directory) == before
+
+
+def test_directories_that_the_settings_forget_are_looked_at(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(GOLDEN / "bookie-format-2", tmp_path / "bookie"))
+    result = with_stopped(directory, verify)
+    assert [one.part for one in result.findings] == ["cookie"]
+    assert "ledger_directories no longer names" in result.findings[0].text
