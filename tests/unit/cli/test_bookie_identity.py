@@ -1,0 +1,82 @@
+"""A bookie and its metadata store belong together, or the service refuses to start (rules 8 and 9)."""
+
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from magnetar.bookie import Bookie
+from magnetar.bookie.directories import replace_cookie
+from magnetar.bookie.index import ModelStorage
+from magnetar.bookie.layout import DataLayout
+from magnetar.cli.bookie_identity import introduce_bookie, ledgers_of_bookie
+from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.ledger.core.quorum import Striping
+from magnetar.metadata.identity import cluster_instance, registered_cookie
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.metadata.paths import ledger_path
+from magnetar.proto.errors import DataDirectoryError, LedgerFenced, UnknownLedgerState
+from magnetar.runtime.files import OsFiles
+from support.bookie_kit import add, entry, model_components, small_settings
+
+
+async def start(path: Path, metadata: MemoryMetadataStore, storage: ModelStorage, seed: int = 1) -> Bookie:
+    """As the service does."""
+    rng = random.Random(seed)
+    components = replace(model_components(storage, seed=seed), cluster=await cluster_instance(metadata, rng))
+    bookie = await Bookie.open(small_settings(str(path), bookie_id="b1"), components)
+    try:
+        await introduce_bookie(bookie, metadata)
+    except DataDirectoryError:
+        await bookie.close()
+        raise
+    return bookie
+
+
+async def list_ledger(metadata: MemoryMetadataStore, ledger_id: int, *bookies: str) -> None:
+    record = LedgerMetadata.create(Striping(len(bookies), len(bookies), 1), tuple(bookies), 0, {})
+    await metadata.create(ledger_path(ledger_id), record.encode())
+
+
+async def test_emptied_metadata_beside_a_bookies_data_is_refused(tmp_path: Path) -> None:
+    storage = ModelStorage()
+    metadata = MemoryMetadataStore()
+    for _ in range(2):
+        bookie = await start(tmp_path, metadata, storage)
+        assert bookie.cookie.cluster == await cluster_instance(metadata, random.Random(0))
+        await bookie.close()
+    with pytest.raises(DataDirectoryError, match="metadata store was emptied"):
+        await start(tmp_path, MemoryMetadataStore(), storage, seed=2)
+    await (await start(tmp_path, metadata, storage)).close()
+
+
+async def test_rule_09_a_known_bookie_with_emptied_disks_is_refused_until_it_is_replaced(
+    tmp_path: Path,
+) -> None:
+    metadata = MemoryMetadataStore()
+    bookie = await start(tmp_path / "b", metadata, ModelStorage())
+    assert await add(bookie, entry(1, 0)) == 0
+    await bookie.close()
+    shutil.rmtree(tmp_path / "b")
+    await list_ledger(metadata, 1, "b1", "b2")
+    await list_ledger(metadata, 2, "b2", "b3")
+    await list_ledger(metadata, 3, "b3", "b1")
+    assert await ledgers_of_bookie(metadata, "b1") == [1, 3]
+    with pytest.raises(DataDirectoryError, match="known with another data directory"):
+        await start(tmp_path / "b", metadata, ModelStorage(), seed=2)
+    shutil.rmtree(tmp_path / "b")
+
+    replace_cookie(OsFiles(), DataLayout.at(str(tmp_path / "b")), "b1", random.Random(3))
+    storage = ModelStorage()
+    for _ in range(2):
+        bookie = await start(tmp_path / "b", metadata, storage)
+        assert not bookie.cookie.repairing
+        assert await registered_cookie(metadata, "b1") == bookie.cookie.instance
+        for ledger in (1, 3):
+            with pytest.raises(UnknownLedgerState):
+                await bookie.read(ledger, 0, 0, fence=True)
+            assert await add(bookie, entry(ledger, 9)) == LedgerFenced.code
+        assert await add(bookie, entry(4, 0)) == 0
+        await bookie.close()
