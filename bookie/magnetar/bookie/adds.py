@@ -140,12 +140,13 @@ class Adds:
         if not cache.has_room(len(entry)):
             self._want_flush()
             return False
-        cache.put(ledger_id, entry_id, entry)
+        half_full = cache.put(ledger_id, entry_id, entry)
         states.note_entry(state, ledger_id, entry_id, last_add_confirmed)
         if recovery:
             self._read_cache.discard(ledger_id, entry_id)
-        self.journals.of(ledger_id).add(entry, done, ledger_id, entry_id)
-        if cache.half_full:
+        journals = self.journals.all  # as `Journals.of` does, without its call
+        journals[ledger_id % len(journals)].add(entry, done, ledger_id, entry_id)
+        if half_full:
             self._want_flush()
         return True
 

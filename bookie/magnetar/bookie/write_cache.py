@@ -79,17 +79,15 @@ class WriteCache:
         """Bytes held."""
         return self.active.size + (self.flushing.size if self.flushing is not None else 0)
 
-    @property
-    def half_full(self) -> bool:
-        """True when the active half wants to be flushed."""
-        return self.active.size >= self._half_bytes
-
     def has_room(self, size: int) -> bool:
         """True if the active half takes an entry of `size` bytes. One half may always take a first entry."""
         return self.active.size + size + ENTRY_OVERHEAD_BYTES <= self._half_bytes or not self.active.entries
 
-    def put(self, ledger_id: int, entry_id: int, entry: bytes) -> None:
-        """Adds an entry; one that is there already is replaced (a recovery digests it anew)."""
+    def put(self, ledger_id: int, entry_id: int, entry: bytes) -> bool:
+        """Adds an entry; one that is there already is replaced (a recovery digests it anew).
+
+        True when the active half wants to be flushed.
+        """
         half = self.active
         ledger = half.ledgers.get(ledger_id)
         if ledger is None:
@@ -101,6 +99,7 @@ class WriteCache:
             half.entries += 1
         else:
             half.size += len(entry) - len(old)
+        return half.size >= self._half_bytes
 
     def get(self, ledger_id: int, entry_id: int) -> bytes | None:
         """The entry, newest copy first."""
