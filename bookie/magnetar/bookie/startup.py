@@ -37,6 +37,10 @@ async def open_bookie(settings: BookieSettings, components: BookieComponents) ->
     """See `Bookie.open`."""
     layout = DataLayout.of(settings)
     files = components.files
+    if not settings.journal_sync_data:
+        _log.warning(
+            "UNSAFE: journal_sync_data is off, what is acknowledged was not synced: a power failure loses it. For tests only"
+        )
     files.make_directory(layout.root)
     lock = await wait_for_lock(files, layout.lock, settings.lock_timeout_s)
     worker = components.disk_worker

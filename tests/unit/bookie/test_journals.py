@@ -423,3 +423,9 @@ async def test_figures_of_the_journal(tmp_path: Path) -> None:
     assert journal.group_records.total == 10
     assert 0 < journal.sync_seconds.total < 30
     await bookie.close()
+
+
+async def test_a_start_without_syncs_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bookie = await open_inline(str(tmp_path), ModelStorage(), journal_sync_data=False)
+    assert "UNSAFE: journal_sync_data is off" in caplog.text
+    await bookie.close()
