@@ -350,6 +350,32 @@ async def test_journal_files_are_rolled_released_and_recycled(reopen: Opener) ->
     assert len((await bookie.read(1, 0, 99, max_bytes=10**6))[0]) == 100
 
 
+async def test_a_journal_that_outran_its_files_gets_as_many_as_the_write_cache_needs(
+    reopen: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that did not keeps one ready."""
+    bookie = await reopen(write_cache_bytes=160 * KIB, checkpoint_interval_s=1000.0)
+    journal, worker = bookie.journals.all[0], bookie.components.disk_worker
+    await until(lambda: len(journal._spares) == 1)
+    gate, prepare = asyncio.Event(), worker.prepare
+
+    async def slow(path: str, size: int, source: str = "", *, hurry: bool = False) -> None:
+        await gate.wait()
+        await prepare(path, size, source, hurry=hurry)
+
+    monkeypatch.setattr(worker, "prepare", slow)
+    await add_all(bookie, [entry(1, number, b"x" * 5000) for number in range(4)])  # more than the first file
+    await until(lambda: not journal._spares)
+    assert not journal._outran
+    await add_all(bookie, [entry(1, number, b"x" * 5000) for number in range(4, 18)])  # than the second
+    assert journal._outran
+    gate.set()
+    # The two files in use hold 72 KB of the 160 + 64 KB.
+    await until(lambda: sum(size for _, size in journal._spares) == 192 * KIB)
+    await bookie.checkpoint()
+    assert sum(size for _, size in journal._spares) <= 256 * KIB
+
+
 async def test_replay_over_many_files_and_more_than_the_write_cache(reopen: Opener) -> None:
     bookie = await reopen(write_cache_bytes=4 << 20, checkpoint_interval_s=1000.0)
     for number in range(100):

@@ -8,7 +8,7 @@ Once nothing was written for a moment after a group, a small record (SYNCED) say
 at the very end of a journal is told from a torn tail (rule 5).
 
 A file is left as soon as what was prepared of it is used up and the next one is ready; while it is not, the file just
-grows.
+grows, and more are kept ready from then on.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ class Journal:
         self._instance = instance
         self._incarnation = 0
         self._files: list[JournalFile] = []
+        # A file was used up before the next one was ready.
+        self._outran = False
         self._spares: deque[tuple[int, int]] = deque()  # (sequence, prepared bytes), ready to begin
         self._released: deque[tuple[int, int]] = deque()  # no longer needed, to be recycled or deleted
         self._take_sequence = take_sequence
@@ -254,12 +256,15 @@ class Journal:
             self._tell_emptied()
         file = self._files[-1]
         position = self._device.file_position
-        if offset > file.base and position >= file.prepared_bytes and self._spares:
-            sequence, prepared = self._spares.popleft()
-            self._device.roll(sequence)
-            self._begin(sequence, prepared)
-            self.rolls += 1
-            self._wanted.set()
+        if offset > file.base and position >= file.prepared_bytes:
+            if self._spares:
+                sequence, prepared = self._spares.popleft()
+                self._device.roll(sequence)
+                self._begin(sequence, prepared)
+                self.rolls += 1
+                self._wanted.set()
+            else:
+                self._outran = True
         if self._idle is None and self._sealed != offset == self._device.end_offset:
             self._fall_quiet()
 
@@ -331,12 +336,12 @@ class Journal:
             self._device_failed(StorageFailed(f"the upkeep of {self.directory} ended: {error!r}"))
 
     async def _prepare_files(self) -> None:
-        """Keeps one file ready, recycles released ones, deletes what is too much. Nobody waits for it."""
+        """Keeps files ready, recycles released ones, deletes what is too much. Nobody waits for it."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
             try:
-                while self._released or not self._spares:
+                while self._released or self._short_of_files():
                     await self._prepare_one()
                 self._set_cannot_prepare(False)
             except DiskFull as error:
@@ -349,6 +354,21 @@ class Journal:
             except MagnetarError as error:
                 self._device_failed(error)
                 return
+
+    def _short_of_files(self) -> bool:
+        """One is always ready. Under load, so many that they last until a flush of the write cache releases some.
+
+        A file that must grow costs the disk four times as much per byte as one that was prepared (1.2 s a GB of the writer
+        instead of 0.2, on one machine), and each of its syncs writes metadata. A bookie without load stays small.
+        """
+        settings = self._settings
+        if not self._spares or not self._outran:
+            return not self._spares
+        spare = sum(size for _, size in self._spares)
+        if spare + settings.journal_file_bytes > settings.journal_spare_bytes:
+            return False
+        share = settings.write_cache_bytes // max(1, len(settings.journal_directories))
+        return spare + sum(file.prepared_bytes for file in self._files) < share + settings.journal_file_bytes
 
     async def _prepare_one(self) -> None:
         wanted = self._settings.journal_file_bytes
