@@ -137,7 +137,6 @@ class Bookie:
             existing=components.existing_ledgers,
         )
         self.collector = Collector(parts, self.deletion, self.fail)
-        self.logs.reader.on_damaged_log = self._log_is_damaged
         self.scrubber = Scrubber(parts, lambda: not self.accepting or self.checkpointer.flushing)
         self.collector.survey.measured_live_bytes = self.scrubber.exact_live_bytes
         self.disk_space = DiskSpace(components.files, layout, settings, self.logs, self.collector.note_space)
@@ -382,9 +381,6 @@ class Bookie:
             self.adds.refuse_all(
                 BookieReadOnly.code if self.read_only else 0, recoveries=not self.disk_space.by_operator
             )
-
-    def _log_is_damaged(self, log_id: int, reason: str) -> None:
-        self.damage.report_file(self.logs.path_of(log_id) or f"entry log {log_id:08x}", reason)
 
     def fail(self, error: MagnetarError) -> None:
         """Fail-stop: nothing is acknowledged any more."""

@@ -97,7 +97,7 @@ class LogReader:
             file.close()
 
     async def header_fault(self, log_id: int) -> str:
-        """What is wrong with the first bytes of a log; "" if nothing is."""
+        """What is wrong with the first bytes of a log; "" if nothing is, or if a crash left it without any."""
         path = self._path(log_id)
         file = self._files.open(path, read_only=True)
         try:
@@ -107,7 +107,7 @@ class LogReader:
                 header = file.read_at(0, LOG_HEADER_BYTES)
         finally:
             file.close()
-        return _fault(header, log_id)
+        return _fault(header, log_id) if header else ""
 
     def check_header(self, log_id: int) -> None:
         """Raises DataDirectoryError unless the log begins as one. May wait for the disk."""
