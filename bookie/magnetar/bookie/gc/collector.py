@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -249,13 +250,19 @@ class Collector:
             self.figures.minor_compactions += plan.minor and not plan.major
         complete = True
         full: dict[int, None] = {}
-        for planned in plan.compact:
-            sources = tuple(log for log in planned.sources if log.log_id not in self._kept_damaged)
-            batch = planned._replace(sources=sources)
-            if not sources:
+        batches = deque(plan.compact)
+        while batches:
+            batch = batches.popleft()
+            batch = batch._replace(
+                sources=tuple(log for log in batch.sources if log.log_id not in self._kept_damaged)
+            )
+            if not batch.sources:
                 continue
             if batch.directory in full or not self._fits(batch):
-                complete = False
+                if batch.directory not in full and len(batch.sources) > 1:  # one by one they may fit
+                    batches.extendleft(batch._replace(sources=(log,)) for log in reversed(batch.sources))
+                else:
+                    complete = False
                 continue
             try:
                 await self._compact_batch(batch)
@@ -267,7 +274,7 @@ class Collector:
             except SourceDamaged as damaged:
                 self.figures.compactions_given_up += 1
                 self._kept_damaged[damaged.log_id] = str(damaged)
-                complete = complete and len(sources) == 1
+                batches.appendleft(batch)  # what is left of it
                 _log.error("entry log %08x %s: it is kept", damaged.log_id, damaged)
         return complete
 

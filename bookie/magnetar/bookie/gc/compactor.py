@@ -274,6 +274,7 @@ class Compactor:
         old = frozenset(sources)
         whole = True
         async for scanned in self._logs.scan(log_id, bytes_per_s=self._bytes_per_s):
+            await asyncio.sleep(0)  # the scan's slice took its part of this turn
             whole = whole and all(record.data is not None for record in scanned)
             entries = [
                 record for record in scanned if record.data is not None and record.entry_id != STATE_ENTRY

@@ -32,7 +32,7 @@ __all__ = [
     "plan_round",
 ]
 
-# Their ids stand in the name of the new log, 9 characters each (FORMATS.md).
+# They are deleted when the whole copy is done: what a crash or a full disk makes vain must stay bounded.
 MAX_SOURCES = 16
 # What a copy takes besides the records: header, footer with a row for each of 100,000 ledgers.
 _COPY_OVERHEAD_BYTES = 2 << 20

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from magnetar.bookie.gc.traces import (
 )
 from magnetar.bookie.index import Location
 from magnetar.proto.errors import DiskFull, EntryDamaged, LedgerFenced, StorageFailed
-from support.bookie_kit import add, add_all, crash, entry, until
+from support.bookie_kit import KIB, add, add_all, crash, entry, open_real, until
 from support.gc_kit import Collected, data, flip
 
 LEDGERS = (1, 2, 3, 4)
@@ -260,6 +261,20 @@ async def test_no_copy_is_begun_that_would_not_fit(gc: Collected, monkeypatch: p
     assert gc.names() == names
 
 
+async def test_logs_that_do_not_fit_together_are_copied_one_by_one(
+    gc: Collected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bookie = await sparse(gc)
+    logs = len(gc.names())
+    # Room for one log's 4 KB beside the overhead, not for those of several.
+    room = (2 << 20) + 256 * 1024 + 6000
+    monkeypatch.setattr(gc.files, "free_bytes", lambda path: (room, 1 << 30))
+    bookie.collector.note_space([0])  # the smaller reserve: half of the write cache
+    assert (await bookie.collect_garbage()).compacted_logs == logs
+    assert len(gc.names()) == logs
+    await gc.check(4, range(20))
+
+
 async def test_a_directory_that_cannot_take_the_copy_is_given_up(
     gc: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +360,35 @@ async def test_each_ledger_directory_is_compacted_by_itself(gc: Collected, tmp_p
     assert before == {0, 1}
     await gc.check(4, range(20))
     await gc.check(5, range(5))
+
+
+async def test_with_the_real_processes_and_rocksdb(tmp_path: Path) -> None:
+    directory = str(tmp_path / "bookie")
+    changes: dict[str, Any] = {"entry_log_bytes": 16 * KIB, "compaction_bytes_per_s": 0, "gc_interval_s": 0.0}
+    bookie = await open_real(directory, **changes)
+    for start in range(0, 40, 4):
+        numbers = range(start, start + 4)
+        await add_all(bookie, [data(ledger_id, number) for ledger_id in LEDGERS for number in numbers])
+        await bookie.checkpoint()
+    for ledger_id in (1, 2, 3):
+        await bookie.delete_ledger(ledger_id)
+    await bookie.close()
+    bookie = await open_real(directory, **changes)
+    try:
+        before = sum(info.bytes for info in bookie.logs.logs())
+        collected = await bookie.collect_garbage()
+        assert collected.compacted_logs >= 8
+        assert sum(info.bytes for info in bookie.logs.logs()) < before / 3
+        for attempt in range(2):
+            for number in range(40):
+                assert (await bookie.read(4, number, number))[0] == [data(4, number)]
+            for ledger_id in (1, 2, 3):
+                assert await add(bookie, entry(ledger_id, 99), recovery=True) == LedgerFenced.code
+            if not attempt:
+                await bookie.close()
+                bookie = await open_real(directory, **changes)
+    finally:
+        await bookie.close()
 
 
 async def test_what_a_crash_leaves_is_told_apart(gc: Collected) -> None:
