@@ -6,7 +6,7 @@ import os
 import random
 from typing import NamedTuple
 
-from magnetar.proto.errors import DataDirectoryError, MagnetarError
+from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.files import Files
 
 from ..cookie import JOURNAL_ROLE, LEDGERS_ROLE, Cookie, decode_cookie
@@ -102,7 +102,7 @@ def check_identity(bookie: StoppedBookie) -> str:
         open_data_directory(
             LookOnlyFiles(bookie.files), bookie.layout, bookie.settings.bookie_id, random.Random(0)
         )
-    except DataDirectoryError as error:
+    except MagnetarError as error:
         return error.message
     return ""
 

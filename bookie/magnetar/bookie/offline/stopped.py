@@ -6,7 +6,7 @@ import os
 from types import TracebackType
 from typing import NamedTuple
 
-from magnetar.proto.errors import DataDirectoryError
+from magnetar.proto.errors import DataDirectoryError, MagnetarError
 from magnetar.runtime.files import FileLock, Files, wait_for_lock
 
 from ..cookie import Cookie, decode_cookie
@@ -98,7 +98,7 @@ class StoppedBookie:
         """Of the settings, and those that only the cookie names: who looks should not depend on complete settings."""
         try:
             known = [row.name for row in self.cookie.ledger_directories if not row.lost]
-        except DataDirectoryError:
+        except MagnetarError:
             known = []
         return list(dict.fromkeys([*self.layout.ledgers, *map(self.layout.directory, known)]))
 

@@ -171,7 +171,9 @@ class _Verify:
         """One row a needed file; unneeded ones are nothing to a start."""
         try:
             self._walk_journals()
-        except MagnetarError as error:
+        except StorageFailed as error:  # a start would be refused as well
+            self._failed("journal", str(error.details.get("path", "")), error.message)
+        except MagnetarError as error:  # without cookie or mark nobody can tell what is needed
             self._note("journal", "", NOT_CHECKED, note=error.message)
 
     def _walk_journals(self) -> None:
