@@ -71,7 +71,7 @@ class StoredEntries:
                 return []
             discards = self._read_cache.discards
             try:
-                entries = await self._logs.read(ledger_id, wanted)
+                entries = await self._read_run(ledger_id, wanted)
             except EntryDamaged as error:
                 if error.details.get("missing_log") and self._index.get(ledger_id, first) != wanted[0][1]:
                     continue  # a compaction moved it; the log is not damaged, it is gone
@@ -83,6 +83,15 @@ class StoredEntries:
             ledger_id=ledger_id,
             entry_id=first,
         )
+
+    async def _read_run(self, ledger_id: int, wanted: list[tuple[int, Location]]) -> list[bytes]:
+        """A page that the disk cannot read is damage of what stands in it, and not of all that is read with it."""
+        try:
+            return await self._logs.read(ledger_id, wanted)
+        except EntryDamaged:
+            if len(wanted) == 1:
+                raise
+            return await self._logs.read(ledger_id, wanted[:1])
 
     def _keep(
         self, ledger_id: int, first: int, last: int, max_bytes: int, entries: list[bytes], discards: int

@@ -84,6 +84,9 @@ class Scrubber:
         # Bytes of records in each closed log that the index has there, when it was last scanned as a whole.
         self._live: dict[int, int] = {}
         self._saved_at = 0.0
+        # The last ledger that was looked at again, and when.
+        self._rechecked = -1
+        self._rechecked_at = 0.0
         # Figures.
         self.bytes_verified = 0
         self.units_verified = 0
@@ -109,7 +112,7 @@ class Scrubber:
         self._progress.load()
         await asyncio.sleep(_START_DELAY_S)
         while True:
-            await self._recheck_damage()
+            await self._recheck_damage_sometimes()
             unit, due_in_s = self._next_unit()
             if unit is None:
                 await self._save(soon=False)
@@ -350,22 +353,33 @@ class Scrubber:
                     reason=f"it should be in entry log {place.log_id:08x}, which {what}",
                 )
 
+    async def _recheck_damage_sometimes(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._rechecked_at >= _LONGEST_SLEEP_S:
+            self._rechecked_at = now
+            try:
+                await self._recheck_damage()
+            except StorageFailed as error:
+                self._damage.report_file(self._index_files.path(""), f"{error}; {REBUILD}")
+
     async def _recheck_damage(self) -> None:
-        """What was recovered meanwhile is damaged no more."""
+        """What was recovered meanwhile is damaged no more. Some of it each time, in turn."""
         looked = 0
-        for ledger_id, ranges in self._damage.ledgers().items():
+        known = sorted(self._damage.ledgers().items())
+        for ledger_id, ranges in [row for row in known if row[0] > self._rechecked] or known:
+            self._rechecked = ledger_id
             if not self._lives(ledger_id):
                 self._damage.deleted(ledger_id)
                 continue
-            for known in ranges:
-                for entry_id in range(known.first, known.last + 1):
+            for damaged in ranges:
+                for entry_id in range(damaged.first, min(damaged.last, damaged.first + _MAX_RECHECKED) + 1):
                     looked += 1
-                    if looked > _MAX_RECHECKED:
-                        return  # the ones before them first
                     place = self._index.get(ledger_id, entry_id)
                     if place is not None and not await self._fault_of(ledger_id, entry_id, place):
                         self._damage.repaired(ledger_id, entry_id, entry_id)
                     await self._pace.spend(place.length if place is not None else 0)
+            if looked >= _MAX_RECHECKED:
+                return
 
 
 class _LogCheck:
