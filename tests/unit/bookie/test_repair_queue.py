@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from magnetar.bookie import Bookie
+from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.scrub import repair_queue as module
 from magnetar.bookie.scrub.damage import Damage
 from magnetar.bookie.scrub.repair_queue import (
@@ -17,8 +21,8 @@ from magnetar.bookie.scrub.repair_queue import (
     merge_ranges,
 )
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.proto.errors import InvalidArgument, StorageFailed
-from support.bookie_kit import until
+from magnetar.proto.errors import EntryDamaged, InvalidArgument, StorageFailed
+from support.bookie_kit import add_all, entry, model_components, small_settings, until
 
 
 async def test_damage_becomes_a_node_that_widens_and_goes() -> None:
@@ -87,3 +91,31 @@ def test_ranges_are_merged_and_bounded() -> None:
     assert decode_ranges(encode_ranges([(1, 2, "x")])) == [(1, 2, "x")]
     with pytest.raises(InvalidArgument, match="format"):
         decode_ranges(encode_ranges([]).replace(b"\xa6format\x01", b"\xa6format\x02"))
+
+
+async def test_a_damaged_entry_of_a_bookie_comes_into_the_queue(tmp_path: Path) -> None:
+    store = MemoryMetadataStore()
+    queue = MetadataRepairQueue(store)
+    storage = ModelStorage()
+    components = replace(model_components(storage), repair_queue=queue)
+    bookie = await Bookie.open(small_settings(str(tmp_path)), components)
+    queue.start(bookie.cookie.bookie_id)
+    assert set(await add_all(bookie, [entry(6, number) for number in range(4)])) == {0}
+    await bookie.close()
+    place = storage.locations[6, 2]
+    (path,) = (tmp_path / "ledgers").glob("entrylog-*.log")
+    data = bytearray(path.read_bytes())
+    data[place.offset + 50] ^= 1
+    path.write_bytes(data)
+    components = replace(model_components(storage), repair_queue=queue)
+    bookie = await Bookie.open(small_settings(str(tmp_path)), components)
+    with pytest.raises(EntryDamaged):
+        await bookie.read(6, 2, 2)
+    while (node := await store.get(damaged_path(bookie.cookie.bookie_id, 6))) is None:
+        await asyncio.sleep(0)
+    assert decode_ranges(node.value)[0][:2] == (2, 2)
+    await bookie.delete_ledger(6)
+    while await store.get(damaged_path(bookie.cookie.bookie_id, 6)) is not None:
+        await asyncio.sleep(0)
+    await bookie.close()
+    await queue.close()
