@@ -23,8 +23,9 @@ async def bookie(tmp_path: Path) -> AsyncIterator[Bookie]:
 def poll(
     bookie: Bookie, ledger_id: int, confirmed: int, *, max_entries: int = 0
 ) -> asyncio.Task[LastConfirmedNews]:
+    """One that must be woken: the end of its own time is a failure."""
     work = bookie.wait_last_confirmed(ledger_id, confirmed, timeout_s=20.0, max_entries=max_entries)
-    return asyncio.get_running_loop().create_task(work)
+    return asyncio.get_running_loop().create_task(asyncio.wait_for(work, 3.0))
 
 
 async def waiting(bookie: Bookie, count: int) -> None:

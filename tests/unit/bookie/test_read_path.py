@@ -171,7 +171,12 @@ async def test_rule_20_what_a_recovery_digested_anew_is_served_whatever_was_read
     await bookie.checkpoint()
     # ... and must not have been kept by then.
     assert (await bookie.read(1, 0, 9))[0] == [*old[:5], again, *old[6:]]
-    bookie.read_cache.clear()
+
+
+async def test_rule_20_a_copy_that_a_recovery_replaced_while_the_disk_was_read_is_not_kept(
+    bookie: Bookie,
+) -> None:
+    old = await store(bookie, 1, range(10))
     real_read = bookie.logs.read
     newest = entry(1, 6, b"x" * 100, lac=9)
 
@@ -182,8 +187,27 @@ async def test_rule_20_what_a_recovery_digested_anew_is_served_whatever_was_read
         return found
 
     bookie.logs.read = read  # type: ignore[method-assign]
-    await bookie.read(1, 4, 9)  # may be answered with what was there when it began
+    assert (await bookie.read(1, 4, 9))[0] == old[4:]  # what was there when it began
     bookie.logs.read = real_read  # type: ignore[method-assign]
+    assert (await bookie.read(1, 6, 6))[0] == [newest]
+
+
+async def test_rule_20_a_copy_that_is_flushed_while_the_disk_is_read_is_newer_than_what_was_read(
+    bookie: Bookie,
+) -> None:
+    old = await store(bookie, 1, range(10))
+    newest = entry(1, 6, b"x" * 100, lac=9)
+    assert await add(bookie, newest, recovery=True) == 0
+    real_read = bookie.logs.read
+
+    async def read(ledger_id: int, wanted: Sequence[tuple[int, Location]]) -> list[bytes]:
+        found = await real_read(ledger_id, wanted)
+        await bookie.checkpoint()
+        return found
+
+    bookie.logs.read = read  # type: ignore[method-assign]
+    expected = [*old[4:6], newest, *old[7:]]
+    assert (await bookie.read(1, 4, 9))[0] == expected
     assert (await bookie.read(1, 6, 6))[0] == [newest]
 
 
