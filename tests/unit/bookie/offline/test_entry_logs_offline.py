@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from magnetar.bookie.offline import LogBroken, LogEnd, LogHeader, LogRecord, find_log, walk_entry_log
+from magnetar.bookie.offline import (
+    LogBroken,
+    LogEnd,
+    LogHeader,
+    LogRecord,
+    find_log,
+    verify,
+    walk_entry_log,
+)
 from magnetar.proto.errors import DataDirectoryError
+from support.bookie_kit import add, entry, open_real
 from support.offline_kit import entry_logs, flip, with_stopped
 
 Item = LogHeader | LogRecord | LogBroken | LogEnd
@@ -94,3 +104,27 @@ def test_without_an_index_nothing_is_said_to_be_live(stopped: Path) -> None:
     (stopped / "index").rename(stopped / "aside")
     items = walked(stopped, entry_logs(stopped)[0])
     assert {one.live for one in records(items)} == {None}
+
+
+def test_an_older_copy_of_an_entry_is_not_live(stopped: Path) -> None:
+    async def add_again() -> None:
+        bookie = await open_real(str(stopped))
+        assert await add(bookie, entry(2, 5, b"as it was recovered", lac=5), recovery=True) == 0
+        await bookie.close()
+
+    asyncio.run(add_again())
+    copies = [
+        one
+        for log in entry_logs(stopped)
+        for one in records(walked(stopped, log))
+        if (one.type, one.ledger_id, one.entry_id) == ("entry", 2, 5)
+    ]
+    assert [one.live for one in copies] == [False, True]
+    assert with_stopped(stopped, verify).sound
+    flip(Path(entry_logs(stopped)[0]), copies[0].position + 50)
+    broken = [
+        item for log in entry_logs(stopped) for item in walked(stopped, log) if isinstance(item, LogBroken)
+    ]
+    assert [one.live for one in broken] == [False]
+    findings = with_stopped(stopped, verify).findings
+    assert [one.part for one in findings] == ["entry log"]  # no entry is lost, but the disk rots
