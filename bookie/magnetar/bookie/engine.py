@@ -92,7 +92,6 @@ class Bookie:
         worker = components.disk_worker
         self.logs = EntryLogs(components.files, worker, layout, settings.entry_log_bytes)
         self.damage = Damage(components.repair_queue)
-        self._stored = StoredEntries(self.cache, self.read_cache, index, self.logs, self.damage, settings)
         self.journals: Journals = None  # type: ignore[assignment]  # set by startup before anything is served
         self.checkpointer = Checkpointer(
             self.cache,
@@ -105,30 +104,33 @@ class Bookie:
             self.ledgers.settle,
         )
         self._flush_wanted = asyncio.Event()
-        self.adds = Adds(
-            settings, self.ledgers, self.cache, self.read_cache, self._flush_wanted.set, self.fail
-        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
+        self._make_request_paths(index)
+        self._make_upkeep(index)
+        self.load = LoadMeter(self)
+
+    def _make_request_paths(self, index: LocationIndex) -> None:
+        settings, ledgers, cache, read_cache = self.settings, self.ledgers, self.cache, self.read_cache
+        stored = StoredEntries(cache, read_cache, index, self.logs, self.damage, settings)
+        self.adds = Adds(settings, ledgers, cache, read_cache, self._flush_wanted.set, self.fail)
         # The way in for every entry: no call in between (see `Adds.add`).
         self.add = self.adds.add
         # Called when `accepting` becomes true again.
         self.on_accepting = self.adds.on_accepting
-        self.fencing = Fencing(self.ledgers)
-        self.reads = Reads(
-            settings,
-            self.ledgers,
-            self.cache,
-            self.read_cache,
-            self._stored,
-            self.damage,
-            self.waiters,
-        )
-        self.deletion = Deletion(self.ledgers, self.cache, self.read_cache, self.damage, components.clock)
+        self.fencing = Fencing(ledgers)
+        self.reads = Reads(settings, ledgers, cache, read_cache, stored, self.damage, self.waiters)
+        self.deletion = Deletion(ledgers, cache, read_cache, self.damage, self.components.clock)
+        self.listing = Listing(ledgers, index, cache)
+
+    def _make_upkeep(self, index: LocationIndex) -> None:
+        components = self.components
         parts = StorageParts(
-            settings=settings,
+            settings=self.settings,
             files=components.files,
-            worker=worker,
+            worker=components.disk_worker,
             clock=components.clock,
-            layout=layout,
+            layout=self.layout,
             logs=self.logs,
             index=index,
             ledgers=self.ledgers,
@@ -139,11 +141,9 @@ class Bookie:
         self.collector = Collector(parts, self.deletion, self.fail)
         self.scrubber = Scrubber(parts, lambda: not self.accepting or self.checkpointer.flushing)
         self.collector.survey.measured_live_bytes = self.scrubber.exact_live_bytes
-        self.disk_space = DiskSpace(components.files, layout, settings, self.logs, self.collector.note_space)
-        self.listing = Listing(self.ledgers, index, self.cache)
-        self.load = LoadMeter(self)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._closing = False
+        self.disk_space = DiskSpace(
+            components.files, self.layout, self.settings, self.logs, self.collector.note_space
+        )
 
     @classmethod
     async def open(cls, settings: BookieSettings, components: BookieComponents) -> Bookie:

@@ -34,7 +34,7 @@ class Space(OsFiles):
 
 
 async def test_load_is_of_the_last_interval_and_costs_an_add_nothing(tmp_path: Path) -> None:
-    bookie = await open_inline(str(tmp_path), ModelStorage())
+    bookie = await open_inline(str(tmp_path), ModelStorage(), disk_check_interval_s=1000.0)
     bookie.load.sample()
     began = asyncio.get_running_loop().time()
     await add_all(bookie, [entry(1, number, b"x" * 500) for number in range(100)])
