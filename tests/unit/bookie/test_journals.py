@@ -265,6 +265,23 @@ def test_rule_12_no_room_for_the_next_journal_file_means_read_only_and_fences_go
     simulate(main)
 
 
+def test_rule_12_a_bookie_closes_while_its_journal_waits_for_space() -> None:
+    async def main(disk: SimDisk, storage: ModelStorage) -> None:
+        bookie = await open_sim(disk, storage)
+        assert await add(bookie, entry(1, 0)) == 0
+        disk.fail("write", "/journal-", errno.ENOSPC, times=1_000_000)
+        waiting = asyncio.ensure_future(add(bookie, entry(1, 1)))
+        await until(lambda: bookie.journals.no_space)
+        await bookie.close()
+        assert await waiting == DiskFull.code
+        disk.clear_faults()
+        bookie = await open_sim(disk, storage)
+        assert (await bookie.read(1, 0, 0))[0] == [entry(1, 0)]
+        await bookie.close()
+
+    simulate(main)
+
+
 @pytest.mark.parametrize("real", [False, True])
 async def test_rule_12_a_close_on_a_full_disk_refuses_what_it_cannot_store(
     tmp_path: Path, real: bool

@@ -153,9 +153,8 @@ class InlineJournalDevice(StreamOffsets):
             before = clock()
             try:
                 self._file.sync()
-            except (
-                DiskFull
-            ) as error:  # whatever the reason: a second sync would not miss what this one lost (rule 4)
+            except DiskFull as error:
+                # Whatever the reason: a second sync would not miss what this one lost (rule 4).
                 raise StorageFailed(str(error), **error.details) from error
             self.sync_seconds.observe(clock() - before)
         self.group_bytes.observe(size)
