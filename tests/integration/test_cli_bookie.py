@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from support.offline_kit import entry_logs, flip, trace_of
 from support.service import Service
 
 EXIT_CONFIG = 78
+README = Path(__file__).parents[2] / "README.md"
 
 
 class Run:
@@ -152,6 +154,48 @@ def test_info_verify_and_dumps(data: Path) -> None:
     assert dumped.code == 0
     assert [dumped.lines[0]["kind"], dumped.lines[-1]["kind"]] == ["header", "statistics"]
     assert "entries that the index has here" in Run("entrylog", "dump", log, "--summary", data=data).out
+
+
+def documented(command: str) -> set[str]:
+    """The keys that the README names for a command."""
+    row = next(line for line in README.read_text().splitlines() if line.startswith(f"| `{command}` |"))
+    return set(re.findall(r"`(\w+)`", row.split("|")[2]))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["info"],
+        ["cookie"],
+        ["verify"],
+        ["index rebuild", "--dry-run"],
+        ["convert-to-read-only", "--undo"],
+        ["ledgers"],
+        ["read", "0"],
+        ["journal dump"],
+        ["entrylog dump", "1"],
+    ],
+)
+def test_the_keys_of_json_are_the_documented_ones(data: Path, command: list[str]) -> None:
+    name, *arguments = command
+    known = documented(name)
+    for line in Run(*name.split(), *arguments, "--json", data=data).lines:
+        if line.get("kind") in ("journal", "file", "header", "statistics"):
+            continue  # for people who look
+        found = set(line)
+        for part in ("checks", "findings"):
+            for row in line.get(part, []):
+                found |= set(row)
+        missing = known - found
+        if name == "verify":
+            missing -= {"position", "ledger_id", "entry_id", "text"}  # of findings, and there are none
+        elif name == "read":
+            missing -= {"payload", "payload_base64", "payload_hex", "content"}
+        elif line.get("kind") in ("record", "gap"):  # the row has both
+            missing = set()
+            assert len(found) >= 8
+        assert found <= known, command
+        assert not missing, command
 
 
 def test_looking_leaves_no_trace(data: Path) -> None:
