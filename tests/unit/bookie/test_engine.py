@@ -365,8 +365,7 @@ async def test_a_journal_that_outran_its_files_gets_as_many_as_the_write_cache_n
 
     monkeypatch.setattr(worker, "prepare", slow)
     await add_all(bookie, [entry(1, number, b"x" * 5000) for number in range(4)])  # more than the first file
-    await until(lambda: not journal._spares)
-    assert not journal._outran
+    await until(lambda: not journal._spares and not journal._outran)
     await add_all(bookie, [entry(1, number, b"x" * 5000) for number in range(4, 18)])  # than the second
     assert journal._outran
     gate.set()
