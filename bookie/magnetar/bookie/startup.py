@@ -6,11 +6,13 @@ is durable in entry logs and index, and the new file is begun only after the mar
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
 
-from magnetar.proto.errors import DataDirectoryError
+from magnetar.proto.errors import DataDirectoryError, DiskFull
+from magnetar.proto.ledger_entry import NO_ENTRY
 from magnetar.runtime.files import FileLock, Files, wait_for_lock
 
 from .components import BookieComponents
@@ -31,6 +33,8 @@ __all__ = ["open_bookie"]
 _log = logging.getLogger(__name__)
 # A start that finds no old file to take over waits for this part of a new one to be zero-filled.
 _FIRST_FILE_PART = 8
+# Ledgers whose state goes to entry logs in one flush of a first start after an upgrade.
+_STATES_AT_ONCE = 10_000
 
 
 async def open_bookie(settings: BookieSettings, components: BookieComponents) -> Bookie:
@@ -84,6 +88,7 @@ async def _open_locked(
         bookie.replayed_records = sum(journal.records for journal in recovered.values())
         # Rule 5: flush after replay. Everything replayed is out of the journals once this returns.
         await bookie.checkpointer.run(None)
+        await _log_states(bookie, index)
         await _begin_journals(bookie, recovered)
         await _leave_journals(bookie)
         bookie.start_tasks()
@@ -91,6 +96,23 @@ async def _open_locked(
         bookie.release()
         raise
     return bookie
+
+
+async def _log_states(bookie: Bookie, index: LocationIndex) -> None:
+    """Once in the life of an index: what it alone knows of ledgers (fences of the first release) goes to entry logs.
+
+    Without it a rebuild of the index from entry logs would let stale writers in again.
+    """
+    if index.states_are_logged():
+        return
+    after = -1
+    with contextlib.suppress(DiskFull):  # the next start tries again
+        while rows := index.list_ledgers(after, _STATES_AT_ONCE):
+            for after, record in rows:
+                if record.fenced or record.explicit_lac != NO_ENTRY or record.deleted_at_ms or record.unknown:
+                    bookie.ledgers.restate(after)
+            await bookie.checkpointer.run(None)
+        index.set_states_logged()
 
 
 def _directories(layout: DataLayout, cookie: Cookie) -> list[str]:

@@ -288,3 +288,25 @@ async def test_rule_08_ledgers_of_the_first_release_are_fenced_if_nobody_can_tel
     assert index.get_ledger(9) == LedgerRecord(True, -1, 0, -1)
     assert index.instance() == 5
     index.close()
+
+
+async def test_an_index_of_the_first_release_tells_its_fences_to_the_logs(tmp_path: Path) -> None:
+    """Else they would be gone with it: a stale writer could write again."""
+    entries = await fill(tmp_path)
+    index = RocksLocationIndex(str(tmp_path / "index"))
+    index.put_ledgers([(80, LedgerRecord(True)), (81, LedgerRecord(explicit_lac=7)), (82, LedgerRecord())])
+    index._db.delete(b"states logged")
+    index._db.flush(True)
+    await index.flush_ledgers()
+    index.close()
+    for _ in range(2):
+        bookie = await open_real(str(tmp_path))
+        await bookie.close()
+    shutil.rmtree(tmp_path / "index")
+    report = await rebuild(tmp_path)
+    assert not report.unknown_ledgers
+    bookie = await open_real(str(tmp_path))
+    assert await check(bookie, entries) == {}
+    assert await add(bookie, entry(80, 0)) == LedgerFenced.code
+    assert await bookie.read_last_confirmed(81) == (7, -1)
+    await bookie.close()

@@ -94,6 +94,14 @@ class LocationIndex(Protocol):
         """For good: until the index is rebuilt again. Durable when it returns."""
         ...
 
+    def states_are_logged(self) -> bool:
+        """Whether entry logs have a state record of every ledger that needs one; False for one of the first release."""
+        ...
+
+    def set_states_logged(self) -> None:
+        """Durable when it returns. Once in the life of an index."""
+        ...
+
     def get(self, ledger_id: int, entry_id: int) -> Location | None:
         """Where the entry is; None: it is in no entry log. About 4 us."""
         ...

@@ -21,6 +21,7 @@ class ModelStorage:
         self.ledgers: dict[int, LedgerRecord] = {}
         self.instance: int | None = None
         self.incomplete = False
+        self.states_are_logged = False
 
 
 class ModelLocationIndex:
@@ -50,6 +51,14 @@ class ModelLocationIndex:
     def set_incomplete(self) -> None:
         """See `LocationIndex`."""
         self._storage.incomplete = True
+
+    def states_are_logged(self) -> bool:
+        """See `LocationIndex`."""
+        return self._storage.states_are_logged
+
+    def set_states_logged(self) -> None:
+        """See `LocationIndex`."""
+        self._storage.states_are_logged = True
 
     def get(self, ledger_id: int, entry_id: int) -> Location | None:
         """See `LocationIndex`."""

@@ -2,6 +2,7 @@
 
     default:    "instance"              ->  u64 instance of the bookie (cookie)
                 "guarded"               ->  empty: a `guard` belongs to it
+                "states logged"         ->  empty: entry logs have what only the index knew of ledgers
                 "incomplete"            ->  empty: entries of ledgers that it does not know may have been lost (`rebuild`)
     locations:  u64 ledger | u64 entry  ->  see `locations`
     ledgers:    u64 ledger              ->  see `locations`
@@ -39,6 +40,7 @@ _LEDGER_KEY = struct.Struct(">Q")
 _INSTANCE = b"instance"
 _GUARDED = b"guarded"
 _INCOMPLETE = b"incomplete"
+_STATES_LOGGED = b"states logged"
 _MAX_ID = 2**64 - 1
 
 
@@ -105,8 +107,7 @@ class RocksLocationIndex:
         else:  # it was just made, or by the first release
             self._guard.create(sequence)
         if self._call(self._db.get, _GUARDED) is None:
-            self._call(self._db.put, _GUARDED, b"")
-            self._call(self._db.flush, True)
+            self._note(_GUARDED)
 
     def _read_options(self) -> Any:
         """Every block that is read from the disk is verified."""
@@ -130,7 +131,18 @@ class RocksLocationIndex:
 
     def set_incomplete(self) -> None:
         """See `LocationIndex`."""
-        self._call(self._db.put, _INCOMPLETE, b"")
+        self._note(_INCOMPLETE)
+
+    def states_are_logged(self) -> bool:
+        """See `LocationIndex`."""
+        return self._call(self._db.get, _STATES_LOGGED) is not None
+
+    def set_states_logged(self) -> None:
+        """See `LocationIndex`. Blocks for some ms, once."""
+        self._note(_STATES_LOGGED)
+
+    def _note(self, key: bytes) -> None:
+        self._call(self._db.put, key, b"")
         self._call(self._db.flush, True)
 
     def _family_options(self, write_buffer_bytes: int) -> Any:
