@@ -22,6 +22,7 @@ from magnetar.proto.errors import DiskFull, StorageFailed
 from support.storage_check import WIDE, Machine, Session
 from support.storage_workload import (
     NARROW,
+    RACE,
     WIDE_CASE,
     Case,
     count_calls,
@@ -147,6 +148,11 @@ def test_a_fault_at_every_disk_call_stops_cleanly_or_passes(seed: int, case: Cas
     assert outcomes.count("stopped") > 20
     assert outcomes.count("refused") > 5
     assert ("went on" in outcomes) == (error == errno.ENOSPC or case is WIDE_CASE)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rule_11_a_compaction_waits_out_a_flush_in_progress(seed: int) -> None:
+    crash_and_verify(seed, 10_000, power=True, case=RACE)
 
 
 @pytest.mark.parametrize("power", [False, True])

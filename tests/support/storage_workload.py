@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import NamedTuple
 
 from magnetar.bookie import BookieSettings
 from magnetar.proto.errors import MagnetarError, StorageFailed
-from support.storage_check import SETTINGS, WIDE, Machine, Script, Session
+from support.storage_check import KIB, SETTINGS, WIDE, Machine, Script, Session
 
 
 async def workload(session: Session) -> None:
@@ -95,6 +96,23 @@ async def wide_workload(session: Session) -> None:
         await tolerant(session.check_range(ledger_id, 0, number))
 
 
+async def compaction_beside_a_flush(session: Session) -> None:
+    """A log that a flush has closed and the index does not know yet, mostly of a ledger that is being deleted."""
+    number = session.rng.randrange(3, 9)
+    await session.add_soon(30, 100, size=50)
+    await session.checkpoint()  # garbage collection sees what the index lists
+    adds = [session.add_soon(30, n, size=1200) for n in range(number)]
+    adds += [session.add_soon(32, n, size=session.rng.choice((300, 900, 1200))) for n in range(24)]
+    await asyncio.gather(*adds)
+    flush = asyncio.ensure_future(session.checkpoint())
+    for _ in range(session.rng.randrange(12)):
+        await asyncio.sleep(0)
+    await session.delete(30)
+    await session.collect_garbage()
+    await flush
+    await session.check_range(32, 0, 23)
+
+
 async def new_ledgers(session: Session) -> None:
     """One after another while a round of garbage collection runs."""
     for ledger_id in range(20, 26):
@@ -131,6 +149,9 @@ class Case(NamedTuple):
 
 NARROW = Case(workload)
 WIDE_CASE = Case(wide_workload, WIDE)
+RACE = Case(
+    compaction_beside_a_flush, replace(WIDE, write_cache_bytes=256 * KIB, checkpoint_interval_s=100.0)
+)
 
 
 def count_calls(seed: int, case: Case = NARROW) -> int:

@@ -12,6 +12,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -30,6 +31,8 @@ ENTRIES = st.integers(0, 12)
 SIZES = st.sampled_from([50, 700, 2000, 5000])
 # Disk calls until the crash or the fault; a small workload has a few of them per step.
 CALLS = st.integers(0, 30)
+# None: as they are.
+JOURNALS = [None, None, (), ("/journals/a",), ("/journals/b", "/journals/a"), ("/journals/c", "/journals/a")]
 
 
 class BookieMachine(RuleBasedStateMachine):
@@ -126,10 +129,12 @@ class BookieMachine(RuleBasedStateMachine):
         else:
             self.machine.crash_at(calls)
 
-    @rule(power=st.booleans(), again=st.none() | CALLS)
-    def crash(self, power: bool, again: int | None) -> None:
-        """At this moment, perhaps again in the recovery."""
+    @rule(power=st.booleans(), again=st.none() | CALLS, journals=st.sampled_from(JOURNALS))
+    def crash(self, power: bool, again: int | None, journals: tuple[str, ...] | None) -> None:
+        """At this moment, perhaps again in the recovery; the next start may have other journal directories."""
         self.machine.kill()
+        if journals is not None:
+            self.machine.settings = replace(self.machine.settings, journal_directories=journals)
         self.restart(power, again)
 
     @rule(power=st.booleans())
