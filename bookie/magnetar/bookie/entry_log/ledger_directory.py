@@ -32,6 +32,7 @@ class Before(NamedTuple):
 
     writer: LogWriter | None
     kept: Kept
+    appended: bool
 
 
 class LedgerDirectory:
@@ -73,7 +74,8 @@ class LedgerDirectory:
 
     def before(self) -> Before:
         """For `take_back`."""
-        return Before(self.writer, self.writer.keep() if self.writer is not None else Kept(0, {}))
+        kept = self.writer.keep() if self.writer is not None else Kept(0, {})
+        return Before(self.writer, kept, self._appended)
 
     async def append(self, records: Iterable[Record]) -> list[PlacedSlice]:
         """Appends everything and says where it is. Buffered when it returns.
@@ -83,7 +85,7 @@ class LedgerDirectory:
         before = self.before()
         placed: list[PlacedSlice] = []
         try:
-            for part in in_slices(records):
+            for part in in_slices(records, self._log_bytes):
                 writer = await self._writable()
                 self._appended = True
                 placed.append(await writer.append_slice(part))
@@ -99,6 +101,7 @@ class LedgerDirectory:
         if self.writer is not None:
             kept = before.kept if self.writer is before.writer else Kept(0, {})
             await self.writer.take_back(kept)
+        self._appended = before.appended
 
     async def _writable(self) -> LogWriter:
         if self.writer is not None and self.writer.position >= self._log_bytes:

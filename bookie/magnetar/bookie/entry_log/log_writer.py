@@ -39,14 +39,15 @@ _JOINED_BYTES = 4096
 _SYNC_STEP_BYTES = 1 << 20
 
 
-def in_slices(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Cuts records into what one slice of the loop can append."""
+def in_slices(records: Iterable[Record], log_bytes: int = _SLICE_BYTES) -> Iterator[list[Record]]:
+    """Cuts records into what one slice of the loop can append, and a log of `log_bytes` takes."""
+    slice_bytes = min(_SLICE_BYTES, log_bytes)
     found: list[Record] = []
     size = 0
     for record in records:
         found.append(record)
         size += len(record[2])
-        if size >= _SLICE_BYTES or len(found) >= _SLICE_RECORDS:
+        if size >= slice_bytes or len(found) >= _SLICE_RECORDS:
             yield found
             found, size = [], 0
     if found:

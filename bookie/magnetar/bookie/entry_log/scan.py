@@ -10,8 +10,9 @@ first where the bad record's own length says, then wherever one is found, byte b
     or when the log is the current one of a running bookie                      damage
     else                                                                        torn: nothing there was ever synced
 
-The second kind is what a power failure leaves of the last flush: pages of one unsynced flush persist in any order, so good
-records may stand behind it. A log of version 1 has no SYNCED records: there only the end can be torn.
+A header that is wrong, and not all zeros, is damage in any case. The second kind is what a power failure leaves of the
+last flush: pages of one unsynced flush persist in any order, so good records may stand behind it. A log of version 1 has
+no SYNCED records: there only the end can be torn.
 """
 
 from __future__ import annotations
@@ -118,22 +119,20 @@ class LogScan:
     def _take_header(self, data: bytes) -> list[Scanned]:
         version = log_version(data, self.log_id)
         self.version = version if version in LOG_VERSIONS else 0
-        if not self.version:
+        found: list[Scanned] = []
+        if not self.version and self.size:
             self._undecided.append(_Gap(0, min(LOG_HEADER_BYTES, self.size), -1, -1))
+            if data.strip(b"\0"):
+                self._decide(found)  # a header that was never written is all zeros
         if self.size <= LOG_HEADER_BYTES:
             self._at = self._end = self.size
-            return self._finish([]) if self.size else self._empty()
+            return self._finish(found)
         if self._current:
-            return self._begin_records()
+            return self._begin_records(found)
         self._at = max(LOG_HEADER_BYTES, self.size - FOOTER_END_BYTES)
         self._want = FOOTER_END_BYTES
         self._take = self._take_footer
-        return []
-
-    def _empty(self) -> list[Scanned]:
-        self._undecided.clear()
-        self._over = True
-        return []
+        return found
 
     def _take_footer(self, data: bytes) -> list[Scanned]:
         length = footer_bytes(data)
@@ -146,13 +145,12 @@ class LogScan:
             self._end = self.footer.start
         else:
             self._tail = footer_claims(data, self.size)
-        return self._begin_records()
+        return self._begin_records([])
 
-    def _begin_records(self) -> list[Scanned]:
+    def _begin_records(self, found: list[Scanned]) -> list[Scanned]:
         self._at = min(self._start, self._end)
         self._want = self._window
         self._take = self._take_records
-        found: list[Scanned] = []
         if self._sealed:
             self._decide(found)
         return self._finish(found) if self._at >= self._end else found
