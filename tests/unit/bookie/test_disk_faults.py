@@ -111,7 +111,7 @@ def test_rule_12_a_disk_that_fills_up_ends_in_read_only_and_not_in_a_crash() -> 
         bookie = await Bookie.open(settings, model_components(storage, disk.mount()))
         assert len((await bookie.read(1, 0, stored - 1, max_bytes=1 << 30))[0]) == stored
         while not bookie.read_only:  # the start gave the files that it needs no more back
-            assert await add(bookie, entry(1, number, b"x" * 10_000)) in (0, BookieReadOnly.code)
+            assert await add(bookie, entry(3, number, b"x" * 10_000)) in (0, BookieReadOnly.code)
             number += 1
         disk.capacity_bytes = 30 << 20
         await until(lambda: not bookie.read_only)
