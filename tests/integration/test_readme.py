@@ -64,7 +64,7 @@ def run(arguments: list[str] | str, service: Service, tmp_path: Path) -> str:
 
 
 def test_the_tour_works_as_it_is_written(service: Service, tmp_path: Path) -> None:
-    tour, operating = README.read_text().split(OPERATING)
+    tour, _ = README.read_text().split(OPERATING)
     ran = 0
     for language, text in blocks(tour):
         if language == "python":
@@ -84,7 +84,14 @@ def test_the_tour_works_as_it_is_written(service: Service, tmp_path: Path) -> No
                 assert out.strip() == expected, command
             ran += 1
     assert ran >= 8
+
+
+def test_operating_a_bookie_works_as_it_is_written(service: Service, tmp_path: Path) -> None:
+    """After the first two commands of the tour, on the service's data, with numbers and widths left out."""
+    run("printf 'first\\nsecond\\n' | magnetar produce orders", service, tmp_path)
+    run("magnetar consume orders -s billing --start earliest -n 2", service, tmp_path)
     service.stop()
+    _, operating = README.read_text().split(OPERATING)
     operated = 0
     for language, text in blocks(operating):
         assert language == "console"
