@@ -149,12 +149,13 @@ class Standalone:
         self, metadata: MetadataStore, repair_queue: MetadataRepairQueue
     ) -> BookieComponents:
         """Garbage collection asks the metadata of the same process; the bookie's cookie remembers which one it was."""
+        cluster = await cluster_instance(metadata, self._components.rng)
         return replace(
             self._components.bookie,
             clock=self._components.clock,
-            existing_ledgers=MetadataLedgers(metadata),
+            existing_ledgers=MetadataLedgers(metadata, cluster=cluster),
             repair_queue=repair_queue,
-            cluster=await cluster_instance(metadata, self._components.rng),
+            cluster=cluster,
         )
 
     async def close(self) -> None:

@@ -6,8 +6,8 @@ that was created between the two would look deleted.
 
     collector: [1, 2, 3] have entries here  ->  missing([1, 2, 3])  ->  metadata lists 1, 3, 7  ->  is 2 really gone? -> [2]
 
-Nothing but an explicit answer counts: an error, a timeout, a name that this release does not know all raise, and nothing is
-deleted. That the store is that of the bookie's own cluster was checked when the bookie was opened (cookie).
+Nothing but an explicit answer counts: an error, a timeout, a name that this release does not know, the store of another
+cluster all raise, and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from magnetar.metadata.paths import LEDGERS_PATH, ledger_of_name, ledger_path
+from magnetar.metadata.paths import INSTANCE_PATH, LEDGERS_PATH, ledger_of_name, ledger_path
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import FinalError, RequestTimeout
+from magnetar.proto.errors import DataDirectoryError, FinalError, RequestTimeout
 
 __all__ = ["ExistingLedgers", "MetadataLedgers"]
 
@@ -35,10 +35,15 @@ class ExistingLedgers(Protocol):
 
 
 class MetadataLedgers:
-    """Over the metadata store: one listing for all, then a second look at each that the listing does not have."""
+    """Over the metadata store: one listing for all, then a second look at each that the listing does not have.
 
-    def __init__(self, metadata: MetadataStore, *, timeout_s: float = 30.0) -> None:
+    `cluster` is the store's instance as the bookie's cookie has it (0: not known, not checked): in a store that was emptied,
+    or in another cluster's, every ledger would look deleted.
+    """
+
+    def __init__(self, metadata: MetadataStore, *, cluster: int = 0, timeout_s: float = 30.0) -> None:
         self._metadata = metadata
+        self._cluster = cluster
         self._timeout_s = timeout_s
 
     async def missing(self, ledger_ids: Sequence[int]) -> list[int]:
@@ -52,6 +57,8 @@ class MetadataLedgers:
             ) from None
 
     async def _missing(self, ledger_ids: Sequence[int]) -> list[int]:
+        if self._cluster:
+            await self._check_cluster()
         names = await self._metadata.children(LEDGERS_PATH)
         existing: set[int] = set()  # only asked, never iterated over
         for start in range(0, len(names), _SLICE):
@@ -64,6 +71,17 @@ class MetadataLedgers:
             if number % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
         return gone
+
+    async def _check_cluster(self) -> None:
+        node = await self._metadata.get(INSTANCE_PATH)
+        found = 0 if node is None else int.from_bytes(node.value, "big")
+        if found != self._cluster:
+            raise DataDirectoryError(
+                f"the metadata store has the instance {found:016x}, this bookie's cookie names {self._cluster:016x}; "
+                "nothing is deleted by what another cluster's metadata says: connect the bookie to its own store, or restore that",
+                found=found,
+                expected=self._cluster,
+            )
 
 
 def _ledger(name: str) -> int:

@@ -1,13 +1,15 @@
 """What counts as "this ledger was deleted"."""
 
 import asyncio
+import random
 
 import pytest
 
 from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
+from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.paths import LEDGERS_PATH, ledger_of_name, ledger_path
-from magnetar.proto.errors import FinalError, RequestTimeout, StorageFailed
+from magnetar.proto.errors import DataDirectoryError, FinalError, RequestTimeout, StorageFailed
 
 
 async def store_with(*ledger_ids: int) -> MemoryMetadataStore:
@@ -56,6 +58,16 @@ async def test_rule_10_a_timeout_is_not_an_answer(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(store, "children", children)
     with pytest.raises(RequestTimeout):
         await MetadataLedgers(store, timeout_s=0.01).missing([1])
+
+
+async def test_the_store_of_another_cluster_is_not_an_answer() -> None:
+    store = await store_with(1)
+    cluster = await cluster_instance(store, random.Random(1))
+    assert await MetadataLedgers(store, cluster=cluster).missing([1, 2]) == [2]
+    with pytest.raises(DataDirectoryError, match="another cluster"):
+        await MetadataLedgers(store, cluster=cluster + 1).missing([1, 2])
+    with pytest.raises(DataDirectoryError):  # emptied
+        await MetadataLedgers(MemoryMetadataStore(), cluster=cluster).missing([1, 2])
 
 
 async def test_a_name_that_this_release_does_not_know_stops_deleting() -> None:
