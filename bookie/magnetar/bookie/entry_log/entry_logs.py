@@ -52,7 +52,7 @@ class EntryLogs:
         self._files = files
         self._worker = worker
         self._layout = layout
-        self._ids = LogIds(files, worker, os.path.join(layout.root, "log-ids"))
+        self._ids = LogIds(files, worker, layout.log_ids)
         self._directories = [
             LedgerDirectory(number, path, worker, log_bytes, self._next_log, self._log_closed)
             for number, path in enumerate(layout.ledgers)
