@@ -78,7 +78,7 @@ class MetadataLedgers:
         if found != self._cluster:
             raise DataDirectoryError(
                 f"the metadata store has the instance {found:016x}, this bookie's cookie names {self._cluster:016x}; "
-                "nothing is deleted by what another cluster's metadata says: connect the bookie to its own store, or restore that",
+                "nothing is deleted by what another cluster's metadata says: connect the bookie to its own store",
                 found=found,
                 expected=self._cluster,
             )
