@@ -319,10 +319,16 @@ class _Verify:
     def _read_suspects(self, index: IndexView, suspects: set[int]) -> int:
         files = OpenFiles(self._bookie.files)
         damaged = 0
+        deleted: tuple[int, bool] = (-1, False)
         try:
             for ledger_id, entry_id, location in index.locations():
                 if location.log_id not in suspects:
                     continue
+                if ledger_id != deleted[0]:
+                    record = index.get_ledger(ledger_id)
+                    deleted = (ledger_id, record is not None and record.deleted_at_ms > 0)
+                if deleted[1]:
+                    continue  # nobody is served any of it, and its logs may be gone already
                 entry = read_located(self._bookie, files, ledger_id, entry_id, location)
                 if entry.damage:
                     damaged += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from magnetar.bookie.offline import (
     verify,
     walk_journals,
 )
+from support.bookie_kit import add, entry, open_real
 from support.offline_kit import entry_logs, flip, trace_of, with_stopped
 
 PAGE = 4096
@@ -198,3 +200,52 @@ def test_directories_that_the_settings_forget_are_looked_at(tmp_path: Path) -> N
     result = with_stopped(directory, verify)
     assert [one.part for one in result.findings] == ["cookie"]
     assert "ledger_directories no longer names" in result.findings[0].text
+
+
+def test_garbage_collection_leaves_it_sound(stopped: Path, tmp_path: Path) -> None:
+    images: list[Path] = []
+
+    def keep(name: str) -> None:
+        images.append(Path(shutil.copytree(stopped, tmp_path / name)))
+
+    async def main() -> None:
+        bookie = await open_real(str(stopped))
+        try:
+            await bookie.delete_ledger(2)
+            keep("deleted")
+            await bookie.checkpoint()
+            keep("flushed")
+            await bookie.collect_garbage()
+            keep("collected")
+            assert await add(bookie, entry(8, 0)) == 0
+        finally:
+            await bookie.close()
+
+    asyncio.run(main())
+    sizes = [sum(log.stat().st_size for log in entry_logs(image)) for image in images]
+    assert sizes[2] < sizes[1]
+    for image in [*images, stopped]:
+        result = verified(image)
+        assert result.sound, (image.name, result.findings)
+        found = with_stopped(image, lambda bookie: list(list_ledgers(bookie, Journaled.read(bookie), 2)))
+        assert [row.state for row in found] == ["deleted"]
+        assert bool(found[0].ranges) == (image.name in ("deleted", "flushed"))
+
+
+def test_entries_of_a_deleted_ledger_may_be_gone(tmp_path: Path) -> None:
+    """A flush that was under way when the ledger left the index puts some of its places back; the logs go all the same."""
+    directory = tmp_path / "one"
+
+    async def main() -> None:
+        bookie = await open_real(str(directory))
+        assert await add(bookie, entry(2, 0)) == 0
+        await bookie.checkpoint()
+        await bookie.delete_ledger(2)
+        await bookie.close()
+
+    asyncio.run(main())
+    for log in entry_logs(directory):
+        log.unlink()
+    result = verified(directory)
+    assert result.sound, result.findings
+    assert next(check.records for check in result.checks if check.part == "index") == 1
