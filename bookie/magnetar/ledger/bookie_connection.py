@@ -11,8 +11,9 @@ sync. A bookie that is connected and silent has failed (rule 21): one coarse tim
 because adds are answered in about the order in which they were sent. It fires every tenth of the add timeout while adds
 are outstanding, so a hung bookie is noticed between 1.0 and 1.1 add timeouts, at no cost per add.
 
-A bookie whose write cache is full is not silent: it sends AddDone frames without rows. They give it time, up to
-`_MAX_HELD_TIMEOUTS` add timeouts for one add; it answers TooManyRequests itself before that, if it is set up as we are.
+A slow bookie is not silent: it answers others, or says with AddDone frames without rows that adds wait for room in its
+write cache. Both give it time, up to `_MAX_ADD_TIMEOUTS` add timeouts for one add: a queue of many MB before a slow disk
+must not look like a hung one, and roll every ledger. A full bookie answers TooManyRequests before that, as it is set up.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .transport import AddCallback
 _ADD_HEADER = AddEntry(0, False).encode()
 _RECOVERY_HEADER = AddEntry(0, True).encode()
 _TICKS_PER_TIMEOUT = 10
-_MAX_HELD_TIMEOUTS = 4
+_MAX_ADD_TIMEOUTS = 4
 # A connection for re-adds that nobody used for so many add timeouts is closed.
 _IDLE_TIMEOUTS = 6
 
@@ -152,7 +153,7 @@ class _Link:
         "_connection",
         "_given_up",
         "_header",
-        "_held_tick",
+        "_heard_tick",
         "_idle_ticks",
         "_limit",
         "_loop",
@@ -177,7 +178,7 @@ class _Link:
         # Taken while connecting; all of them are in _pending.
         self._unsent: list[tuple[tuple[int, int], bytes]] = []
         self._tick = 0
-        self._held_tick = 0  # in which the bookie said last that adds wait for room
+        self._heard_tick = 0  # in which the last AddDone came, with rows or without
         self._idle_ticks = 0
         self._timer: asyncio.TimerHandle | None = None
         self._given_up = False
@@ -256,9 +257,8 @@ class _Link:
         for header, payloads in runs:
             if peek_number(header) != AddDone.NUMBER:
                 raise MalformedFrame(f"a bookie sends AddDone and answers, not command {peek_number(header)}")
+            self._heard_tick = self._tick
             for payload in payloads:
-                if not payload:
-                    self._held_tick = self._tick
                 for ledger_id, entry_id, code in decode_rows(ADD_DONE_ROW, payload):
                     add = pending.pop((ledger_id, entry_id), None)
                     if add is not None:
@@ -320,12 +320,12 @@ class _Link:
 
     # --- the timer ---------------------------------------------------------------------------------------------------
 
-    def _too_late(self, held: bool) -> RequestTimeout:
+    def _too_late(self, slow: bool) -> RequestTimeout:
         timeout_s = self._channel.settings.add_timeout_s
-        if held:
+        if slow:
             return RequestTimeout(
-                f"bookie {self._bookie} had no room in its write cache for an add for "
-                f"{_MAX_HELD_TIMEOUTS} times add_timeout_s={timeout_s:g} s, or fell silent meanwhile"
+                f"bookie {self._bookie} is too slow: it did not store an add in {_MAX_ADD_TIMEOUTS} times "
+                f"add_timeout_s={timeout_s:g} s, or fell silent on the way"
             )
         return RequestTimeout(f"bookie {self._bookie} was silent for add_timeout_s={timeout_s:g} s")
 
@@ -340,8 +340,8 @@ class _Link:
         if oldest is not None:
             self._idle_ticks = 0
             waited = self._tick - oldest[0]
-            silent = min(waited, self._tick - self._held_tick)
-            if silent > _TICKS_PER_TIMEOUT or waited > _MAX_HELD_TIMEOUTS * _TICKS_PER_TIMEOUT:
+            silent = min(waited, self._tick - self._heard_tick)
+            if silent > _TICKS_PER_TIMEOUT or waited > _MAX_ADD_TIMEOUTS * _TICKS_PER_TIMEOUT:
                 self._give_up(self._too_late(waited > silent))
                 return
         elif not self._channel.recovery:

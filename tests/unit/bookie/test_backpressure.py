@@ -58,6 +58,8 @@ class Service:
 @pytest.fixture
 async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
     monkeypatch.setattr("magnetar.bookie.server.held_adds.NOTICE_INTERVAL_S", 0.05)
+    # However slow the machine is: only silence ends the wait.
+    monkeypatch.setattr("magnetar.ledger.bookie_connection._MAX_ADD_TIMEOUTS", 1000)
     bookie = await open_inline(
         # Room for what one read of a connection brings.
         str(tmp_path),
@@ -89,14 +91,14 @@ async def test_rule_21_a_slow_disk_makes_writers_wait_and_rolls_no_ledger(servic
     before = len(confirmed.heard)
     assert before < count
     # Far longer than a silent bookie would be given.
-    while asyncio.get_running_loop().time() < began + 4 * ADD_TIMEOUT_S - 0.3:
+    while asyncio.get_running_loop().time() < began + 3 * ADD_TIMEOUT_S:
         await asyncio.sleep(0.01)
         assert bookie.cache.size <= bookie.settings.write_cache_bytes
         assert bookie.adds._waiting_bytes <= bookie.settings.write_cache_bytes // 4 + len(PAYLOAD)
     assert writer.metadata.last_ensemble.first_entry == 0
     service.disk.go.set()
     await confirmed.count(count)
-    assert all(error is None for _, _, error in confirmed.heard)
+    assert [error for _, _, error in confirmed.heard if error is not None] == []
     assert len(writer.metadata.ensembles) == 1
     await writer.close()
     await client.close()

@@ -49,6 +49,7 @@ async def test_load_is_of_the_last_interval_and_costs_an_add_nothing(tmp_path: P
     assert load["add_bytes_per_s"] == pytest.approx(150 * 540 / elapsed, rel=0.5)
     assert load["reads_per_s"] == pytest.approx(50 / elapsed, rel=0.5)
     assert 0 < load["write_cache_ratio"] < 1
+    await asyncio.sleep(0.01)
     bookie.load.sample()
     assert bookie.info()["load"]["adds_per_s"] == 0
     await bookie.close()
