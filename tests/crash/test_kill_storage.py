@@ -1,0 +1,119 @@
+"""kill -9 of a real bookie while it flushes, rolls, deletes logs and compacts, all at once and all the time.
+
+"shadow": the journal writers keep what they have not synced in memory, so that killing them loses it as a power failure
+would. What was acknowledged is counted against what the next process serves; MAGNETAR_KILLS=50 kills it that often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from magnetar.bookie import Bookie
+from magnetar.proto.errors import LedgerFenced, LedgerNotFound
+from support.bookie_kit import add, entry
+from support.storage_load_child import Gone, open_bookie, payload
+
+TESTS = Path(__file__).parents[1]
+KILLS = int(os.environ.get("MAGNETAR_KILLS", "1"))
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(60 + 20 * KILLS)]
+
+
+@dataclass
+class Said:
+    """What all the children said."""
+
+    acked: dict[tuple[int, int], None] = field(default_factory=dict)
+    fenced: dict[int, None] = field(default_factory=dict)
+    gone: dict[int, None] = field(default_factory=dict)
+    collected: Counter[str] = field(default_factory=Counter)
+
+    def hear(self, words: list[bytes]) -> None:
+        """One line."""
+        numbers = [int(word) for word in words[1:]]
+        if words[0] == b"acked":
+            self.acked[numbers[0], numbers[1]] = None
+        elif words[0] == b"collected":
+            self.collected["logs"], self.collected["compacted"] = numbers
+        else:
+            {b"fenced": self.fenced, b"gone": self.gone}[words[0]][numbers[0]] = None
+
+
+async def run_and_kill(directory: Path, mode: str, victim: str, generation: int, acks: int) -> Said:
+    """Lets a child work until it has acknowledged `acks` entries, and kills it, its journal writers, or both."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "support.storage_load_child", str(directory), mode, str(generation),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=TESTS,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    first = (await process.stdout.readline()).split()
+    assert first[:1] == [b"writers"], await process.stderr.read()
+    said = Said()
+    killed = False
+    while (line := await process.stdout.readline()).endswith(b"\n"):
+        said.hear(line.split())
+        if len(said.acked) >= acks and not killed:
+            killed = True
+            if victim != "daemon":
+                for writer in first[1:]:
+                    os.kill(int(writer), signal.SIGKILL)
+            if victim != "writers":
+                process.kill()
+    await process.communicate()
+    assert killed, process.returncode
+    return said
+
+
+async def check(bookie: Bookie, said: Said) -> Counter[str]:
+    """Everything acknowledged is there, unless its ledger was to be deleted; then it is right or gone as a whole."""
+    found: Counter[str] = Counter()
+    deleted: dict[int, bool] = {}
+    for ledger_id, number in said.acked:
+        try:
+            entries, _ = await bookie.read(ledger_id, number, number)
+        except LedgerNotFound:
+            assert ledger_id in said.gone, f"ledger {ledger_id} is lost"
+            assert deleted.setdefault(ledger_id, True)
+            found["deleted"] += 1
+            continue
+        assert entries == [entry(ledger_id, number, payload(ledger_id, number))]
+        assert not deleted.setdefault(ledger_id, False), f"ledger {ledger_id} is deleted in part"
+        found["there"] += 1
+    for ledger_id in said.fenced:
+        assert await add(bookie, entry(ledger_id, 9999)) == LedgerFenced.code
+    return found
+
+
+@pytest.mark.parametrize(("victim", "mode"), [("daemon", "sync"), ("both", "shadow"), ("writers", "shadow")])
+async def test_kill_9_while_flushing_and_compacting_loses_nothing(
+    tmp_path: Path, victim: str, mode: str
+) -> None:
+    rng = random.Random(f"{victim} {mode}")
+    everything = Said()
+    found: Counter[str] = Counter()
+    collected: Counter[str] = Counter()
+    for kill in range(KILLS):
+        said = await run_and_kill(tmp_path, mode, victim, kill * 1000, rng.randrange(1200, 3000))
+        everything.acked |= said.acked
+        everything.fenced |= said.fenced
+        everything.gone |= said.gone
+        collected += said.collected
+        bookie = await open_bookie(str(tmp_path), "sync", Gone([*everything.gone]))
+        try:
+            found = await check(bookie, everything)
+            await bookie.collect_garbage()
+            await check(bookie, everything)
+            assert not bookie.damage.ledgers()
+        finally:
+            await bookie.close()
+    print(f"{victim}/{mode}: {KILLS} kills, {dict(found)}, while running: {dict(collected)}")
+    assert collected["logs"] + collected["compacted"] > 0

@@ -1,0 +1,125 @@
+"""A real bookie that flushes, rolls, collects and compacts all the time, to be killed.
+
+    python -m support.storage_load_child DIRECTORY MODE FIRST-GENERATION
+
+A generation is four ledgers of ENTRIES entries each, interleaved, over two journals and two ledger directories. Two
+generations later all but the first of the four are deleted, and the first is fenced. Writes lines to its standard output:
+"writers PID PID", then "acked LEDGER ENTRY", "fenced LEDGER", "gone LEDGER" (before anybody may delete it), and
+"collected LOGS COMPACTED" for each round of garbage collection. Ends with exit code 3 when the bookie fails.
+"""
+
+import asyncio
+import os
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import uvloop
+
+from magnetar.bookie import Bookie, BookieSettings, os_components
+from magnetar.proto.errors import MagnetarError
+from support.bookie_kit import KIB, entry, small_settings
+
+ENTRIES = 40
+IN_FLIGHT = 48
+
+
+class Gone:
+    """The metadata store: everything exists but these."""
+
+    def __init__(self, ledgers: Sequence[int] = ()) -> None:
+        self.ledgers = dict.fromkeys(ledgers)
+
+    async def missing(self, ledger_ids: Sequence[int]) -> list[int]:
+        """See ExistingLedgers."""
+        return [ledger_id for ledger_id in ledger_ids if ledger_id in self.ledgers]
+
+
+def payload(ledger_id: int, number: int) -> bytes:
+    """What entry `number` holds: from a few bytes to pages."""
+    return b"%d:%d." % (ledger_id, number) * (1 + (ledger_id * 31 + number) * 7919 % 700)
+
+
+def settings(directory: str) -> BookieSettings:
+    """Everything small and often."""
+    return small_settings(
+        f"{directory}/data",
+        journal_directories=(f"{directory}/journal-a", f"{directory}/journal-b"),
+        ledger_directories=(f"{directory}/ledgers-a", f"{directory}/ledgers-b"),
+        journal_file_bytes=256 * KIB,
+        journal_spare_bytes=1024 * KIB,
+        entry_log_bytes=96 * KIB,
+        checkpoint_interval_s=0.03,
+        gc_interval_s=0.05,
+        minor_compaction_interval_s=0.05,
+        minor_compaction_threshold=0.5,
+        major_compaction_interval_s=0.05,
+        major_compaction_threshold=0.8,
+        compaction_bytes_per_s=0,
+    )
+
+
+async def open_bookie(directory: str, mode: str, gone: Gone) -> Bookie:
+    """With its processes, and a metadata store that knows what is gone."""
+    components = os_components(random.Random(1), writer_mode=mode)
+    return await Bookie.open(settings(directory), replace(components, existing_ledgers=gone))
+
+
+class Load:
+    """Adds until it is killed."""
+
+    def __init__(self, bookie: Bookie, gone: Gone) -> None:
+        self.bookie = bookie
+        self.gone = gone
+        self.lines = os.fdopen(1, "w", buffering=1)
+        self.room = asyncio.Semaphore(IN_FLIGHT)
+
+    def added(self, ledger_id: int, number: int, code: int) -> None:
+        """Told when an add is durable."""
+        self.room.release()
+        if code == 0:
+            self.lines.write(f"acked {ledger_id} {number}\n")
+
+    async def run(self, generation: int) -> None:
+        """Generation after generation."""
+        first = generation
+        while True:
+            for number in range(ENTRIES):
+                for ledger_id in range(generation * 4, generation * 4 + 4):
+                    await self.room.acquire()
+                    data = entry(ledger_id, number, payload(ledger_id, number))
+                    self.bookie.add(data, recovery=False, done=self.added)
+            if generation >= first + 2:
+                await self.finish(generation - 2)
+            generation += 1
+
+    async def finish(self, generation: int) -> None:
+        """One of its ledgers is closed, the others are deleted."""
+        await self.bookie.fence(generation * 4)
+        self.lines.write(f"fenced {generation * 4}\n")
+        for ledger_id in range(generation * 4 + 1, generation * 4 + 4):
+            self.lines.write(f"gone {ledger_id}\n")
+            self.gone.ledgers[ledger_id] = None
+        stats = self.bookie.stats()
+        self.lines.write(f"collected {stats['gc_deleted_logs']} {stats['compaction_logs']}\n")
+
+
+async def main(directory: str, mode: str, first: int) -> None:
+    """Opens, and loads until the end."""
+    gone = Gone()
+    bookie = await open_bookie(directory, mode, gone)
+
+    def failed(error: MagnetarError) -> None:
+        sys.stderr.write(f"{error}\n")
+        os._exit(3)
+
+    bookie.on_failure = failed
+    load = Load(bookie, gone)
+    writers = [journal._device.writer_pid for journal in bookie.journals.all]  # type: ignore[attr-defined]
+    load.lines.write(f"writers {' '.join(map(str, writers))}\n")
+    await load.run(first)
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
