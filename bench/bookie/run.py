@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,8 @@ WINDOW_ADDS = 8192
 NEVER_S = 86_400
 DEFAULTS = BookieSettings(data_directory="-")
 PACED_RATE = 2000
+# Journal files are ready when none has changed for so long; waited for at most READY_S.
+READY_AFTER_S, READY_S = 0.5, 15.0
 WORKLOADS = "abcde"
 Say = Callable[[str], None]
 
@@ -394,7 +397,10 @@ def add(service: ServiceProcess, count: int, size: int, ledgers: int, first_ledg
 
 
 def warm_up(service: ServiceProcess, first_ledger: int, piece_bytes: int) -> None:
-    """Adds until the mark moved twice: memory and journal files are used ones, and the cache holds a piece at most."""
+    """Adds until the mark moved twice, and waits until journal files are ready: a bookie as it is after its first minute.
+
+    The cache holds a piece at most then.
+    """
     assert service.data is not None
     mark = Path(service.data) / "bookie" / "mark"
     before, moves = mark.stat().st_ino, 0
@@ -406,7 +412,22 @@ def warm_up(service: ServiceProcess, first_ledger: int, piece_bytes: int) -> Non
                 break
     else:
         raise SystemExit("bench: the bookie does not flush its write cache")
-    time.sleep(0.5)  # files are recycled in the background
+    # Files are zero-filled and recycled in the background.
+    until, since, sizes = time.monotonic() + READY_S, time.monotonic(), journal_sizes(service)
+    while time.monotonic() < min(until, since + READY_AFTER_S):
+        time.sleep(0.05)
+        if (now_sizes := journal_sizes(service)) != sizes:
+            sizes, since = now_sizes, time.monotonic()
+
+
+def journal_sizes(service: ServiceProcess) -> dict[str, int]:
+    """Bytes of each journal file."""
+    assert service.data is not None
+    found: dict[str, int] = {}
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(Path(service.data) / "bookie" / "journal"):
+            found[entry.name] = entry.stat().st_size
+    return found
 
 
 def lengths(windows: list[tuple[float, float]]) -> dict[str, float]:
