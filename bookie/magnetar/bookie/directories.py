@@ -326,8 +326,8 @@ def _known(cookie: Cookie, role: str, name: str) -> tuple[bool, bool]:
 
 def _cure(role: str) -> str:
     if role == LEDGERS_ROLE:
-        return ", or declare it lost (magnetar bookie cookie): its entries are damage then, until they are repaired"
-    return "; if it is lost, replace this bookie and let its ledgers be repaired: acknowledged entries stood in it"
+        return ", or declare it lost (magnetar bookie cookie --lost-directory): its entries are damage until they are repaired"
+    return "; if it is lost, acknowledged entries are: replace the bookie (magnetar bookie cookie --accept-new-disk)"
 
 
 def _not_ours(cookie: Cookie, copy: Cookie, role: str, path: str) -> DataDirectoryError:
@@ -338,7 +338,9 @@ def _not_ours(cookie: Cookie, copy: Cookie, role: str, path: str) -> DataDirecto
     else:
         what = f"is what this bookie knows as {copy.directory!r}: disks were swapped or mounted elsewhere"
     return DataDirectoryError(
-        f"{path} {what}; correct {_SETTINGS[role]}, or mount the disks where they were", path=path
+        f"{path} {what}; correct {_SETTINGS[role]}, mount the disks where they were, or tell where they are now "
+        "(magnetar bookie cookie --moved-directory)",
+        path=path,
     )
 
 
@@ -349,12 +351,12 @@ def _check_left_out(files: Files, layout: DataLayout, cookie: Cookie, name: str)
     if there and data_names(files, path):
         raise DataDirectoryError(
             f"ledger_directories no longer names {path}, which holds entries; name it again, or declare it lost "
-            "(magnetar bookie cookie) and let its entries be repaired",
+            "(magnetar bookie cookie --lost-directory) and let its entries be repaired",
             path=path,
         )
     if not there or (cookie.format_version > 1 and not is_ours(files, layout, cookie, LEDGERS_ROLE, path)):
         raise DataDirectoryError(
             f"ledger_directories no longer names {path}, and it cannot be seen to be empty (is its disk mounted?); "
-            "mount it, name it again, or declare it lost (magnetar bookie cookie)",
+            "mount it, name it again, or declare it lost (magnetar bookie cookie --lost-directory)",
             path=path,
         )

@@ -69,7 +69,7 @@ async def register_cookie(
             raise DataDirectoryError(
                 f"bookie {bookie_id!r} is known with another data directory (instance {known:016x}, this one is "
                 f"{instance:016x}): were its disks emptied or exchanged? Mount the right ones, or replace it (magnetar "
-                "bookie cookie) and let its ledgers be repaired"
+                "bookie cookie --accept-new-disk) and let its ledgers be repaired"
             )
         await store.put(path, value, version=node.version)
         return
