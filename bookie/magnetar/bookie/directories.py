@@ -326,7 +326,7 @@ def _known(cookie: Cookie, role: str, name: str) -> tuple[bool, bool]:
 
 def _cure(role: str) -> str:
     if role == LEDGERS_ROLE:
-        return ", or declare it lost (magnetar bookie cookie --lost-directory): its entries are damage until they are repaired"
+        return ", or declare it lost (magnetar bookie cookie --lost-directory): its entries are damage until repaired"
     return "; if it is lost, acknowledged entries are: replace the bookie (magnetar bookie cookie --accept-new-disk)"
 
 
