@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,5 +88,5 @@ def test_ranges_cover_what_was_reported_and_not_repaired(steps: list[tuple[int, 
             damage.report_range(1, first, first + more, where="log", reason=reason)
             expected |= dict.fromkeys(range(first, first + more + 1))
         known = damage.ledgers().get(1, [])
-        assert all(left.last < right.first for left, right in zip(known, known[1:], strict=False))
+        assert all(left.last < right.first for left, right in pairwise(known))
         assert [n for n in range(40) if damage.covers(1, n)] == sorted(expected)
