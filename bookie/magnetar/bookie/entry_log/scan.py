@@ -92,6 +92,8 @@ class LogScan:
         # What the last bytes would be if they were a footer's.
         self._tail = (False, -1, -1)
         self._footer_damaged = False
+        # Where a damaged footer begins, right behind good records: that range never held any. -1: there is none.
+        self.footer_at = -1
         self._over = False
 
     @property
@@ -272,6 +274,8 @@ class LogScan:
             is_footer, *starts = self._tail
             # Two of three say that a footer begins where the records end: it was there, and is damaged.
             self._footer_damaged = is_footer + starts.count(self._gap_at) >= 2
+            if self._footer_damaged and self._gap_at in starts:
+                self.footer_at = self._gap_at
             self._close_gap(found, self._end)
         self._decide(found, torn=not self._sealed)
         self._over = True

@@ -259,7 +259,8 @@ class _Rebuild:
         while (span := scan.wanted()) is not None:
             for record in scan.take(pages.read(*span)):
                 if record.data is None:
-                    lost = self._note_range(path, record) or lost
+                    # A footer that a power loss tore, or a bit of it: all records before it are there.
+                    lost = (self._note_range(path, record) and record.offset != scan.footer_at) or lost
                     continue
                 if record.entry_id == SYNCED_ENTRY:
                     continue
