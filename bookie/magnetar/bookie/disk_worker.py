@@ -61,7 +61,7 @@ class DiskWorker(Protocol):
     async def prepare(self, path: str, size: int, source: str = "", *, hurry: bool = False) -> None:
         """A file of `size` bytes that the disk has all of, durable with its name; made from `source` if that is given.
 
-        It is made slowly, so that the journal is not disturbed (64 MiB take 2 s), unless `hurry`.
+        It is made slowly, so that the journal is not disturbed (64 MiB take 0.6 s), unless `hurry`.
         """
         ...
 
