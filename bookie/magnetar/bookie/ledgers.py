@@ -19,6 +19,7 @@ __all__ = ["DirtyLedgers", "LedgerState", "LedgerStates"]
 
 _MAX_STATES = 50_000
 _SLICE_LEDGERS = 1000
+_NOTHING = LedgerRecord()
 
 
 class DirtyLedgers:
@@ -77,7 +78,7 @@ class LedgerState:
 
     def __init__(self, record: LedgerRecord | None, *, unknown: bool = False) -> None:
         self.known = record is not None
-        record = record or LedgerRecord(unknown=unknown)
+        record = record or (_NOTHING if not unknown else LedgerRecord(unknown=True))
         # Set at once when a fence is asked for; the answer waits for `fence_durable`.
         self.fenced = record.fenced
         self.explicit_lac = record.explicit_lac
@@ -92,7 +93,7 @@ class LedgerState:
         # Number of the checkpoint that will write it, if it changed; an older number: it did not change since.
         self.dirty = 0
         # What the entry logs were told since the state is in memory; one that was not told before is told again.
-        self.logged = LedgerRecord()
+        self.logged = _NOTHING
         # Shared by concurrent fencers; None when the fence is durable, or was never asked for.
         self.fence_durable: asyncio.Future[None] | None = None
         # The entry after the last one read: a read of it is sequential and gets read-ahead.
