@@ -25,7 +25,10 @@ from functools import partial
 from typing import Any
 
 from magnetar.bookie import Bookie, BookieSettings, inline_components
-from magnetar.bookie.index import ModelStorage
+from magnetar.bookie.cookie import decode_cookie
+from magnetar.bookie.index import ModelLocationIndex, ModelStorage
+from magnetar.bookie.index.rebuild import RebuildReport, rebuild_index
+from magnetar.bookie.layout import DataLayout
 from magnetar.proto.errors import MagnetarError, RequestTimeout
 from support.sim import SimClock, SimDisk, SimLoop, SimProcess
 from support.storage_index import CountedIndex
@@ -113,6 +116,8 @@ class Machine:
         self.bookie: Bookie | None = None
         self.session: Session | None = None
         self.violations: list[Broken] = []
+        # An index that was made anew may name an older copy of an entry added with other bytes, which no client does.
+        self.older_copies = False
         # Whose sync failed; -1: none.
         self.failed_journal = -1
         self._process: SimProcess | None = None
@@ -255,6 +260,31 @@ class Machine:
             return self.start(script, close=close)
         except MagnetarError as error:
             raise Broken(f"the bookie does not start: {error} ({', '.join(self.history)})") from error
+
+    def rebuild_index(self) -> RebuildReport:
+        """The index is lost with its disk, and made anew from the entry logs as `magnetar bookie index rebuild` does it."""
+        self.history.append("index rebuilt")
+        files = self.disk.mount()
+        layout = DataLayout.of(self.settings)
+        logs = {
+            log_id: f"{directory}/{name}"
+            for directory in layout.ledgers
+            for name in files.list(directory)
+            if (log_id := layout.entry_log_id(name)) is not None
+        }
+        cookie = decode_cookie(files.read(layout.cookie), layout.cookie)
+        new = ModelStorage()
+        rebuilding = rebuild_index(
+            files,
+            layout.index,
+            logs,
+            cookie.instance,
+            open_index=lambda path: ModelLocationIndex(new),
+            dry_run=True,  # it renames directories otherwise, and this index is no directory
+        )
+        report: RebuildReport = self.loop.run_until_complete(rebuilding)
+        self.index = new
+        return report
 
     def copy(self) -> Machine:
         """The same disk and index under another loop; no process may be running."""

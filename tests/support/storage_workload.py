@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from magnetar.bookie import BookieSettings
+from magnetar.bookie.index.rebuild import RebuildReport
 from magnetar.proto.errors import MagnetarError, StorageFailed
 from support.storage_check import KIB, SETTINGS, WIDE, Machine, Script, Session
 
@@ -113,6 +114,21 @@ async def compaction_beside_a_flush(session: Session) -> None:
     await session.check_range(32, 0, 23)
 
 
+async def adds_beside_a_compaction(session: Session) -> None:
+    """Entries are added again, and flushed, between the copy of their log and the deletion of it."""
+    for number in range(8):  # each flush fills a log, mostly with the one that is deleted then
+        await asyncio.gather(session.add_soon(30, number, size=1200), session.add_soon(32, number, size=300))
+        await session.checkpoint()
+    await session.delete(30)
+    round_ = asyncio.ensure_future(session.collect_garbage())
+    while not round_.done():
+        number = session.rng.randrange(8)
+        await session.add_soon(32, number, recovery=True, size=session.rng.choice((50, 500)))
+        await session.checkpoint()
+        await asyncio.sleep(session.rng.choice((0.0, 0.01, 0.1)))
+    await session.check_promises()
+
+
 async def new_ledgers(session: Session) -> None:
     """One after another while a round of garbage collection runs."""
     for ledger_id in range(20, 26):
@@ -152,6 +168,8 @@ WIDE_CASE = Case(wide_workload, WIDE)
 RACE = Case(
     compaction_beside_a_flush, replace(WIDE, write_cache_bytes=256 * KIB, checkpoint_interval_s=100.0)
 )
+# Slow enough for a few flushes while one log is copied.
+ADDS_BESIDE = Case(adds_beside_a_compaction, replace(RACE.settings, compaction_bytes_per_s=20 * KIB))
 
 
 def count_calls(seed: int, case: Case = NARROW) -> int:
@@ -191,6 +209,28 @@ def crash_and_verify(
             machine.lose_power()
         machine.must_start(verify)
         return calls
+
+
+def rebuild_and_verify(seed: int, call: int, *, power: bool, case: Case = NARROW) -> RebuildReport | None:
+    """A crash, and the index lost with it: what it said comes back from entry logs and journals.
+
+    None if the first start had not come so far that there was an index to lose.
+    """
+    with Machine(seed, case.settings) as machine:
+        machine.crash_at(call)
+        machine.start(case.script, close=True)
+        if power:
+            machine.lose_power()
+        machine.older_copies = True
+        if machine.index.instance is None:
+            return None
+        report = machine.rebuild_index()
+        if report.incomplete or report.unknown_ledgers:
+            machine.broken(f"nothing was damaged, and the rebuild does not know what was lost: {report}")
+        machine.must_start(verify)
+        machine.lose_power()
+        machine.must_start(verify)
+        return report
 
 
 def outlive(case: Case = NARROW) -> Case:
