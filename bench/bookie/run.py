@@ -43,7 +43,7 @@ class Sizes:
         self.cache_bytes = (256 if quick else 768) * MIB
         # What one cell adds: fits beside the rest of a warm-up into half of the cache, overhead included.
         self.absorbed_bytes = self.cache_bytes // 4
-        self.absorbed_adds = 100_000 if quick else 400_000
+        self.absorbed_adds = 200_000 if quick else 400_000
         self.sustained_adds = 250_000 if quick else 600_000
         self.replay_bytes = (128 if quick else 1024) * MIB
         self.read_entries = {1024: 64_000 if quick else 256_000, ENTRY: 2_000 if quick else 6_000}
@@ -156,6 +156,17 @@ class Round:
             warm_up(service, 1, DEFAULTS.write_cache_bytes // 12)
             with Watch(service) as watch:
                 result = add(service, count, size, ledgers, 1000)
+                if ledgers == 1:  # fills the read cache, too
+                    run_client(
+                        service,
+                        "reads",
+                        size=size,
+                        entries=count,
+                        ledgers=1,
+                        first_ledger=1000,
+                        sequential=True,
+                        depth=4,
+                    )
         result["highest_pss"], result["highest_resident"] = watch.highest_pss, watch.highest_resident
         result["flushes"] = len(watch.flushes)
         self.details["sustained"][f"{size}/{ledgers}"] = result
