@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.bookie.goals import GOALS
-from bench.bookie.run import ENTRY, LEDGERS, SIZES, Round, name_of
+from bench.bookie.run import ENTRY, LEDGERS, PACED_RATE, SIZES, Round, name_of
 from bench.probes import QUIET_SHARE
 
 
@@ -93,7 +93,7 @@ def _print_paced(rounds: list[Round], console: Console) -> None:
     paced = [found.details["paced"] for found in rounds if "paced" in found.details]
     if not paced:
         return
-    table = Table(title="2,000 adds/s of 1 KB, from when each was due, ms", title_justify="left")
+    table = Table(title=f"{PACED_RATE:,} adds/s of 1 KB, from when each was due, ms", title_justify="left")
     for column in ("while", "p50", "p99", "p99.9", "maximum", "samples"):
         table.add_column(column, justify="left" if column == "while" else "right", no_wrap=True)
     for name in paced[0]:

@@ -29,7 +29,7 @@ WINDOW_BYTES = 8 * MIB
 WINDOW_ADDS = 8192
 NEVER_S = 86_400
 DEFAULTS = BookieSettings(data_directory="-")
-PACED_RATE = 2000
+PACED_RATE = 1000
 # Journal files are ready when none has changed for so long; waited for at most READY_S.
 READY_AFTER_S, READY_S = 0.5, 15.0
 WORKLOADS = "abcde"
@@ -322,7 +322,7 @@ class Round:
                 rate=PACED_RATE,
                 seconds=interval_s + 1.5,
                 rounds=self.sizes.paced_rounds,
-                fill_bytes=self.sizes.cache_bytes // 4,
+                fill_bytes=self.sizes.cache_bytes * 9 // 20,
                 settle_s=0.3,
             )
         quiet = [late for at, late in result["samples"] if not within(at, watch.flushes, 0.05)]
