@@ -69,6 +69,7 @@ class WriterState(enum.Enum):
 
 
 _NOTHING: tuple[PendingAdd, ...] = ()
+_ADDING = frozenset((WriterState.WRITING, WriterState.CHANGING, WriterState.DRAINING))
 
 
 class WriterCore:
@@ -218,8 +219,8 @@ class WriterCore:
         return self.sending and self.last_add_confirmed == self.last_add_pushed > self._told
 
     def _add_failed(self, bookie: str, code: int) -> list[Instruction]:
-        if self.error is not None:
-            return []
+        if self.error is not None or self.state not in _ADDING:
+            return []  # also once sealing: with Qa < Qw answers come after the last confirmation; the metadata decides
         if code == LedgerFenced.code:
             return self._fail(LedgerFenced(f"ledger {self.ledger_id} was fenced at bookie {bookie}"))
         bit = self._bits.get(bookie)
