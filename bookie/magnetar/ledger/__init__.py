@@ -6,11 +6,13 @@ bookies, `tcp_transport` and `local_transport` are what stands behind it.
 
 from .client import LedgerClient
 from .core.metadata import Ensemble, LedgerMetadata, LedgerState
-from .directory import BookieDirectory, RegisteredBookies, StaticBookies
+from .directory import BookieDirectory, BookieFacts, Labels, RegisteredBookies, StaticBookies
+from .health import BookieHealth
 from .local_transport import LocalTransport
-from .placement import Placement, RandomPlacement
+from .placement import Candidates, Placement, RandomPlacement, SpreadPlacement
 from .reader import LedgerReader
 from .settings import LedgerSettings
+from .survey import BookieSurvey
 from .tcp_transport import TcpTransport
 from .transport import (
     AddCallback,
@@ -27,10 +29,15 @@ from .writer import ConfirmCallback, LedgerWriter
 __all__ = [
     "AddCallback",
     "BookieDirectory",
+    "BookieFacts",
+    "BookieHealth",
+    "BookieSurvey",
     "BookieTransport",
+    "Candidates",
     "ConfirmCallback",
     "Ensemble",
     "EntryPage",
+    "Labels",
     "LastConfirmed",
     "LastConfirmedNews",
     "LedgerClient",
@@ -46,6 +53,7 @@ __all__ = [
     "RandomPlacement",
     "ReadResult",
     "RegisteredBookies",
+    "SpreadPlacement",
     "StaticBookies",
     "TcpTransport",
 ]

@@ -13,10 +13,13 @@ from magnetar.proto.errors import AlreadyClosed, LedgerNotFound, MagnetarError, 
 from magnetar.runtime.clock import Clock
 
 from .components import LEDGER_SEQUENCE, LedgerComponents
+from .core.degrade import DEGRADED_PROPERTY, describe
 from .core.metadata import LedgerMetadata
 from .core.quorum import Striping
 from .directory import BookieDirectory
-from .placement import Placement, RandomPlacement
+from .health import BookieHealth
+from .placement import Placement, placement_of
+from .placement.chooser import BookieChooser
 from .reader import LedgerReader
 from .recover import recover as recover_ledger
 from .settings import LedgerSettings
@@ -42,8 +45,12 @@ class LedgerClient:
         *,
         placement: Placement | None = None,
     ) -> None:
+        self.health = BookieHealth(settings, bookies)
+        chooser = BookieChooser(
+            bookies, placement or placement_of(settings), self.health, settings.minimum_write_quorum, rng
+        )
         self._components = LedgerComponents(
-            metadata, transport, bookies, placement or RandomPlacement(), settings, rng, clock
+            metadata, transport, bookies, chooser, self.health, settings, rng, clock
         )
         self._writers: dict[LedgerWriter, None] = {}
         self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
@@ -60,7 +67,8 @@ class LedgerClient:
     ) -> LedgerWriter:
         """A new ledger, open for this writer; what is not given comes from the settings.
 
-        InvalidSetting unless Qa <= Qw <= E; NotEnoughBookies if fewer than E are writable.
+        InvalidSetting unless Qa <= Qw <= E; NotEnoughBookies if fewer than E are writable, or placement finds none that
+        fit. With `minimum_write_quorum` a smaller ledger is made then, which says so (`LedgerWriter.degraded`).
         """
         self._check_open()
         c = self._components
@@ -69,8 +77,11 @@ class LedgerClient:
             c.settings.write_quorum if write_quorum is None else write_quorum,
             c.settings.ack_quorum if ack_quorum is None else ack_quorum,
         )
-        bookies = c.placement.ensemble(striping, c.bookies.writable(), c.rng)
-        metadata = LedgerMetadata.create(striping, bookies, c.clock.now_ms(), properties or {})
+        chosen = c.chooser.ensemble(striping)
+        told = dict(properties or {})
+        if chosen.degraded:
+            told[DEGRADED_PROPERTY] = describe(striping)
+        metadata = LedgerMetadata.create(chosen.striping, chosen.bookies, c.clock.now_ms(), told)
         ledger_id = await c.metadata.next_id(LEDGER_SEQUENCE)
         version = await c.metadata.create(ledger_path(ledger_id), metadata.encode())
         self._check_open()
@@ -129,6 +140,10 @@ class LedgerClient:
         for bookie, result in zip(bookies, results, strict=True):
             if isinstance(result, BaseException):
                 _log.info("bookie %s was not told that ledger %d is deleted: %s", bookie, ledger_id, result)
+
+    def figures(self) -> dict[str, int]:
+        """What placement and quarantine did, for /metrics; only from within the loop."""
+        return {**self._components.chooser.figures(), **self.health.figures()}
 
     async def close(self) -> None:
         """Detaches all writers, leaving their ledgers open (the next owner recovers them), and stops recoveries."""

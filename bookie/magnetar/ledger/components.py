@@ -10,17 +10,11 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import FinalError, LedgerNotFound, MagnetarError, NotFoundInStore, VersionConflict
 from magnetar.runtime.clock import Clock
 
-from .core.events import (
-    BookiesChosen,
-    ChooseBookies,
-    MetadataFailed,
-    MetadataFound,
-    MetadataWritten,
-    NoBookies,
-)
+from .core.events import MetadataFailed, MetadataFound, MetadataWritten
 from .core.metadata import LedgerMetadata
 from .directory import BookieDirectory
-from .placement import Placement
+from .health import BookieHealth
+from .placement.chooser import BookieChooser
 from .settings import LedgerSettings
 from .transport import BookieTransport
 
@@ -34,7 +28,8 @@ class LedgerComponents:
     metadata: MetadataStore
     transport: BookieTransport
     bookies: BookieDirectory
-    placement: Placement
+    chooser: BookieChooser
+    health: BookieHealth
     settings: LedgerSettings
     rng: random.Random
     clock: Clock
@@ -69,14 +64,3 @@ class LedgerComponents:
             return MetadataFailed(error)
         except Exception as error:
             return MetadataFailed(FinalError(f"the metadata store failed: {error!r}"))
-
-    def choose(self, ask: ChooseBookies, ensemble: tuple[str, ...]) -> BookiesChosen | NoBookies:
-        """Asks the placement policy."""
-        try:
-            return BookiesChosen(
-                self.placement.replacements(
-                    ask.positions, ensemble, self.bookies.writable(), ask.exclude, self.rng
-                )
-            )
-        except MagnetarError as error:
-            return NoBookies(error.message)

@@ -1,14 +1,16 @@
-"""Which bookies there are, and where.
+"""Which bookies there are, where, and what they tell of themselves: labels, free space, whether they take entries.
 
-A bookie's id is what ledger metadata names it by, for good; its address may change.
+A bookie's id is what ledger metadata names it by, for good; its address may change. What is told comes with the
+registration, or, for a list of bookies, from `survey`, which asks them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import msgpack
 
@@ -22,15 +24,59 @@ BOOKIES_PATH = "/bookies"
 Address = tuple[str, int]
 
 
+class Labels(NamedTuple):
+    """Where a bookie stands; "" is not known."""
+
+    rack: str = ""
+    zone: str = ""
+
+
+NO_LABELS = Labels()
+
+
+@dataclass(frozen=True, slots=True)
+class BookieFacts:
+    """What a bookie tells of itself."""
+
+    labels: Labels = NO_LABELS
+    free_bytes: int = 0  # of its ledger directories; 0: not known
+    read_only: bool = False
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> BookieFacts:
+        """From the map of BookieInfo or of a registration, which have the same keys. What does not fit is not known."""
+        rack, zone, free_bytes = told.get("rack"), told.get("zone"), told.get("free_bytes")
+        return cls(
+            Labels(rack if isinstance(rack, str) else "", zone if isinstance(zone, str) else ""),
+            free_bytes if isinstance(free_bytes, int) and free_bytes > 0 else 0,
+            told.get("read_only") is True,
+        )
+
+
+UNKNOWN_FACTS = BookieFacts()
+
+
 class BookieDirectory(Protocol):
     """The bookies that are up, as far as is known here; read in the loop, so it answers from memory."""
 
     def writable(self) -> Sequence[str]:
-        """Ids of the bookies that take new entries, sorted."""
+        """Ids of the bookies that take new entries, sorted. The same object as long as they are the same."""
         ...
 
     def address(self, bookie: str) -> Address:
         """Where it listens. BookieUnavailable if nobody knows."""
+        ...
+
+    def labels(self, bookie: str) -> Labels:
+        """Its rack and zone, as it told last."""
+        ...
+
+    def free_bytes(self, bookie: str) -> int:
+        """What it has room for, as it told last; 0 if it did not."""
+        ...
+
+    def suspected(self, bookie: str) -> None:
+        """Somebody found that it does not work: a directory that can ask how it is does so soon."""
         ...
 
 
@@ -43,31 +89,82 @@ def parse_address(text: str) -> Address:
 
 
 class StaticBookies:
-    """A list from the settings: ids with addresses, or `host:port` texts that are both."""
+    """A list from the settings: ids with addresses, or `host:port` texts that are both.
+
+    Nobody registers here, so all of them count as writable until a `BookieSurvey` says otherwise.
+    """
 
     def __init__(self, bookies: Sequence[str] | Mapping[str, Address]) -> None:
         if isinstance(bookies, Mapping):
             self._addresses = {name: bookies[name] for name in sorted(bookies)}
         else:
             self._addresses = {name: parse_address(name) for name in sorted(dict.fromkeys(bookies))}
-        self._names = tuple(self._addresses)
+        self.names = tuple(self._addresses)
+        self._facts: dict[str, BookieFacts] = {}
+        self._lost: dict[str, None] = {}  # did not answer, or are suspected not to
+        self._writable = self.names
+        self.on_suspected: Callable[[str], None] | None = None  # who asks how it is; None: nobody
 
     def writable(self) -> Sequence[str]:
-        """All of them: whether one is up shows when it is used."""
-        return self._names
+        """See BookieDirectory: those that are neither read-only nor silent, as far as is known."""
+        return self._writable
 
     def address(self, bookie: str) -> Address:
         """See BookieDirectory."""
         if bookie not in self._addresses:
             raise BookieUnavailable(
-                f"bookie {bookie} is not in the list of bookies ({', '.join(self._names)})"
+                f"bookie {bookie} is not in the list of bookies ({', '.join(self.names)})"
             )
         return self._addresses[bookie]
 
+    def labels(self, bookie: str) -> Labels:
+        """See BookieDirectory."""
+        return self._facts.get(bookie, UNKNOWN_FACTS).labels
 
-def encode_registration(address: str, *, read_only: bool = False) -> bytes:
-    """The value of a bookie's ephemeral node `/bookies/<id>`."""
-    data: bytes = msgpack.packb({"address": address, "read_only": read_only})
+    def free_bytes(self, bookie: str) -> int:
+        """See BookieDirectory."""
+        return self._facts.get(bookie, UNKNOWN_FACTS).free_bytes
+
+    def suspected(self, bookie: str) -> None:
+        """See BookieDirectory: not writable until it answers; only if somebody asks it."""
+        if self.on_suspected is not None and bookie in self._addresses:
+            self.lost(bookie)
+            self.on_suspected(bookie)
+
+    def told(self, bookie: str, facts: BookieFacts) -> None:
+        """The bookie answered."""
+        self._facts[bookie] = facts
+        self._lost.pop(bookie, None)
+        self._changed()
+
+    def lost(self, bookie: str) -> None:
+        """It did not answer. What it told before stays known."""
+        self._lost[bookie] = None
+        self._changed()
+
+    def _changed(self) -> None:
+        writable = tuple(
+            name
+            for name in self.names
+            if name not in self._lost and not self._facts.get(name, UNKNOWN_FACTS).read_only
+        )
+        if writable != self._writable:
+            self._writable = writable
+
+
+def encode_registration(
+    address: str, *, read_only: bool = False, rack: str = "", zone: str = "", free_bytes: int = 0
+) -> bytes:
+    """The value of a bookie's ephemeral node `/bookies/<id>`; written again when one of them changed, `free_bytes` much."""
+    data: bytes = msgpack.packb(
+        {
+            "address": address,
+            "read_only": read_only,
+            "rack": rack,
+            "zone": zone,
+            "free_bytes": free_bytes,
+        }
+    )
     return data
 
 
@@ -77,6 +174,7 @@ class RegisteredBookies:
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
         self._addresses: dict[str, Address] = {}
+        self._facts: dict[str, BookieFacts] = {}
         self._writable: tuple[str, ...] = ()
         self._watch: Watch | None = None
         self._changed = asyncio.Event()
@@ -100,6 +198,17 @@ class RegisteredBookies:
         if bookie not in self._addresses:
             raise BookieUnavailable(f"bookie {bookie} is not registered")
         return self._addresses[bookie]
+
+    def labels(self, bookie: str) -> Labels:
+        """See BookieDirectory. As an address, labels outlive a registration: replacements count those that are gone."""
+        return self._facts.get(bookie, UNKNOWN_FACTS).labels
+
+    def free_bytes(self, bookie: str) -> int:
+        """See BookieDirectory."""
+        return self._facts.get(bookie, UNKNOWN_FACTS).free_bytes
+
+    def suspected(self, bookie: str) -> None:
+        """See BookieDirectory. Its session tells whether it lives."""
 
     async def close(self) -> None:
         """Stops following."""
@@ -131,10 +240,11 @@ class RegisteredBookies:
             try:
                 fields = msgpack.unpackb(node.value)
                 self._addresses[name] = parse_address(fields["address"])
-                read_only = bool(fields.get("read_only", False))
+                facts = self._facts[name] = BookieFacts.of(fields)
             except (ValueError, TypeError, KeyError, AttributeError, InvalidSetting) as error:
                 _log.warning("the registration of bookie %s cannot be read: %r", name, error)
                 continue
-            if not read_only:
+            if not facts.read_only:
                 writable.append(name)
-        self._writable = tuple(writable)
+        if tuple(writable) != self._writable:
+            self._writable = tuple(writable)

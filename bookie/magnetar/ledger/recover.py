@@ -76,8 +76,8 @@ class _Recovery:
                 case ReadLastConfirmed(bookie):
                     self._start(self._read_last_confirmed(bookie))
                 case ChooseBookies() as ask:
-                    ensemble = self._core.metadata.last_ensemble.bookies
-                    queue.extend(self._core.handle(self._components.choose(ask, ensemble)))
+                    chosen = self._components.chooser.replacements(ask, self._core.metadata.striping)
+                    queue.extend(self._core.handle(chosen))
                 case WriteMetadata(metadata, version):
                     self._start(self._write_metadata(metadata, version))
                 case Finished(metadata):
@@ -98,6 +98,8 @@ class _Recovery:
             self._done.set_exception(error)  # a bug; better told than waited for
 
     def _on_added(self, bookie: str, _ledger_id: int, entry_id: int, code: int) -> None:
+        if code:
+            self._components.health.failed(bookie, code)
         self._tell(AddFailed(bookie, entry_id, code) if code else AddStored(bookie, entry_id))
 
     async def _read_entry(self, bookie: str, entry_id: int) -> None:

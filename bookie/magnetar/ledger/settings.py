@@ -8,6 +8,8 @@ from magnetar.proto.errors import InvalidSetting
 
 from .core.quorum import check_quorums
 
+PLACEMENTS = ("random", "rack", "zone")
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerSettings:
@@ -18,6 +20,8 @@ class LedgerSettings:
     ack_quorum: int = 2
     add_timeout_s: float = 5.0  # a bookie that is silent for so long has failed (rule 21)
     read_timeout_s: float = 5.0
+    # A read that has not been answered for so long is asked of another replica as well; 0: only after read_timeout_s.
+    speculative_read_s: float = 2.0
     connect_timeout_s: float = 3.0
     reconnect_backoff_s: float = 0.1  # after the first failure; doubles up to the maximum
     reconnect_backoff_max_s: float = 5.0
@@ -29,9 +33,37 @@ class LedgerSettings:
     # unbounded memory when Qa < Qw, since nobody waits for it).
     max_outstanding_bytes: int = 256 * 1024 * 1024
 
+    # Where new ledgers and replacements go: "random"; "rack" and "zone" spread each write set over what the bookies give as
+    # theirs ([bookie] rack, zone), over so many racks at least, over all zones.
+    placement: str = "random"
+    placement_minimum_racks: int = 2
+    placement_minimum_zones: int = 2
+    # Refuse what cannot be spread so (NotEnoughBookies), instead of coming as near as it goes.
+    placement_strict: bool = False
+    # Prefer bookies in proportion to their free bytes; above so many times the median more space counts for nothing.
+    placement_weighted: bool = False
+    placement_max_weight_ratio: float = 3.0
+    # Bookies of a list are asked how they are: this often while they answer, every second at most while they do not.
+    bookie_info_interval_s: float = 10.0
+    # A bookie that failed so often (0: never) in the window is out of placement for a while. TooManyRequests counts not.
+    quarantine_errors: int = 5
+    quarantine_window_s: float = 60.0
+    quarantine_s: float = 1800.0
+    # With fewer writable bookies than ensemble_size, new ledgers go to those that are left if they are so many at
+    # least, with fewer copies each; 0: they are refused. Full ledgers again as soon as there are bookies for them.
+    minimum_write_quorum: int = 0
+
     def __post_init__(self) -> None:
         check_quorums(self.ensemble_size, self.write_quorum, self.ack_quorum)
-        for name in ("add_timeout_s", "read_timeout_s", "connect_timeout_s", "reconnect_backoff_s"):
+        for name in (
+            "add_timeout_s",
+            "read_timeout_s",
+            "connect_timeout_s",
+            "reconnect_backoff_s",
+            "bookie_info_interval_s",
+            "quarantine_window_s",
+            "quarantine_s",
+        ):
             if not getattr(self, name) > 0:
                 raise InvalidSetting(f"{name}={getattr(self, name)} must be above 0 seconds")
         if self.reconnect_backoff_max_s < self.reconnect_backoff_s:
@@ -39,8 +71,42 @@ class LedgerSettings:
                 f"reconnect_backoff_max_s={self.reconnect_backoff_max_s} must not be below "
                 f"reconnect_backoff_s={self.reconnect_backoff_s}"
             )
-        for name in ("explicit_lac_interval_s", "explicit_lac_backoff_max_s", "suspect_bookie_s"):
+        for name in (
+            "speculative_read_s",
+            "explicit_lac_interval_s",
+            "explicit_lac_backoff_max_s",
+            "suspect_bookie_s",
+        ):
             if getattr(self, name) < 0:
                 raise InvalidSetting(f"{name}={getattr(self, name)} must not be negative")
         if self.max_outstanding_bytes < 1024 * 1024:
             raise InvalidSetting(f"max_outstanding_bytes={self.max_outstanding_bytes} must be at least 1 MiB")
+        self._check_placement()
+
+    def _check_placement(self) -> None:
+        if self.placement not in PLACEMENTS:
+            raise InvalidSetting(
+                f"placement={self.placement!r} is not known; it can be {', '.join(PLACEMENTS[:-1])} or {PLACEMENTS[-1]}"
+            )
+        if self.placement_strict and self.placement == "random":
+            raise InvalidSetting(
+                "placement_strict=true refuses what is not spread over racks or zones, and placement=random knows neither; "
+                "set placement to rack or zone"
+            )
+        for name in ("placement_minimum_racks", "placement_minimum_zones"):
+            if getattr(self, name) < 1:
+                raise InvalidSetting(f"{name}={getattr(self, name)} must be at least 1")
+        if self.placement_max_weight_ratio < 1:
+            raise InvalidSetting(
+                f"placement_max_weight_ratio={self.placement_max_weight_ratio} must be at least 1: it is how many times the "
+                "median the free space of a bookie may count"
+            )
+        if self.quarantine_errors < 0:
+            raise InvalidSetting(
+                f"quarantine_errors={self.quarantine_errors} must not be negative (0: never)"
+            )
+        if not 0 <= self.minimum_write_quorum <= self.write_quorum:
+            raise InvalidSetting(
+                f"minimum_write_quorum={self.minimum_write_quorum} must be 0 (off) or at most "
+                f"write_quorum={self.write_quorum}"
+            )

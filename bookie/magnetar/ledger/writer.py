@@ -11,6 +11,7 @@ from magnetar.proto.errors import EntryNotFound, MagnetarError
 from magnetar.proto.ledger_entry import NO_ENTRY
 
 from .components import LedgerComponents
+from .core.degrade import DEGRADED_PROPERTY, asked_for
 from .core.events import (
     AddFailed,
     ChooseBookies,
@@ -58,6 +59,29 @@ class LedgerWriter:
         self._lac_interval_s = components.settings.explicit_lac_interval_s
         self._lac_delay_s = self._lac_interval_s  # doubles while a bookie does not take it
         self._lac_timer: asyncio.TimerHandle | None = None
+        # What was asked for, when too few bookies were left for it; None: this ledger is what was asked for.
+        self._full = asked_for(metadata.properties.get(DEGRADED_PROPERTY, ""))
+        self._writable: Sequence[str] | None = None  # for which `_restorable` was found
+        self._restorable = False
+
+    @property
+    def degraded(self) -> bool:
+        """Whether it has fewer bookies than it was asked for (`minimum_write_quorum`)."""
+        return self._full is not None
+
+    @property
+    def restorable(self) -> bool:
+        """Degraded, and a full ledger could be made now: whoever can should close this one and make the next.
+
+        Cheap enough to ask at every append: it looks again only after the writable bookies have changed.
+        """
+        if self._full is None:
+            return False
+        writable = self._components.bookies.writable()
+        if writable is not self._writable:
+            self._writable = writable
+            self._restorable = self._components.chooser.can_place(self._full)
+        return self._restorable
 
     @property
     def last_add_pushed(self) -> int:
@@ -143,6 +167,7 @@ class LedgerWriter:
     def _on_added(self, bookie: str, _ledger_id: int, entry_id: int, code: int) -> None:
         core = self._core
         if code:
+            self._components.health.failed(bookie, code)
             self._run(core.handle(AddFailed(bookie, entry_id, code)))
             return
         confirmed = core.stored(bookie, entry_id)
@@ -174,8 +199,8 @@ class LedgerWriter:
                 case Confirm(first, adds, error):
                     self._confirm(first, adds, error)
                 case ChooseBookies() as ask:
-                    ensemble = self._core.metadata.last_ensemble.bookies
-                    queue.extend(self._core.handle(self._components.choose(ask, ensemble)))
+                    chosen = self._components.chooser.replacements(ask, self._core.metadata.striping)
+                    queue.extend(self._core.handle(chosen))
                 case WriteMetadata(metadata, version):
                     self._start(self._write_metadata(metadata, version))
                 case ReadMetadata():

@@ -1,15 +1,13 @@
 """Directories of bookies and placement."""
 
 import asyncio
-import random
 
 import pytest
 
-from magnetar.ledger import RandomPlacement, RegisteredBookies, StaticBookies
-from magnetar.ledger.core.quorum import Striping
+from magnetar.ledger import RegisteredBookies, StaticBookies
 from magnetar.ledger.directory import encode_registration, parse_address
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.proto.errors import BookieUnavailable, InvalidSetting, NotEnoughBookies
+from magnetar.proto.errors import BookieUnavailable, InvalidSetting
 
 
 @pytest.mark.parametrize(
@@ -65,17 +63,3 @@ async def test_a_damaged_registration_harms_nobody_else() -> None:
     directory = await RegisteredBookies.open(store)
     assert list(directory.writable()) == ["c"]
     await directory.close()
-
-
-def test_random_placement_is_decided_by_the_seed() -> None:
-    names = [f"b{n}" for n in range(10)]
-    choose = RandomPlacement()
-    striping = Striping(5, 3, 2)
-    first = choose.ensemble(striping, names, random.Random(7))
-    assert first == choose.ensemble(striping, names, random.Random(7))
-    assert len(set(first)) == 5
-    chosen = choose.replacements([1, 3], first, names, [*first, "b0"], random.Random(7))
-    assert sorted(chosen) == [1, 3]
-    assert not set(chosen.values()) & {*first, "b0"}
-    with pytest.raises(NotEnoughBookies):
-        choose.replacements([0, 1], first, names, names[:9], random.Random(7))

@@ -6,10 +6,11 @@ import magnetar.metadata
 
 def test_public_names_of_the_ledger() -> None:
     assert set(magnetar.ledger.__all__) == set(
-        "AddCallback BookieDirectory BookieTransport ConfirmCallback Ensemble EntryPage LastConfirmed LastConfirmedNews"
+        "AddCallback BookieDirectory BookieFacts BookieHealth BookieSurvey BookieTransport Candidates ConfirmCallback"
+        " Ensemble EntryPage Labels LastConfirmed LastConfirmedNews"
         " LedgerClient LedgerMetadata LedgerPage ListedLedger"
         " LedgerReader LedgerSettings LedgerState LedgerWriter LocalTransport Placement RandomPlacement ReadResult"
-        " RegisteredBookies StaticBookies TcpTransport".split()
+        " RegisteredBookies SpreadPlacement StaticBookies TcpTransport".split()
     )
     assert all(hasattr(magnetar.ledger, name) for name in magnetar.ledger.__all__)
 

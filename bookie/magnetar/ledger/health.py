@@ -1,0 +1,88 @@
+"""What writers, readers and recoveries found out about bookies: counted here, and answered by quarantine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+
+from magnetar.proto.errors import (
+    BookieReadOnly,
+    BookieUnavailable,
+    ConnectionLost,
+    DiskFull,
+    MalformedFrame,
+    RequestTimeout,
+    StorageFailed,
+)
+
+from .core.quarantine import Quarantine
+from .directory import BookieDirectory
+from .settings import LedgerSettings
+
+_log = logging.getLogger(__name__)
+
+# Codes that are the bookie's fault. TooManyRequests is not among them: a bookie that says so works, and works hard.
+_FAULTS = frozenset(
+    error.code
+    for error in (BookieUnavailable, ConnectionLost, RequestTimeout, StorageFailed, DiskFull, MalformedFrame)
+)
+
+
+class BookieHealth:
+    """One for each ledger client. `failed` is cheap enough for every add of a connection that broke."""
+
+    def __init__(self, settings: LedgerSettings, bookies: BookieDirectory) -> None:
+        self._settings = settings
+        self._bookies = bookies
+        self._quarantine = Quarantine(
+            settings.quarantine_errors, settings.quarantine_window_s, settings.quarantine_s
+        )
+        self._failures = 0
+        self._quarantines = 0
+        self._readmissions = 0
+
+    def failed(self, bookie: str, code: int) -> None:
+        """An add or a read of this bookie ended with the code of an error."""
+        if code == BookieReadOnly.code:
+            self._bookies.suspected(
+                bookie
+            )  # as good as a bookie can be whose disks are full; it is asked soon
+        if code not in _FAULTS:
+            return
+        self._failures += 1
+        self._bookies.suspected(bookie)
+        if self._quarantine.failed(bookie, self._now()):
+            self._quarantines += 1
+            _log.warning(
+                "bookie %s failed %d times within %g s: no new ledgers go there for %g s "
+                "(quarantine_errors, quarantine_window_s, quarantine_s)",
+                bookie,
+                self._settings.quarantine_errors,
+                self._settings.quarantine_window_s,
+                self._settings.quarantine_s,
+            )
+
+    def offers(self, writable: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """What placement may choose from, in turn, until it finds enough: those in quarantine come last."""
+        for number, names in enumerate(self._quarantine.offers(writable, self._now())):
+            self._readmissions += number > 0
+            yield names
+
+    def quarantined(self) -> dict[str, float]:
+        """Bookies in quarantine, and the seconds that are left of it."""
+        now = self._now()
+        return {bookie: until - now for bookie, until in self._quarantine.quarantined(now).items()}
+
+    def figures(self) -> dict[str, int]:
+        """For /metrics."""
+        return {
+            "bookies_quarantined": len(self.quarantined()),
+            "bookie_failures_total": self._failures,
+            "bookie_quarantines_total": self._quarantines,
+            "quarantines_overridden_total": self._readmissions,
+        }
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

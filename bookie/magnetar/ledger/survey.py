@@ -1,0 +1,99 @@
+"""Asks the bookies of a list how they are, in the background: nobody registers there.
+
+    unknown ──answers──> told (labels, free space, read-only) <──answers── lost
+       └──────silent───────────────────────────> lost <──silent, suspected──┘ (not writable)
+
+One task for each bookie asks with BookieInfo, one question at a time; `wake` (a writer suspects the bookie) makes the next
+one come sooner, at most once in `_PAUSE_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+from magnetar.proto.errors import MagnetarError
+
+from .directory import BookieFacts, StaticBookies
+from .settings import LedgerSettings
+from .transport import BookieTransport
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0  # a bookie that does not answer is asked again after so long at most
+_PAUSE_S = 0.2
+
+
+class BookieSurvey:
+    """Owns its tasks; neither directory nor transport. Close it before the transport."""
+
+    def __init__(
+        self,
+        bookies: StaticBookies,
+        transport: BookieTransport,
+        settings: LedgerSettings,
+        rng: random.Random,
+    ) -> None:
+        self._bookies = bookies
+        self._transport = transport
+        self._interval_s = settings.bookie_info_interval_s
+        self._first_s = settings.connect_timeout_s
+        self._rng = rng
+        self._wakes = {name: asyncio.Event() for name in bookies.names}
+        self._silent: dict[str, None] = {}  # of whom it was logged
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Asks all of them once, for the connect timeout at most, and goes on until `close`."""
+        loop = asyncio.get_running_loop()
+        asked = {name: loop.create_future() for name in self._bookies.names}
+        self._bookies.on_suspected = self._wake
+        self._tasks = [
+            loop.create_task(self._follow(name, first), name=f"survey of bookie {name}")
+            for name, first in asked.items()
+        ]
+        if asked:
+            await asyncio.wait(list(asked.values()), timeout=self._first_s)
+
+    async def close(self) -> None:
+        """Ends the tasks."""
+        self._bookies.on_suspected = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    def _wake(self, bookie: str) -> None:
+        self._wakes[bookie].set()
+
+    async def _follow(self, bookie: str, first: asyncio.Future[None]) -> None:
+        wake = self._wakes[bookie]
+        while True:
+            wake.clear()
+            answered = await self._ask(bookie)
+            if not first.done():
+                first.set_result(None)
+            delay_s = self._interval_s if answered else min(self._interval_s, _RETRY_S)
+            await asyncio.sleep(min(_PAUSE_S, delay_s))
+            try:
+                # Spread a little, so that many brokers that started together do not go on asking together.
+                async with asyncio.timeout(delay_s * self._rng.uniform(0.9, 1.1)):
+                    await wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _ask(self, bookie: str) -> bool:
+        try:
+            facts = BookieFacts.of(await self._transport.info(bookie))
+        except MagnetarError as error:
+            self._bookies.lost(bookie)
+            if bookie not in self._silent:
+                self._silent[bookie] = None
+                _log.warning("bookie %s does not answer, new ledgers pass it by: %s", bookie, error)
+            return False
+        self._bookies.told(bookie, facts)
+        if bookie in self._silent:
+            del self._silent[bookie]
+            _log.info("bookie %s answers again", bookie)
+        return True
