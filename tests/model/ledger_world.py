@@ -611,6 +611,7 @@ def _recovery_key(core: RecoveryCore | None, number: dict[str, int], symmetric: 
             found.negatives,
             tuple(sorted(number[name] for name in found.answered)),
             len(found.codes),
+            _bits_key(found.asked, core._reading, number),
             _bits_key(found.acked, changed, number),
         )
         for entry_id, found in core._entries.items()
@@ -631,6 +632,7 @@ def _recovery_key(core: RecoveryCore | None, number: dict[str, int], symmetric: 
         -2 if core._last is None else core._last,
         tuple(number[name] for name in core._base_asked),
         len(core._base_codes),
+        tuple(sorted(number[name] for name in core._suspects)),
         entries,
         tuple(sorted(number[changed[position]] for position in core._failing)),
         tuple(sorted(number[changed[position]] for position in core._gone)),

@@ -8,8 +8,8 @@
 
 Commands for a writer: writer, append N, stored BOOKIE ENTRY..., failed BOOKIE ENTRY ERROR, chosen POSITION=BOOKIE...,
 no-bookies, written, found STATE [ensembles=...] [last=N length=N], metadata-failed, close, idle, told N.
-For a recovery: recovery, lac BOOKIE N|ERROR, read BOOKIE ENTRY yes|ERROR, and stored, failed, chosen, no-bookies, written,
-found, metadata-failed as above. Payloads have 10 bytes each. `check()` runs after every command.
+For a recovery: recovery, lac BOOKIE N|ERROR, read BOOKIE ENTRY yes|ERROR, slow BOOKIE, and stored, failed, chosen,
+no-bookies, written, found, metadata-failed as above. Payloads have 10 bytes each. `check()` runs after every command.
 
 MAGNETAR_REWRITE=1 writes what the cores did into the files; read the difference before it is committed.
 """
@@ -22,6 +22,7 @@ from magnetar.ledger.core.events import (
     AddFailed,
     AddStored,
     BookiesChosen,
+    BookieSlow,
     ChooseBookies,
     CloseRequested,
     Confirm,
@@ -53,7 +54,7 @@ from magnetar.proto.ledger_entry import encode_ledger_entry
 
 PAYLOAD = b"x" * 10
 LEDGER_ID = 7
-SHOWN_READS = 7  # recovery reads a window of 64 entries ahead; the first ones tell enough
+SHOWN_READS = 7  # recovery reads a window of many entries ahead; the first ones tell enough
 
 
 def run_scenario(text: str) -> str:
@@ -162,6 +163,8 @@ class _Scenario:
                 return IdleTick()
             case "told":
                 return LastConfirmedTold(int(arguments[0]))
+            case "slow":
+                return BookieSlow(arguments[0])
             case "lac":
                 known = arguments[1].lstrip("-").isdigit()
                 return LastConfirmedRead(

@@ -7,15 +7,13 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
-from magnetar.proto.errors import EntryDamaged, MagnetarError
-from magnetar.proto.ledger_entry import verify_ledger_entry
+from magnetar.proto.errors import MagnetarError
 
 from .components import LedgerComponents
 from .core.events import (
     AddFailed,
     AddStored,
     ChooseBookies,
-    EntryRead,
     Event,
     Failed,
     Finished,
@@ -29,6 +27,7 @@ from .core.events import (
 )
 from .core.metadata import LedgerMetadata
 from .core.recovery import RecoveryCore
+from .recovery_reads import RecoveryReads
 
 
 async def recover(components: LedgerComponents, ledger_id: int, found: MetadataFound) -> LedgerMetadata:
@@ -47,6 +46,8 @@ class _Recovery:
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[LedgerMetadata] = self._loop.create_future()
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._reads = RecoveryReads(components, ledger_id, self._core, self._tell, self._fail)
+        self._added = self._on_added  # one bound method for all adds
 
     async def run(self) -> LedgerMetadata:
         self._carry_out(self._core.begin())
@@ -56,7 +57,7 @@ class _Recovery:
             tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, self._reads.close(), return_exceptions=True)
 
     def _tell(self, event: Event) -> None:
         if not self._done.done():
@@ -69,10 +70,10 @@ class _Recovery:
                 case SendAdds(bookie, adds):
                     for entry_id, entry in adds:
                         self._components.transport.add(
-                            bookie, entry, self._ledger_id, entry_id, recovery=True, done=self._on_added
+                            bookie, entry, self._ledger_id, entry_id, recovery=True, done=self._added
                         )
                 case ReadEntry(bookie, entry_id):
-                    self._start(self._read_entry(bookie, entry_id))
+                    self._reads.wanted(bookie, entry_id)
                 case ReadLastConfirmed(bookie):
                     self._start(self._read_last_confirmed(bookie))
                 case ChooseBookies() as ask:
@@ -86,6 +87,8 @@ class _Recovery:
                     self._done.set_exception(error)
                 case instruction:
                     raise AssertionError(f"not an instruction of a recovery: {instruction}")
+        if not self._done.done():
+            self._reads.flush()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work, name=f"recovery of ledger {self._ledger_id}")
@@ -94,27 +97,17 @@ class _Recovery:
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
-        if not task.cancelled() and (error := task.exception()) is not None and not self._done.done():
-            self._done.set_exception(error)  # a bug; better told than waited for
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)  # a bug; better told than waited for
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
 
     def _on_added(self, bookie: str, _ledger_id: int, entry_id: int, code: int) -> None:
         if code:
             self._components.health.failed(bookie, code)
         self._tell(AddFailed(bookie, entry_id, code) if code else AddStored(bookie, entry_id))
-
-    async def _read_entry(self, bookie: str, entry_id: int) -> None:
-        try:
-            result = await self._components.transport.read(
-                bookie, self._ledger_id, entry_id, entry_id, fence=True
-            )
-            entry = result.entries[0]
-            header = verify_ledger_entry(entry)
-            if (header.ledger_id, header.entry_id) != (self._ledger_id, entry_id):
-                raise EntryDamaged(f"bookie {bookie} answered another entry: {header}")
-            event = EntryRead(bookie, entry_id, entry, header.length, 0)
-        except MagnetarError as error:
-            event = EntryRead(bookie, entry_id, b"", 0, error.code)
-        self._tell(event)
 
     async def _read_last_confirmed(self, bookie: str) -> None:
         try:

@@ -15,10 +15,12 @@ from collections.abc import Callable
 
 import pytest
 
+from magnetar.ledger.core import recovery
 from magnetar.ledger.core.events import (
     AddFailed,
     AddStored,
     BookiesChosen,
+    BookieSlow,
     ChooseBookies,
     CloseRequested,
     Confirm,
@@ -47,6 +49,13 @@ from magnetar.proto.ledger_entry import decode_ledger_entry_header, verify_ledge
 LEDGER = 3
 SHAPES = [(1, 1, 1), (2, 2, 1), (2, 2, 2), (3, 2, 2), (3, 3, 2), (4, 3, 2), (3, 2, 1)]
 SEEDS = 100
+
+
+@pytest.fixture(autouse=True)
+def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads ahead of the end multiply steps and show nothing new."""
+    monkeypatch.setattr(recovery, "WINDOW_ENTRIES", 16)
+    monkeypatch.setattr(recovery, "RUN_ENTRIES", 4)
 
 
 class SimulatedBookie:
@@ -206,6 +215,8 @@ class Party:
         self.world.later(lambda: self.tell(LastConfirmedRead(name, lac, code)))
 
     def read(self, name: str, entry_id: int) -> None:
+        if self.world.rng.random() < 0.05:
+            self.tell(BookieSlow(name))
         bookie = self.world.bookies[name]
         event = EntryRead(name, entry_id, b"", 0, ConnectionLost.code)
         if self.reach(name):

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from magnetar.ledger import LedgerSettings, LedgerWriter
+from magnetar.ledger.core import recovery
 from magnetar.ledger.core.events import (
     AddFailed,
     AddStored,
@@ -15,7 +16,7 @@ from magnetar.ledger.core.events import (
 )
 from magnetar.ledger.core.metadata import Ensemble, LedgerMetadata, LedgerState
 from magnetar.ledger.core.quorum import Striping
-from magnetar.ledger.core.recovery import WINDOW_ENTRIES, RecoveryCore
+from magnetar.ledger.core.recovery import RecoveryCore
 from magnetar.metadata.paths import ledger_path
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -109,7 +110,10 @@ async def test_rule_14_recovery_fences_with_its_reads_and_never_truncates_by_ign
     assert all(fence for *_, fence in reads)
 
 
-def test_rule_15_reads_use_the_ensemble_as_it_was_when_recovery_began() -> None:
+def test_rule_15_reads_use_the_ensemble_as_it_was_when_recovery_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recovery, "WINDOW_ENTRIES", 2)
     metadata = LedgerMetadata.create(Striping(2, 2, 2), ("a", "b"), 0, {}).in_recovery()
     core = RecoveryCore(0, metadata, 0)
     core.begin()
@@ -122,7 +126,8 @@ def test_rule_15_reads_use_the_ensemble_as_it_was_when_recovery_began() -> None:
     core.handle(BookiesChosen({1: "c"}))
     after = core.handle(AddStored("c", 0))  # entry 0 is done: the window moves on
     core.check()
-    assert after == [ReadEntry("a", WINDOW_ENTRIES), ReadEntry("b", WINDOW_ENTRIES)]
+    assert after == [ReadEntry("a", 2)]
+    assert core.handle(EntryRead("a", 2, b"", 0, RequestTimeout.code)) == [ReadEntry("b", 2)]
 
 
 async def test_rule_15_recovery_adds_again_in_order_and_as_it_was_stored() -> None:

@@ -107,6 +107,13 @@ class EntryRead:
     code: int
 
 
+@dataclass(frozen=True, slots=True)
+class BookieSlow:
+    """A read that this bookie was asked for has not been answered for the time after which another one is asked."""
+
+    bookie: str
+
+
 # --- instructions ----------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +136,7 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class ChooseBookies:
-    """Pick a bookie for each position, none of them in `exclude`."""
+    """Pick a bookie for each position, none in `exclude`: the ensemble by position, then those that failed before."""
 
     positions: tuple[int, ...]
     exclude: tuple[str, ...]
@@ -198,6 +205,7 @@ Event = (
     | LastConfirmedTold
     | LastConfirmedRead
     | EntryRead
+    | BookieSlow
 )
 Instruction = (
     SendAdds

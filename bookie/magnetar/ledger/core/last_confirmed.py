@@ -48,6 +48,11 @@ class LastConfirmedQuorum:
         """Whether all have answered."""
         return self._known.bit_count() + len(self._unknown) >= len(self._bookies)
 
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Bookies that have not answered, or not with what they know."""
+        return tuple(b for position, b in enumerate(self._bookies) if not self._known & 1 << position)
+
     def lost(self, ledger_id: int) -> QuorumLost:
         """The error when all have answered and that does not cover the ensemble."""
         failed = ", ".join(

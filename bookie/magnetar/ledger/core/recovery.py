@@ -8,6 +8,8 @@
   confirmed and is read for the ledger's length up to there.
 * An entry exists when one bookie has it, and is absent after Qw-Qa+1 explicit negatives; anything else aborts, which
   truncates nothing and can be repeated (rule 14). Reads use the ensemble as it was when recovery began (rule 15).
+* A window of entries is looked for at a time, each at one bookie first, in runs of entries that it should have
+  (`_preferred`): the shell asks for a run at once. What is not found there, or not soon, is asked of the whole write set.
 * What exists is added again as it was stored, to Qa bookies at least. Its piggybacked LAC stays the writer's, although a
   higher one is known: an advanced LAC would tell the next recovery to skip entries whose new bookies are not in the
   metadata before the closing compare-and-set (rule 15). So the bytes, the digest in them and all replicas stay equal.
@@ -17,14 +19,18 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 from magnetar.proto.errors import (
     ERRORS_BY_CODE,
+    BookieUnavailable,
+    ConnectionLost,
     EntryNotFound,
     LedgerNotFound,
     MagnetarError,
     NotEnoughBookies,
     QuorumLost,
+    RequestTimeout,
 )
 from magnetar.proto.ledger_entry import NO_ENTRY
 
@@ -32,6 +38,7 @@ from .events import (
     AddFailed,
     AddStored,
     BookiesChosen,
+    BookieSlow,
     ChooseBookies,
     EntryRead,
     Event,
@@ -51,12 +58,18 @@ from .events import (
 from .last_confirmed import LastConfirmedQuorum
 from .metadata import Bookies, LedgerMetadata, LedgerState
 
-# Entries that are being read or added again at a time.
-WINDOW_ENTRIES = 64
+# Entries that are being read or added again at a time; their bytes are bounded by the shell, which holds reads back.
+WINDOW_ENTRIES = 1024
+# Entries that one bookie is asked for in a row when every bookie has every entry.
+RUN_ENTRIES = 128
+# False: every replica of an entry is asked at once. Every order of messages with True is one with False as well (the other
+# replicas' answers are late), so the model check explores that.
+ONE_REPLICA_FIRST = True
 # A start over means that another recovery, or the writer's ensemble change, came first: each makes progress.
 MAX_STARTS = 10
 
 _NEGATIVE = frozenset((EntryNotFound.code, LedgerNotFound.code))
+_SILENT = frozenset((BookieUnavailable.code, ConnectionLost.code, RequestTimeout.code))
 
 
 class RecoveryState(enum.Enum):
@@ -74,12 +87,13 @@ class RecoveryState(enum.Enum):
 class _Recovered:
     """An entry past the base: first being looked for, then being added again."""
 
-    __slots__ = ("acked", "answered", "codes", "entry", "length", "negatives")
+    __slots__ = ("acked", "answered", "asked", "codes", "entry", "length", "negatives")
 
     def __init__(self) -> None:
         self.entry: bytes | None = None
         self.length = 0
         self.negatives = 0
+        self.asked = 0  # bits of positions in the ensemble that is read
         self.answered: dict[str, None] = {}
         self.codes: list[int] = []  # of answers that say neither yes nor no
         self.acked = 0  # bits of positions in the current ensemble
@@ -104,6 +118,10 @@ class RecoveryCore:
         self._base = NO_ENTRY  # last entry known to be confirmed
         self._base_asked: list[str] = []  # replicas not yet asked for the base
         self._base_codes: list[int] = []
+        self._suspects: dict[
+            str, None
+        ] = {}  # silent bookies; read from only when nobody else is left, for speed alone
+        self.held_bytes = 0  # of entries that were found and are not done with
         self._entries: dict[int, _Recovered] = {}  # _first .. : read or added again, not done with; in order
         self._first = 0  # everything below is done with
         self._next_read = 0
@@ -144,10 +162,15 @@ class RecoveryCore:
                 return self._fail(error)
             case LastConfirmedRead(bookie, last_add_confirmed, code) if self.state is RecoveryState.FENCING:
                 return self._last_confirmed_read(bookie, last_add_confirmed, code)
+            case LastConfirmedRead(bookie, _, 0):
+                self._suspects.pop(bookie, None)  # late, but alive
+                return []
             case EntryRead() if self.state is RecoveryState.BASE:
                 return self._base_read(event)
             case EntryRead() if self.state is RecoveryState.ENTRIES:
                 return self._entry_read(event)
+            case BookieSlow(bookie) if self.state in (RecoveryState.BASE, RecoveryState.ENTRIES):
+                return self._slow(bookie)
             case AddStored(bookie, entry_id) if self.state is RecoveryState.ENTRIES:
                 return self._added(bookie, entry_id)
             case AddFailed(bookie, _, code) if self.state is RecoveryState.ENTRIES:
@@ -184,6 +207,7 @@ class RecoveryCore:
     def _last_confirmed_read(self, bookie: str, last_add_confirmed: int, code: int) -> list[Instruction]:
         self._quorum.answered(bookie, last_add_confirmed, code)
         if self._quorum.covered:
+            self._suspects = dict.fromkeys(self._quorum.silent)
             return self._read_base(self._quorum.last_add_confirmed)
         if self._quorum.complete:
             return self._fail(self._quorum.lost(self.ledger_id))
@@ -196,8 +220,12 @@ class RecoveryCore:
             return self._read_on()
         self.state = RecoveryState.BASE
         bookies = self.metadata.ensemble_of(self._base).bookies
-        self._base_asked = [bookies[position] for position in self.striping.write_set(self._base)]
-        return [ReadEntry(self._base_asked.pop(0), self._base)]
+        write_set = [bookies[position] for position in self.striping.write_set(self._base)]
+        self._base_asked = sorted(write_set, key=lambda bookie: bookie in self._suspects)
+        return self._ask_base()
+
+    def _ask_base(self) -> list[Instruction]:
+        return [ReadEntry(self._base_asked.pop(0), self._base)] if self._base_asked else []
 
     def _base_read(self, event: EntryRead) -> list[Instruction]:
         if event.entry_id != self._base:
@@ -206,23 +234,77 @@ class RecoveryCore:
             self._length = event.length
             return self._read_on()
         self._base_codes.append(event.code)
-        if self._base_asked:
-            return [ReadEntry(self._base_asked.pop(0), self._base)]
-        return self._fail(self._unreadable(self._base, self._base_codes))
+        if len(self._base_codes) == self.striping.write_quorum:
+            return self._fail(self._unreadable(self._base, self._base_codes))
+        return self._ask_base()
 
     # --- entries -----------------------------------------------------------------------------------------------------
 
     def _read_on(self) -> list[Instruction]:
-        """Keeps the window full while the end is not known."""
+        """Keeps the window filled, by a quarter of it at least, while the end is not known."""
         self.state = RecoveryState.ENTRIES
+        room = self._first + WINDOW_ENTRIES - self._next_read
+        if self._last is not None or room < max(1, WINDOW_ENTRIES // 4):
+            return []
         instructions: list[Instruction] = []
-        while self._last is None and self._next_read < self._first + WINDOW_ENTRIES:
-            entry_id = self._next_read
-            self._entries[entry_id] = _Recovered()
-            self._next_read += 1
-            instructions += [
-                ReadEntry(self._reading[position], entry_id) for position in self.striping.write_set(entry_id)
-            ]
+        for entry_id in range(self._next_read, self._next_read + room):
+            found = self._entries[entry_id] = _Recovered()
+            instructions += self._ask(entry_id, found, self._preferred(entry_id))
+        self._next_read += room
+        return instructions
+
+    def _preferred(self, entry_id: int) -> tuple[int, ...]:
+        """Positions that are asked for it first.
+
+        Entries s .. s+Qw-1 of a striped ledger are all at position (s+Qw-1) % E; without striping any position has all.
+        """
+        striping = self.striping
+        write_set = striping.write_set(entry_id)
+        if not ONE_REPLICA_FIRST:
+            return write_set
+        if striping.ensemble_size == striping.write_quorum:
+            preferred = entry_id // RUN_ENTRIES % striping.ensemble_size
+        else:
+            start = entry_id - entry_id % striping.write_quorum
+            preferred = (start + striping.write_quorum - 1) % striping.ensemble_size
+        if not self._suspects:
+            return (preferred,)
+        trusted = [position for position in write_set if self._reading[position] not in self._suspects]
+        if not trusted:
+            return write_set
+        return (preferred if preferred in trusted else trusted[0],)
+
+    def _ask(self, entry_id: int, found: _Recovered, positions: Iterable[int]) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for position in positions:
+            if not found.asked & 1 << position:
+                found.asked |= 1 << position
+                instructions.append(ReadEntry(self._reading[position], entry_id))
+        return instructions
+
+    def wants(self, entry_id: int) -> bool:
+        """Whether an answer about it still matters: the shell need not ask otherwise."""
+        if self.state is RecoveryState.ENTRIES:
+            found = self._entries.get(entry_id)
+            return found is not None and found.entry is None
+        return self.state is RecoveryState.BASE and entry_id == self._base
+
+    @property
+    def first_unfinished(self) -> int:
+        """Everything below is found and added again: what is read next whatever it costs in memory."""
+        return self._base if self.state is RecoveryState.BASE else self._first
+
+    def _slow(self, bookie: str) -> list[Instruction]:
+        """Its answers are not waited for alone any more."""
+        self._suspects[bookie] = None
+        if self.state is RecoveryState.BASE:
+            return self._ask_base()
+        instructions: list[Instruction] = []
+        bit = 1 << self._reading.index(bookie) if bookie in self._reading else 0
+        for entry_id in range(self._next_add, self._next_read) if self._last is None else ():
+            found = self._entries[entry_id]
+            if found.entry is None and found.asked & bit and bookie not in found.answered:
+                instructions += self._ask(entry_id, found, self.striping.write_set(entry_id))
         return instructions
 
     def _entry_read(self, event: EntryRead) -> list[Instruction]:
@@ -230,13 +312,23 @@ class RecoveryCore:
         if found is None or event.entry_id < self._next_add or event.bookie in found.answered:
             return []
         found.answered[event.bookie] = None
-        if event.code == 0 and found.entry is None:
-            found.entry, found.length = event.entry, event.length
-        elif event.code in _NEGATIVE:
+        if event.code not in _SILENT:
+            self._suspects.pop(event.bookie, None)
+        if event.code == 0:
+            if found.entry is None:
+                found.entry, found.length = event.entry, event.length
+                self.held_bytes += len(event.entry)
+            return self._decide()
+        if event.code in _NEGATIVE:
             found.negatives += 1
-        elif event.code:
+        else:
             found.codes.append(event.code)
-        return self._decide()
+            if event.code in _SILENT:
+                self._suspects[event.bookie] = None
+        instructions = self._decide()
+        if self.wants(event.entry_id):
+            instructions += self._ask(event.entry_id, found, self.striping.write_set(event.entry_id))
+        return instructions
 
     def _decide(self) -> list[Instruction]:
         """Goes through the entries in order as far as their fate is known."""
@@ -250,12 +342,17 @@ class RecoveryCore:
             elif found.negatives >= self.striping.negatives_for_absence:
                 self._last = self._next_add - 1
                 for entry_id in range(self._next_add, self._next_read):
-                    del self._entries[entry_id]
+                    self._drop(entry_id)
             elif len(found.answered) == self.striping.write_quorum:
                 return self._fail(self._unreadable(self._next_add, found.codes))
             else:
                 break
         return instructions + self._after_adds()
+
+    def _drop(self, entry_id: int) -> None:
+        entry = self._entries.pop(entry_id).entry
+        if entry is not None:
+            self.held_bytes -= len(entry)
 
     def _send(self, entry_id: int, entry: bytes) -> list[Instruction]:
         bookies = self._changed.last_ensemble.bookies
@@ -269,12 +366,12 @@ class RecoveryCore:
         """Drops what has its quorum, in order; then closes or reads on."""
         if self._failing:
             return []
-        if error := self._unreachable_quorum(""):
+        if self._gone and (error := self._unreachable_quorum("")):
             return self._fail(error)
         while self._first < self._next_add:
             if self._entries[self._first].acked.bit_count() < self.striping.ack_quorum:
                 break
-            del self._entries[self._first]
+            self._drop(self._first)
             self._first += 1
         if self._last is not None and self._first > self._last:
             self.state = RecoveryState.CLOSING
@@ -360,6 +457,10 @@ class RecoveryCore:
             assert list(self._entries) == list(range(self._first, end))
             assert all(self._entries[e].entry is not None for e in range(self._first, self._next_add))
             assert self._next_read - self._first <= WINDOW_ENTRIES
+            assert self.held_bytes == sum(len(found.entry or b"") for found in self._entries.values())
+            for entry_id, found in self._entries.items():
+                assert found.asked & ~self.striping.mask(entry_id) == 0, "asked outside its write set"
+                assert found.asked, "nobody was asked"
         if self.state is RecoveryState.CLOSING:
             assert not self._entries, "closed only after every re-add"
             assert not self._failing
