@@ -61,8 +61,8 @@ class Fencing:
     async def mark_repaired(self, ledger_ids: Sequence[int]) -> None:
         """Every entry of these ledgers that this bookie should have is here again. Durable with the next checkpoint."""
         for number, ledger_id in enumerate(ledger_ids, 1):
-            state = self._ledgers.peek(ledger_id)
-            if state.unknown:
+            if self._ledgers.peek(ledger_id).unknown:
+                state = self._ledgers.load(ledger_id)
                 state.unknown = False
                 self._ledgers.mark_dirty(state, ledger_id)
             if not number % _SLICE_LEDGERS:

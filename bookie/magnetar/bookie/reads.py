@@ -168,7 +168,7 @@ class Reads:
     def last_confirmed(self, ledger_id: int) -> tuple[int, int]:
         """See `Bookie.read_last_confirmed`."""
         state = self._existing(ledger_id)
-        if state.unknown or (not state.known and self._ledgers.incomplete):
+        if state.unknown or self._ledgers.incomplete:
             # What it does know may lie below what it has answered before it lost its disk (rule 8).
             raise UnknownLedgerState(
                 f"this bookie may have lost entries of ledger {ledger_id} and was not repaired yet; ask another replica",

@@ -66,7 +66,8 @@ class Deletion:
         self._cache.discard_ledger(ledger_id)
 
     def _entomb(self, ledger_id: int) -> None:
-        if self._ledgers.load(ledger_id).deleted_at_ms:
+        state = self._ledgers.load(ledger_id)
+        if state.deleted_at_ms:
             return
         deleted_at_ms = max(1, self._clock.now_ms())
         self.replay(ledger_id, deleted_at_ms)
@@ -75,9 +76,14 @@ class Deletion:
         self._ledgers.wake(ledger_id)
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._in_flight[ledger_id] = durable
+        if state.fence_durable is None:
+            # The tombstone is a fence as well: who fences now is answered once it is durable (rule 6).
+            state.fence_durable = durable
 
         def done(_ledger_id: int, _number: int, code: int) -> None:
             del self._in_flight[ledger_id]
+            if state.fence_durable is durable:
+                state.fence_durable = None
             if code:
                 durable.set_exception(error_from_wire(code, 0, "the tombstone could not be written"))
                 durable.exception()  # whoever asked may have gone away

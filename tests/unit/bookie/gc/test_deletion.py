@@ -105,6 +105,20 @@ async def test_concurrent_deletions_share_one_record_and_survive_a_cancelled_one
     await refuses(bookie, 1)
 
 
+async def test_rule_06_a_fence_during_a_deletion_is_answered_once_the_tombstone_is_durable(
+    gc: Collected,
+) -> None:
+    bookie = await gc.open()
+    await add(bookie, entry(1, 0))
+    deleting = asyncio.create_task(bookie.delete_ledger(1))
+    await asyncio.sleep(0)
+    with pytest.raises(LedgerNotFound):
+        await bookie.read(1, 0, 0, fence=True)
+    deleting.cancel()
+    bookie = await gc.crash_and_open()
+    await refuses(bookie, 1)
+
+
 async def test_a_long_poll_learns_that_its_ledger_was_deleted(gc: Collected) -> None:
     bookie = await gc.open()
     await add(bookie, entry(1, 0))
