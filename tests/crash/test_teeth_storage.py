@@ -276,7 +276,7 @@ def failure_of_a_checkpoint_is_ignored(patch: Patch) -> None:
     real = Bookie.fail
 
     def fail(self: Bookie, error: Any) -> None:
-        if self.journals.all[0]._failed is not None:
+        if self.journals.all[0].failure is not None:
             real(self, error)
 
     patch.setattr(Bookie, "fail", fail)

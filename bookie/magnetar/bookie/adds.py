@@ -108,11 +108,14 @@ class Adds:
         if not self._waiting:
             return
         while self._waiting:
-            _, entry, recovery, done = self._waiting[0]
-            if not self._admit(entry, recovery, done):
-                return
-            self._waiting.popleft()
+            # Taken out first: what fails in `_admit` comes back here, to refuse all that wait.
+            first = self._waiting.popleft()
+            _, entry, recovery, done = first
             self._waiting_bytes -= len(entry)
+            if not self._admit(entry, recovery, done):
+                self._waiting.appendleft(first)
+                self._waiting_bytes += len(entry)
+                return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -73,8 +73,10 @@ class Checkpointer:
         self._lock = asyncio.Lock()
         self._running: asyncio.Task[Mark | None] | None = None
         self._failed: BaseException | None = None
-        # What a full disk stopped; tried again before anything else.
+        # What was begun and did not end; after a full disk it is tried again before anything else.
         self._unfinished: _Work | None = None
+        # From a full disk until a flush succeeds: not for the moment of each attempt.
+        self.stopped_by_full_disk = False
         self.mark = mark
         self.finished = 0
         self.figures = FlushFigures()
@@ -120,6 +122,21 @@ class Checkpointer:
 
     async def _work(self, work: _Work) -> Mark | None:
         self._unfinished = work
+        try:
+            moved = await self._finish(work)
+        except DiskFull:
+            self.figures.failed_for_space += 1
+            self.stopped_by_full_disk = True
+            raise
+        self._unfinished = None
+        self.stopped_by_full_disk = False
+        self._settle()
+        self.finished += 1
+        await work.half.release()
+        return moved
+
+    async def _finish(self, work: _Work) -> Mark | None:
+        """May be called again after DiskFull: what it wrote then is garbage, or says the same."""
         states = await work.ledgers.for_entry_logs()
         if work.half.entries or states:
             await self._flush(work.half, states)
@@ -129,27 +146,16 @@ class Checkpointer:
                 self._index.put_ledgers(batch)
                 await asyncio.sleep(0)
             await self._index.flush_ledgers()
-        moved = None
-        if work.mark is not None:
-            moved = await self.move_mark(work.mark)
-        self._unfinished = None
-        self._settle()
-        self.finished += 1
-        await work.half.release()
-        return moved
+        return None if work.mark is None else await self.move_mark(work.mark)
 
     async def _flush(self, half: Half, states: Sequence[tuple[int, LedgerRecord]]) -> None:
         """Everything is durable in entry logs, and its locations in the index, when it returns."""
         figures, loop = self.figures, asyncio.get_running_loop()
         begun = loop.time()
-        try:
+        placed = await self._logs.append(half, states)
+        while await self._logs.sync():
+            # A directory failed; the half is still in memory, and goes to the others.
             placed = await self._logs.append(half, states)
-            while await self._logs.sync():
-                # A directory failed; the half is still in memory, and goes to the others.
-                placed = await self._logs.append(half, states)
-        except DiskFull:
-            figures.failed_for_space += 1
-            raise
         placed.reverse()  # each slice is let go of when it is done
         while placed:
             locations = [row for row in placed.pop().locations() if row[1] != STATE_ENTRY]
@@ -189,8 +195,3 @@ class Checkpointer:
     def flushing(self) -> bool:
         """True while something is being flushed."""
         return self._running is not None and not self._running.done()
-
-    @property
-    def stopped_by_full_disk(self) -> bool:
-        """True while a flush waits for space."""
-        return self._unfinished is not None and (self._running is None or self._running.done())

@@ -132,6 +132,8 @@ class LedgerStates:
         self._waiters = waiters
         self._watched = waiters.by_ledger
         self.by_id: dict[int, LedgerState] = {}
+        # So many, and clean ones are forgotten.
+        self._full_at = _MAX_STATES
         # Any ledger may have had entries here that were lost: nothing is said not to exist (rules 8 and 9).
         self.incomplete = False
         self._dirty: dict[int, LedgerState] = {}
@@ -145,7 +147,7 @@ class LedgerStates:
         state = self.by_id.get(ledger_id)
         if state is None:
             state = LedgerState(self._index.get_ledger(ledger_id), unknown=self._incomplete)
-            if len(self.by_id) >= _MAX_STATES:
+            if len(self.by_id) >= self._full_at:
                 self._forget()
             self.by_id[ledger_id] = state
         return state
@@ -216,3 +218,5 @@ class LedgerStates:
             state = self.by_id[ledger_id]
             if state.fence_durable is None and self.settled(ledger_id):
                 del self.by_id[ledger_id]
+        # When nearly all of them changed since the last checkpoint, not each new one must look through them again.
+        self._full_at = max(_MAX_STATES, len(self.by_id) + _MAX_STATES // 10)

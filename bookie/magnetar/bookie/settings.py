@@ -12,6 +12,16 @@ __all__ = ["BookieSettings"]
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+# What an entry log takes (FORMATS.md): a record that claims to be longer is damaged, and is not read to find out.
+MAX_RECORD_BYTES = 64 * MIB
+# Nothing would work, or a task would never rest.
+_ABOVE_ZERO = (
+    "max_entry_bytes",
+    "journal_file_bytes",
+    "entry_log_bytes",
+    "checkpoint_interval_s",
+    "disk_check_interval_s",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,11 @@ class BookieSettings:
     scrub_interval_s: float = 86400.0
     scrub_bytes_per_s: int = 64 * MIB
 
+    # Where this bookie stands: what fails together. Placement spreads the copies of an entry over racks or zones
+    # ([ledger] placement); "" counts for no rack, and for no zone.
+    rack: str = ""
+    zone: str = ""
+
     def __post_init__(self) -> None:
         if not self.data_directory:
             raise InvalidSetting("data_directory is empty; name the directory that holds the bookie's data")
@@ -95,6 +110,13 @@ class BookieSettings:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
                 raise InvalidSetting(f"{field.name} is {value}; it cannot be negative")
+        for name in _ABOVE_ZERO:
+            if not getattr(self, name):
+                raise InvalidSetting(f"{name} is 0; it must be above 0")
+        if self.max_entry_bytes > MAX_RECORD_BYTES:
+            raise InvalidSetting(
+                f"max_entry_bytes is {self.max_entry_bytes}; a record of an entry log takes {MAX_RECORD_BYTES} at most"
+            )
         if self.write_cache_bytes < 2 * self.max_entry_bytes:
             raise InvalidSetting(
                 f"write_cache_bytes is {self.write_cache_bytes}; each of its halves must hold one entry of "
@@ -104,6 +126,13 @@ class BookieSettings:
             raise InvalidSetting(
                 f"journal_ring_bytes is {self.journal_ring_bytes}; it must exceed max_entry_bytes by 1 MiB"
             )
+        for name in ("rack", "zone"):
+            label = getattr(self, name)
+            if label != label.strip() or not label.isprintable() or "/" in label or len(label) > 255:
+                raise InvalidSetting(
+                    f"{name} is {label!r:.300}; it must be a plain name of 255 characters at most: no slash, "
+                    "no space around it"
+                )
         self._check_journal()
         self._check_directories()
         self._check_compaction()

@@ -11,7 +11,7 @@ import itertools
 import logging
 import os
 
-from magnetar.proto.errors import DataDirectoryError, DiskFull
+from magnetar.proto.errors import DataDirectoryError, DiskFull, MagnetarError
 from magnetar.proto.ledger_entry import NO_ENTRY
 from magnetar.runtime.files import FileLock, Files, wait_for_lock
 
@@ -93,8 +93,14 @@ async def _open_locked(
         await _leave_journals(bookie)
         bookie.start_tasks()
     except BaseException:
+        if bookie.journals is not None:  # their writers hold the lock
+            with contextlib.suppress(MagnetarError):
+                await bookie.journals.close()
         bookie.release()
         raise
+    if bookie.failure is not None:  # nobody listens yet
+        await bookie.close()
+        raise bookie.failure
     return bookie
 
 

@@ -10,17 +10,30 @@ from magnetar.bookie.index import ModelStorage
 from magnetar.proto.errors import (
     BookieReadOnly,
     DataDirectoryError,
+    DiskFull,
     EntryDamaged,
     EntryNotFound,
+    InvalidSetting,
     LedgerFenced,
     LedgerNotFound,
     MagnetarError,
     MessageTooLarge,
+    ServiceNotReady,
     StorageFailed,
     TooManyRequests,
 )
 from magnetar.runtime.files import OsFiles
-from support.bookie_kit import KIB, add, add_all, crash, entry, open_inline, until
+from support.bookie_kit import (
+    KIB,
+    add,
+    add_all,
+    crash,
+    entry,
+    open_inline,
+    open_real,
+    small_settings,
+    until,
+)
 
 
 class Opener:
@@ -520,3 +533,124 @@ async def test_an_add_to_a_ledger_that_the_index_cannot_tell_of_is_answered_and_
     monkeypatch.setattr(bookie.ledgers._index, "get_ledger", fail)
     assert await add(bookie, entry(7, 0)) == StorageFailed.code
     assert [error.message for error in stopped] == ["the index failed: Corruption"]
+
+
+async def test_an_index_that_fails_while_adds_wait_answers_each_of_them_once(
+    reopen: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bookie = await reopen(write_cache_bytes=64 * KIB)
+    bookie.on_failure = lambda error: None
+    answers: list[tuple[int, int]] = []
+    for number in range(30):
+        data = entry(number, 0, b"x" * 3000)
+        bookie.add(data, recovery=False, done=lambda ledger, entry_id, code: answers.append((ledger, code)))
+    assert bookie.adds.waiting > 2
+
+    def fail(_ledger_id: int) -> None:
+        raise StorageFailed("the index failed: Corruption")
+
+    monkeypatch.setattr(bookie.ledgers._index, "get_ledger", fail)
+    await until(lambda: len(answers) >= 30)
+    await asyncio.sleep(0)
+    assert sorted(ledger for ledger, _ in answers) == list(range(30))
+    assert bookie.accepting
+
+
+async def test_a_journal_that_never_comes_back_leaves_nobody_waiting_when_the_bookie_closes(
+    reopen: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bookie = await reopen(close_timeout_s=0.05)
+    assert await add(bookie, entry(1, 0)) == 0
+    device = bookie.journals.all[0]._device
+    monkeypatch.setattr(device, "_write_groups", lambda: None)
+    waiting = asyncio.ensure_future(add(bookie, entry(1, 1)))
+    fencing = asyncio.ensure_future(bookie.fence(2))
+    await asyncio.sleep(0)
+    monkeypatch.setattr(device, "close", asyncio.Event().wait)
+    await bookie.close()
+    assert await waiting == ServiceNotReady.code
+    with pytest.raises(ServiceNotReady):
+        await fencing
+    with pytest.raises(ServiceNotReady):  # one that had passed the door before
+        await bookie.fencing.fence(3)
+
+
+async def test_rule_12_a_bookie_that_waits_for_space_does_not_turn_writable_while_it_tries_again(
+    reopen: Opener,
+) -> None:
+    bookie = await reopen()
+    await add(bookie, entry(1, 0))
+    real, seen = bookie.logs.append, []
+
+    async def full(half: object, states: object = ()) -> object:
+        await asyncio.sleep(0)
+        seen.append(bookie.checkpointer.stopped_by_full_disk)
+        if len(seen) < 3:
+            raise DiskFull("no space")
+        return await real(half, states)  # type: ignore[arg-type]
+
+    bookie.logs.append = full  # type: ignore[method-assign, assignment]
+    for _ in range(2):
+        with pytest.raises(DiskFull):
+            await bookie.checkpoint()
+    await bookie.checkpoint()
+    assert seen == [False, True, True]
+    assert not bookie.checkpointer.stopped_by_full_disk
+
+
+async def test_a_journal_that_fails_before_the_bookie_is_open_fails_the_start(
+    reopen: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave(bookie: Bookie) -> None:
+        bookie.journals.all[0]._device_failed(StorageFailed("the writer is gone"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("magnetar.bookie.startup._leave_journals", leave)
+        with pytest.raises(StorageFailed, match="the writer is gone"):
+            await reopen()
+    bookie = await reopen()
+    assert await add(bookie, entry(1, 0)) == 0
+
+
+async def test_a_start_that_fails_at_its_end_lets_go_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave(bookie: Bookie) -> None:
+        raise StorageFailed("no cookie")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("magnetar.bookie.startup._leave_journals", leave)
+        with pytest.raises(StorageFailed, match="no cookie"):
+            await open_real(str(tmp_path / "b"))
+    bookie = await open_real(str(tmp_path / "b"), lock_timeout_s=0.5)
+    await bookie.close()
+
+
+async def test_states_that_cannot_be_forgotten_are_not_looked_through_for_each_new_one(
+    reopen: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.bookie.ledgers._MAX_STATES", 40)
+    bookie = await reopen()
+    times = 0
+    real = bookie.ledgers._forget
+
+    def forget() -> None:
+        nonlocal times
+        times += 1
+        real()
+
+    monkeypatch.setattr(bookie.ledgers, "_forget", forget)
+    assert await add_all(bookie, [entry(ledger, 0) for ledger in range(80)]) == [0] * 80
+    assert times <= 10
+    await bookie.checkpoint()
+    assert await add_all(bookie, [entry(ledger, 0) for ledger in range(80, 90)]) == [0] * 10
+    assert len(bookie.ledgers.by_id) < 80
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_entry_bytes", 65 << 20), ("checkpoint_interval_s", 0.0), ("disk_check_interval_s", 0.0)],
+)
+def test_settings_that_cannot_work_are_refused(name: str, value: float) -> None:
+    with pytest.raises(InvalidSetting, match=name):
+        small_settings("data", write_cache_bytes=1 << 30, journal_ring_bytes=1 << 30, **{name: value})

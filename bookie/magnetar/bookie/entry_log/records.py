@@ -23,6 +23,8 @@ import xxhash
 
 from magnetar.proto.errors import EntryDamaged
 
+from ..settings import MAX_RECORD_BYTES
+
 __all__ = [
     "LOG_HEADER_BYTES",
     "MAX_RECORD_BYTES",
@@ -56,8 +58,6 @@ LOG_VERSION = 2
 LOG_VERSIONS = (1, 2)
 STATE_ENTRY = 2**64 - 1
 SYNCED_ENTRY = 2**64 - 2
-# A record that claims to be longer is damaged, and is not read to find out.
-MAX_RECORD_BYTES = 64 << 20
 
 
 class Scanned(NamedTuple):

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
+from magnetar.proto.errors import DiskFull, MagnetarError, ServiceNotReady, StorageFailed
 
 from ..disk_worker import DiskWorker
 from ..layout import journal_path
@@ -93,7 +93,8 @@ class Journal:
         self._pending: deque[tuple[int, DurableCallback, int, int]] = deque()  # in order of end offset
         # Records for which the ring had no room, in order. Their payloads stand in the write cache, which bounds them.
         self._waiting: deque[tuple[int, bytes, DurableCallback, int, int]] = deque()
-        self._failed: MagnetarError | None = None
+        # Why nothing is acknowledged any more.
+        self.failure: MagnetarError | None = None
         self._wanted = asyncio.Event()
         self._upkeep: asyncio.Task[None] | None = None
         # No file could be prepared for want of space, and none is ready.
@@ -169,7 +170,7 @@ class Journal:
     def add(self, entry: bytes, done: DurableCallback, ledger_id: int, entry_id: int) -> None:
         """Appends a ledger entry; `done` is called once, never from in here. About 3 us and the copy."""
         device = self._device
-        if self._waiting or device.free_bytes < len(entry) + 2 * RECORD_HEADER_BYTES or self._failed:
+        if self._waiting or device.free_bytes < len(entry) + 2 * RECORD_HEADER_BYTES or self.failure:
             self._append_later(ADD, entry, done, ledger_id, entry_id)
             return
         header = encode_record_header(self._incarnation, device.end_offset, device.durable_offset, ADD, entry)
@@ -211,17 +212,21 @@ class Journal:
             await asyncio.gather(self._upkeep, return_exceptions=True)
             self._upkeep = None
         try:
-            if self._waiting and self._failed is None and not self._device.full:
+            if self._waiting and self.failure is None and not self._device.full:
                 self._emptied = asyncio.get_running_loop().create_future()
                 await self._emptied
         finally:  # a bookie that gives up waiting lets go all the same
-            await self._device.close()
+            try:
+                await self._device.close()
+                await asyncio.sleep(0)  # what the device has to say
+            finally:
+                self._refuse_all(ServiceNotReady("this bookie is stopping"))
 
     def _append_later(
         self, record_type: int, payload: bytes, done: DurableCallback, ledger_id: int, number: int
     ) -> None:
-        if self._failed is not None:
-            asyncio.get_running_loop().call_soon(done, ledger_id, number, self._failed.code)
+        if self.failure is not None:
+            asyncio.get_running_loop().call_soon(done, ledger_id, number, self.failure.code)
             return
         self._waiting.append((record_type, payload, done, ledger_id, number))
 
@@ -277,7 +282,7 @@ class Journal:
         self._idle = None
         device = self._device
         end = device.end_offset
-        if self._failed is not None or self._closing or device.durable_offset != end or self._sealed == end:
+        if self.failure is not None or self._closing or device.durable_offset != end or self._sealed == end:
             return  # the next group brings it back
         if end != self._quiet_at:
             self._fall_quiet()
@@ -302,9 +307,14 @@ class Journal:
         self._device_failed(error)
 
     def _device_failed(self, error: MagnetarError) -> None:
-        if self._failed is not None:
-            return
-        self._failed = error
+        if self._refuse_all(error) and self.on_failure is not None:
+            self.on_failure(error)
+
+    def _refuse_all(self, error: MagnetarError) -> bool:
+        """Nothing more is acknowledged: neither what waits nor what may still come. False if that was so already."""
+        if self.failure is not None:
+            return False
+        self.failure = error
         pending, self._pending = self._pending, deque()
         waiting, self._waiting = self._waiting, deque()
         for _, done, ledger_id, number in pending:
@@ -312,8 +322,7 @@ class Journal:
         for _, _, done, ledger_id, number in waiting:
             done(ledger_id, number, error.code)
         self._tell_emptied()
-        if self.on_failure is not None:
-            self.on_failure(error)
+        return True
 
     def _space_changed(self) -> None:
         if self._closing and self._device.full and self._emptied is not None and not self._emptied.done():

@@ -36,9 +36,11 @@ class Journals:
         return any(journal.waiting for journal in self.all)
 
     def on_failure(self, callback: Callable[[MagnetarError], None]) -> None:
-        """The first failure of any journal ends the bookie; each calls back once."""
+        """The first failure of any journal ends the bookie; each calls back once. Now, if it has failed already."""
         for journal in self.all:
             journal.on_failure = callback
+            if journal.failure is not None:
+                callback(journal.failure)
 
     def on_space(self, callback: Callable[[], None]) -> None:
         """Called when `no_space` may have changed."""
