@@ -119,3 +119,9 @@ async def test_a_damaged_entry_of_a_bookie_comes_into_the_queue(tmp_path: Path) 
         await asyncio.sleep(0)
     await bookie.close()
     await queue.close()
+
+
+@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x01", b"\x80", encode_ranges([(1, 2, "x")])[:-1]])
+def test_a_node_that_is_none_ends_no_task(value: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        decode_ranges(value)

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from magnetar.proto.errors import DiskFull, MagnetarError, ServiceNotReady, StorageFailed
 
+from ..entry_log import DirectoryState
 from .compactor import Compactor, IndexFailed, IndexUnreadable, OutputFailed, SourceDamaged
 from .decisions import Batch, CompactionRules, History, Plan, fits, plan_round
 from .deletion import Deletion
@@ -258,6 +259,8 @@ class Collector:
             )
             if not batch.sources:
                 continue
+            if self._parts.logs.directory_states[batch.directory] is DirectoryState.FAILED:
+                continue  # since the round was planned
             if batch.directory in full or not self._fits(batch):
                 if batch.directory not in full and len(batch.sources) > 1:  # one by one they may fit
                     batches.extendleft(batch._replace(sources=(log,)) for log in reversed(batch.sources))

@@ -130,11 +130,18 @@ def encode_ranges(ranges: Ranges) -> bytes:
 
 
 def decode_ranges(value: bytes) -> Ranges:
-    """Raises InvalidArgument for a value of a later format."""
-    fields = msgpack.unpackb(value)
-    if fields["format"] != _FORMAT:
-        raise InvalidArgument(f"a node below {DAMAGED_PATH} has format {fields['format']}; upgrade magnetar")
-    return [(int(first), int(last), str(reason)) for first, last, reason in fields["ranges"]]
+    """Raises InvalidArgument for a value of a later format, or one that is none."""
+    try:
+        fields = msgpack.unpackb(value)
+        if fields["format"] != _FORMAT:
+            raise InvalidArgument(
+                f"a node below {DAMAGED_PATH} has format {fields['format']}; upgrade magnetar"
+            )
+        return [(int(first), int(last), str(reason)) for first, last, reason in fields["ranges"]]
+    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        raise InvalidArgument(
+            f"a node below {DAMAGED_PATH} cannot be read ({error!r}); delete it: what is damaged is found again"
+        ) from error
 
 
 def merge_ranges(ranges: Ranges) -> Ranges:
