@@ -2,8 +2,8 @@
 
 A link is a TCP connection: bytes arrive in order, after a latency drawn from the seed, cut into pieces as the seed has it,
 through a window of bounded size, so a peer that stops reading makes the other side's write buffer grow. It can be cut
-(both ends see a reset at their own time, what was on its way is lost from some byte on) or stalled (a partition: nothing
-arrives until it heals). When a process dies its peers see the end of the stream or a reset, after a latency.
+(both ends see a reset at their own time, what was on its way is lost from some byte on) or stalled (a partition of all, or
+of one process from another in one direction: nothing arrives until it heals). When a process dies its peers see the end of the stream or a reset, after a latency.
 
 Hosts are names; 127.0.0.1, localhost, 0.0.0.0 and "" are the same one.
 """
@@ -145,6 +145,7 @@ class SimNetwork:
         self._next_port = FIRST_FREE_PORT
         self._next_link = 0
         self._hanging: list[asyncio.Future[None]] = []  # connects that wait for the partition to heal
+        self._blocked: dict[tuple[str, str], int] = {}  # (from, to) names of processes -> how often blocked
 
     def draw_latency(self) -> float:
         """Virtual seconds that one packet takes."""
@@ -170,8 +171,9 @@ class SimNetwork:
         self, factory: Callable[[], asyncio.Protocol], host: Any, port: int
     ) -> tuple[SimTransport, asyncio.Protocol]:
         """Makes a link. Hangs while the network is partitioned."""
+        caller = current_process()
         await asyncio.sleep(self.draw_latency())
-        while self.partitioned:
+        while self.partitioned or self._handshake_blocked(caller, self.listeners.get((host_name(host), port))):
             healed: asyncio.Future[None] = self.loop.create_future()
             self._hanging.append(healed)
             await healed
@@ -226,8 +228,49 @@ class SimNetwork:
     def _heal(self) -> None:
         self.loop.trace.record("heal")
         self.partitioned = False
+        self._restall()
+
+    def block(self, source: str, target: str, seconds: float) -> None:
+        """A one-way partition: nothing that the process `source` sends arrives at `target` for so long (names)."""
+        self.loop.trace.fault("one_way", source, target, f"{seconds:.3f}")
+        self._blocked[source, target] = self._blocked.get((source, target), 0) + 1
+        self._restall()
+        self.loop.call_outside(seconds, self._unblock, source, target)
+
+    def blocked(self, source: str, target: str) -> bool:
+        """Whether `block` holds back what goes from one process to the other."""
+        return (source, target) in self._blocked
+
+    def unblock_all(self) -> None:
+        """Every `block` is over."""
+        self._blocked.clear()
+        self._restall()
+
+    def _unblock(self, source: str, target: str) -> None:
+        count = self._blocked.pop((source, target), 0)
+        if count > 1:
+            self._blocked[source, target] = count - 1
+        elif count:
+            self.loop.trace.record("unblock", source, target)
+            self._restall()
+
+    def _handshake_blocked(self, caller: SimProcess | None, server: SimServer | None) -> bool:
+        """Whether SYN or its answer is held back."""
+        if not self._blocked or caller is None or server is None or server.process is None:
+            return False
+        names = caller.name, server.process.name
+        return names in self._blocked or names[::-1] in self._blocked
+
+    def _restall(self) -> None:
+        """Sets for each end whether something arrives there, and lets what hung try again."""
         for link in self._links():
-            link.heal()
+            for end, peer in ((link.client, link.server), (link.server, link.client)):
+                names = (peer.process.name if peer.process else "", end.process.name if end.process else "")
+                stalled = self.partitioned or names in self._blocked
+                if end.incoming_stalled and not stalled:
+                    end.incoming_stalled = False
+                    end.arrive()
+                end.incoming_stalled = stalled
         hanging, self._hanging = self._hanging, []
         for future in hanging:
             if not future.done():

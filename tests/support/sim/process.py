@@ -91,6 +91,12 @@ class SimProcess:
         self._loop.trace.fault("pause", self.name, f"{seconds:.3f}")
         self._loop.call_outside(seconds, self._resume)
 
+    def busy(self, seconds: float) -> None:
+        """The process blocks in a call for so long: the running callback ends, then nothing runs until it is over."""
+        if not self.paused and self.alive:
+            self.paused = True
+            self._loop.call_outside(seconds, self._resume)
+
     def _resume(self) -> None:
         self.paused = False
         if self.alive:

@@ -1,0 +1,270 @@
+"""Clients of simulated bookies, each a process of its own with a real LedgerClient over TCP: writers, recoverers, readers.
+
+They keep going through failures that say that they can be retried, and tell the history what they saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from magnetar.ledger import (
+    LedgerClient,
+    LedgerReader,
+    LedgerSettings,
+    LedgerWriter,
+    RegisteredBookies,
+    TcpTransport,
+)
+from magnetar.proto.errors import (
+    EntryDamaged,
+    EntryNotFound,
+    LedgerFenced,
+    LedgerNotFound,
+    MagnetarError,
+    UnknownLedgerState,
+)
+from sim.ledgers.history import History, Story
+from sim.ledgers.machines import CONNECTION
+from sim.ledgers.metadata import MetadataService
+from sim.ledgers.plan import Plan
+from support.sim import SimClock, SimLoop
+
+RETRY_S = 0.1
+SIZES = (0, 10, 100, 100, 300, 1000, 4000)
+MAX_OUTSTANDING = 64
+# What another replica, a restart or time may make good.
+_MAY_PASS = (EntryNotFound, EntryDamaged, UnknownLedgerState)
+
+
+class Office:
+    """What clients of one run share: how they reach the service, and who listens."""
+
+    def __init__(self, loop: SimLoop, metadata: MetadataService, history: History, plan: Plan) -> None:
+        self.loop = loop
+        self.metadata = metadata
+        self.history = history
+        self.plan = plan
+        ensemble_size, write_quorum, ack_quorum = plan.quorums
+        self.settings = LedgerSettings(
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            add_timeout_s=0.5,
+            read_timeout_s=0.5,
+            connect_timeout_s=0.4,
+            reconnect_backoff_s=0.03,
+            reconnect_backoff_max_s=0.5,
+            explicit_lac_interval_s=plan.explicit_lac_s,
+            explicit_lac_backoff_max_s=1.0,
+            suspect_bookie_s=1.0,
+        )
+
+    async def client(self) -> tuple[LedgerClient, TcpTransport]:
+        """Of the calling process."""
+        loop = self.loop
+        metadata = self.metadata.view()
+        bookies: list[RegisteredBookies] = []
+
+        async def open_directory() -> None:
+            bookies.append(await RegisteredBookies.open(metadata))
+
+        await self.until_done(open_directory)
+        transport = TcpTransport(bookies[0], self.settings, CONNECTION)
+        rng = random.Random(loop.rng.getrandbits(64))
+        client = LedgerClient(metadata, transport, bookies[0], self.settings, rng, SimClock(loop))
+        return client, transport
+
+    async def until_done(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
+        """Retries what says that it can be retried."""
+        while True:
+            try:
+                return await attempt()
+            except MagnetarError as error:
+                if not error.retryable and not isinstance(error, _MAY_PASS):
+                    raise
+                self.loop.trace.record("retry", type(error).__name__, error.message)
+            await asyncio.sleep(RETRY_S)
+
+
+class Writer:
+    """Creates a ledger and appends to it until it is told to stop, or fails. Attributes are read from outside."""
+
+    def __init__(self, office: Office, name: str) -> None:
+        self.story: Story | None = None
+        self.stopping = False  # True: closes the ledger
+        self.quiet = False  # True: appends nothing more
+        self.detaching = False
+        self.limit = 1 << 30  # entries
+        self.error: MagnetarError | None = None  # why appends fail
+        self.closed = False
+        self.writer: LedgerWriter | None = None
+        self.name = name
+        self._office = office
+        self._rng = random.Random(office.loop.rng.getrandbits(64))
+
+    async def run(self) -> None:
+        """The process."""
+        client, _ = await self._office.client()
+        writer: LedgerWriter = await self._office.until_done(client.create)
+        self.writer = writer
+        self.story = self._office.history.created(writer.ledger_id, self._office.settings.ack_quorum)
+        rng, gap_s = self._rng, self._office.plan.mean_burst_gap_s
+        while self.error is None and not (self.stopping or self.detaching):
+            if not self.quiet:
+                self._append(rng.choice((1, 1, 2, 5, 12)))
+            await asyncio.sleep(rng.expovariate(1 / gap_s))
+        if self.detaching:
+            await client.close()
+        elif self.stopping:
+            await self._close(writer)
+
+    def _append(self, count: int) -> None:
+        story, writer = self.story, self.writer
+        assert story is not None
+        assert writer is not None
+        for _ in range(count):
+            if len(story.sent) - story.confirmed > MAX_OUTSTANDING or len(story.sent) >= self.limit:
+                return
+            payload = b"%d/%d/" % (story.ledger_id, len(story.sent)) + bytes(self._rng.choice(SIZES))
+            entry_id = writer.append(payload, self._confirmed)
+            if entry_id >= 0:
+                self._office.history.sent(story, entry_id, payload)
+            else:
+                self._office.history.refused += 1
+
+    def _confirmed(self, entry_id: int, entry: bytes, error: MagnetarError | None) -> None:
+        assert self.story is not None
+        if error is not None:
+            self.error = error
+            self._office.history.refused += 1
+        else:
+            self._office.loop.trace.record("ack", self.story.ledger_id, entry_id)
+            self._office.history.acknowledged(self.story, entry_id, entry)
+
+    async def _close(self, writer: LedgerWriter) -> None:
+        assert self.story is not None
+        try:
+            metadata = await self._office.until_done(writer.close)
+        except (LedgerFenced, LedgerNotFound) as error:  # a successor came first
+            self.error = error
+            return
+        self._office.history.told(self.story, metadata, self.name)
+        self.closed = True
+
+
+async def recover(office: Office, story: Story, name: str) -> None:
+    """A process that takes a ledger over: fences, recovers, closes, and reads all of it."""
+    client, _ = await office.client()
+    try:
+        reader: LedgerReader = await office.until_done(lambda: client.open(story.ledger_id, recover=True))
+    except LedgerNotFound:
+        if not story.deleting:
+            raise
+        return
+    office.history.recoveries += 1
+    office.loop.trace.record("recovered", name, story.ledger_id, reader.metadata.last_entry)
+    office.history.told(story, reader.metadata, name)
+    await read_all(office, reader, story, name)
+
+
+async def read_all(office: Office, reader: LedgerReader, story: Story, name: str) -> None:
+    """Every entry up to what the reader takes for confirmed, whatever it takes."""
+    entry_id = 0
+    while entry_id <= reader.last_add_confirmed:
+        try:
+            entries = await office.until_done(
+                lambda first=entry_id: reader.read(first, reader.last_add_confirmed, max_bytes=16 * 1024)
+            )
+        except LedgerNotFound:
+            if not story.deleting:
+                raise
+            return
+        for entry in entries:
+            office.history.read(story, entry_id, entry, name)
+            entry_id += 1
+
+
+async def delete(office: Office, story: Story) -> None:
+    """A process that deletes a ledger."""
+    client, _ = await office.client()
+    story.deleting = True
+    try:
+        await office.until_done(lambda: client.delete(story.ledger_id))
+    except LedgerNotFound:
+        pass  # deleted by the attempt whose answer was lost
+    office.history.deleted += 1
+    office.loop.trace.record("deleted", story.ledger_id)
+    await asyncio.sleep(1.0)  # its bookies are told
+
+
+class Tail:
+    """A process that reads a ledger while it is written, up to its end."""
+
+    def __init__(self, office: Office, name: str) -> None:
+        self.name = name
+        self.office = office
+        self.next: dict[int, int] = {}  # ledger -> entries read
+        self.done: dict[int, None] = {}  # ledgers read to their end
+        self._rng = random.Random(office.loop.rng.getrandbits(64))
+
+    async def run(self, stories: list[Story]) -> None:
+        """Follows the ledgers of a chain, those to come as well."""
+        client, transport = await self.office.client()
+        position = 0
+        while True:
+            if position == len(stories):
+                await asyncio.sleep(0.05)
+                continue
+            story = stories[position]
+            try:
+                await self._follow(client, transport, story)
+            except LedgerNotFound:
+                if not story.deleting:
+                    raise
+            self.done[story.ledger_id] = None
+            position += 1
+
+    async def _follow(self, client: LedgerClient, transport: TcpTransport, story: Story) -> None:
+        office = self.office
+        reader: LedgerReader = await office.until_done(lambda: client.open(story.ledger_id, recover=False))
+        while True:
+            if reader.closed:
+                office.history.told(story, reader.metadata, self.name)
+            office.history.last_confirmed(story, reader.last_add_confirmed, self.name)
+            await self._read(reader, story)
+            if reader.closed:
+                return
+            if self._rng.random() < 0.5:
+                await asyncio.sleep(self._rng.uniform(0.01, 0.1))
+            else:
+                await self._long_poll(transport, reader, story)
+            await office.until_done(reader.read_last_confirmed)
+
+    async def _read(self, reader: LedgerReader, story: Story) -> None:
+        while (entry_id := self.next.get(story.ledger_id, 0)) <= reader.last_add_confirmed:
+            entries = await self.office.until_done(
+                lambda first=entry_id: reader.read(first, reader.last_add_confirmed, max_bytes=8 * 1024)
+            )
+            for entry in entries:
+                self.office.history.read(story, entry_id, entry, self.name)
+                entry_id += 1
+            self.next[story.ledger_id] = entry_id
+
+    async def _long_poll(self, transport: TcpTransport, reader: LedgerReader, story: Story) -> None:
+        """Asks one bookie of the ensemble; it may answer anything that is confirmed."""
+        bookie = self._rng.choice(reader.metadata.last_ensemble.bookies)
+        known = reader.last_add_confirmed
+        try:
+            news = await transport.wait_last_confirmed(
+                bookie, story.ledger_id, known, timeout_s=0.3, max_entries=4
+            )
+        except MagnetarError:
+            return
+        self.office.history.last_confirmed(story, news.last_add_confirmed, f"{bookie} to {self.name}", bookie=True)
+        for entry_id, entry in enumerate(news.entries, known + 1):
+            self.office.history.read(story, entry_id, entry, f"{bookie} to {self.name}")
+
+

@@ -1,0 +1,203 @@
+"""The machines and clients of one run: starts them, breaks them as the plan has it, heals them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Coroutine
+from typing import Any
+
+from sim.ledgers.clients import Office, Tail, Writer, delete, recover
+from sim.ledgers.history import History, Story
+from sim.ledgers.machines import Machine
+from sim.ledgers.metadata import SERVICE, Chances, MetadataService
+from sim.ledgers.plan import Plan
+from support.sim import SimLoop, SimProcess
+
+LEAST_ACKNOWLEDGED = 40  # a storm goes on, milder, until so much was
+STALE_S = 1.5  # how long a writer lives on, at most, when its ledger was taken over
+
+
+class Cluster:
+    """All of one run."""
+
+    def __init__(self, loop: SimLoop, plan: Plan) -> None:
+        self.loop = loop
+        self.plan = plan
+        self.history = History()
+        self.metadata = MetadataService(loop)
+        self.metadata.chances = plan.chances
+        self.office = Office(loop, self.metadata, self.history, plan)
+        self.machines = [
+            Machine(loop, self.metadata, f"b{number}", may_be_damaged=number < plan.victims)
+            for number in range(plan.machines)
+        ]
+        self.clients: dict[str, SimProcess] = {}
+        self.tails: list[tuple[Tail, list[Story]]] = []
+        self.storming = True
+        self._names = 0
+        loop.network.latency = plan.latency_s
+        loop.network.tail_latency = plan.late_packets
+
+    def start(self) -> None:
+        """Machines and chains."""
+        for machine in self.machines:
+            machine.start()
+
+    def launch(self, role: str, work: Coroutine[Any, Any, None]) -> SimProcess:
+        """A client process; what it raises ends the run."""
+        self._names += 1
+        name = f"{role}-{self._names}"
+        process = self.clients[name] = self.loop.start_process(name)
+        process.at_death(lambda: self.clients.pop(name, None))
+        task = process.spawn(work, name=name)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if task.cancelled() or not process.alive:
+                return
+            if (error := task.exception()) is not None:
+                self.loop.call_exception_handler({"message": f"{name} failed", "exception": error})
+            self.loop.call_outside(0.0, process.kill)  # its work is done: its sockets close
+
+        task.add_done_callback(ended, context=contextvars.Context())
+        return process
+
+    # --- writers and their successors --------------------------------------------------------------------------------
+
+    async def chain(self, name: str) -> None:
+        """Ledger after ledger, as a topic has them: each ends in one of the plan's ways and is taken over if need be."""
+        stories: list[Story] = []
+        tail = Tail(self.office, f"tail-{name}")
+        self.tails.append((tail, stories))
+        self.launch(f"tail-{name}", tail.run(stories))
+        while self.storming:
+            writer = Writer(self.office, f"writer-{name}")
+            process = self.launch(f"writer-{name}", writer.run())
+            if not await self._until(lambda writer=writer: writer.story is not None, 3.0):
+                process.kill()
+                continue
+            story = writer.story
+            assert story is not None
+            stories.append(story)
+            await asyncio.sleep(self.loop.rng.uniform(*self.plan.turn_s))
+            await self._end(writer, process)
+            if story.closed is None:
+                await self._take_over(story)
+            self.loop.call_outside(self.loop.rng.uniform(0.0, STALE_S), process.kill)
+            if story.closed is not None and self.loop.rng.random() < 0.2:
+                self.launch("deleter", delete(self.office, story))
+
+    async def _end(self, writer: Writer, process: SimProcess) -> None:
+        rng = self.loop.rng
+        end = rng.choice(self.plan.ends)
+        self.loop.trace.fault(f"writer_{end}", process.name)
+        match end:
+            case "close":
+                writer.stopping = True
+                await self._until(lambda: writer.closed or writer.error is not None, 2.0)
+            case "crash":
+                process.kill()
+            case "pause":
+                process.pause(rng.uniform(0.3, 3.0))
+            case "isolate":
+                for machine in self.machines:
+                    if rng.random() < 0.7:
+                        names = (process.name, machine.name)
+                        self.loop.network.block(*rng.choice((names, names[::-1])), rng.uniform(0.3, 3.0))
+            case "detach":
+                writer.detaching = True
+        if rng.random() < 0.3:
+            await asyncio.sleep(rng.uniform(0.0, 0.3))
+
+    async def _take_over(self, story: Story) -> None:
+        """One or more recoverers, some of which die on the way."""
+        rng = self.loop.rng
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            process = self.launch("recoverer", recover(self.office, story, f"recoverer {self._names + 1}"))
+            if rng.random() < 0.25:
+                self.loop.trace.fault("recoverer_crash", process.name)
+                self.loop.call_outside(rng.uniform(0.0, 0.1), process.kill)
+            await asyncio.sleep(rng.expovariate(1 / 0.02))
+        await self._until(lambda: story.closed is not None or not self.storming, 2.0)
+
+    async def _until(self, condition: Any, seconds: float) -> bool:
+        deadline = self.loop.time() + seconds
+        while not condition():
+            if self.loop.time() > deadline:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    # --- faults ------------------------------------------------------------------------------------------------------
+
+    async def storm(self) -> None:
+        """Faults, one after another, as the plan has them."""
+        rng, plan = self.loop.rng, self.plan
+        end = self.loop.time() + plan.storm_s
+        while (now := self.loop.time()) < end or (now < end + 15.0 and self._too_little()):
+            # A seed may be so rough that nothing gets done: then it goes on, and milder.
+            await asyncio.sleep(rng.expovariate(1 / plan.mean_gap_s) * (1 if now < end else 8))
+            (kind,) = rng.choices(plan.faults, plan.weights)
+            self._break(kind, rng.choice(self.machines))
+        self.storming = False
+
+    def _too_little(self) -> bool:
+        return sum(story.confirmed + 1 for story in self.history.ledgers.values()) < LEAST_ACKNOWLEDGED
+
+    def _break(self, kind: str, machine: Machine) -> None:
+        rng = self.loop.rng
+        match kind:
+            case "crash_process":
+                machine.crash(False)
+            case "crash_power":
+                machine.crash(True)
+            case "crash_at_call":
+                machine.crash_at_call(rng.random() < 0.7)
+            case "outage":
+                if rng.random() < 0.3:
+                    self.power_fails()
+            case "pause_bookie":
+                machine.pause(rng.choice((rng.uniform(0.02, 0.4), rng.uniform(0.4, 3.0))))
+            case "pause_client" if self.clients:
+                self.clients[rng.choice(list(self.clients))].pause(rng.uniform(0.05, 2.0))
+            case "one_way":
+                self._block_one_way(machine)
+            case "cut":
+                self.loop.network.cut_one()
+            case "partition":
+                self.loop.network.partition(rng.uniform(0.05, 1.0))
+            case "no_space":
+                machine.fill_disk(rng.uniform(0.3, 2.0))
+            case "disk_error":
+                machine.break_disk()
+            case "bit_flip" if self.plan.victims:
+                self.machines[rng.randrange(self.plan.victims)].flip_bit()
+            case "slow_disk":
+                machine.slow_down(rng.uniform(0.3, 2.0))
+            case "session":
+                self.metadata.expire_one()
+
+    def _block_one_way(self, machine: Machine) -> None:
+        rng = self.loop.rng
+        ends = [machine.name, rng.choice([*self.clients, SERVICE])]
+        rng.shuffle(ends)
+        self.loop.network.block(ends[0], ends[1], rng.uniform(0.1, 2.0))
+
+    def power_fails(self) -> None:
+        """All machines at once."""
+        self.loop.trace.fault("outage")
+        for machine in self.machines:
+            machine.crash(True)
+
+    def heal(self) -> None:
+        """Nothing planted fires any more; what is partitioned, is not."""
+        self.loop.network.unblock_all()
+        self.metadata.chances = Chances()
+        for machine in self.machines:
+            machine.heal()
+        self.loop.trace.record("healed")
+
+    def end_of_faults(self) -> None:
+        """Pauses and restarts are over: from here on a bookie that stops by itself is a failure."""
+        for machine in self.machines:
+            machine.end_of_faults()

@@ -1,0 +1,146 @@
+"""What the clients of simulated ledgers saw, and the rules that it must obey (CORRECTNESS.md, "Invariants").
+
+The history sees everything at the moment it happens, whichever process it happens in; so what no client could notice (a
+last-add-confirmed that is ahead of the writer's, an acknowledgement behind the end that a successor has set) is noticed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from magnetar.ledger import LedgerMetadata
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
+from sim.history import Violation
+
+NONE = -1
+
+
+@dataclass
+class Story:
+    """One ledger."""
+
+    ledger_id: int
+    ack_quorum: int
+    sent: list[bytes] = field(default_factory=list)  # payloads by entry id
+    entries: dict[int, bytes] = field(default_factory=dict)  # as first seen, header included
+    confirmed: int = NONE  # last entry that the writer's owner was told to be durable
+    seen: int = NONE  # last entry that a reader was told to be confirmed
+    closed: tuple[int, int] | None = None  # last entry, length
+    closed_by: str = ""
+    closes: int = 0  # how often somebody was told of the end
+    deleting: bool = False  # from here on it may be gone
+
+
+class History:
+    """All ledgers. Methods raise Violation at once."""
+
+    def __init__(self) -> None:
+        self.ledgers: dict[int, Story] = {}
+        self.refused = 0  # appends that failed
+        self.reads = 0
+        self.recoveries = 0
+        self.deleted = 0
+        self._told: dict[tuple[str, int], int] = {}  # (reader, ledger) -> highest LAC
+
+    def created(self, ledger_id: int, ack_quorum: int) -> Story:
+        """A writer has it."""
+        if ledger_id in self.ledgers:
+            raise Violation(f"ledger {ledger_id} was created twice")
+        story = self.ledgers[ledger_id] = Story(ledger_id, ack_quorum)
+        return story
+
+    def sent(self, story: Story, entry_id: int, payload: bytes) -> None:
+        """An append has returned."""
+        if entry_id != len(story.sent):
+            raise Violation(
+                f"ledger {story.ledger_id}: append gave entry id {entry_id}, {len(story.sent)} was next"
+            )
+        story.sent.append(payload)
+
+    def acknowledged(self, story: Story, entry_id: int, entry: bytes) -> None:
+        """The writer's owner was told that the entry is durable: in order, and never behind the end."""
+        if entry_id != story.confirmed + 1:
+            raise Violation(
+                f"ledger {story.ledger_id}: entry {entry_id} was acknowledged after {story.confirmed}"
+            )
+        self._same_bytes(story, entry_id, entry, "the writer")
+        story.confirmed = entry_id
+        if story.closed is not None and entry_id > story.closed[0]:
+            raise Violation(
+                f"ledger {story.ledger_id}: entry {entry_id} was acknowledged to a stale writer; {story.closed_by} "
+                f"closed the ledger at {story.closed[0]}"
+            )
+
+    def told(self, story: Story, metadata: LedgerMetadata, who: str) -> None:
+        """Somebody was given the ledger as closed: everybody the same, and nothing confirmed lies behind it."""
+        end = (metadata.last_entry, metadata.length)
+        story.closes += 1
+        if story.closed is not None and story.closed != end:
+            raise Violation(
+                f"ledger {story.ledger_id} ends at {end} for {who}, at {story.closed} for {story.closed_by}"
+            )
+        story.closed, story.closed_by = end, story.closed_by or who
+        if end[0] < max(story.confirmed, story.seen):
+            raise Violation(
+                f"ledger {story.ledger_id} was truncated: {who} closed it at {end[0]}, entry {story.confirmed} was "
+                f"acknowledged and readers were told of {story.seen}"
+            )
+        length = sum(len(payload) for payload in story.sent[: end[0] + 1])
+        if end[0] >= len(story.sent) or end[1] != length:
+            raise Violation(
+                f"ledger {story.ledger_id} was closed by {who} as {end}; its {len(story.sent)} entries sent up to there "
+                f"have {length} bytes"
+            )
+
+    def last_confirmed(self, story: Story, last: int, who: str, *, bookie: bool = False) -> None:
+        """A reader (or a bookie, in an answer) says how far the ledger is confirmed."""
+        limit = story.confirmed if story.closed is None else max(story.closed[0], story.confirmed)
+        if last > limit:
+            raise Violation(
+                f"ledger {story.ledger_id}: {who} says that entry {last} is confirmed; {limit} is"
+            )
+        if not bookie:
+            if last < self._told.get((who, story.ledger_id), NONE):
+                raise Violation(f"ledger {story.ledger_id}: last-add-confirmed went back to {last} for {who}")
+            self._told[who, story.ledger_id] = last
+            story.seen = max(story.seen, last)
+
+    def read(self, story: Story, entry_id: int, entry: bytes, who: str) -> None:
+        """Somebody was given an entry: the same bytes as everybody else, what the writer sent."""
+        self.reads += 1
+        self._same_bytes(story, entry_id, entry, who)
+
+    def _same_bytes(self, story: Story, entry_id: int, entry: bytes, who: str) -> None:
+        known = story.entries.get(entry_id)
+        if known is not None:
+            if known != entry:
+                raise Violation(
+                    f"ledger {story.ledger_id}: {who} has other bytes as entry {entry_id}: "
+                    f"{decode_ledger_entry_header(entry)} and {decode_ledger_entry_header(known)}"
+                )
+            return
+        header = decode_ledger_entry_header(entry)
+        if (header.ledger_id, header.entry_id) != (story.ledger_id, entry_id):
+            raise Violation(f"{who} was given {header} as entry {entry_id} of ledger {story.ledger_id}")
+        if entry_id >= len(story.sent) or entry[LEDGER_ENTRY_HEADER_BYTES:] != story.sent[entry_id]:
+            raise Violation(
+                f"ledger {story.ledger_id}: {who} was given bytes that nobody sent as entry {entry_id}"
+            )
+        story.entries[entry_id] = entry
+
+    def open_ledgers(self) -> list[Story]:
+        """Those that nobody was given as closed, and that were not deleted."""
+        return [story for story in self.ledgers.values() if story.closed is None and not story.deleting]
+
+    def counts(self) -> dict[str, int]:
+        """Load and results."""
+        return {
+            "ledgers": len(self.ledgers),
+            "sent": sum(len(story.sent) for story in self.ledgers.values()),
+            "acknowledged": sum(story.confirmed + 1 for story in self.ledgers.values()),
+            "refused": self.refused,
+            "reads": self.reads,
+            "recoveries": self.recoveries,
+            "raced": sum(story.closes > 1 for story in self.ledgers.values()),
+            "deleted": self.deleted,
+        }

@@ -1,0 +1,228 @@
+"""Simulated machines, each with one real bookie: its disk and index outlive the processes that a supervisor starts on it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import random
+
+from magnetar.bookie import Bookie, BookieSettings, inline_components
+from magnetar.bookie.gc import MetadataLedgers
+from magnetar.bookie.index import ModelStorage
+from magnetar.bookie.server import BookieServer
+from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
+from magnetar.proto.errors import AlreadyExists, MagnetarError
+from magnetar.runtime.connection import ConnectionOptions
+from sim.ledgers.metadata import MetadataService, ServiceClient, ServiceSession
+from sim.scenarios.standalone import EagerIndex
+from support.sim import SimClock, SimDisk, SimLoop, SimProcess
+
+PORT = 3181
+DATA = "/data"
+KIB = 1024
+MAX_ENTRY_BYTES = 8 * KIB
+SESSION_S = 0.8
+
+# Small, so that journals and logs roll, caches are full and checkpoints happen within a run.
+SETTINGS = BookieSettings(
+    data_directory=DATA,
+    journal_file_bytes=256 * KIB,
+    journal_spare_bytes=256 * KIB,
+    journal_ring_bytes=2048 * KIB,
+    write_cache_bytes=64 * KIB,
+    read_cache_bytes=32 * KIB,
+    read_ahead_bytes=16 * KIB,
+    entry_log_bytes=64 * KIB,
+    max_entry_bytes=MAX_ENTRY_BYTES,
+    checkpoint_interval_s=0.7,
+    add_backpressure_timeout_s=0.5,
+    long_poll_timeout_s=1.0,
+    disk_minimum_free_bytes=128 * KIB,
+    disk_check_interval_s=0.5,
+    gc_interval_s=1.5,
+    minor_compaction_interval_s=3.0,
+    major_compaction_interval_s=6.0,
+    tombstone_retention_s=3600.0,
+    scrub_interval_s=0.0,
+)
+CONNECTION = ConnectionOptions("sim", ping_interval_s=1.0, handshake_timeout_s=1.0)
+
+
+class Machine:
+    """One machine. `may_be_damaged`: bits of its entry logs may flip, so it may refuse to start again, for good."""
+
+    def __init__(self, loop: SimLoop, metadata: MetadataService, name: str, *, may_be_damaged: bool) -> None:
+        self.loop = loop
+        self.name = name
+        self.may_be_damaged = may_be_damaged
+        self.damaged = False
+        self.lost = False  # it refused to start after damage
+        self.starts = 0
+        self.bookie: Bookie | None = None  # while it serves
+        self.process: SimProcess | None = None
+        self.index = ModelStorage()
+        self.disk = SimDisk(
+            random.Random(loop.rng.getrandbits(64)),
+            trace=loop.trace,
+            consume=self._block,
+            uncached_reads=0.05,
+            capacity_bytes=64 * KIB * KIB,
+        )
+        self._metadata = metadata
+        self._may_fail = 0  # failures of the disk that were planted: the bookie may stop by itself
+        self._settings = dataclasses.replace(SETTINGS, bookie_id=name)
+
+    def start(self) -> None:
+        """Starts a process for the bookie."""
+        if self.process is not None or self.lost:
+            return
+        self.starts += 1
+        process = self.process = self.loop.start_process(self.name)
+        process.spawn(self._run(process), name=self.name)
+
+    # --- faults ----------------------------------------------------------------------------------------------------
+
+    def crash(self, power: bool) -> None:
+        """kill -9, or the power fails; started again a little later."""
+        process = self.process
+        if process is None:
+            return
+        self.process = self.bookie = None
+        self.loop.trace.fault("crash_power" if power else "crash_process", self.name)
+        try:
+            process.kill()
+        finally:  # killed from inside a disk call: the rest happens outside of it
+            self.loop.call_outside(0.0, self._after_crash, power)
+
+    def crash_at_call(self, power: bool) -> None:
+        """In the middle of one of the next disk calls."""
+        number = self.disk.calls + self.loop.rng.randrange(120)
+        self.disk.at_call(number, lambda: self.crash(power))
+
+    def break_disk(self) -> None:
+        """One of the next calls fails, and the bookie stops by itself."""
+        rng = self.loop.rng
+        self._may_fail += 1
+        kind = rng.choice(("sync", "sync", "write", "sync_directory"))
+        self.disk.fail(kind, skip=rng.randrange(40), error=errno.EIO)
+
+    def fill_disk(self, seconds: float) -> None:
+        """No space for so long."""
+        self._may_fail += 1
+        self.loop.trace.fault("no_space", self.name)
+        whole = self.disk.capacity_bytes
+        self.disk.capacity_bytes = self.disk.used_bytes() + self.loop.rng.choice((0, 8, 32)) * KIB
+
+        def free() -> None:
+            self.disk.capacity_bytes = max(whole, self.disk.capacity_bytes)
+
+        self.loop.call_outside(seconds, free)
+
+    def flip_bit(self) -> bool:
+        """Silent damage of an entry log; False if there is none."""
+        logs = [path for path in self.disk.files() if "/ledgers/entrylog" in path]
+        logs = [path for path in logs if (inode := self.disk.names.file(path)) is not None and inode.size]
+        if not logs or not self.may_be_damaged:
+            return False
+        self.damaged = True
+        self.disk.flip_bit(self.loop.rng.choice(logs))
+        return True
+
+    def slow_down(self, seconds: float) -> None:
+        """Syncs take long for a while."""
+        self.loop.trace.fault("slow_disk", self.name)
+        self.disk.sync_seconds = (0.02, 0.3)
+
+        def recover() -> None:
+            self.disk.sync_seconds = (50e-6, 1e-3)
+
+        self.loop.call_outside(seconds, recover)
+
+    def pause(self, seconds: float) -> None:
+        """The process stands still."""
+        if self.process is not None:
+            self.process.pause(seconds)
+
+    def heal(self) -> None:
+        """The storm is over."""
+        self.disk.clear_faults()
+        self.disk.capacity_bytes = 1 << 40
+        self.disk.sync_seconds = (50e-6, 1e-3)
+
+    def end_of_faults(self) -> None:
+        """From here on a bookie that stops by itself is a failure."""
+        self._may_fail = 0
+
+    # --- the process -------------------------------------------------------------------------------------------------
+
+    async def _run(self, process: SimProcess) -> None:
+        try:
+            await self._serve(process)
+        except MagnetarError as error:
+            self.loop.trace.record("fail_stop", self.name, type(error).__name__)
+            if self.damaged and self.bookie is None:
+                self.loop.trace.fault("refused_to_start", self.name)
+                self.lost = True
+            elif not self._may_fail and not self.damaged:
+                raise
+        self.loop.call_outside(0.0, self.crash, False)
+
+    async def _serve(self, process: SimProcess) -> None:
+        files = self.disk.mount(process)
+        rng = random.Random(self.loop.rng.getrandbits(64))
+        metadata = self._metadata.view()
+        failed: asyncio.Future[None] = self.loop.create_future()
+
+        def fail(error: MagnetarError) -> None:
+            if not failed.done():
+                failed.set_exception(error)
+                failed.exception()
+
+        components = dataclasses.replace(
+            inline_components(files, rng, lambda path: EagerIndex(self.index, rng)),
+            clock=SimClock(self.loop),
+            existing_ledgers=MetadataLedgers(metadata, timeout_s=2.0),
+        )
+        bookie = await Bookie.open(self._settings, components)
+        bookie.on_failure = fail
+        if bookie.failure is not None:
+            raise bookie.failure
+        await BookieServer.start(bookie, self.name, PORT, CONNECTION)
+        self.bookie = bookie
+        self.loop.trace.record("ready", self.name)
+        process.spawn(self._register(metadata), name="registration")
+        await failed
+
+    async def _register(self, metadata: ServiceClient) -> None:
+        """Keeps the bookie's ephemeral node alive."""
+        value = encode_registration(f"{self.name}:{PORT}")
+        while True:
+            lost = asyncio.Event()
+            try:
+                session = await metadata.open_session(SESSION_S)
+                session.when_lost(lost.set)
+                await self._create_node(metadata, session, value)
+            except MagnetarError:
+                await asyncio.sleep(0.1)
+                continue
+            await lost.wait()
+
+    async def _create_node(self, metadata: ServiceClient, session: ServiceSession, value: bytes) -> None:
+        path = f"{BOOKIES_PATH}/{self.name}"
+        while not session.lost:
+            try:
+                await metadata.create(path, value, session=session)
+                return
+            except AlreadyExists:  # of this bookie's last life, or of the create whose answer was lost
+                await metadata.delete(path)
+
+    def _after_crash(self, power: bool) -> None:
+        if power:
+            self.disk.lose_power()
+        self.loop.call_outside(self.loop.rng.uniform(0.02, 0.5), self.start)
+
+    def _block(self, seconds: float) -> None:
+        """A sync stops this process, and nobody else."""
+        if self.process is not None:
+            self.process.busy(seconds)

@@ -1,0 +1,221 @@
+"""A cluster of bookies and its ledger clients under a storm of faults, as a swarm draws them for each seed.
+
+Real: bookies (journal, write cache, entry logs, checkpoints, garbage collection, recovery) with their servers, ledger clients
+with writers, recoveries, readers and the TCP transport, framed connections. Simulated: disks, network, clock, chance, the
+metadata service; the journal device is the inline one, the location index a model that keeps what was flushed.
+
+    storm (3 to 6 s): chains of ledgers are written, taken over by racing recoverers, tailed, deleted; everything breaks
+    heal: a minute at most until every ledger is closed, read to its end, and a new one can be written
+    power loss everywhere: every ledger is read again; each acknowledged entry stands on Qa bookies of its ensemble
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from magnetar.ledger import LedgerMetadata
+from magnetar.ledger.directory import BOOKIES_PATH
+from magnetar.metadata.paths import ledger_path
+from magnetar.proto.errors import EntryDamaged, EntryNotFound, LedgerNotFound, MagnetarError
+from sim.history import Violation
+from sim.ledgers.clients import Writer, recover
+from sim.ledgers.cluster import Cluster
+from sim.ledgers.history import Story
+from sim.ledgers.plan import draw
+from support.sim import SimLoop, Trace
+
+EXPECTED_FAULTS = (
+    "crash_process",
+    "crash_power",
+    "crash_at_call",
+    "power_loss",
+    "lost_page",
+    "outage",
+    "pause",
+    "one_way",
+    "cut",
+    "partition",
+    "no_space",
+    "sync_EIO",
+    "bit_flip",
+    "slow_disk",
+    "session_expired",
+    "session_timeout",
+    "metadata_answer_lost",
+    "metadata_request_lost",
+    "writer_close",
+    "writer_crash",
+    "writer_pause",
+    "writer_isolate",
+    "writer_takeover",
+    "writer_detach",
+    "recoverer_crash",
+    "uncached_read",
+)
+CONVERGED_WITHIN_S = 60.0
+CALM_S = 3.5  # the last pause, partition and restart are over
+MINIMUM_ACKNOWLEDGED = 40  # of all ledgers, the last one among them
+LAST_ENTRIES = 25  # of the ledger that is written when everything is healed
+
+
+async def converge(cluster: Cluster) -> Writer:
+    """Every ledger closed and read, every machine registered, a new ledger written; raises Violation after a minute."""
+    loop, history = cluster.loop, cluster.history
+    deadline = loop.time() + CONVERGED_WITHIN_S
+    last = Writer(cluster.office, "last writer")
+    last.limit = LAST_ENTRIES
+    cluster.launch("last writer", last.run())
+    judged: dict[int, None] = {}
+    while loop.time() < deadline:
+        for story in history.open_ledgers():
+            if story is not last.story and story.ledger_id not in judged:
+                judged[story.ledger_id] = None
+                cluster.launch("judge", recover(cluster.office, story, "judge"))
+        await asyncio.sleep(0.1)
+        waits = await _what_waits(cluster, last)
+        if not waits:
+            return last
+    raise Violation(f"not converged {CONVERGED_WITHIN_S} s after healing: {waits}; {history.counts()}")
+
+
+async def _what_waits(cluster: Cluster, last: Writer) -> list[str]:
+    waits = [f"ledger {story.ledger_id} is open" for story in cluster.history.open_ledgers() if story is not last.story]
+    waits += [
+        f"{tail.name} is in ledger {story.ledger_id}"
+        for tail, stories in cluster.tails
+        for story in stories
+        if story.ledger_id not in tail.done and not story.deleting
+    ]
+    names = await cluster.metadata.truth.children(BOOKIES_PATH)
+    waits += [f"{m.name} is not registered" for m in cluster.machines if not m.lost and m.name not in names]
+    if last.story is None or last.story.confirmed != LAST_ENTRIES - 1:
+        waits.append(f"the last ledger is not written: {last.story and last.story.confirmed} {last.error!r}")
+    return waits
+
+
+async def check_idle_ledger(cluster: Cluster, last: Writer) -> None:
+    """Rule 19: readers learn of the last entry of a writer that has nothing more to append; also after a power loss."""
+    story = last.story
+    assert story is not None
+    interval_s = cluster.plan.explicit_lac_s
+
+    async def look(found: list[int]) -> None:
+        client, _ = await cluster.office.client()
+        reader = await cluster.office.until_done(lambda: client.open(story.ledger_id, recover=False))
+        cluster.history.last_confirmed(story, reader.last_add_confirmed, "the last reader")
+        found.append(reader.last_add_confirmed)
+
+    await asyncio.sleep(interval_s + 2.5)
+    await _look_until(cluster, look, "an idle writer's last entry was not told")
+    cluster.loop.trace.record("told")
+    cluster.power_fails()
+    await asyncio.sleep(1.0)
+    await _look_until(cluster, look, "what an idle writer told was lost with the power")
+
+
+async def _look_until(cluster: Cluster, look: Any, wrong: str) -> None:
+    found: list[int] = []
+    cluster.launch("last reader", look(found))
+    deadline = cluster.loop.time() + 20.0
+    while not found and cluster.loop.time() < deadline:
+        await asyncio.sleep(0.05)
+    if found != [LAST_ENTRIES - 1]:
+        raise Violation(f"{wrong}: {found}, {LAST_ENTRIES - 1} entries were confirmed")
+
+
+async def check_everything(cluster: Cluster, last: Writer) -> None:
+    """After the power loss: all ledgers are recovered or read by somebody new, then bookie by bookie."""
+    history = cluster.history
+    assert last.story is not None
+    last.detaching = True
+    stories = [story for story in history.ledgers.values() if not story.deleting]
+    before = history.recoveries
+    for story in stories:
+        cluster.launch("reread", recover(cluster.office, story, "the second reading"))
+    deadline = cluster.loop.time() + CONVERGED_WITHIN_S
+    while any(name.startswith("reread") for name in cluster.clients):
+        await asyncio.sleep(0.1)
+        if cluster.loop.time() > deadline:
+            raise Violation(f"ledgers cannot be read again: {[story.ledger_id for story in stories]}")
+    assert history.recoveries == before + len(stories)
+    for machine in cluster.machines:
+        if machine.bookie is not None and cluster.loop.rng.random() < 0.3:
+            await machine.bookie.collect_garbage()
+    for story in stories:
+        await check_replicas(cluster, story)
+    for story in history.ledgers.values():
+        if story.deleting and await cluster.metadata.truth.get(ledger_path(story.ledger_id)) is not None:
+            raise Violation(f"ledger {story.ledger_id} was not deleted")
+
+
+async def check_replicas(cluster: Cluster, story: Story) -> None:
+    """All that any bookie answers is the same, and acknowledged entries stand on Qa bookies of their ensembles."""
+    node = await cluster.metadata.truth.get(ledger_path(story.ledger_id))
+    assert node is not None, story.ledger_id
+    metadata = LedgerMetadata.decode(node.value, story.ledger_id)
+    copies: dict[int, list[str]] = {}
+    for machine in cluster.machines:
+        for entry_id in range(len(story.sent)):
+            entry = await _copy(machine, story, entry_id)
+            if entry is not None:
+                cluster.history.read(story, entry_id, entry, machine.name)
+                copies.setdefault(entry_id, []).append(machine.name)
+    excused = [machine.name for machine in cluster.machines if machine.damaged]
+    for entry_id in range(metadata.last_entry + 1):
+        bookies = metadata.ensemble_of(entry_id).bookies
+        write_set = [bookies[position] for position in metadata.striping.write_set(entry_id)]
+        have = [name for name in write_set if name in copies.get(entry_id, ()) or name in excused]
+        if len(have) < story.ack_quorum:
+            raise Violation(
+                f"ledger {story.ledger_id}: entry {entry_id} should stand on {story.ack_quorum} of {write_set}, "
+                f"and stands on {copies.get(entry_id, [])}"
+            )
+
+
+async def _copy(machine: Any, story: Story, entry_id: int) -> bytes | None:
+    if machine.bookie is None:
+        return None
+    try:
+        entries, _ = await machine.bookie.read(story.ledger_id, entry_id, entry_id)
+    except EntryNotFound:
+        return None
+    except EntryDamaged:
+        if not machine.damaged:
+            raise
+        return None
+    except (LedgerNotFound, MagnetarError):
+        if not machine.damaged:
+            raise
+        return None
+    return bytes(entries[0])
+
+
+def play(seed: int, trace: Trace) -> dict[str, int]:
+    """See sim.runner."""
+    loop = SimLoop(seed, trace=trace, limit_seconds=300.0)
+    cluster = Cluster(loop, draw(loop.rng))
+    trace.record("plan", cluster.plan)
+
+    async def main() -> None:
+        cluster.start()
+        await asyncio.sleep(0.3)
+        chains = [loop.create_task(cluster.chain(name)) for name in "ab"[: cluster.plan.chains]]
+        await cluster.storm()
+        cluster.heal()
+        await asyncio.wait([loop.create_task(asyncio.sleep(CALM_S)), *chains])
+        for chain in chains:
+            chain.result()
+        cluster.end_of_faults()
+        last = await converge(cluster)
+        await check_idle_ledger(cluster, last)
+        await check_everything(cluster, last)
+        counts = cluster.history.counts()
+        if counts["acknowledged"] < MINIMUM_ACKNOWLEDGED:
+            raise Violation(f"too little happened: {counts}")
+
+    try:
+        loop.run(main())
+    finally:
+        loop.close()
+    return {**cluster.history.counts(), "virtual_seconds": int(loop.time())}
