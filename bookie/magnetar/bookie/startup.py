@@ -63,11 +63,16 @@ async def _open_locked(
 ) -> Bookie:
     files = components.files
     _settle_names(files, layout.root)
+    # Before the cookie names them: the copies in them may be those of a start that was killed.
+    settled = [path for path in (*layout.journals, *layout.ledgers) if files.exists(path)]
+    for directory in settled:
+        _settle_names(files, directory)
     cookie = open_data_directory(
         files, layout, settings.bookie_id, components.rng, cluster=components.cluster
     )
     for directory in _directories(layout, cookie):
-        _settle_names(files, directory)
+        if directory not in settled:
+            _settle_names(files, directory)
     mark = await _read_mark(components, layout, cookie)
     # A mark without rows: no journal was ever begun, so nothing was ever served.
     if mark and not components.index_exists(layout.index):

@@ -61,6 +61,8 @@ class EntryLogs:
         self._logs: dict[int, tuple[int, int]] = {}
         # Directory of each log, current or not.
         self._directory_of: dict[int, int] = {}
+        # Directories that hold something which waits for a sync.
+        self._appended_to: dict[int, None] = {}
         self.reader = LogReader(files, worker, self.path_of)
         self._scans = LogScans(self.reader)
 
@@ -117,6 +119,10 @@ class EntryLogs:
         directory = self._directory_of.get(log_id)
         return None if directory is None else self._layout.entry_log(directory, log_id)
 
+    def directory_of(self, log_id: int) -> int | None:
+        """Number of the directory that a log is in; None: there is none."""
+        return self._directory_of.get(log_id)
+
     @property
     def directory_states(self) -> list[DirectoryState]:
         """One for each ledger directory."""
@@ -169,6 +175,7 @@ class EntryLogs:
             )
             for number, result in zip(numbers, results, strict=True):
                 if isinstance(result, list):
+                    self._appended_to[number] = None
                     placed += result
                     continue
                 share.refused(number, result)
@@ -207,12 +214,12 @@ class EntryLogs:
         """
         usable = self._usable()
         results = await _together([directory.sync() for directory in usable])
-        failed: list[int] = []
         for directory, result in zip(usable, results, strict=True):
             if isinstance(result, MagnetarError):
-                failed.append(directory.number)
                 self.fail_directory(directory.number, result)
-        return failed
+        # A compaction may have given one up since the append: then nobody has synced what the flush put there.
+        appended, self._appended_to = self._appended_to, {}
+        return [number for number in appended if self._directories[number].failure is not None]
 
     async def _next_log(self, directory: int) -> tuple[int, str]:
         try:

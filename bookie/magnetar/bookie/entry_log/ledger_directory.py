@@ -89,6 +89,7 @@ class LedgerDirectory:
                 writer = await self._writable()
                 self._appended = True
                 placed.append(await writer.append_slice(part))
+                self._check_not_failed()
         except DiskFull:
             self.found_full = True
             await self.take_back(before)
@@ -108,9 +109,15 @@ class LedgerDirectory:
             await self._close_log()
         if self.writer is None:
             log_id, path = await self._next_log(self.number)
+            self._check_not_failed()
             self.writer = LogWriter(self._worker, path, log_id)
             self._named = True
         return self.writer
+
+    def _check_not_failed(self) -> None:
+        """A compaction may give the directory up while a flush appends to it: then this part of the flush goes elsewhere."""
+        if self.failure is not None:
+            raise self.failure
 
     async def _close_log(self) -> None:
         """The log is durable with its footer before the next one is begun; its name is once `sync` returns."""

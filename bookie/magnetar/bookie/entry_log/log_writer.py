@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from magnetar.proto.errors import DiskFull
+from magnetar.proto.errors import DiskFull, StorageFailed
 
 from ..disk_worker import DiskWorker
 from ..index import Location
@@ -144,7 +144,8 @@ class LogWriter:
         return placed
 
     async def _write(self, parts: list[bytes], size: int) -> None:
-        assert not self._closed, "a closed log is not written to"
+        if self._closed:
+            raise StorageFailed(f"{self.path} is not written to any more: its directory was given up")
         position = self.position
         self.position += size
         await self._worker.write(self.path, position, parts)
