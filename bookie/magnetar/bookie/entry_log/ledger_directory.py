@@ -141,7 +141,8 @@ class LedgerDirectory:
             await self.writer.sync()
         if self._named:
             await self._worker.sync(self.path)
-            self._named = False
+            # A log that found no space to be made gets its name later.
+            self._named = self.writer is not None and not self.writer.created
         if self._appended and self.writer is not None:
             await self.writer.note_synced()
         self._appended = False

@@ -95,7 +95,8 @@ class LogWriter:
         # Bytes of records by ledger.
         self.ledgers: dict[int, int] = {}
         self._worker = worker
-        self._created = False
+        # Whether the file was made.
+        self.created = False
         self._closed = False
 
     async def begin(self) -> None:
@@ -103,9 +104,9 @@ class LogWriter:
 
         Raises DiskFull, StorageFailed, DataDirectoryError (the file exists, or cannot be made).
         """
-        if not self._created:
+        if not self.created:
             await self._worker.create(self.path)
-            self._created = True
+            self.created = True
         if not self.position:
             await self._write([encode_log_header(self.log_id)], LOG_HEADER_BYTES)
 
@@ -161,7 +162,7 @@ class LogWriter:
         """
         self.position, self.ledgers = kept.position, kept.ledgers
         self.synced = min(self.synced, kept.position)
-        if self._created:
+        if self.created:
             await self._worker.truncate(self.path, kept.position)
 
     async def note_synced(self) -> None:
