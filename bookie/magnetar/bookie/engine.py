@@ -313,6 +313,7 @@ class Bookie:
         try:
             moved = await self.checkpointer.run(self.journals.durable_positions)
         except DiskFull:
+            self._flush_wanted.set()  # soon, whoever asked: until it succeeds the bookie is read-only
             raise
         except MagnetarError as error:
             self.fail(error)
