@@ -276,6 +276,25 @@ def test_rule_12_an_entry_log_begins_with_its_header_also_after_a_full_disk() ->
         assert machine.disk.trace.faults["write_ENOSPC"] == 1
 
 
+@pytest.mark.parametrize("call", [154, 172, 192, 193])
+def test_rule_12a_a_new_log_that_found_no_space_at_first_gets_a_durable_name(call: int) -> None:
+    """Its directory was synced before it was made, and not again; the log went with a power loss."""
+    assert fail_and_verify(1, call, errno.ENOSPC, power=call != 192, case=RACE) == "went on"
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_what_a_flush_put_into_a_directory_that_a_compaction_gives_up_is_written_elsewhere(
+    error: int,
+) -> None:
+    """The flush synced only what was still in use, and took the rest for durable."""
+    assert fail_and_verify(1, 311, error, power=True, case=ADDS_BESIDE) == "went on"
+
+
+def test_rule_12a_a_start_settles_the_cookies_of_directories_before_it_names_them() -> None:
+    """The cookie of DATA said that a directory has one, which only the page cache had."""
+    crash_and_verify(2, 44, power=False, again=11, case=ADDS_BESIDE)
+
+
 async def test_rule_04_a_sync_that_failed_for_want_of_space_is_not_tried_again() -> None:
     """The disk worker called it a full disk, after which a flush is done again."""
     ours, theirs = socket.socketpair()
