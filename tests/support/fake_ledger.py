@@ -82,6 +82,10 @@ class FakeLedgers:
         self.deleted.append(ledger_id)
         self.log.append(f"delete {ledger_id}")
 
+    def figures(self) -> dict[str, int]:
+        """None."""
+        return {}
+
     def topic_ledgers(self) -> list[int]:
         """Ids of the ledgers that hold messages."""
         return [ledger.ledger_id for ledger in self.ledgers.values() if ledger.properties["kind"] == "topic"]
@@ -129,6 +133,7 @@ class FakeWriter(FakeReader):
     def __init__(self, owner: FakeLedgers, ledger: StoredLedger) -> None:
         super().__init__(owner, ledger)
         self.length = 0
+        self.restorable = False  # degraded, and there are bookies enough again
         self.last_confirmed = -1
         self.failing: MagnetarError | None = None
         self.fail_after: int | None = None  # entries with this id and later fail

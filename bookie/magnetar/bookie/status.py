@@ -66,6 +66,8 @@ def bookie_info(bookie: Bookie) -> dict[str, Any]:
     load = bookie.load
     return {
         "bookie_id": bookie.cookie.bookie_id,
+        "rack": bookie.settings.rack,
+        "zone": bookie.settings.zone,
         "read_only": bookie.read_only,
         "read_only_reason": bookie.disk_space.reason,
         "unsafe_no_sync": not bookie.settings.journal_sync_data,

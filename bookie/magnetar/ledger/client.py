@@ -142,7 +142,7 @@ class LedgerClient:
                 _log.info("bookie %s was not told that ledger %d is deleted: %s", bookie, ledger_id, result)
 
     def figures(self) -> dict[str, int]:
-        """What placement and quarantine did, for /metrics; only from within the loop."""
+        """What placement and quarantine did, for /metrics."""
         return {**self._components.chooser.figures(), **self.health.figures()}
 
     async def close(self) -> None:

@@ -228,6 +228,7 @@ class Broker:
             "tail_cache_bytes": self.cache.used,
             "tail_cache_entries": len(self.cache),
             "read_ahead_bytes": self._read_budget.used,
+            **self._components.ledgers.figures(),
         }
 
 

@@ -301,7 +301,8 @@ class Cursor:
 
     async def _write_state(self, rows: list[AckRowWithCount], mark: Position) -> None:
         if self._writer is not None and not self._snapshot_due:
-            if self._entries < self._settings.max_cursor_ledger_entries:
+            full = self._entries >= self._settings.max_cursor_ledger_entries
+            if not full and not self._writer.restorable:
                 payload = encode_delta(mark, [row for row in rows if row[:2] >= mark[:2]])
                 try:
                     await self._append(self._writer, payload)

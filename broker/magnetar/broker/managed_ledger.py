@@ -176,6 +176,7 @@ class ManagedLedger(Generic[T]):
             pending.entry_id + 1 >= settings.max_ledger_entries
             or segment.writer.length >= settings.max_ledger_bytes
             or pending.append_time_ms - segment.opened_ms >= settings.max_ledger_age_ms
+            or segment.writer.restorable
         ):
             self._due = True
 
@@ -216,11 +217,11 @@ class ManagedLedger(Generic[T]):
             task.add_done_callback(lambda done: self._rolls.pop(id(done), None))
 
     def roll_if_older(self, age_ms: int) -> bool:
-        """Maintenance: a ledger of that age which holds something is closed once nothing is pending."""
+        """Maintenance: a ledger of that age which holds something, or a degraded one, is closed once nothing is pending."""
         segment = self._segment
         if self.state is not State.WRITING or segment is None or not segment.info.entries:
             return False
-        if self._clock.now_ms() - segment.opened_ms < age_ms:
+        if self._clock.now_ms() - segment.opened_ms < age_ms and not segment.writer.restorable:
             return False
         self._due = True
         if not self._pending:

@@ -5,7 +5,7 @@ Topics, cursors and the registry are written against these, so that their tests 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from magnetar.proto.errors import MagnetarError
@@ -43,6 +43,10 @@ class Writer(Reads, Protocol):
     def length(self) -> int:
         """Payload bytes appended."""
 
+    @property
+    def restorable(self) -> bool:
+        """Made with fewer bookies than asked for, of which there are enough again: to be left for a full one. Cheap."""
+
     def append(self, payload: bytes, confirmed: ConfirmCallback) -> int:
         """Returns the entry id at once; `confirmed` comes in entry order, never from inside this call."""
 
@@ -63,6 +67,9 @@ class Ledgers(Protocol):
 
     async def delete(self, ledger_id: int) -> None:
         """The ledger is gone from metadata when this returns."""
+
+    def figures(self) -> Mapping[str, int]:
+        """Bookies that can be written to, those in quarantine and the like, for /metrics."""
 
 
 class VersionedValue(Protocol):

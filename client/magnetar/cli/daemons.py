@@ -122,7 +122,7 @@ async def _start_bookie(settings: ServiceSettings, daemon: Daemon) -> Started:
 
 
 async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
-    from magnetar.ledger import StaticBookies
+    from magnetar.ledger import BookieSurvey, StaticBookies
     from magnetar.ledger.tcp_transport import TcpTransport
     from magnetar.runtime.connection import ConnectionOptions
 
@@ -146,6 +146,9 @@ async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
     options = ConnectionOptions(name="broker", max_message_bytes=settings.bookie.max_entry_bytes)
     transport = TcpTransport(directory, settings.ledger, options)
     stops.push_async_callback(transport.close)
+    survey = BookieSurvey(directory, transport, settings.ledger, components.rng)
+    stops.push_async_callback(survey.close)
+    await survey.start()
     broker, server = await start_broker(settings, components, metadata, transport, directory, stops)
     return Started({"magnetar": server.addresses[0]}, lambda: service_metrics(broker, None))
 

@@ -12,7 +12,7 @@ from magnetar.bookie.metrics import Histogram
 from magnetar.bookie.read_only import clear_read_only, set_read_only
 from magnetar.bookie.status import RISING_FIGURES
 from magnetar.cli.metrics import service_metrics
-from magnetar.proto.errors import BookieReadOnly, StorageFailed
+from magnetar.proto.errors import BookieReadOnly, InvalidSetting, StorageFailed
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import KIB, add, add_all, entry, model_components, open_inline, small_settings, until
 from support.sim import SimDisk, SimLoop
@@ -182,3 +182,18 @@ def test_a_ledger_directory_whose_disk_cannot_be_asked_has_failed() -> None:
         await bookie.close()
 
     simulate(1, main)
+
+
+async def test_a_bookie_tells_where_it_stands(tmp_path: Path) -> None:
+    settings = small_settings(str(tmp_path / "data"), rack="r 7", zone="north")
+    bookie = await Bookie.open(settings, model_components(ModelStorage(), OsFiles()))
+    info = bookie.info()
+    assert (info["rack"], info["zone"]) == ("r 7", "north")
+    await bookie.close()
+
+
+@pytest.mark.parametrize("name", ["rack", "zone"])
+@pytest.mark.parametrize("label", [" a", "a\n", "a/b", "x" * 256])
+def test_labels_that_are_no_names_are_refused(name: str, label: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"{name} is .* plain name"):
+        small_settings("data", **{name: label})

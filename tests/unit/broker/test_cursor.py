@@ -150,6 +150,26 @@ async def test_rule_26_rollover_writes_a_snapshot_moves_the_pointer_and_deletes_
         assert await redelivered(broker) == [b"%d.0" % n for n in range(0, 20, 2)]
 
 
+async def test_a_degraded_cursor_ledger_is_left_when_there_are_bookies_enough_again() -> None:
+    ledgers, metadata = FakeLedgers(), new_metadata()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 4)
+        await client.consumer(type="shared")
+        await client.received(4)
+        await client.ack(client.messages[1].row())
+        first = (await pointer(metadata)).ledger_id
+        await client.ack(client.messages[2].row())
+        assert (await pointer(metadata)).ledger_id == first
+        ledgers.writers[first].restorable = True
+        await client.ack(client.messages[3].row())
+        assert (await pointer(metadata)).ledger_id > first
+        assert first in ledgers.deleted
+        await crash(broker)
+    async with running_broker(ledgers, metadata) as broker:
+        assert await redelivered(broker) == [b"0.0"]
+
+
 async def test_rule_26_a_cursor_that_cannot_be_written_falls_back_to_metadata() -> None:
     ledgers, metadata = FakeLedgers(), new_metadata()
     async with running_broker(ledgers, metadata) as broker:

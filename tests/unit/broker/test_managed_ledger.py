@@ -213,6 +213,31 @@ async def test_rollover_by_entries_size_and_age() -> None:
             assert sum(info.messages for info in list_.record.ledgers) == 6
 
 
+async def test_a_degraded_ledger_is_left_when_there_are_bookies_enough_again() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        client.publish(b"0")
+        await client.confirmed(1)
+        client.publish(b"1", first=1)
+        await client.confirmed(2)
+        assert ledgers.topic_ledgers() == [0], "while there are not, it goes on"
+        ledgers.writers[0].restorable = True
+        client.publish(b"2", first=2)
+        await client.confirmed(3)
+        await settle()
+        assert ledgers.topic_ledgers() == [0, 1], "the next append is its last"
+        client.publish(b"3", first=3)
+        await client.confirmed(4)
+        assert [len(ledgers.ledgers[number].entries) for number in (0, 1)] == [3, 1]
+        assert await read_all(broker, 4) == [b"0", b"1", b"2", b"3"]
+        ledgers.writers[1].restorable = True  # nobody publishes: the maintenance round sees to it
+        assert loaded(broker).ledger.roll_if_older(600_000)
+        await settle()
+        assert ledgers.topic_ledgers() == [0, 1, 2]
+
+
 async def test_rule_25_nothing_is_dispatched_before_it_is_confirmed() -> None:
     ledgers = FakeLedgers()
     async with running_broker(ledgers) as broker:

@@ -2,9 +2,10 @@
 
 import asyncio
 
+import msgpack
 import pytest
 
-from magnetar.ledger import RegisteredBookies, StaticBookies
+from magnetar.ledger import Labels, RegisteredBookies, StaticBookies
 from magnetar.ledger.directory import encode_registration, parse_address
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import BookieUnavailable, InvalidSetting
@@ -62,4 +63,33 @@ async def test_a_damaged_registration_harms_nobody_else() -> None:
     await store.create("/bookies/c", encode_registration("h:1"))
     directory = await RegisteredBookies.open(store)
     assert list(directory.writable()) == ["c"]
+    await directory.close()
+
+
+async def test_a_registration_tells_labels_and_free_space() -> None:
+    store = MemoryMetadataStore()
+    await store.create("/bookies/a", encode_registration("h:1", rack="r", zone="z", free_bytes=1 << 40))
+    await store.create("/bookies/b", msgpack.packb({"address": "h:2"}))  # of an earlier release
+    await store.create("/bookies/c", msgpack.packb({"address": "h:3", "rack": 7, "free_bytes": -1, "new": 1}))
+    directory = await RegisteredBookies.open(store)
+    assert list(directory.writable()) == ["a", "b", "c"]
+    assert directory.writable() is directory.writable()
+    assert directory.labels("a") == Labels("r", "z")
+    assert directory.free_bytes("a") == 1 << 40
+    for name in ("b", "c", "nobody"):
+        assert directory.labels(name) == Labels()
+        assert directory.free_bytes(name) == 0
+    before = directory.writable()
+    version = await store.put("/bookies/a", encode_registration("h:1", zone="y", free_bytes=5), version=0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert directory.labels("a") == Labels("", "y")
+    assert directory.free_bytes("a") == 5
+    assert directory.writable() is before, "the same object as long as they are the same"
+    await store.delete("/bookies/a", version=version)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert directory.labels("a").zone == "y", "replacements count those that are gone"
+    directory.suspected("b")
+    assert list(directory.writable()) == ["b", "c"], "its session tells whether it lives"
     await directory.close()

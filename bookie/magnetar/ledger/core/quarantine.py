@@ -44,6 +44,10 @@ class Quarantine:
         self._expire(now)
         return dict(self._until)
 
+    def count(self, now: float) -> int:
+        """How many are out of placement; changes nothing."""
+        return sum(1 for until in list(self._until.values()) if until > now)
+
     def offers(self, writable: Sequence[str], now: float) -> Iterator[tuple[str, ...]]:
         """What placement may choose from: the well ones; if that is not enough, one quarantined one more at a time.
 

@@ -15,11 +15,13 @@ True
 >>> spread_out(Striping(3, 2, 2), order)
 ('a1', 'b1', 'a2')
 
-The search is exhaustive for ensembles of the usual size, and bounded for all (`MAX_STEPS`): it runs in the event loop.
+The search is exhaustive for ensembles of the usual size, and bounded for all (`MAX_STEPS`): it runs in the event loop. Where
+every neighbour must differ (`spread` is Qw) large ones are laid out by rule, so that what can be is found at any size.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from .quorum import Striping
@@ -27,8 +29,9 @@ from .quorum import Striping
 # Bookies with their labels, in the order in which they are preferred.
 Order = Sequence[tuple[str, str]]
 
-# Labels tried at a position, over the whole search, by each of its two ways; a step costs 2 to 5 us.
-MAX_STEPS = 4000
+# Labels tried at a position, over the whole search, by each of its two ways. A step takes 5 to 10 us, what usually comes up
+# (E <= 7) 0.2 ms in all, the worst of 1,300 random rings (E <= 24) 40 ms.
+MAX_STEPS = 2000
 
 
 def arrange(
@@ -51,6 +54,8 @@ def arrange(
             return search.bookies()
         if search.steps <= MAX_STEPS:
             return None  # every arrangement was tried
+        if not kept and (laid_out := _in_columns(striping.ensemble_size, order, spread)):
+            return laid_out
     return None
 
 
@@ -94,6 +99,38 @@ def can_span(striping: Striping, order: Order, spread: int) -> bool:
         return True
     partly = min(size - full, sum(1 for count in counts.values() if count > whole))  # by `rest` of them
     return full * quorum + partly * rest >= spread * size
+
+
+def _in_columns(size: int, order: Order, spread: int) -> tuple[str, ...] | None:
+    """An order in which any `spread` neighbours have different labels; None if some label would have to stand too often.
+
+    The ring is cut into as many blocks of `spread` positions or more as fit, and filled across them: the first position of
+    each block, the second of each... A label that stands no more often than there are blocks, the frequent ones first, then
+    meets itself only a whole block further on.
+    """
+    blocks = size // spread
+    taken: dict[str, list[str]] = {}
+    left = size
+    for bookie, label in order:
+        names = taken.setdefault(label, [])
+        if label and left and len(names) < blocks:
+            names.append(bookie)
+            left -= 1
+    if left:
+        return None
+    longest, longer = -(-size // blocks), size % blocks  # the longer blocks come first
+    starts = [size // blocks * block + min(block, longer) for block in range(blocks + 1)]
+    places = [
+        start + offset
+        for offset in range(longest)
+        for start, end in itertools.pairwise(starts)
+        if start + offset < end
+    ]
+    ring = [""] * size
+    frequent_first = sorted(taken.values(), key=len, reverse=True)
+    for place, bookie in zip(places, itertools.chain.from_iterable(frequent_first)):
+        ring[place] = bookie
+    return tuple(ring)
 
 
 class _Search:

@@ -137,7 +137,7 @@ class SpreadPlacement:
         self, striping: Striping, order: Sequence[tuple[str, str]], wanted: int, replacing: bool
     ) -> str:
         kind = self._kind.name
-        what = "a replacement" if replacing else f"an ensemble of {striping.ensemble_size}"
+        what = "replacement" if replacing else f"ensemble of {striping.ensemble_size}"
         text = (
             f"placement={kind} with placement_strict=true finds no {what} in which every write set of "
             f"{striping.write_quorum} bookies spans {wanted} {kind}s; the bookies to choose from: {_listed(order, kind)}"

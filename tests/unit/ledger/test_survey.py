@@ -1,0 +1,131 @@
+"""Bookies of a list, asked how they are."""
+
+import asyncio
+import logging
+import random
+from typing import Any
+
+import pytest
+
+from magnetar.ledger import BookieSurvey, Labels, LedgerSettings, LocalTransport, StaticBookies
+from magnetar.proto.errors import BookieUnavailable
+
+
+class Asked:
+    """A bookie that tells what it was given, fails with it, or hangs."""
+
+    def __init__(self, **told: Any) -> None:
+        self.told: dict[str, Any] = told
+        self.error: BookieUnavailable | None = None
+        self.calls = 0
+        self.go = asyncio.Event()
+        self.go.set()
+        self.asked = asyncio.Event()
+
+    async def info(self) -> dict[str, Any]:
+        self.calls += 1
+        self.asked.set()
+        await self.go.wait()
+        if self.error is not None:
+            raise self.error
+        return self.told
+
+
+class Transport(LocalTransport):
+    def __init__(self, bookies: dict[str, Asked]) -> None:
+        super().__init__({})
+        self.asked = bookies
+
+    async def info(self, bookie: str) -> dict[str, Any]:
+        return await self.asked[bookie].info()
+
+
+class Room:
+    """Bookies, a directory, a survey of them."""
+
+    def __init__(self, interval_s: float = 30.0, **bookies: Asked) -> None:
+        self.bookies = bookies
+        self.directory = StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 1)))
+        self.survey = BookieSurvey(
+            self.directory,
+            Transport(bookies),
+            LedgerSettings(bookie_info_interval_s=interval_s, connect_timeout_s=0.05),
+            random.Random(1),
+        )
+
+    async def __aenter__(self) -> "Room":
+        await self.survey.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.survey.close()
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("survey")]
+
+    async def until(self, writable: tuple[str, ...]) -> None:
+        async with asyncio.timeout(10):
+            while tuple(self.directory.writable()) != writable:
+                await asyncio.sleep(0.005)
+
+
+async def test_what_they_tell_is_known_when_it_has_started() -> None:
+    async with Room(
+        a=Asked(rack="r1", zone="z1", free_bytes=7, read_only=False),
+        b=Asked(read_only=True, rack=5, zone=None, free_bytes="much"),
+        c=Asked(),
+    ) as room:
+        directory = room.directory
+        assert directory.writable() == ("a", "c")
+        assert directory.labels("a") == Labels("r1", "z1")
+        assert directory.labels("b") == directory.labels("c") == directory.labels("nobody") == Labels()
+        assert (directory.free_bytes("a"), directory.free_bytes("b")) == (7, 0)
+        assert directory.writable() is directory.writable()
+
+
+async def test_one_that_does_not_answer_holds_nobody_up_and_is_asked_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    down = Asked(zone="z")
+    down.error = BookieUnavailable("no")
+    hung = Asked()
+    hung.go.clear()
+    with caplog.at_level(logging.INFO, "magnetar.ledger.survey"):
+        async with Room(0.02, a=Asked(), b=down, c=hung) as room:
+            assert room.directory.writable() == ("a", "c"), "nothing is known against c yet"
+            async with asyncio.timeout(10):
+                while down.calls < 3:
+                    await asyncio.sleep(0.005)
+            assert [r.levelname for r in caplog.records] == ["WARNING"], "said once"
+            down.error = None
+            await room.until(("a", "b", "c"))
+            assert "b answers again" in caplog.text
+            assert room.directory.labels("b").zone == "z"
+
+
+async def test_a_suspected_bookie_is_out_until_it_answers_and_is_asked_at_once() -> None:
+    a = Asked(zone="z")
+    async with Room(3600, a=a, b=Asked()) as room:
+        a.asked.clear()
+        room.directory.suspected("a")
+        room.directory.suspected("nobody")
+        assert room.directory.writable() == ("b",)
+        assert room.directory.labels("a").zone == "z", "what it told stays known"
+        await room.until(("a", "b"))
+        assert a.calls == 2
+    room.directory.suspected("a")
+    assert room.directory.writable() == ("a", "b"), "nobody asks any more"
+
+
+async def test_a_suspicion_while_it_is_being_asked_is_not_lost() -> None:
+    a = Asked()
+    async with Room(3600, a=a) as room:
+        a.asked.clear()
+        a.go.clear()
+        room.directory.suspected("a")
+        async with asyncio.timeout(10):
+            await a.asked.wait()
+        room.directory.suspected("a")
+        a.go.set()
+        async with asyncio.timeout(10):
+            while a.calls < 3:
+                await asyncio.sleep(0.005)
+        await room.until(("a",))
