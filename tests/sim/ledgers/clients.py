@@ -33,8 +33,8 @@ from sim.ledgers.plan import Plan
 from support.sim import SimClock, SimLoop
 
 RETRY_S = 0.1
-SIZES = (0, 10, 100, 100, 300, 1000, 4000)
-MAX_OUTSTANDING = 64
+SIZES = (0, 10, 100, 100, 300, 1000, 3000)
+MAX_OUTSTANDING = 48
 # What another replica, a restart or time may make good.
 _MAY_PASS = (EntryNotFound, EntryDamaged, UnknownLedgerState)
 

@@ -73,7 +73,7 @@ class Cluster:
         while self.storming:
             writer = Writer(self.office, f"writer-{name}")
             process = self.launch(f"writer-{name}", writer.run())
-            if not await self._until(lambda writer=writer: writer.story is not None, 3.0):
+            if not await self._until(lambda writer=writer: writer.story is not None, 5.0):
                 process.kill()
                 continue
             story = writer.story
@@ -191,7 +191,9 @@ class Cluster:
 
     def heal(self) -> None:
         """Nothing planted fires any more; what is partitioned, is not."""
-        self.loop.network.unblock_all()
+        network = self.loop.network
+        network.unblock_all()
+        network.latency, network.tail_latency = (30e-6, 400e-6), (0.0, 0.02)
         self.metadata.chances = Chances()
         for machine in self.machines:
             machine.heal()

@@ -56,8 +56,8 @@ def draw(rng: random.Random) -> Plan:
     victims = max(0, min(quorums[2] - 1, machines - quorums[0])) if rng.random() < 0.6 else 0
     faults = tuple(name for name in FAULTS if rng.random() < 0.55) or ("crash_power",)
     chances = Chances(
-        lost_request=rng.choice((0.0, 0.02, 0.1)),
-        lost_answer=rng.choice((0.0, 0.02, 0.1, 0.2)),
+        lost_request=rng.choice((0.0, 0.01, 0.04)),
+        lost_answer=rng.choice((0.0, 0.02, 0.06)),
         slow=rng.choice((0.0, 0.1)),
     )
     return Plan(
