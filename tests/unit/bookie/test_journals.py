@@ -5,6 +5,7 @@ import errno
 import os
 import random
 import select
+import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from magnetar.proto.errors import (
     DiskFull,
     InvalidSetting,
     MagnetarError,
+    ServiceNotReady,
     StorageFailed,
 )
 from magnetar.runtime.files import OsFiles
@@ -446,3 +448,23 @@ async def test_a_start_without_syncs_warns(tmp_path: Path, caplog: pytest.LogCap
     bookie = await open_inline(str(tmp_path), ModelStorage(), journal_sync_data=False)
     assert "UNSAFE: journal_sync_data is off" in caplog.text
     await bookie.close()
+
+
+async def test_a_stop_does_not_wait_for_a_journal_that_hangs_with_a_full_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("device.ring._STOP_TIMEOUT_S", "engine._LET_GO_S"):
+        monkeypatch.setattr(f"magnetar.bookie.{place}", 0.1)
+    bookie = await open_real(
+        str(tmp_path), close_timeout_s=0.2, journal_ring_bytes=(1 << 20) + 32 * KIB, write_cache_bytes=8 << 20
+    )
+    assert await add(bookie, entry(1, 0)) == 0
+    journal = bookie.journals.all[0]
+    os.kill(journal._device.writer_pid, signal.SIGSTOP)  # type: ignore[attr-defined]
+    waiting = asyncio.ensure_future(
+        add_all(bookie, [entry(1, number, bytes(30 * KIB)) for number in range(1, 60)])
+    )
+    await asyncio.sleep(0)
+    assert journal.waiting
+    await asyncio.wait_for(bookie.close(), 5.0)
+    assert await waiting == [ServiceNotReady.code] * 59

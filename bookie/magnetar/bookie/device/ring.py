@@ -131,10 +131,10 @@ class RingJournalDevice(StreamOffsets):
         self._announce()
         self._send(CONTROL.pack(ROLL, sequence))
 
-    async def close(self) -> None:
+    async def close(self, *, wait: bool = True) -> None:
         """See `JournalDevice`."""
         try:
-            if self._loop is not None and self._failure is None and self._durable < self._end:
+            if wait and self._loop is not None and self._failure is None and self._durable < self._end:
                 self._announce()
                 self._drained = self._loop.create_future()
                 if not self.full:

@@ -68,8 +68,8 @@ class JournalDevice(Protocol):
         """What is appended from now on goes to the start of file `sequence`, which must exist."""
         ...
 
-    async def close(self) -> None:
-        """Waits until everything appended is durable (unless the device failed) and lets go of the file."""
+    async def close(self, *, wait: bool = True) -> None:
+        """Waits until everything appended is durable (unless the device failed, or `wait` is False), lets go of the file."""
         ...
 
 

@@ -86,11 +86,14 @@ class InlineJournalDevice(StreamOffsets):
             else:
                 self._scheduled = loop.call_soon(self._write_groups)
 
-    async def close(self) -> None:
+    async def close(self, *, wait: bool = True) -> None:
         """See `JournalDevice`."""
         if self._scheduled is not None:
             self._scheduled.cancel()
-            self._write_groups()
+            if wait:
+                self._write_groups()
+            else:
+                self._scheduled = None
         if self._scheduled is not None:  # still no space
             self._scheduled.cancel()
             self._fail(DiskFull("the disk of the journal is full: what is not durable yet was not stored"))

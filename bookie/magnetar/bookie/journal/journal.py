@@ -211,13 +211,15 @@ class Journal:
             self._upkeep.cancel()
             await asyncio.gather(self._upkeep, return_exceptions=True)
             self._upkeep = None
+        wait = False
         try:
             if self._waiting and self.failure is None and not self._device.full:
                 self._emptied = asyncio.get_running_loop().create_future()
                 await self._emptied
+            wait = True
         finally:  # a bookie that gives up waiting lets go all the same
             try:
-                await self._device.close()
+                await self._device.close(wait=wait)
                 await asyncio.sleep(0)  # what the device has to say
             finally:
                 self._refuse_all(ServiceNotReady("this bookie is stopping"))
