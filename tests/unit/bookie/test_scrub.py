@@ -16,7 +16,7 @@ from magnetar.bookie.scrub.pace import Pace
 from magnetar.bookie.scrub.progress import ScrubProgress
 from magnetar.proto.errors import EntryDamaged, EntryNotFound, StorageFailed
 from magnetar.runtime.files import OsFile, OsFiles
-from support.bookie_kit import add, add_all, entry, open_inline, open_real, small_settings
+from support.bookie_kit import add, add_all, entry, open_inline, open_real, small_settings, until
 from support.sim import SimClock, SimDisk, SimLoop
 
 PAGE_BYTES = 4096
@@ -484,4 +484,22 @@ async def test_a_failing_index_does_not_end_the_scrub(
     monkeypatch.setattr(bookie._index, "walk", fail)
     await bookie.scrubber.verify_everything()
     assert ["index rebuild" in reason for reason in bookie.damage.files().values()] == [True]
+    await bookie.close()
+
+
+async def test_an_index_whose_directory_cannot_be_listed_does_not_end_the_scrub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrubber_module, "_START_DELAY_S", 0.0)
+    bookie, _ = await filled(tmp_path, ModelStorage())
+
+    def unlisted() -> dict[str, int]:
+        raise StorageFailed("listing the index failed: input/output error")
+
+    monkeypatch.setattr(bookie.scrubber._index_files, "names", unlisted)
+    run = asyncio.ensure_future(bookie.scrubber.run())
+    await until(lambda: bool(bookie.damage.files()))
+    assert not run.done()
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
     await bookie.close()

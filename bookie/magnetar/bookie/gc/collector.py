@@ -220,9 +220,13 @@ class Collector:
         )
 
     async def _settle(self) -> None:
-        while self._unsettled:
-            await self._compactor.settle(self._unsettled[0])
-            del self._unsettled[0]
+        logs = self._parts.logs
+        for log_id in list(self._unsettled):
+            # In a directory that has failed the next start does it; until then a round leaves all of its logs alone.
+            directory = logs.directory_of(log_id)
+            if directory is None or logs.directory_states[directory] is not DirectoryState.FAILED:
+                await self._compactor.settle(log_id)
+                self._unsettled.remove(log_id)
 
     async def _delete_missing(self) -> bool:
         """Step 1. False if metadata could not be asked."""

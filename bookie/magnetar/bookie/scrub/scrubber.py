@@ -113,7 +113,13 @@ class Scrubber:
         await asyncio.sleep(_START_DELAY_S)
         while True:
             await self._recheck_damage_sometimes()
-            unit, due_in_s = self._next_unit()
+            try:
+                unit, due_in_s = self._next_unit()
+            except (
+                MagnetarError
+            ) as error:  # the directory of the index cannot be listed: no reason to stop the bookie
+                self._damage.report_file(self._index_files.path(""), f"{error}; {REBUILD}")
+                unit, due_in_s = None, _LONGEST_SLEEP_S
             if unit is None:
                 await self._save(soon=False)
                 await asyncio.sleep(min(due_in_s, _LONGEST_SLEEP_S))

@@ -320,6 +320,20 @@ async def test_a_log_with_a_damaged_live_entry_is_reported_and_kept(gc: Collecte
     await gc.check(4, range(20))
 
 
+async def test_a_directory_that_failed_does_not_keep_the_others_from_being_collected(
+    gc: Collected, tmp_path: Path
+) -> None:
+    ledgers = {"ledger_directories": (str(tmp_path / "l1"), str(tmp_path / "l2"))}
+    bookie = await sparse(gc, **ledgers)
+    first = next(info for info in bookie.logs.logs() if info.directory == 0)
+    bookie.collector._unsettled.append(first.log_id)  # named, and then its disk failed
+    bookie.logs.fail_directory(0, StorageFailed("unlink: input/output error"))
+    collected = await bookie.collect_garbage()
+    assert collected.deleted_logs + collected.compacted_logs > 0
+    assert bookie.logs.path_of(first.log_id) is not None
+    await gc.check(4, range(20))
+
+
 async def test_damage_that_nobody_needs_does_not_keep_a_log(gc: Collected) -> None:
     bookie = await sparse(gc)
     place = gc.storage.locations[(1, 5)]
