@@ -159,6 +159,7 @@ class _Replicas:
                 )
                 return self._verified(result.entries[: last - first + 1], first, bookie)
             except _SILENT as error:
+                self._components.health.failed(bookie, error.code)
                 self._suspects[bookie] = (
                     asyncio.get_running_loop().time() + self._components.settings.suspect_bookie_s
                 )

@@ -114,6 +114,7 @@ class _Recovery:
             answer = await self._components.transport.read_last_confirmed(bookie, self._ledger_id, fence=True)
             event = LastConfirmedRead(bookie, answer.last_add_confirmed, 0)
         except MagnetarError as error:
+            self._components.health.failed(bookie, error.code)
             event = LastConfirmedRead(bookie, -1, error.code)
         self._tell(event)
 

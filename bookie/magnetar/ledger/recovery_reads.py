@@ -44,6 +44,7 @@ class RecoveryReads:
         failed: Callable[[BaseException], None],
     ) -> None:
         self._transport = components.transport
+        self._health = components.health
         self._slow_s = components.settings.speculative_read_s
         self._ledger_id = ledger_id
         self._core = core
@@ -112,6 +113,7 @@ class RecoveryReads:
             )
             entries = result.entries[: last - first + 1]
         except _SILENT as error:
+            self._health.failed(bookie, error.code)
             for entry_id in range(first, last + 1):
                 self._tell(EntryRead(bookie, entry_id, b"", 0, error.code))
             return

@@ -157,3 +157,28 @@ async def test_a_writer_tells_and_new_ledgers_go_elsewhere(caplog: pytest.LogCap
     assert sorted(full.metadata.last_ensemble.bookies) == ["a", "b", "c"], "never so many that none is left"
     assert client.figures()["bookies_quarantined"] == 1
     await client.close()
+
+
+async def test_readers_and_recoveries_tell_as_well() -> None:
+    bookies = Bookies("a", "b", "c")
+    client = bookies.client(
+        LedgerSettings(ensemble_size=3, write_quorum=3, ack_quorum=2, quarantine_errors=1)
+    )
+    writer = await client.create()
+    confirmed = Confirmations()
+    for _ in range(3):
+        writer.append(b"x", confirmed)
+    await confirmed.count(3)
+    bookies["b"].fail(RequestTimeout("silent"))
+    other = bookies.client(LedgerSettings(quarantine_errors=1, read_timeout_s=1))
+    await other.open(writer.ledger_id, recover=True)
+    assert list(other.health.quarantined()) == ["b"]
+    third = bookies.client(LedgerSettings(quarantine_errors=1))
+    for bookie in ("a", "c"):
+        bookies[bookie].fail(BookieUnavailable("down"))
+    reader = await third.open(writer.ledger_id, recover=False)
+    with pytest.raises((BookieUnavailable, RequestTimeout)):
+        await reader.read(0, 2)
+    assert sorted(third.health.quarantined()) == ["a", "b", "c"]
+    for each in (client, other, third):
+        await each.close()
