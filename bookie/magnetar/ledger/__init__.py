@@ -13,6 +13,7 @@ from .placement import Candidates, Placement, RandomPlacement, SpreadPlacement
 from .reader import LedgerReader
 from .settings import LedgerSettings
 from .survey import BookieSurvey
+from .tail import LedgerTail
 from .tcp_transport import TcpTransport
 from .transport import (
     AddCallback,
@@ -46,6 +47,7 @@ __all__ = [
     "LedgerReader",
     "LedgerSettings",
     "LedgerState",
+    "LedgerTail",
     "LedgerWriter",
     "ListedLedger",
     "LocalTransport",

@@ -1,35 +1,20 @@
 """Reading ledgers: batches from one replica when every bookie has every entry, entry by entry when striped.
 
-Every entry is verified (digest, ledger, entry id). A replica that is damaged, lacks the entry or does not answer is
-passed over for the next one; bookies that did not answer are asked last for a while.
+Every entry is verified (digest, ledger, entry id); which replica is asked, and what when it is slow, is in `replicas`.
+An open ledger is followed by long polls: see `tail`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 
-from magnetar.proto.errors import (
-    BookieUnavailable,
-    ConnectionLost,
-    EntryDamaged,
-    EntryNotFound,
-    InvalidArgument,
-    MagnetarError,
-    RequestTimeout,
-)
-from magnetar.proto.ledger_entry import verify_ledger_entry
+from magnetar.proto.errors import EntryNotFound, InvalidArgument, MagnetarError
 
 from .components import LedgerComponents
 from .core.last_confirmed import LastConfirmedQuorum
 from .core.metadata import LedgerMetadata
-
-_log = logging.getLogger(__name__)
-
-# Entries of a striped ledger that are read at a time.
-STRIPED_READS = 32
-
-_SILENT = (BookieUnavailable, ConnectionLost, RequestTimeout)
+from .replicas import Replicas
+from .tail import LedgerTail
 
 
 class LedgerReader:
@@ -73,15 +58,47 @@ class LedgerReader:
 
     async def read_last_confirmed(self) -> int:
         """Looks how far the ledger goes now, and returns it. QuorumLost if too few bookies answer (rule 13)."""
+        await self.read_metadata()
+        if not self.closed:
+            self.told_confirmed(await self._ask_ensemble())
+        return self.last_add_confirmed
+
+    async def read_metadata(self) -> None:
+        """Looks whether the ledger was closed or changed its bookies. LedgerNotFound."""
         if not self.closed:
             self.metadata = (await self._components.read_metadata(self.ledger_id)).metadata
             if self.metadata.closed:
                 self.last_add_confirmed = self.metadata.last_entry
             else:
-                confirmed = await self._ask_ensemble()
-                self.last_add_confirmed = max(
-                    self.last_add_confirmed, confirmed, self.metadata.last_ensemble.first_entry - 1
-                )
+                # What lies before an ensemble change was confirmed before it.
+                self.told_confirmed(self.metadata.last_ensemble.first_entry - 1)
+
+    def told_confirmed(self, last_add_confirmed: int) -> None:
+        """A bookie or the metadata told of it."""
+        if not self.closed:
+            self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
+
+    def follow(self, first: int | None = None, *, max_bytes: int = 1 << 20) -> LedgerTail:
+        """Entries from `first` on (None: past the last one confirmed now) as they are confirmed, until the ledger is closed.
+
+            async with reader.follow(0) as tail:
+                async for entries in tail: ...
+
+        Several readers of one ledger cost their bookies a long poll each; closing the tail ends its polls.
+        """
+        first = self.last_add_confirmed + 1 if first is None else first
+        if first < 0:
+            raise InvalidArgument(f"entry {first} is not one to start from")
+        return LedgerTail(self._components, self, first, max_bytes)
+
+    async def wait(self, *, timeout_s: float) -> int:
+        """Waits until more is confirmed than is known here, or the ledger is closed; returns last_add_confirmed.
+
+        The same as before if nothing came within `timeout_s`. LedgerNotFound if it was deleted.
+        """
+        known = self.last_add_confirmed
+        async with self.follow() as tail:
+            await tail.wait(known, timeout_s)
         return self.last_add_confirmed
 
     async def _ask_ensemble(self) -> int:
@@ -119,7 +136,7 @@ async def read_entries(
     suspects: dict[str, float] | None = None,
 ) -> list[bytes]:
     """See LedgerReader.read; the range must be confirmed."""
-    source = _Replicas(components, ledger_id, metadata, {} if suspects is None else suspects)
+    source = Replicas(components, ledger_id, metadata, {} if suspects is None else suspects)
     entries: list[bytes] = []
     while True:
         start = first + len(entries)
@@ -131,104 +148,3 @@ async def read_entries(
             entries += await source.read_striped(start, end, max_bytes)
         if max_bytes or first + len(entries) > last:
             return entries
-
-
-class _Replicas:
-    """The copies of one ledger."""
-
-    def __init__(
-        self,
-        components: LedgerComponents,
-        ledger_id: int,
-        metadata: LedgerMetadata,
-        suspects: dict[str, float],
-    ) -> None:
-        self._components = components
-        self._ledger_id = ledger_id
-        self._metadata = metadata
-        self._striping = metadata.striping
-        self._suspects = suspects
-
-    async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
-        """Entries first..last of one ensemble that one replica can give; at least one."""
-        errors: list[MagnetarError] = []
-        for bookie in self._in_order(first):
-            try:
-                result = await self._components.transport.read(
-                    bookie, self._ledger_id, first, last, max_bytes=max_bytes
-                )
-                return self._verified(result.entries[: last - first + 1], first, bookie)
-            except _SILENT as error:
-                self._components.health.failed(bookie, error.code)
-                self._suspects[bookie] = (
-                    asyncio.get_running_loop().time() + self._components.settings.suspect_bookie_s
-                )
-                errors.append(error)
-            except MagnetarError as error:
-                errors.append(error)
-        raise _most_telling(errors, self._ledger_id, first)
-
-    async def read_striped(self, first: int, last: int, max_bytes: int) -> list[bytes]:
-        """The same when each entry has a write set of its own."""
-        last = min(last, first + STRIPED_READS - 1)
-        if max_bytes:
-            # The size of entries is not known before they are read: begin with one and go on by its size.
-            entries = await self.read(first, first, max_bytes)
-            last = min(last, first + max(0, max_bytes // max(1, len(entries[0])) - 1))
-            if last > first:
-                entries += await self.read_striped(first + 1, last, 0)
-            return entries
-        results = await asyncio.gather(
-            *(self.read(entry_id, entry_id, 0) for entry_id in range(first, last + 1)), return_exceptions=True
-        )
-        entries = []
-        for result in results:
-            if isinstance(result, BaseException):
-                if entries and isinstance(result, MagnetarError):
-                    break
-                raise result
-            entries += result
-        return entries
-
-    def _in_order(self, entry_id: int) -> list[str]:
-        """Replicas, the preferred one first: the same for a whole ledger if all have it, for its read-ahead."""
-        bookies = self._metadata.ensemble_of(entry_id).bookies
-        turn = self._ledger_id if len(bookies) == self._striping.write_quorum else entry_id
-        order = [bookies[position] for position in self._striping.write_set(turn)]
-        if self._suspects:
-            now = asyncio.get_running_loop().time()
-            order.sort(key=lambda bookie: self._suspects.get(bookie, 0) > now)
-        return order
-
-    def _verified(self, entries: list[bytes], first: int, bookie: str) -> list[bytes]:
-        """The entries up to a damaged one, which is left to the next read, and to another replica."""
-        for index, entry in enumerate(entries):
-            try:
-                header = verify_ledger_entry(entry)
-                if (header.ledger_id, header.entry_id) != (self._ledger_id, first + index):
-                    raise EntryDamaged(
-                        f"bookie {bookie} answered entry {header.entry_id} of ledger {header.ledger_id} "
-                        f"for entry {first + index} of ledger {self._ledger_id}"
-                    )
-            except EntryDamaged as error:
-                _log.warning("a copy is damaged at bookie %s: %s", bookie, error.message)
-                if index == 0:
-                    raise
-                return entries[:index]
-        if not entries:
-            raise EntryNotFound(f"bookie {bookie} answered no entry for {first} of ledger {self._ledger_id}")
-        return entries
-
-
-def _most_telling(errors: list[MagnetarError], ledger_id: int, entry_id: int) -> MagnetarError:
-    """What may pass outweighs damage, damage outweighs absence: nobody gives up on an entry that a bookie may have."""
-    for kind in (*_SILENT, EntryDamaged):
-        for error in errors:
-            if isinstance(error, kind):
-                return error
-    for error in errors:
-        if not isinstance(error, EntryNotFound):
-            return error
-    return EntryNotFound(
-        f"no replica has entry {entry_id} of ledger {ledger_id}", ledger_id=ledger_id, entry_id=entry_id
-    )

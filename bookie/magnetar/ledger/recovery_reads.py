@@ -2,9 +2,9 @@
 
 A request answers the entries up to the first one that the bookie does not have or that does not fit. What lies behind is
 not absent (rule 14): it is asked for again, and only the first entry of a request is ever a negative, when the bookie says
-so. Requests go out by entry, lowest first, at most `_MAX_READS` at a time, and none beyond `_MAX_HELD_BYTES` of entries that
-were found and wait to be added again, except for the entry that everything waits for: so a recovery needs bounded memory,
-whatever the size of entries, and cannot block itself.
+so. Requests go out by entry, lowest first, at most `_MAX_READS` at a time to one bookie, and none beyond `_MAX_HELD_BYTES`
+of entries that were found and wait to be added again, except for the entry that everything waits for: so a recovery needs
+bounded memory, whatever the size of entries, and neither blocks itself nor is blocked by a bookie that hangs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .components import LedgerComponents
 from .core.events import BookieSlow, EntryRead, Event
 from .core.recovery import RecoveryCore
 
-_MAX_READS = 32
+_MAX_READS = 12
 _MAX_READ_BYTES = 1 << 20  # of one answer, unless its first entry is larger
 _MAX_HELD_BYTES = 32 << 20
 _SILENT = (BookieUnavailable, ConnectionLost, RequestTimeout)
@@ -52,8 +52,9 @@ class RecoveryReads:
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._open: dict[str, tuple[int, int]] = {}  # bookie -> run that is being collected
-        self._runs: list[tuple[int, int, str]] = []  # a heap of (first, last, bookie)
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._runs: dict[str, list[tuple[int, int]]] = {}  # bookie -> a heap of (first, last)
+        self._tasks: dict[asyncio.Task[None], str] = {}
+        self._asked: dict[str, int] = {}  # bookie -> how many of _tasks are its
 
     def wanted(self, bookie: str, entry_id: int) -> None:
         """One more entry to read."""
@@ -62,29 +63,33 @@ class RecoveryReads:
             self._open[bookie] = (run[0], entry_id)
             return
         if run is not None:
-            heapq.heappush(self._runs, (*run, bookie))
+            self._rest(bookie, *run)
         self._open[bookie] = (entry_id, entry_id)
 
     def flush(self) -> None:
         """Sends what may be sent now. To be called after every event: each may make room."""
         if self._open:
             for bookie, run in self._open.items():
-                heapq.heappush(self._runs, (*run, bookie))
+                self._rest(bookie, *run)
             self._open.clear()
-        core, runs = self._core, self._runs
-        while runs and len(self._tasks) < _MAX_READS:
-            first, last, bookie = runs[0]
-            if not core.wants(first):  # found meanwhile, or past the end
-                heapq.heappop(runs)
-                if first < last:
-                    heapq.heappush(runs, (first + 1, last, bookie))
-                continue
-            if core.held_bytes > _MAX_HELD_BYTES and first > core.first_unfinished:
-                return
-            heapq.heappop(runs)
-            task = self._loop.create_task(self._read(bookie, first, last), name="recovery read")
-            self._tasks[task] = None
-            task.add_done_callback(self._ended)
+        core = self._core
+        for bookie, runs in self._runs.items():
+            while runs and self._asked.get(bookie, 0) < _MAX_READS:
+                first, last = runs[0]
+                if not core.wants(first):  # found meanwhile, or past the end
+                    heapq.heappop(runs)
+                    self._rest(bookie, first + 1, last)
+                elif core.held_bytes > _MAX_HELD_BYTES and first > core.first_unfinished:
+                    break
+                else:
+                    heapq.heappop(runs)
+                    self._start(bookie, first, last)
+
+    def _start(self, bookie: str, first: int, last: int) -> None:
+        task = self._loop.create_task(self._read(bookie, first, last), name=f"recovery read at {bookie}")
+        self._tasks[task] = bookie
+        self._asked[bookie] = self._asked.get(bookie, 0) + 1
+        task.add_done_callback(self._ended)
 
     async def close(self) -> None:
         """Cancels what is under way."""
@@ -95,7 +100,7 @@ class RecoveryReads:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
+        self._asked[self._tasks.pop(task)] -= 1
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
@@ -130,7 +135,7 @@ class RecoveryReads:
 
     def _rest(self, bookie: str, first: int, last: int) -> None:
         if first <= last:
-            heapq.heappush(self._runs, (first, last, bookie))
+            heapq.heappush(self._runs.setdefault(bookie, []), (first, last))
 
     def _verified(self, bookie: str, entry_id: int, entry: bytes) -> EntryRead:
         try:

@@ -9,7 +9,8 @@ def test_public_names_of_the_ledger() -> None:
         "AddCallback BookieDirectory BookieFacts BookieHealth BookieSurvey BookieTransport Candidates ConfirmCallback"
         " Ensemble EntryPage Labels LastConfirmed LastConfirmedNews"
         " LedgerClient LedgerMetadata LedgerPage ListedLedger"
-        " LedgerReader LedgerSettings LedgerState LedgerWriter LocalTransport Placement RandomPlacement ReadResult"
+        " LedgerReader LedgerSettings LedgerState LedgerTail LedgerWriter LocalTransport"
+        " Placement RandomPlacement ReadResult"
         " RegisteredBookies SpreadPlacement StaticBookies TcpTransport".split()
     )
     assert all(hasattr(magnetar.ledger, name) for name in magnetar.ledger.__all__)

@@ -272,7 +272,8 @@ class RecoveryCore:
         trusted = [position for position in write_set if self._reading[position] not in self._suspects]
         if not trusted:
             return write_set
-        return (preferred if preferred in trusted else trusted[0],)
+        # The same one for a whole run.
+        return (min(trusted, key=lambda position: (position - preferred) % striping.ensemble_size),)
 
     def _ask(self, entry_id: int, found: _Recovered, positions: Iterable[int]) -> list[Instruction]:
         instructions: list[Instruction] = []
