@@ -9,6 +9,7 @@ import pytest
 
 from magnetar.ledger import BookieSurvey, Labels, LedgerSettings, LocalTransport, StaticBookies
 from magnetar.proto.errors import BookieUnavailable
+from support.sim import SimLoop
 
 
 class Asked:
@@ -113,6 +114,31 @@ async def test_a_suspected_bookie_is_out_until_it_answers_and_is_asked_at_once()
         assert a.calls == 2
     room.directory.suspected("a")
     assert room.directory.writable() == ("a", "b"), "nobody asks any more"
+
+
+def test_how_often_they_are_asked() -> None:
+    """A hundred seconds of virtual time: every 10 s while they answer, every second while not, five times one at most."""
+
+    async def scenario() -> tuple[int, int, int]:
+        well, down, suspected = Asked(), Asked(), Asked()
+        down.error = BookieUnavailable("no")
+        async with Room(10.0, a=well, b=down, c=suspected) as room:
+            loop = asyncio.get_running_loop()
+            room.directory.suspected("a")
+            end = loop.time() + 100
+            while loop.time() < end:
+                room.directory.suspected("c")
+                await asyncio.sleep(0.01)
+        return well.calls, down.calls, suspected.calls
+
+    loop = SimLoop(1)
+    try:
+        well, down, suspected = loop.run(scenario())
+    finally:
+        loop.close()
+    assert 9 <= well <= 12
+    assert 75 <= down <= 100
+    assert 300 <= suspected <= 501
 
 
 async def test_a_suspicion_while_it_is_being_asked_is_not_lost() -> None:
