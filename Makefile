@@ -11,7 +11,7 @@ FILES ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: crash help setup run demo test check format bench bench-bookie sim coverage clean
+.PHONY: crash model help setup run demo test check format bench bench-bookie sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -55,6 +55,10 @@ format: $(STAMP) ## let ruff repair and format the paths given: make format FILE
 sim: $(STAMP) ## run the simulation with SEEDS seeds (default 100)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of the standalone service"
 	@PYTHONPATH=tests $(PY) -m sim.runner standalone --seeds $(SEEDS) $(ARGS)
+
+model: $(STAMP) ## search every state of small ledger worlds, and every planted defect: ARGS='--only NAME' for some
+	@echo "make model: breadth-first model check of the ledger protocol's cores"
+	@PYTHONPATH=tests $(PY) -m model.runner $(ARGS)
 
 crash: $(STAMP) ## kill -9 the service KILLS times (default 50) in each of six ways, counting what was confirmed
 	@MAGNETAR_KILLS=$(KILLS) $(PY) -m pytest -q -s --no-header tests/crash/test_kill.py $(ARGS)

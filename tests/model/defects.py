@@ -1,0 +1,392 @@
+"""Defects planted into the cores (or the bookies of the model), each with a shape small enough to show it.
+
+They are rules of CORRECTNESS.md broken one at a time, among them what went wrong in other implementations of this design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from magnetar.ledger.core import recovery
+from magnetar.ledger.core.events import Finished, Instruction, MetadataFound, MetadataWritten, WriteMetadata
+from magnetar.ledger.core.metadata import LedgerMetadata, LedgerState
+from magnetar.ledger.core.pending import PendingAdd
+from magnetar.ledger.core.quorum import Striping
+from magnetar.ledger.core.recovery import RecoveryCore, RecoveryState
+from magnetar.ledger.core.writer import WriterCore, WriterState
+from magnetar.proto.ledger_entry import encode_ledger_entry
+
+from .ledger_world import LEDGER, Shape
+from .reduced_world import ReducedWorld
+
+Patch = pytest.MonkeyPatch
+
+
+def absence_needs_one_negative_less(patch: Patch) -> None:
+    """Rule 14."""
+    right = Striping.negatives_for_absence.fget  # type: ignore[attr-defined]
+    patch.setattr(Striping, "negatives_for_absence", property(lambda self: right(self) - 1))
+
+
+def an_unreadable_entry_is_the_end(patch: Patch) -> None:
+    """Rule 14: anything else aborts; apache/bookkeeper #2908."""
+    patch.setattr(recovery, "_NEGATIVE", frozenset(range(1, 60)))
+
+
+def confirmed_before_the_change_is_in_the_metadata(patch: Patch) -> None:
+    """Rule 17; apache/bookkeeper #4097."""
+    right = WriterCore._change_ensemble
+
+    def change(self: WriterCore, bookies: dict[int, str]) -> list[Instruction]:
+        instructions = right(self, bookies)
+        self._writing_metadata = False
+        version = self.version
+        following = self.handle(MetadataWritten(version))
+        self.version = version
+        self._writing_metadata = True
+        return [*instructions, *following]
+
+    def written(self: WriterCore, version: int) -> list[Instruction]:
+        if self._changing_to is not None or self.state is WriterState.SEALING:
+            return known(self, version)
+        self._writing_metadata, self.version = False, version
+        return []
+
+    known = WriterCore._metadata_written
+    patch.setattr(WriterCore, "_change_ensemble", change)
+    patch.setattr(WriterCore, "_metadata_written", written)
+
+
+def acks_of_the_replaced_bookie_are_kept(patch: Patch) -> None:
+    """Rule 17; apache/bookkeeper #1591."""
+    right = WriterCore._ensemble_changed
+
+    def changed(self: WriterCore) -> list[Instruction]:
+        kept = [add.acked for add in self.pending]
+        instructions = right(self)
+        for add, acked in zip(self.pending, kept):
+            add.acked |= acked
+        return instructions
+
+    patch.setattr(WriterCore, "_ensemble_changed", changed)
+
+
+def acks_during_a_change_are_dropped(patch: Patch) -> None:
+    """Rule 17: they are kept, or the entry waits for ever; apache/bookkeeper #4651."""
+    right = WriterCore.stored
+
+    def stored(self: WriterCore, bookie: str, entry_id: int) -> list[PendingAdd] | tuple[PendingAdd, ...]:
+        return right(self, bookie, entry_id) if self.sending else ()
+
+    patch.setattr(WriterCore, "stored", stored)
+
+
+def the_new_ensemble_starts_after_what_is_pending(patch: Patch) -> None:
+    """Rule 17: at LAC+1."""
+    right = WriterCore._change_ensemble
+
+    def change(self: WriterCore, bookies: dict[int, str]) -> list[Instruction]:
+        (write,) = right(self, bookies)
+        assert isinstance(write, WriteMetadata)
+        assert self._changing_to is not None
+        return [
+            replace(write, metadata=self.metadata.with_ensemble(self.last_add_pushed + 1, self._changing_to))
+        ]
+
+    patch.setattr(WriterCore, "_change_ensemble", change)
+
+
+def the_replacement_gets_only_what_was_held_back(patch: Patch) -> None:
+    """Rule 17: it lacks all that is pending."""
+    right = WriterCore._go_on
+
+    def go_on(self: WriterCore) -> list[Instruction]:
+        self._replaced.clear()
+        return right(self)
+
+    patch.setattr(WriterCore, "_go_on", go_on)
+
+
+def failures_during_a_change_are_forgotten(patch: Patch) -> None:
+    """Rule 18."""
+    right = WriterCore._ensemble_changed
+
+    def changed(self: WriterCore) -> list[Instruction]:
+        self._failing.clear()
+        return right(self)
+
+    patch.setattr(WriterCore, "_ensemble_changed", changed)
+
+
+def confirmed_out_of_order(patch: Patch) -> None:
+    """Rule 17: adds complete in entry order."""
+    right = WriterCore.stored
+
+    def stored(self: WriterCore, bookie: str, entry_id: int) -> list[PendingAdd] | tuple[PendingAdd, ...]:
+        confirmed = right(self, bookie, entry_id)
+        if not confirmed and self.sending:
+            if any(add.acked.bit_count() >= self.ack_quorum for add in self.pending):
+                for add in self.pending:
+                    add.acked |= self._masks[0] | self._masks[-1]
+                return self._take_confirmed()
+        return confirmed
+
+    patch.setattr(WriterCore, "stored", stored)
+
+
+def one_ack_is_enough(patch: Patch) -> None:
+    """The ack quorum."""
+    right = WriterCore.__init__
+
+    def init(self: WriterCore, *arguments: Any) -> None:
+        right(self, *arguments)
+        self.ack_quorum = 1
+
+    patch.setattr(WriterCore, "__init__", init)
+
+
+def a_fence_seen_while_sealing_fails_the_writer(patch: Patch) -> None:
+    """What this search found: Qa < Qw, and an answer after the last confirmation."""
+    patch.setattr("magnetar.ledger.core.writer._ADDING", frozenset(WriterState))
+
+
+def whatever_closed_the_ledger_was_this_writer(patch: Patch) -> None:
+    """Rule 16: only if last entry and length agree."""
+    right = WriterCore._judge
+
+    def judge(self: WriterCore, found: LedgerMetadata) -> list[Instruction]:
+        if not found.closed:
+            return right(self, found)
+        self.state = WriterState.CLOSED
+        return [
+            Finished(
+                found.__class__.close(replace_open(found), self.last_add_confirmed, self.confirmed_length)
+            )
+        ]
+
+    patch.setattr(WriterCore, "_judge", judge)
+
+
+def replace_open(metadata: LedgerMetadata) -> LedgerMetadata:
+    """As it was before it was closed."""
+    return replace(metadata, state=LedgerState.IN_RECOVERY, last_entry=-1, length=0)
+
+
+def the_writer_changes_a_recovered_ledger(patch: Patch) -> None:
+    """Rule 16: it stops."""
+    right = WriterCore._metadata_found
+
+    def found(self: WriterCore, metadata: LedgerMetadata, version: int) -> list[Instruction]:
+        if self.state is WriterState.CHANGING:
+            metadata = replace(metadata, state=LedgerState.OPEN, last_entry=-1, length=0)
+        return right(self, metadata, version)
+
+    patch.setattr(WriterCore, "_metadata_found", found)
+
+
+def re_adds_are_not_waited_for(patch: Patch) -> None:
+    """Rule 15."""
+    right = RecoveryCore._send
+
+    def send(self: RecoveryCore, entry_id: int, entry: bytes) -> list[Instruction]:
+        self._entries[entry_id].acked = self.striping.mask(entry_id)
+        return right(self, entry_id, entry)
+
+    patch.setattr(RecoveryCore, "_send", send)
+
+
+def nothing_is_added_again(patch: Patch) -> None:
+    """Rule 15."""
+
+    def send(self: RecoveryCore, entry_id: int, entry: bytes) -> list[Instruction]:
+        self._entries[entry_id].acked = self.striping.mask(entry_id)
+        return []
+
+    patch.setattr(RecoveryCore, "_send", send)
+
+
+def re_adds_tell_a_higher_last_confirmed(patch: Patch) -> None:
+    """Rules 15, 20: the bytes stay the writer's, or replicas differ."""
+    right = RecoveryCore._send
+
+    def send(self: RecoveryCore, entry_id: int, entry: bytes) -> list[Instruction]:
+        again = encode_ledger_entry(LEDGER, entry_id, entry_id, self._entries[entry_id].length, b"x")
+        return right(self, entry_id, again)
+
+    patch.setattr(RecoveryCore, "_send", send)
+
+
+def recovery_starts_one_entry_late(patch: Patch) -> None:
+    """Rule 15: at the last confirmed one that somebody told, plus 1."""
+    right = RecoveryCore._read_base
+    patch.setattr(RecoveryCore, "_read_base", lambda self, last: right(self, last + (last >= 0)))
+
+
+def the_length_up_to_the_base_is_forgotten(patch: Patch) -> None:
+    """Rule 16: last entry and length agree."""
+    right = RecoveryCore._base_read
+
+    def read(self: RecoveryCore, event: Any) -> list[Instruction]:
+        return right(self, replace(event, length=0))
+
+    patch.setattr(RecoveryCore, "_base_read", read)
+
+
+def recovery_reads_with_the_changed_ensemble(patch: Patch) -> None:
+    """Rule 15: with the one that it began with; apache/bookkeeper #2615."""
+    right = RecoveryCore._replace
+
+    def change(self: RecoveryCore, chosen: dict[int, str]) -> list[Instruction]:
+        bookies = list(self._reading)
+        for position, bookie in chosen.items():
+            bookies[position] = bookie
+        self._reading = tuple(bookies)
+        return right(self, chosen)
+
+    patch.setattr(RecoveryCore, "_replace", change)
+
+
+def recovery_writes_its_ensemble_change_at_once(patch: Patch) -> None:
+    """Rule 15: with the closing compare-and-set. The next recovery reads bookies that have nothing yet."""
+    right, written = RecoveryCore._replace, RecoveryCore._metadata_written
+
+    def change(self: RecoveryCore, chosen: dict[int, str]) -> list[Instruction]:
+        instructions = right(self, chosen)
+        return [WriteMetadata(self._changed, self.version), *instructions]
+
+    def found(self: RecoveryCore, version: int) -> list[Instruction]:
+        if self.state in (RecoveryState.MARKING, RecoveryState.CLOSING):
+            return written(self, version)
+        self.version = version
+        return []
+
+    patch.setattr(RecoveryCore, "_replace", change)
+    patch.setattr(RecoveryCore, "_metadata_written", found)
+
+
+def the_loser_of_the_closing_race_believes_itself(patch: Patch) -> None:
+    """Rule 16: it adopts what the winner wrote."""
+    right = RecoveryCore.handle
+
+    def handle(self: RecoveryCore, event: Any) -> list[Instruction]:
+        if isinstance(event, MetadataFound) and self.state is RecoveryState.CLOSING:
+            return self._metadata_written(event.version)
+        return right(self, event)
+
+    patch.setattr(RecoveryCore, "handle", handle)
+
+
+def recovery_begins_without_marking(patch: Patch) -> None:
+    """Rule 16: OPEN is marked IN_RECOVERY first, or the writer's ensemble change goes through beside it."""
+    right = RecoveryCore.begin
+
+    def begin(self: RecoveryCore) -> list[Instruction]:
+        if self.metadata.state is LedgerState.OPEN:
+            self.metadata = replace(self.metadata, state=LedgerState.IN_RECOVERY)
+        return right(self)
+
+    def handle(self: RecoveryCore, event: Any) -> list[Instruction]:
+        if isinstance(event, MetadataFound) and not event.metadata.closed:
+            assert self._last is not None
+            closed = self._changed.close(self._last, self._length)
+            return [WriteMetadata(closed, event.version)]  # "nobody else closed it": written over
+        return known(self, event)
+
+    known = RecoveryCore.handle
+    patch.setattr(RecoveryCore, "begin", begin)
+    patch.setattr(RecoveryCore, "handle", handle)
+
+
+def fences_are_lost(patch: Patch) -> None:
+    """Rules 6, 14: of neither kind of read; apache/bookkeeper #2614, BP-46."""
+    right = ReducedWorld._at_bookie
+
+    def at_bookie(
+        self: ReducedWorld, message: tuple[Any, ...], alive: bool, fenced: bool, entries: Any
+    ) -> tuple[tuple[Any, ...], int]:
+        answer, bookie = right(self, message, alive, fenced, entries)
+        return answer, self._bookie(alive, False, self.bookies.things[bookie][2])
+
+    patch.setattr(ReducedWorld, "_at_bookie", at_bookie)
+
+
+def a_bookie_without_the_ledger_is_not_fenced(patch: Patch) -> None:
+    """Rule 6: "no such entry" is answered after the fence, too."""
+    right = ReducedWorld._at_bookie
+
+    def at_bookie(
+        self: ReducedWorld, message: tuple[Any, ...], alive: bool, fenced: bool, entries: Any
+    ) -> tuple[tuple[Any, ...], int]:
+        answer, bookie = right(self, message, alive, fenced, entries)
+        return answer, self._bookie(alive, fenced, ()) if message[0] in "lr" and not entries else bookie
+
+    patch.setattr(ReducedWorld, "_at_bookie", at_bookie)
+
+
+def recovery_adds_do_not_pass_the_fence(patch: Patch) -> None:
+    """Rule 7: every recovery that finds an entry hangs or fails; here it may not close without its copies."""
+    right = ReducedWorld._at_bookie
+
+    def at_bookie(
+        self: ReducedWorld, message: tuple[Any, ...], alive: bool, fenced: bool, entries: Any
+    ) -> tuple[tuple[Any, ...], int]:
+        if message[0] == "a" and fenced:  # answered, and not stored
+            return ("A", *message[1:4], 0), self._bookie(alive, fenced, entries)
+        return right(self, message, alive, fenced, entries)
+
+    patch.setattr(ReducedWorld, "_at_bookie", at_bookie)
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A defect and where to look for it."""
+
+    plant: Callable[[Patch], None]
+    shape: Shape
+    slow: bool = False  # for `make model` alone
+    plain: bool = False  # the plain world finds it in a second, too
+
+    @property
+    def name(self) -> str:
+        """Of the defect."""
+        return self.plant.__name__
+
+
+ONE = Shape(entries=1, crashes=0, losses=0)
+QUIET = Shape(crashes=0, losses=0, recoverers=0, writer_closes=False)
+PLANTED = [
+    Planted(absence_needs_one_negative_less, replace(ONE, ensemble_size=3, write_quorum=3), plain=True),
+    Planted(an_unreadable_entry_is_the_end, replace(ONE, losses=2)),
+    Planted(confirmed_before_the_change_is_in_the_metadata, replace(ONE, losses=1), plain=True),
+    Planted(acks_of_the_replaced_bookie_are_kept, replace(QUIET, losses=1), plain=True),
+    Planted(acks_during_a_change_are_dropped, replace(QUIET, entries=1, losses=1), plain=True),
+    Planted(the_new_ensemble_starts_after_what_is_pending, replace(QUIET, entries=1, losses=1), plain=True),
+    Planted(the_replacement_gets_only_what_was_held_back, replace(QUIET, entries=1, losses=1), plain=True),
+    Planted(
+        failures_during_a_change_are_forgotten, replace(QUIET, entries=1, bookies=4, losses=2), plain=True
+    ),
+    Planted(confirmed_out_of_order, replace(QUIET, ensemble_size=3), plain=True),
+    Planted(one_ack_is_enough, ONE, plain=True),
+    Planted(a_fence_seen_while_sealing_fails_the_writer, replace(ONE, ack_quorum=1)),
+    Planted(whatever_closed_the_ledger_was_this_writer, ONE, plain=True),
+    Planted(the_writer_changes_a_recovered_ledger, replace(ONE, losses=1, writer_closes=False), plain=True),
+    Planted(re_adds_are_not_waited_for, ONE, plain=True),
+    Planted(nothing_is_added_again, ONE, plain=True),
+    Planted(re_adds_tell_a_higher_last_confirmed, ONE, plain=True),
+    Planted(recovery_starts_one_entry_late, replace(ONE, entries=2), plain=True),
+    Planted(the_length_up_to_the_base_is_forgotten, replace(ONE, entries=2)),
+    Planted(recovery_reads_with_the_changed_ensemble, replace(ONE, entries=2, losses=1, writer_closes=False)),
+    Planted(
+        recovery_writes_its_ensemble_change_at_once,
+        replace(ONE, recoverers=2, losses=1, writer_closes=False),
+    ),
+    Planted(the_loser_of_the_closing_race_believes_itself, replace(ONE, recoverers=2, writer_closes=False)),
+    Planted(recovery_begins_without_marking, replace(ONE, losses=1, writer_closes=False)),
+    Planted(fences_are_lost, ONE),
+    Planted(a_bookie_without_the_ledger_is_not_fenced, ONE),
+    Planted(recovery_adds_do_not_pass_the_fence, ONE),
+]

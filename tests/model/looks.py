@@ -1,0 +1,234 @@
+"""Identity: how worlds look from outside, whatever their bookies are called. And texts for people."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from itertools import permutations
+from typing import Any
+
+from magnetar.ledger.core.recovery import RecoveryCore, RecoveryState
+from magnetar.ledger.core.writer import WriterCore, WriterState
+from magnetar.proto.errors import LedgerFenced
+
+from .core_table import CoreTable, Numbers
+from .ledger_world import WRITER, Shape, _bits_key, _metadata_key, _set_key
+
+LIVE = (WriterState.WRITING, WriterState.CHANGING, WriterState.DRAINING)
+# Writer, recoverers, bookies, metadata, messages (sorted), crashes, losses, confirmed, close_asked.
+State = tuple[Any, ...]
+
+
+class Looks(CoreTable):
+    """Keys of states."""
+
+    def __init__(self, shape: Shape, core_checks: bool) -> None:
+        super().__init__(shape, core_checks)
+        self._ids = Numbers()  # of parts of keys
+        self._orders = [
+            (tuple(order), {self.names[old]: new for new, old in enumerate(order)})
+            for order in (permutations(range(shape.bookies)) if shape.symmetric else [range(shape.bookies)])
+        ]
+        self._core_keys: dict[tuple[int, int], int] = {}
+        self._message_keys: dict[tuple[int, int], int] = {}
+        self._prefixes: dict[tuple[Any, ...], tuple[int, tuple[int, ...]]] = {}
+
+    def key(self, state: State) -> Hashable:
+        """See Model: the least key of all orders of bookies."""
+        writer, recoverers, bookies, meta, messages, crashes, losses, confirmed, close_asked = state
+        found = self._prefixes.get(state[:4])
+        if found is None:
+            found = self._prefixes[state[:4]] = self._prefix(writer, recoverers, bookies, meta)
+        prefix, orders = found
+        keys = self._message_keys
+        best: list[int] | None = None
+        for order in orders:
+            mail = []
+            for number in messages:
+                key = keys.get((order, number))
+                if key is None:
+                    key = keys[order, number] = self._message_key(order, number)
+                mail.append(key)
+            mail.sort()
+            if best is None or mail < best:
+                best = mail
+        assert best is not None
+        return (prefix, *best, -1, crashes, losses, confirmed, close_asked)
+
+    def _prefix(
+        self, writer: int, recoverers: tuple[int, ...], bookies: tuple[int, ...], meta: int
+    ) -> tuple[int, tuple[int, ...]]:
+        """Of all but messages: its number, and the orders that make it least."""
+        symmetric = self.shape.symmetric
+        metadata, version = self.metas.things[meta]
+        best: tuple[Any, ...] | None = None
+        orders: list[int] = []
+        for index, (order, numbers) in enumerate(self._orders):
+            key = (
+                tuple(bookies[old] for old in order),
+                self._ids.of(("meta", version, _metadata_key(metadata, numbers, symmetric)), None),
+                *(self._core_key(index, core) for core in (writer, *recoverers)),
+            )
+            if best is None or key < best:
+                best, orders = key, [index]
+            elif key == best:
+                orders.append(index)
+        return self._ids.of(("prefix", best), None), tuple(orders)
+
+    def _core_key(self, index: int, number: int) -> int:
+        if number < 0:
+            return -1
+        key = self._core_keys.get((index, number))
+        if key is None:
+            core, numbers = self.cores.things[number], self._orders[index][1]
+            symmetric = self.shape.symmetric
+            look = (
+                _writer_key(core, numbers, symmetric)
+                if isinstance(core, WriterCore)
+                else _recovery_key(core, numbers, symmetric)
+            )
+            key = self._core_keys[index, number] = self._ids.of(("core", look), None)
+        return key
+
+    def _message_key(self, index: int, number: int) -> int:
+        kind, client, name, *rest = self.messages.things[number]
+        numbers = self._orders[index][1]
+        if kind in "alrALR":
+            body: Any = numbers[name]
+        elif kind == "M" and name == "found":
+            body, rest = (name, self._meta_look(rest[0], numbers)), []
+        elif kind == "m" and name >= 0:
+            body = self._meta_look(name, numbers)
+        else:
+            body = name
+        return self._ids.of(("message", kind, client, body, *rest), None)
+
+    def _meta_look(self, meta: int, numbers: dict[str, int]) -> tuple[Any, ...]:
+        metadata, version = self.metas.things[meta]
+        return (version, _metadata_key(metadata, numbers, self.shape.symmetric))
+
+    def text(self, action: tuple[Any, ...]) -> str:
+        """See Model."""
+        if action[0] == "append":
+            return "the writer appends"
+        if action[0] == "close":
+            return "the writer closes"
+        if action[0] == "begin":
+            return f"recoverer {action[1]} begins"
+        what, number = action
+        message = self.messages.things[number]
+        who = "writer" if message[1] == WRITER else f"recoverer {message[1]}"
+        tail = {
+            "arrives": "arrives",
+            "lost": "is lost",
+            "dead": "finds the bookie dead",
+            "dies": "finds that the bookie just died",
+            "given up": "is given up, and still on its way",
+        }[what]
+        return f"{self._describe(message, who)} {tail}"
+
+    def _describe(self, message: tuple[Any, ...], who: str) -> str:
+        match message:
+            case ("a", _, name, entry_id, _, wanted):
+                text = f"{who}'s add of entry {entry_id} at {name}"
+            case ("A", _, name, entry_id, code):
+                return f"answer {code} of {name} to the {who}'s add of entry {entry_id}"
+            case ("l", _, name, wanted):
+                text = f"{who}'s fence and LAC read at {name}"
+            case ("L", _, name, lac, code):
+                return f"LAC {lac} (code {code}) of {name} for the {who}"
+            case ("r", _, name, entry_id, wanted):
+                text = f"{who}'s read of entry {entry_id} at {name}"
+            case ("R", _, name, entry_id, _, code):
+                return f"entry {entry_id} (code {code}) of {name} for the {who}"
+            case ("m", _, meta, version, wanted):
+                text = f"{who}'s metadata {self._meta_text(meta)} at version {version}"
+            case ("M", _, what, value):
+                found = f": {self._meta_text(value)}" if what == "found" else ""
+                return f"metadata answer '{what}'{found} for the {who}"
+            case _:
+                raise AssertionError(message)
+        return text if wanted else f"{text}, given up long since,"
+
+    def _meta_text(self, meta: int) -> str:
+        if meta < 0:
+            return "read"
+        metadata, _ = self.metas.things[meta]
+        ensembles = " ".join(f"{e.first_entry}:{','.join(e.bookies)}" for e in metadata.ensembles)
+        return f"{metadata.state.name} {ensembles}" + (
+            f" last={metadata.last_entry}" if metadata.closed else ""
+        )
+
+
+def _writer_key(core: WriterCore, number: dict[str, int], symmetric: bool) -> tuple[Any, ...]:
+    """Without what its state makes meaningless."""
+    if core.state is WriterState.CLOSED:
+        return ("closed",)
+    fenced = isinstance(core.error, LedgerFenced)
+    if core.state is WriterState.JUDGING or (core.state is WriterState.FAILED and fenced):
+        # All that it will ever do is to compare the end that it finds with its own.
+        flags = (core.close_requested, core._writing_metadata, core._changing_to is None)
+        return (core.state.value, *flags, core.last_add_confirmed, core.confirmed_length)
+    bookies = tuple(core._bits)
+    changing = core._changing_to
+    common = (
+        core.state.value,
+        core.close_requested,
+        core.error is None,
+        type(core.error).__name__,
+        core.last_add_confirmed,
+        core.confirmed_length,
+        core.version,
+        core._writing_metadata,
+        () if changing is None else _set_key(changing, number, symmetric),
+        _metadata_key(core.metadata, number, symmetric),
+    )
+    if core.state not in LIVE:  # it sends no entry and no longer looks at answers of bookies
+        return common
+    return (
+        *common,
+        core.length,
+        core.ack_quorum,
+        core._first_held if core.state is WriterState.CHANGING else 0,
+        tuple(_bits_key(add.acked, bookies, number) for add in core.pending),
+        tuple(add.entry for add in core.pending),
+        tuple(sorted(number[name] for name in core.failed_bookies)),
+        tuple(sorted(number[bookies[position]] for position in core._failing)),
+        tuple(sorted(number[bookies[position]] for position in core._replaced)),
+        _set_key(bookies, number, symmetric),
+    )
+
+
+def _recovery_key(core: RecoveryCore, number: dict[str, int], symmetric: bool) -> tuple[Any, ...]:
+    """The same. Whom it suspects decides only whom it asks first, and here it asks all."""
+    state = core.state
+    if state is RecoveryState.DONE:
+        return ("done",)
+    common = (state.value, core.starts, core.version, _metadata_key(core.metadata, number, symmetric))
+    if state is RecoveryState.FENCING:
+        quorum = core._quorum
+        known = _bits_key(quorum._known, core._reading, number)
+        unknown = tuple(sorted(number[name] for name in quorum._unknown))
+        return (*common, quorum.last_add_confirmed, known, unknown)
+    if state is RecoveryState.BASE:
+        asked = tuple(number[name] for name in core._base_asked)
+        return (*common, core._base, asked, len(core._base_codes))
+    changed = (_metadata_key(core._changed, number, symmetric), core._last, core._length)
+    if state is not RecoveryState.ENTRIES:
+        return (*common, changed)
+    bookies = core._changed.last_ensemble.bookies
+    entries = tuple(
+        (entry_id, found.entry, _bits_key(found.acked, bookies, number))
+        if entry_id < core._next_add
+        else (entry_id, found.negatives, len(found.codes), tuple(sorted(number[n] for n in found.answered)))
+        for entry_id, found in core._entries.items()
+    )
+    return (
+        *common,
+        changed,
+        _set_key(core._reading, number, symmetric),
+        (core._first, core._next_read, core._next_add),
+        entries,
+        tuple(sorted(number[bookies[position]] for position in core._failing)),
+        tuple(sorted(number[bookies[position]] for position in core._gone)),
+        tuple(sorted(number[name] for name in core._excluded)),
+    )
