@@ -139,8 +139,9 @@ class StaticBookies:
 
     def lost(self, bookie: str) -> None:
         """It did not answer. What it told before stays known."""
-        self._lost[bookie] = None
-        self._changed()
+        if bookie not in self._lost:  # a broken connection tells for each of thousands of adds
+            self._lost[bookie] = None
+            self._changed()
 
     def _changed(self) -> None:
         writable = tuple(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from magnetar.proto.errors import InvalidSetting
 
-from .core.quorum import check_quorums
+from .core.quorum import MAX_ENSEMBLE_SIZE, check_quorums
 
 PLACEMENTS = ("random", "rack", "zone")
 
@@ -50,7 +50,8 @@ class LedgerSettings:
     quarantine_window_s: float = 60.0
     quarantine_s: float = 1800.0
     # With fewer writable bookies than ensemble_size, new ledgers go to those that are left if they are so many at
-    # least, with fewer copies each; 0: they are refused. Full ledgers again as soon as there are bookies for them.
+    # least, with fewer copies each; 0: they are refused. Full ledgers again as soon as there are bookies for them. For a
+    # ledger with fewer copies than this the minimum is all of them.
     minimum_write_quorum: int = 0
 
     def __post_init__(self) -> None:
@@ -105,8 +106,8 @@ class LedgerSettings:
             raise InvalidSetting(
                 f"quarantine_errors={self.quarantine_errors} must not be negative (0: never)"
             )
-        if not 0 <= self.minimum_write_quorum <= self.write_quorum:
+        if not 0 <= self.minimum_write_quorum <= MAX_ENSEMBLE_SIZE:
             raise InvalidSetting(
-                f"minimum_write_quorum={self.minimum_write_quorum} must be 0 (off) or at most "
-                f"write_quorum={self.write_quorum}"
+                f"minimum_write_quorum={self.minimum_write_quorum} must be 0 (off) or a number of bookies, at most "
+                f"{MAX_ENSEMBLE_SIZE}"
             )

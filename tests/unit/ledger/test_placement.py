@@ -339,7 +339,7 @@ def test_a_search_without_end_is_given_up() -> None:
         ({"quarantine_s": 0}, "quarantine_s=0"),
         ({"quarantine_window_s": 0}, "quarantine_window_s=0"),
         ({"bookie_info_interval_s": 0}, "bookie_info_interval_s=0"),
-        ({"minimum_write_quorum": 3}, "minimum_write_quorum=3 must be 0 .off. or at most write_quorum=2"),
+        ({"minimum_write_quorum": 65}, "minimum_write_quorum=65 must be 0 .off. or a number of bookies"),
         ({"minimum_write_quorum": -1}, "minimum_write_quorum=-1"),
         ({"ack_quorum": 3}, "ensemble_size=3, write_quorum=2, ack_quorum=3"),
         ({"write_quorum": 4}, "ensemble_size=3, write_quorum=4"),
