@@ -322,3 +322,47 @@ async def test_an_index_of_the_first_release_tells_its_fences_to_the_logs(tmp_pa
     assert await add(bookie, entry(80, 0)) == LedgerFenced.code
     assert await bookie.read_last_confirmed(81) == (7, -1)
     await bookie.close()
+
+
+async def test_a_repaired_ledger_stays_so_if_the_old_index_can_tell(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    bookie = await open_real(str(tmp_path))
+    await bookie.mark_unknown([1, 3])
+    await bookie.mark_repaired([1])
+    await bookie.close()
+    assert (await rebuild(tmp_path)).unknown_ledgers == [3]
+    shutil.rmtree(tmp_path / "index")
+    assert (await rebuild(tmp_path)).unknown_ledgers == [1, 3]
+
+
+async def test_rule_08_an_index_that_was_put_aside_long_ago_cannot_tell_what_the_logs_have_lost(
+    tmp_path: Path,
+) -> None:
+    entries = await fill(tmp_path)
+    await rebuild(tmp_path)
+    bookie = await open_real(str(tmp_path), entry_log_bytes=16 * 1024)
+    later = [entry(5, number, b"5" * 300) for number in range(60)]
+    assert set(await add_all(bookie, later)) == {0}
+    await bookie.close()
+    shutil.rmtree(tmp_path / "index")  # what was put aside is still there
+    assert (tmp_path / "index.damaged-1").exists()
+    lost = max((tmp_path / "ledgers").glob("entrylog-*.log"))
+    lost.write_bytes(b"?" * lost.stat().st_size)
+    report = await rebuild(tmp_path)
+    assert report.incomplete
+    assert 5 in report.unknown_ledgers or report.ledgers < 5
+    bookie = await open_real(str(tmp_path))
+    refused = await check(bookie, {(5, number): data for number, data in enumerate(later)} | entries)
+    assert refused
+    assert set(refused.values()) <= {"EntryDamaged", "UnknownLedgerState"}
+    assert await add(bookie, entry(6, 0)) == 0
+    await bookie.close()
+    # Again: the log may be gone by then, and what it held is as lost as before.
+    lost.unlink()
+    report = await rebuild(tmp_path)
+    assert report.incomplete
+    bookie = await open_real(str(tmp_path))
+    assert await add(bookie, entry(6, 1)) == 0  # not fenced
+    with pytest.raises(UnknownLedgerState):
+        await bookie.read(99, 0, 0)
+    await bookie.close()

@@ -91,7 +91,7 @@ class LocationIndex(Protocol):
         ...
 
     def set_incomplete(self) -> None:
-        """For good: until the index is rebuilt again. Durable when it returns."""
+        """For good: an index that is rebuilt from it is incomplete as well. Durable when it returns."""
         ...
 
     def states_are_logged(self) -> bool:

@@ -11,7 +11,8 @@ with the higher last add confirmed wins, and of equal ones that with the higher 
 has the bytes of its source, so it never beats a recovery's, although its log is younger.
 
 **State records** (fence, explicit LAC, tombstone) only ever grow: they are merged, and merged again with what can still be
-read of the old index. The first release wrote none: if the old index cannot tell, ledgers in its logs are taken for fenced.
+read of the old index. Only that entries may have been lost is taken back, by a repair: the old index knows, if it can
+tell. The first release wrote none: if the old index cannot tell, ledgers in its logs are taken for fenced.
 
 **Damage** (rule 8). What the old index knew and no log gives any more keeps its old location, so that reads say "damaged".
 If the old index cannot tell, whoever lost something is not told "no such entry" either:
@@ -19,7 +20,8 @@ If the old index cannot tell, whoever lost something is not told "no such entry"
     footer of the log is good     ledgers whose bytes fall short of it        unknown, and fenced: the fence may be lost
     no footer, or no log          every ledger, and those not heard of yet    the same; the index is `incomplete`
 
-Ranges that were never synced (`torn`) lost nothing: the journal has it.
+Ranges that were never synced (`torn`) lost nothing: the journal has it. What replaces an `incomplete` index is incomplete as
+well: the log that was damaged may be gone by now.
 """
 
 from __future__ import annotations
@@ -89,11 +91,12 @@ class RebuildReport:
 class OldIndex:
     """The index that is replaced, as far as it can be read. `fault`: why it cannot be relied upon."""
 
-    def __init__(self, files: Files, path: str) -> None:
+    def __init__(self, files: Files, path: str, *, stale: bool) -> None:
         from ..offline.index_view import IndexView  # it is an operator's tool, and imports this package
         from .guard import IndexGuard
 
-        self.fault = ""
+        self.fault = "an earlier rebuild put it aside, and the bookie may have run since" if stale else ""
+        self.incomplete = False
         self.ledgers: dict[int, LedgerRecord] = {}
         self._view: IndexView | None = None
         if not path:
@@ -105,10 +108,11 @@ class OldIndex:
             if guard.open(read_only=True):
                 guard.check(self._view.sequence())
             guard.close()
+            self.incomplete = self._view.incomplete()
             for ledger_id, record in self._view.ledgers():
                 self.ledgers[ledger_id] = record
         except MagnetarError as error:
-            self.fault = error.message
+            self.fault = self.fault or error.message
 
     def locations(self) -> Iterator[tuple[int, int, Location]]:
         """Everything that can be read of them, ascending; afterwards `fault` tells whether that was all."""
@@ -144,8 +148,11 @@ async def rebuild_index(
     it was.
     """
     new = index_path + ".rebuilding"
+    newest = _newest(files, index_path)
+    # One that was cut short between its two renames left its own: nothing has changed since.
+    stale = newest != index_path and not files.exists(os.path.join(new, "CURRENT"))
     _clear(files, new)
-    old = OldIndex(files, _newest(files, index_path))
+    old = OldIndex(files, newest, stale=stale)
     try:
         index = open_index(new)
         try:
@@ -172,7 +179,7 @@ async def rebuild_index(
 
 
 def _newest(files: Files, index_path: str) -> str:
-    """The index, or the one that an earlier rebuild put aside before it was cut short."""
+    """The index, or the one that an earlier rebuild put aside last; "" if there is neither."""
     if files.exists(os.path.join(index_path, "CURRENT")):
         return index_path
     numbers = _put_aside(files, index_path)
@@ -369,10 +376,15 @@ class _Rebuild:
         """What only the old index knew, and the ledgers."""
         self._keep_old_places()
         report = self.report
-        if self._old.fault:
+        report.incomplete = self._old.incomplete
+        if not self._old.fault:
+            # What was repaired stays so: state records say for ever that entries may have been lost.
+            for ledger_id, record in self._old.ledgers.items():
+                self._records[ledger_id] = self._records[ledger_id]._replace(unknown=record.unknown)
+        else:
             # Nobody can tell what was lost: see the module.
-            report.incomplete = bool(self._not_told)
-            unknown = sorted(self._records if report.incomplete else self._short)
+            report.incomplete = report.incomplete or bool(self._not_told)
+            unknown = sorted(self._records if self._not_told else self._short)
             for ledger_id in unknown:
                 self._merge_living(ledger_id, LedgerRecord(fenced=True, unknown=True))
             for ledger_id in self._stateless:

@@ -50,6 +50,18 @@ def test_an_undamaged_bookie_is_sound(image: str, request: pytest.FixtureRequest
     assert located.records == (120 if image == "stopped" else 100)
 
 
+def test_a_bookie_that_was_repaired_is_sound(stopped: Path) -> None:
+    async def repair() -> None:
+        bookie = await open_real(str(stopped))
+        await bookie.mark_unknown([1])
+        await bookie.mark_repaired([1])
+        await bookie.close()
+
+    asyncio.run(repair())
+    result = verified(stopped)
+    assert result.sound, result.findings
+
+
 def test_rule_05_a_torn_tail_is_sound(killed: Path) -> None:
     with entry_logs(killed)[-1].open("ab") as file:
         file.write(b"half of a flush" * 50)
