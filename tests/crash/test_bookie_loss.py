@@ -47,6 +47,7 @@ RATE = 5000
 ENTRY_BYTES = 512
 SPARES = 1
 ADD_TIMEOUT_S = 1.0
+BACKOFF_S = 0.1
 BUSY_S = 10.0  # what a machine that is busy with other things may add to a stall
 READ_STEP = 512
 ROLES: tuple[Role, ...] = ("daemon", "journal-writer")
@@ -58,7 +59,9 @@ class Party:
     def __init__(
         self, fleet: BookieFleet, metadata: MemoryMetadataStore, quorums: tuple[int, int, int]
     ) -> None:
-        settings = LedgerSettings(*quorums, add_timeout_s=ADD_TIMEOUT_S, bookie_info_interval_s=1.0)
+        settings = LedgerSettings(
+            *quorums, add_timeout_s=ADD_TIMEOUT_S, reconnect_backoff_s=BACKOFF_S, bookie_info_interval_s=1.0
+        )
         rng = random.Random(SEED)
         self.bookies: StaticBookies = fleet.directory()
         self.transport = TcpTransport(self.bookies, settings, ConnectionOptions("loss test"))
@@ -126,6 +129,8 @@ async def lose(
     else:
         fleet.resume()
     await until(f"bookie {victim} is back", lambda: len(party.bookies.writable()) == len(fleet.processes))
+    # Within the reconnect backoff adds to it fail at once, and it would not come into the new ledger after all.
+    await asyncio.sleep(2 * BACKOFF_S)
     await load.roll()
     before = load.acknowledged
     await until("the load goes on", lambda: load.acknowledged > before + RATE // 10)
