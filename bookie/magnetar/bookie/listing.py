@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from magnetar.proto.errors import LedgerNotFound
+from magnetar.proto.errors import LedgerNotFound, UnknownLedgerState
 
 from .index import LocationIndex
 from .ledgers import LedgerState, LedgerStates
@@ -72,9 +72,13 @@ class Listing:
     async def entries(self, ledger_id: int, first: int, count: int) -> tuple[list[EntryRange], int]:
         """At most `count` ranges of entries from `first` on, and where to go on; -1: that was all.
 
-        LedgerNotFound if nothing was ever written for the ledger, or it is deleted.
+        LedgerNotFound if nothing was ever written for the ledger, or it is deleted; UnknownLedgerState if that is not known.
         """
         state = self._ledgers.peek(ledger_id)
+        if not state.known and (state.unknown or self._ledgers.incomplete):
+            raise UnknownLedgerState(
+                f"this bookie may have lost ledger {ledger_id} and was not repaired yet", ledger_id=ledger_id
+            )
         if not state.known or state.deleted_at_ms:
             raise LedgerNotFound(f"ledger {ledger_id} is not on this bookie", ledger_id=ledger_id)
         count = min(max(count, 1), _MAX_RANGES)

@@ -320,6 +320,7 @@ async def test_rule_09_a_replaced_bookie_denies_nothing_until_its_ledgers_are_ma
         replace_cookie(FILES, layout, "b1", random.Random(3))
     bookie = await machine.open()
     for reading in (
+        bookie.list_entries(7),
         bookie.read(7, 0, 0),
         bookie.read_last_confirmed(7),
         bookie.read(7, 0, 0, fence=True),
