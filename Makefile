@@ -11,12 +11,12 @@ FILES ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: crash model help setup run demo test check format bench bench-bookie sim coverage clean
+.PHONY: crash model help setup run demo test check format bench bench-bookie bench-ledger sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "ARGS='...' is passed on to run, demo, test, bench and bench-bookie."
+	@echo "ARGS='...' is passed on to run, demo, test, bench and its parts."
 
 setup: $(STAMP) ## create .venv and install Magnetar with its server and development packages
 
@@ -68,6 +68,9 @@ bench: $(STAMP) ## run the benchmarks: tables on the screen, JSON under bench/ou
 
 bench-bookie: $(STAMP) ## run the benchmarks of the bookie alone: adds, reads, replay, p99 under flush and compaction, memory
 	@$(PY) -m bench bookie $(ARGS)
+
+bench-ledger: $(STAMP) ## run the benchmarks of the ledger client: appends, recovery, reads, over three bookies
+	@$(PY) -m bench ledger $(ARGS)
 
 coverage: $(STAMP) ## run the tests under coverage and print the lines that none of them reach
 	@$(VENV)/bin/coverage erase

@@ -4,6 +4,7 @@ python -m bench                  five interleaved rounds, medians; about five mi
 python -m bench --quick          one short round
 python -m bench --only a,d       some workloads
 python -m bench bookie           the storage daemon alone (bench/bookie)
+python -m bench ledger           the ledger client against three bookies (bench/ledger)
 """
 
 import argparse
@@ -14,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.bookie.main import main as bench_bookie
+from bench.ledger.main import main as bench_ledger
 from bench.report import print_report, write_json
 from bench.run import Round, Sizes, check_wire
 
@@ -69,5 +71,8 @@ def main() -> int:
     return 0
 
 
+_PARTS = {"bookie": bench_bookie, "ledger": bench_ledger}
+
 if __name__ == "__main__":
-    sys.exit(bench_bookie(sys.argv[2:]) if sys.argv[1:2] == ["bookie"] else main())
+    part = _PARTS.get(sys.argv[1]) if len(sys.argv) > 1 else None
+    sys.exit(main() if part is None else part(sys.argv[2:]))

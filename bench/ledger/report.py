@@ -1,0 +1,146 @@
+"""Tables and the JSON file."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.bookie.run import name_of
+from bench.ledger.goals import GOALS
+from bench.ledger.run import Round
+from bench.probes import QUIET_SHARE
+
+
+def print_report(rounds: list[Round], console: Console) -> dict[str, Any]:
+    """Prints everything; returns what the JSON file says at its top."""
+    _print_appends(rounds, console)
+    _print_reads(rounds, console)
+    _print_machine(rounds, console)
+    return _print_goals(rounds, console)
+
+
+def _results(rounds: list[Round], part: str) -> dict[str, list[dict[str, Any]]]:
+    """By key, one for each round."""
+    keys = dict.fromkeys(key for found in rounds for key in found.details[part])
+    return {key: [found.details[part][key] for found in rounds if key in found.details[part]] for key in keys}
+
+
+def _median(results: list[dict[str, Any]], figure: str) -> float:
+    return float(statistics.median(result[figure] for result in results))
+
+
+def _print_appends(rounds: list[Round], console: Console) -> None:
+    table = Table(title=f"Appends over loopback, medians of {len(rounds)}", title_justify="left")
+    for column in ("entries", "E/Qw/Qa", "load"):
+        table.add_column(column, no_wrap=True)
+    for column in ("appends/s", "MB/s", "p50 ms", "p99 ms"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("CPU us per append: client, and all bookies together", no_wrap=True)
+    found = _results(rounds, "appends")
+    for key, results in found.items():
+        size, quorums, load = (
+            key.partition("/")[0],
+            key.partition("/")[2].rpartition("/")[0],
+            key.rpartition("/")[2],
+        )
+        cpu = {
+            role: statistics.median(
+                result["cpu_s"].get(role, 0.0) / result["appends"] * 1e6 for result in results
+            )
+            for role in results[0]["cpu_s"]
+        }
+        table.add_row(
+            name_of(int(size)),
+            quorums,
+            load,
+            f"{_median(results, 'appends_per_s'):,.0f}",
+            f"{_median(results, 'bytes_per_s') / 1e6:,.1f}",
+            f"{_median(results, 'p50_ms'):.3f}",
+            f"{_median(results, 'p99_ms'):.3f}",
+            "  ".join(f"{role} {us:,.0f}" for role, us in cpu.items()),
+        )
+    if found:
+        console.print(table)
+
+
+def _print_reads(rounds: list[Round], console: Console) -> None:
+    table = Table(title="A whole ledger read in order, 1 MB at a time", title_justify="left")
+    for column in ("entries", "E/Qw/Qa"):
+        table.add_column(column, no_wrap=True)
+    for column in ("entries/s", "MB/s", "client CPU us per entry"):
+        table.add_column(column, justify="right", no_wrap=True)
+    found = _results(rounds, "reads")
+    for key, results in found.items():
+        size, _, quorums = key.partition("/")
+        us = statistics.median(result["cpu_s"]["client"] / result["entries"] * 1e6 for result in results)
+        table.add_row(
+            name_of(int(size)),
+            quorums,
+            f"{_median(results, 'entries_per_s'):,.0f}",
+            f"{_median(results, 'bytes_per_s') / 1e6:,.1f}",
+            f"{us:,.1f}",
+        )
+    if found:
+        console.print(table)
+
+
+def _print_machine(rounds: list[Round], console: Console) -> None:
+    table = Table(title="The machine, in the same rounds", title_justify="left", show_header=False)
+    p50, p99 = (statistics.median(found.details["ring"][name] for found in rounds) for name in ("p50", "p99"))
+    table.add_row("TCP -> ring -> fdatasync -> back, one at a time", f"p50 {p50:.3f} ms, p99 {p99:.3f} ms")
+    path = statistics.median(found.details["path_bytes_per_s"] for found in rounds)
+    table.add_row("TCP -> ring -> pwrite + fdatasync, one copy, no bookie", f"{path / 1e6:,.0f} MB/s")
+    calibrations = sorted(one for found in rounds for one in found.calibrations_ms)
+    idle = [share for found in rounds for share in found.idle_shares]
+    table.add_row(
+        "calibration loop",
+        f"median {statistics.median(calibrations):.1f} ms, {calibrations[0]:.1f} to {calibrations[-1]:.1f}",
+    )
+    table.add_row("idle share", f"median {statistics.median(idle):.2f}, lowest {min(idle):.2f}")
+    console.print(table)
+    if busy := sum(share < QUIET_SHARE for share in idle):
+        console.print(
+            f"The machine was busy with other things before {busy} of {len(idle)} workloads; rates and p99 suffer most.",
+            style="bold yellow",
+        )
+
+
+def _print_goals(rounds: list[Round], console: Console) -> dict[str, Any]:
+    table = Table(title="Targets of issue 4", title_justify="left")
+    for column in ("target", "median", "lowest", "highest", "asked", "reached"):
+        table.add_column(column, no_wrap=True, justify="left" if column in ("target", "reached") else "right")
+    summary: dict[str, Any] = {}
+    for name, goal in GOALS.items():
+        samples = [found.figures[name] for found in rounds if name in found.figures]
+        if not samples:
+            continue
+        value = statistics.median(samples)
+        reached = None if goal.limit is None else value <= goal.limit
+        table.add_row(
+            goal.label,
+            f"{value:.2f} {goal.unit}",
+            f"{min(samples):.2f}",
+            f"{max(samples):.2f}",
+            "" if goal.limit is None else f"at most {goal.limit:g} {goal.unit}",
+            "" if reached is None else "[green]yes[/]" if reached else "[bold red]NO[/]",
+        )
+        summary[name] = {"median": value, "unit": goal.unit, "rounds": samples, "reached": reached}
+    console.print(table)
+    return summary
+
+
+def write_json(path: Path, rounds: list[Round], summary: dict[str, Any]) -> None:
+    """Everything that was measured."""
+    document = {
+        "machine": {"python": platform.python_version(), "system": platform.platform()},
+        "targets": summary,
+        "rounds": [found.details | {"figures": found.figures} for found in rounds],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1, default=str) + "\n")
