@@ -3,13 +3,25 @@
 import asyncio
 import logging
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from magnetar.ledger import BookieSurvey, Labels, LedgerSettings, LocalTransport, StaticBookies
-from magnetar.proto.errors import BookieUnavailable
+from magnetar.ledger import (
+    BookieSurvey,
+    Labels,
+    LedgerClient,
+    LedgerSettings,
+    LocalTransport,
+    StaticBookies,
+    TcpTransport,
+)
+from magnetar.proto.errors import BookieUnavailable, NotEnoughBookies
+from magnetar.runtime.connection import ConnectionOptions
+from support.bookies import Confirmations, StillClock
 from support.sim import SimLoop
+from unit.ledger.test_tcp_transport import FAST, Cluster
 
 
 class Asked:
@@ -155,3 +167,37 @@ async def test_a_suspicion_while_it_is_being_asked_is_not_lost() -> None:
             while a.calls < 3:
                 await asyncio.sleep(0.005)
         await room.until(("a",))
+
+
+async def test_over_tcp_a_hung_bookie_is_passed_by_until_it_answers_again() -> None:
+    """A writer finds out after the add timeout, the survey hears from it again: full ledgers, smaller ones, full ones."""
+    cluster = Cluster()
+    await cluster.start("a", "b")
+    settings = replace(FAST, ensemble_size=2, write_quorum=2, ack_quorum=2, minimum_write_quorum=1)
+    directory = cluster.directory()
+    transport = TcpTransport(directory, settings, ConnectionOptions("test"))
+    survey = BookieSurvey(directory, transport, settings, random.Random(1))
+    await survey.start()
+    client = LedgerClient(cluster.metadata, transport, directory, settings, random.Random(1), StillClock())
+    assert directory.free_bytes("b") == 1 << 30
+    writer = await client.create()
+    assert not writer.degraded
+    cluster.servers["b"].deaf.set()
+    confirmed = Confirmations()
+    writer.append(b"x", confirmed)
+    await confirmed.count(1)
+    assert confirmed.errors == [NotEnoughBookies]
+    smaller = await client.create()
+    assert smaller.metadata.last_ensemble.bookies == ("a",)
+    smaller.append(b"x", confirmed)
+    await confirmed.count(2)
+    assert confirmed.ids == [0]
+    cluster.servers["b"].deaf.clear()
+    async with asyncio.timeout(10):
+        while not smaller.restorable:
+            await asyncio.sleep(0.01)
+    assert not (await client.create()).degraded
+    await client.close()
+    await survey.close()
+    await transport.close()
+    await cluster.close()
