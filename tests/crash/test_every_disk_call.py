@@ -276,6 +276,16 @@ def test_rule_12_an_entry_log_begins_with_its_header_also_after_a_full_disk() ->
         assert machine.disk.trace.faults["write_ENOSPC"] == 1
 
 
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("case", [RACE, ADDS_BESIDE], ids=["flush", "adds"])
+def test_a_fault_beside_a_compaction_stops_cleanly_or_passes(case: Case, error: int) -> None:
+    """A failing call of a flush, of adds or of the compaction, while the others go on; every sixth in the short form."""
+    for seed in range(1, 1 + SEEDS):
+        for call in range(0, count_calls(seed, outlive(case)), 1 if LONG else 6):
+            fail_and_verify(seed, call, error, power=call % 4 > 0, case=case)
+
+
 @pytest.mark.parametrize("call", [154, 172, 192, 193])
 def test_rule_12a_a_new_log_that_found_no_space_at_first_gets_a_durable_name(call: int) -> None:
     """Its directory was synced before it was made, and not again; the log went with a power loss."""
