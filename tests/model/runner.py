@@ -29,7 +29,7 @@ SHAPES = {
     "no-spare-3-3-2": replace(SHAPE, ensemble_size=3, write_quorum=3, entries=1),
     "striped-3-2-2": replace(SHAPE, ensemble_size=3, losses=1),
     "late-answers": replace(SHAPE, entries=1, losses=1, late_answers=True),
-    "overtaking": replace(SHAPE, entries=1, overtaking=True),
+    "overtaking": replace(SHAPE, losses=1, crashes=0, overtaking=True),
     "two-recoverers": RACE,
     "two-recoverers-late-answers": replace(RACE, losses=0, late_answers=True),
     "two-recoverers-crash": replace(RACE, crashes=1),
