@@ -69,11 +69,16 @@ class Cookie(NamedTuple):
     ledger_directories: tuple[LedgerDirectory, ...] = ()
     # Rule 9: this bookie replaces one that lost its disks. What it does not find it cannot say to be absent.
     repairing: bool = False
+    # A ledger directory was declared lost, now or long ago: without an index nobody can tell what it held (rule 8).
+    lost_logs: bool = False
 
 
 def encode_cookie(cookie: Cookie) -> bytes:
     """The file's bytes."""
-    body: bytes = msgpack.packb(cookie._asdict())
+    fields = cookie._asdict()
+    if not cookie.lost_logs:  # written only when true
+        del fields["lost_logs"]
+    body: bytes = msgpack.packb(fields)
     head = _MAGIC + _LENGTH.pack(len(body)) + body
     return head + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head))
 
@@ -124,6 +129,7 @@ def _from_fields(fields: dict[str, Any]) -> Cookie:
             LedgerDirectory(str(name), bool(lost)) for name, lost in fields["ledger_directories"]
         ),
         repairing=bool(fields["repairing"]),
+        lost_logs=bool(fields.get("lost_logs", False)),
     )
 
 

@@ -144,7 +144,7 @@ def forget_ledger_directory(files: Files, layout: DataLayout, directory: str) ->
             path=directory,
         )
     rows = tuple(row._replace(lost=row.lost or row.name == name) for row in cookie.ledger_directories)
-    return write_cookie(files, layout, cookie._replace(ledger_directories=rows))
+    return write_cookie(files, layout, cookie._replace(ledger_directories=rows, lost_logs=True))
 
 
 def replace_cookie(

@@ -29,7 +29,8 @@ async def rebuild(
             path=bookie.layout.root,
         )
     # A directory was declared lost: only the old index knows what was in it.
-    lost = any(row.lost for row in bookie.cookie.ledger_directories) and not _is_readable(bookie)
+    logs_lost = bookie.cookie.lost_logs
+    lost = logs_lost and not _is_readable(bookie)
 
     def open_index(path: str) -> LocationIndex:
         index = RocksLocationIndex(path)
@@ -48,7 +49,7 @@ async def rebuild(
             {log.log_id: log.path for log in logs},
             instance,
             open_index=open_index,
-            logs_lost=any(row.lost for row in bookie.cookie.ledger_directories),
+            logs_lost=logs_lost,
             dry_run=dry_run,
             progress=lambda report: progress("entry logs", report.bytes, total),
         )

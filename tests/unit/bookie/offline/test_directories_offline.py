@@ -152,6 +152,15 @@ def test_rule_08_with_directory_and_index_lost_nothing_is_denied(killed: Path) -
     assert type(asyncio.run(deny())).__name__ in ("UnknownLedgerState", "EntryDamaged")
 
 
+def test_rule_08_an_index_lost_long_after_a_directory_is_made_anew_as_incomplete(killed: Path) -> None:
+    shutil.rmtree(killed / "l1")
+    looked_at(killed, lambda bookie: declare_lost(bookie, str(killed / "l1")))
+    assert asyncio.run(refused_reads(killed))  # it has run since, and knows the directory as a new one
+    shutil.rmtree(killed / "elsewhere" / "index")
+    assert rebuilt(killed).incomplete
+    assert looked_at(killed, lambda bookie: bookie.index.incomplete()) is True
+
+
 def test_what_is_there_cannot_be_declared_lost(killed: Path) -> None:
     before = trace_of(killed)
     for directory in (killed / "l0", killed / "nowhere"):
