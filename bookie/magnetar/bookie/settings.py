@@ -13,7 +13,7 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 # What an entry log takes (FORMATS.md): a record that claims to be longer is damaged, and is not read to find out.
-MAX_RECORD_BYTES = 64 * MIB
+MAX_RECORD_BYTES = 256 * MIB
 # Nothing would work, or a task would never rest.
 _ABOVE_ZERO = (
     "max_entry_bytes",

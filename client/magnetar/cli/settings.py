@@ -48,7 +48,7 @@ class DaemonSettings:
     bookies: Annotated[
         tuple[str, ...], Meta(description="broker: host:port of each bookie, or id=host:port")
     ] = ()
-    max_message_bytes: Annotated[int, Meta(ge=1024, le=1 << 30, description="largest message")] = 5 << 20
+    max_message_bytes: Annotated[int, Meta(ge=1024, le=1 << 27, description="largest message")] = 5 << 20
     drain_s: Annotated[float, Meta(ge=0, description="how long SIGTERM may take")] = 10.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least important line that is logged")
