@@ -69,7 +69,7 @@ bench: $(STAMP) ## run the benchmarks: tables on the screen, JSON under bench/ou
 bench-bookie: $(STAMP) ## run the benchmarks of the bookie alone: adds, reads, replay, p99 under flush and compaction, memory
 	@$(PY) -m bench bookie $(ARGS)
 
-bench-ledger: $(STAMP) ## run the benchmarks of the ledger client: appends, recovery, reads, over three bookies
+bench-ledger: $(STAMP) ## run the benchmarks of the ledger client: appends, recovery, reads, tails, over three bookies
 	@$(PY) -m bench ledger $(ARGS)
 
 coverage: $(STAMP) ## run the tests under coverage and print the lines that none of them reach

@@ -200,10 +200,54 @@ async def reads(addresses: list[str], **given: Any) -> dict[str, Any]:
     }
 
 
+async def tail(addresses: list[str], **given: Any) -> dict[str, Any]:
+    """Another client follows a ledger that is appended to at rate: from when an entry was due until that client has it.
+
+    Both are in this process. An entry tells that the one before it is confirmed; the last one waits to be told (rule 19).
+    """
+    metadata = await open_metadata(given["first_ledger"])
+    async with (
+        Party(addresses, given["quorums"], metadata) as client,
+        Party(addresses, given["quorums"], metadata) as other,
+    ):
+        load = Load(await client.create(), given["size"])
+        await load.full(100, 100)
+        cpu, began = time.process_time(), time.perf_counter()
+        reader = await other.open(load.writer.ledger_id, recover=False)
+        appending = asyncio.create_task(load.paced(given["count"], given["rate"]))
+        latencies: list[float] = []
+        position, calls = 0, 0
+        async with reader.follow(0) as following:
+            while position < 100 + given["count"]:
+                entries = await following.next(30.0)
+                now = time.perf_counter()
+                calls += 1
+                for entry in entries:
+                    if decode_ledger_entry_header(entry).entry_id != position:
+                        raise SystemExit(f"bench: a tail gave an entry that is not {position}")
+                    latencies.append(now - load.sent_at[position])
+                    position += 1
+                if not entries:
+                    raise SystemExit("bench: a tail gave nothing for 30 s")
+        await appending
+        found = percentiles(latencies[100:-1])
+        seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+    return {
+        "entries": given["count"],
+        "seconds": seconds,
+        "calls": calls,
+        "p50_ms": found.p50,
+        "p99_ms": found.p99,
+        "maximum_ms": found.maximum,
+        "cpu_s": cpu_s,
+    }
+
+
 WORKLOADS: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
     "appends": appends,
     "recovery": recovery,
     "reads": reads,
+    "tail": tail,
 }
 
 

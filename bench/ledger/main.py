@@ -2,7 +2,7 @@
 
 python -m bench ledger                  three rounds, medians
 python -m bench ledger --quick          one short round
-python -m bench ledger --only a,b       (a) appends  (b) recovery  (c) reads
+python -m bench ledger --only a,b       (a) appends  (b) recovery  (c) reads  (d) tails
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from bench.bookie.run import name_of
 from bench.ledger.goals import GOALS
-from bench.ledger.run import Round
+from bench.ledger.run import TAIL_RATE, Round
 from bench.probes import QUIET_SHARE
 
 
@@ -21,6 +21,7 @@ def print_report(rounds: list[Round], console: Console) -> dict[str, Any]:
     """Prints everything; returns what the JSON file says at its top."""
     _print_appends(rounds, console)
     _print_reads(rounds, console)
+    _print_tails(rounds, console)
     _print_machine(rounds, console)
     return _print_goals(rounds, console)
 
@@ -85,6 +86,23 @@ def _print_reads(rounds: list[Round], console: Console) -> None:
             f"{_median(results, 'entries_per_s'):,.0f}",
             f"{_median(results, 'bytes_per_s') / 1e6:,.1f}",
             f"{us:,.1f}",
+        )
+    if found:
+        console.print(table)
+
+
+def _print_tails(rounds: list[Round], console: Console) -> None:
+    table = Table(
+        title=f"A tail at {TAIL_RATE:,} appends/s of 1 KB, from when each was due", title_justify="left"
+    )
+    table.add_column("E/Qw/Qa", no_wrap=True)
+    for column in ("p50 ms", "p99 ms", "CPU us of both clients per entry"):
+        table.add_column(column, justify="right", no_wrap=True)
+    found = _results(rounds, "tail")
+    for quorums, results in found.items():
+        us = statistics.median(result["cpu_s"]["client"] / result["entries"] * 1e6 for result in results)
+        table.add_row(
+            quorums, f"{_median(results, 'p50_ms'):.3f}", f"{_median(results, 'p99_ms'):.3f}", f"{us:,.0f}"
         )
     if found:
         console.print(table)

@@ -25,7 +25,8 @@ RATES = {1024: 5000, 64 << 10: 250}
 # Of one writer: as many entries as a broker keeps outstanding, and no more bytes.
 WINDOW_ADDS, WINDOW_BYTES = 2048, 16 << 20
 UNCONFIRMED = 10_000
-WORKLOADS = "abc"
+WORKLOADS = "abcd"
+TAIL_RATE = 1000
 # Client processes forget which ledgers there are; the bookies do not.
 _ledgers = itertools.count(1)
 
@@ -61,7 +62,7 @@ class Round:
         self.settle_s = settle_s
         self.say = say
         self.figures: dict[str, float] = {}
-        self.details: dict[str, Any] = {"appends": {}, "recovery": {}, "reads": {}}
+        self.details: dict[str, Any] = {"appends": {}, "recovery": {}, "reads": {}, "tail": {}}
         self.idle_shares: list[float] = []
         self.calibrations_ms: list[float] = []
 
@@ -70,7 +71,12 @@ class Round:
         self.directory.mkdir(parents=True)
         try:
             self._probe()
-            for letter, workload in (("a", self._appends), ("b", self._recovery), ("c", self._reads)):
+            for letter, workload in (
+                ("a", self._appends),
+                ("b", self._recovery),
+                ("c", self._reads),
+                ("d", self._tail),
+            ):
                 if letter in self.wanted:
                     workload()
         finally:
@@ -192,6 +198,27 @@ class Round:
                         f"    {name_of(size):<6} {text_of(quorums)} reads {result['entries_per_s']:>9,.0f}/s "
                         f"{result['bytes_per_s'] / 1e6:>6,.0f} MB/s"
                     )
+
+    # --- (d) tails ----------------------------------------------------------------------------------------------------
+
+    def _tail(self) -> None:
+        self._quiet()
+        with self._bookies() as bookies:
+            warm_up(bookies)
+            for quorums in QUORUMS:
+                result = run_client(
+                    bookies,
+                    "tail",
+                    quorums=quorums,
+                    size=1024,
+                    count=int(self.sizes.paced_s * TAIL_RATE),
+                    rate=TAIL_RATE,
+                )
+                self.details["tail"][text_of(quorums)] = result
+                self.say(
+                    f"    tail {text_of(quorums)} p50 {result['p50_ms']:8.3f}  p99 {result['p99_ms']:8.3f} ms  "
+                    f"{result['entries'] / result['calls']:.1f} entries a call"
+                )
 
 
 def run_client(bookies: list[ServiceProcess], workload: str, **parameters: Any) -> dict[str, Any]:
