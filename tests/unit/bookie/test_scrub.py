@@ -14,9 +14,10 @@ from magnetar.bookie.index import LedgerRecord, Location, ModelLocationIndex, Mo
 from magnetar.bookie.scrub import scrubber as scrubber_module
 from magnetar.bookie.scrub.pace import Pace
 from magnetar.bookie.scrub.progress import ScrubProgress
+from magnetar.bookie.write_cache import Half
 from magnetar.proto.errors import EntryDamaged, EntryNotFound, StorageFailed
 from magnetar.runtime.files import OsFile, OsFiles
-from support.bookie_kit import add, add_all, entry, open_inline, open_real, small_settings, until
+from support.bookie_kit import add, add_all, crash, entry, open_inline, open_real, small_settings, until
 from support.sim import SimClock, SimDisk, SimLoop
 
 PAGE_BYTES = 4096
@@ -502,4 +503,22 @@ async def test_an_index_whose_directory_cannot_be_listed_does_not_end_the_scrub(
     assert not run.done()
     run.cancel()
     await asyncio.gather(run, return_exceptions=True)
+    await bookie.close()
+
+
+async def test_what_a_crash_left_between_log_and_index_was_never_acknowledged(tmp_path: Path) -> None:
+    storage = ModelStorage()
+    bookie, _ = await filled(tmp_path, storage)
+    half = Half()
+    half.ledgers[1] = {999: entry(1, 999)}  # the journal was slower than the flush, and lost it
+    half.entries = 1
+    await bookie.logs.append(half)
+    await bookie.logs.sync()
+    crash(bookie)
+    bookie = await open_inline(str(tmp_path), storage, entry_log_bytes=32 * 1024)
+    bookie.scrubber._pace._needed = bookie.scrubber._pace._bound = 1e9
+    await bookie.scrubber.verify_everything()
+    assert not bookie.damage.ledgers()
+    with pytest.raises(EntryNotFound):
+        await bookie.read(1, 999, 999)
     await bookie.close()

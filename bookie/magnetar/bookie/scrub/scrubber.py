@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from magnetar.proto.errors import MagnetarError, StorageFailed
+from magnetar.proto.ledger_entry import NO_ENTRY
 
 from ..entry_log import RECORD_HEADER_BYTES, STATE_ENTRY, LogInfo, Scanned
 from ..entry_log.records import SYNCED_ENTRY
@@ -264,12 +265,19 @@ class Scrubber:
                 check.live_bytes += record.length + RECORD_HEADER_BYTES
 
     async def _report_lost(self, check: _LogCheck) -> None:
-        """Records whose entry the index has nowhere: of a deleted ledger, not indexed yet, or lost by the index."""
+        """Records whose entry the index has nowhere: of a deleted ledger, not indexed yet, or lost by the index.
+
+        Beyond the last entry of its ledger: a crash came between log and index, and the journal did not have it either (it
+        was slower than the flush). So it was never acknowledged, and recoveries must be told that it is not here.
+        """
         for at in range(0, len(check.missing), _SLICE_RECORDS):
             # Between the append of a flush and its place in the index stands this barrier; and deletions are seen whole.
             async with self._checkpointer.exclusive():
                 for ledger_id, entry_id, length in check.missing[at : at + _SLICE_RECORDS]:
-                    if self._lives(ledger_id) and self._index.get(ledger_id, entry_id) is None:
+                    if (
+                        self._last_entry(ledger_id) >= entry_id
+                        and self._index.get(ledger_id, entry_id) is None
+                    ):
                         check.live_bytes += (
                             length + RECORD_HEADER_BYTES
                         )  # not garbage: nobody else has it here
@@ -280,6 +288,11 @@ class Scrubber:
                             reason=f"the index has lost it, {check.info.path} has it; {REBUILD}",
                         )
             await asyncio.sleep(0)
+
+    def _last_entry(self, ledger_id: int) -> int:
+        """-1 if it has none, or is deleted."""
+        state = self._ledgers.by_id.get(ledger_id) or self._index.get_ledger(ledger_id)
+        return NO_ENTRY if state is None or state.deleted_at_ms else state.last_entry
 
     def _lives(self, ledger_id: int) -> bool:
         state = self._ledgers.by_id.get(ledger_id)
