@@ -12,6 +12,9 @@ from .core_table import failure
 from .ledger_world import FENCED, UNAVAILABLE, WRITER, Shape
 from .looks import LIVE, Looks, State
 
+# The client of a fence that nobody asked for.
+REPAIR = -1
+
 
 class Forgetting(Looks):
     """States without what is over."""
@@ -52,7 +55,7 @@ class Forgetting(Looks):
         )
         for number in others:
             message = things[number]
-            recoverer = recoverers[message[1] - 1]
+            recoverer = recoverers[message[1] - 1] if message[1] != REPAIR else -1
             bookie = bookies[self.names.index(message[2])] if message[0] in "alrALR" else -1
             key = (number, recoverer, bookie, meta)
             fate = fates.get(key)
@@ -111,6 +114,9 @@ class Forgetting(Looks):
 
     def _recoverers_fate(self, message: tuple[Any, ...], number: int, bookie: int, meta: int) -> int:
         kind, client, name = message[:3]
+        if client == REPAIR:
+            alive, fenced, _ = self.bookies.things[bookie]
+            return self._message(message) if alive and not fenced else -1
         core: RecoveryCore = self.cores.things[number]
         done = core.state is RecoveryState.DONE
         if kind == "m":

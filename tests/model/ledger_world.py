@@ -69,6 +69,9 @@ class Shape:
     # Whether one connection's messages may overtake each other. TCP keeps their order, and bookies answer in it; what was
     # given up arrives whenever it likes in any case.
     overtaking: bool = False
+    # Bookies of the first ensemble that fence the ledger by themselves, at any time or never: they are being repaired (rule
+    # 9). Unlike a recovery they do not say so in the metadata. Only in the reduced world.
+    repairs: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:

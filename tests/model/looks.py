@@ -116,6 +116,8 @@ class Looks(CoreTable):
             return f"recoverer {action[1]} begins"
         what, number = action
         message = self.messages.things[number]
+        if message[1] < 0:
+            return f"{message[2]} is being repaired and fences the ledger"
         who = "writer" if message[1] == WRITER else f"recoverer {message[1]}"
         tail = {
             "arrives": "arrives",

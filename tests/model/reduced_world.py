@@ -36,7 +36,7 @@ from magnetar.ledger.core.recovery import RecoveryState
 from magnetar.ledger.core.writer import WriterCore, WriterState
 
 from .core_table import failure
-from .forgetting import Forgetting
+from .forgetting import REPAIR, Forgetting
 from .ledger_world import ABSENT, FENCED, LEDGER, UNAVAILABLE, WRITER, Shape, _end, lac_of
 from .looks import LIVE, State
 from .search import Broken
@@ -64,7 +64,7 @@ class ReducedWorld(Forgetting):
             (-1,) * shape.recoverers,
             (bookie,) * shape.bookies,
             self._meta(metadata, 0),
-            (),
+            tuple(sorted(self._message(("l", REPAIR, name, False)) for name in shape.names[: shape.repairs])),
             shape.crashes,
             shape.losses,
             -1,

@@ -46,7 +46,8 @@ ALL_THREE = Shape(ensemble_size=3, write_quorum=3)
         replace(ONE, crashes=0, losses=1, overtaking=True),
         replace(ONE, crashes=0, losses=1, late_answers=True),
         replace(ONE, crashes=0, losses=0, recoverers=2),
-        replace(ONE, ack_quorum=1, losses=1),
+        replace(ONE, ack_quorum=1, losses=0),
+        replace(ONE, crashes=0, losses=1, ack_quorum=1, repairs=1),
         TWO,
         replace(STRIPED, losses=0, crashes=0),
         replace(STRIPED, entries=1, losses=1),
@@ -104,7 +105,7 @@ def test_the_way_to_a_violation_is_a_shortest_one(monkeypatch: pytest.MonkeyPatc
         replace(ONE, crashes=1, losses=0, writer_closes=False),
         replace(ONE, crashes=0, losses=1, writer_closes=False),
         replace(ONE, crashes=0, losses=0, ack_quorum=1),
-        replace(ONE, crashes=0, losses=0, ensemble_size=3),
+        replace(ONE, crashes=0, losses=0, ensemble_size=3, writer_closes=False),
     ],
     ids=str,
 )
