@@ -7,7 +7,8 @@
     = writing lac=-1 pushed=1
 
 Commands for a writer: writer, append N, stored BOOKIE ENTRY..., failed BOOKIE ENTRY ERROR, chosen POSITION=BOOKIE...,
-no-bookies, written, found STATE [ensembles=...] [last=N length=N], metadata-failed, close, idle, told N.
+no-bookies, written, found STATE [ensembles=...] [last=N length=N], metadata-failed, close, idle, told N,
+retry [expired].
 For a recovery: recovery, lac BOOKIE N|ERROR, read BOOKIE ENTRY yes|ERROR, slow BOOKIE, and stored, failed, chosen,
 no-bookies, written, found, metadata-failed as above. Payloads have 10 bytes each. `check()` runs after every command.
 
@@ -41,6 +42,8 @@ from magnetar.ledger.core.events import (
     ReadEntry,
     ReadLastConfirmed,
     ReadMetadata,
+    RetryDue,
+    RetryLater,
     SendAdds,
     TellLastConfirmed,
     WriteMetadata,
@@ -161,6 +164,8 @@ class _Scenario:
                 return CloseRequested()
             case "idle":
                 return IdleTick()
+            case "retry":
+                return RetryDue(bool(arguments))
             case "told":
                 return LastConfirmedTold(int(arguments[0]))
             case "slow":
@@ -223,6 +228,8 @@ class _Scenario:
                 return [f"choose for positions {' '.join(map(str, positions))}, not {' '.join(exclude)}"]
             case WriteMetadata(metadata, version):
                 return [f"write {show_metadata(metadata)} at version {version}"]
+            case RetryLater():
+                return ["retry later"]
             case ReadMetadata():
                 return ["read metadata"]
             case TellLastConfirmed(bookies, last_add_confirmed):

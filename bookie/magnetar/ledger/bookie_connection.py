@@ -33,13 +33,13 @@ from magnetar.proto.frames import Run
 from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection
 
 from .directory import BookieDirectory
-from .settings import LedgerSettings
+from .settings import MAX_ADD_TIMEOUTS, LedgerSettings
 from .transport import AddCallback
 
 _ADD_HEADER = AddEntry(0, False).encode()
 _RECOVERY_HEADER = AddEntry(0, True).encode()
 _TICKS_PER_TIMEOUT = 10
-_MAX_ADD_TIMEOUTS = 4
+_MAX_ADD_TIMEOUTS = MAX_ADD_TIMEOUTS
 # A connection for re-adds that nobody used for so many add timeouts is closed.
 _IDLE_TIMEOUTS = 6
 

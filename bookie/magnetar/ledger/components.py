@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from magnetar.metadata.paths import ledger_path
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import FinalError, LedgerNotFound, MagnetarError, NotFoundInStore, VersionConflict
+from magnetar.proto.errors import (
+    FinalError,
+    LedgerNotFound,
+    MagnetarError,
+    NotFoundInStore,
+    RequestTimeout,
+    VersionConflict,
+)
 from magnetar.runtime.clock import Clock
 
 from .core.events import MetadataFailed, MetadataFound, MetadataWritten
@@ -19,6 +29,8 @@ from .settings import LedgerSettings
 from .transport import BookieTransport
 
 LEDGER_SEQUENCE = "ledgers"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +46,19 @@ class LedgerComponents:
     rng: random.Random
     clock: Clock
 
+    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
+        """RequestTimeout: whether it was done is not known."""
+        try:
+            async with asyncio.timeout(self.settings.metadata_timeout_s):
+                return await work
+        except TimeoutError:
+            raise RequestTimeout(
+                f"the metadata store did not answer within metadata_timeout_s={self.settings.metadata_timeout_s:g} s"
+            ) from None
+
     async def read_metadata(self, ledger_id: int) -> MetadataFound:
         """What the store has. Raises LedgerNotFound."""
-        node = await self.metadata.get(ledger_path(ledger_id))
+        node = await self._in_time(self.metadata.get(ledger_path(ledger_id)))
         if node is None:
             raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger_id=ledger_id)
         return MetadataFound(LedgerMetadata.decode(node.value, ledger_id), node.version)
@@ -53,9 +75,8 @@ class LedgerComponents:
     ) -> MetadataWritten | MetadataFound | MetadataFailed:
         """Compare-and-set. The event says what holds now; after MetadataFailed that is not known."""
         try:
-            return MetadataWritten(
-                await self.metadata.put(ledger_path(ledger_id), metadata.encode(), version=version)
-            )
+            put = self.metadata.put(ledger_path(ledger_id), metadata.encode(), version=version)
+            return MetadataWritten(await self._in_time(put))
         except VersionConflict:
             return await self.find_metadata(ledger_id)
         except NotFoundInStore:

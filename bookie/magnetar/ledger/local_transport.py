@@ -6,12 +6,13 @@ It is wired by whoever sees both rooms; here a bookie is anything with the metho
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from magnetar.proto.errors import BookieUnavailable, ConnectionLost, MagnetarError
+from magnetar.proto.errors import BookieUnavailable, ConnectionLost, MagnetarError, RequestTimeout
 
+from .awaited_adds import AwaitedAdds
 from .held_adds import HeldAdds
 from .transport import (
     AddCallback,
@@ -22,6 +23,8 @@ from .transport import (
     ListedLedger,
     ReadResult,
 )
+
+T = TypeVar("T")
 
 
 class LocalBookie(Protocol):
@@ -81,12 +84,23 @@ class LocalBookie(Protocol):
 class LocalTransport:
     """BookieTransport over bookies of this process, which it does not own.
 
-    An add that a bookie has no room for waits here, `add_wait_s` at most (see `held_adds`).
+    An add that a bookie has no room for waits here, `add_wait_s` at most (see `held_adds`); one that it took and does not
+    answer fails after `add_timeout_s` (see `awaited_adds`), a request after `read_timeout_s` (rule 21).
     """
 
-    def __init__(self, bookies: Mapping[str, LocalBookie], *, add_wait_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        bookies: Mapping[str, LocalBookie],
+        *,
+        add_wait_s: float = 10.0,
+        add_timeout_s: float = 5.0,
+        read_timeout_s: float = 5.0,
+    ) -> None:
         self._bookies = bookies
         self._add_wait_s = add_wait_s
+        self._add_timeout_s = add_timeout_s
+        self._read_timeout_s = read_timeout_s
+        self._awaited: dict[str, AwaitedAdds] = {}
         self._held: dict[str, HeldAdds] = {}
         self._closed = False
 
@@ -99,10 +113,25 @@ class LocalTransport:
             code = ConnectionLost.code if self._closed else BookieUnavailable.code
             asyncio.get_running_loop().call_soon(done, bookie, ledger_id, entry_id, code)
         elif target.accepting and not self._held.get(bookie):
-            _give(target, entry, ledger_id, entry_id, recovery, partial(done, bookie))
+            _give(
+                target, entry, ledger_id, entry_id, recovery, self._await(bookie, ledger_id, entry_id, done)
+            )
         else:
             held = self._held.get(bookie) or self._hold(bookie, target)
-            held.hold(entry, ledger_id, entry_id, recovery, partial(done, bookie))
+            held.hold(entry, ledger_id, entry_id, recovery, self._await(bookie, ledger_id, entry_id, done))
+
+    def _await(
+        self, bookie: str, ledger_id: int, entry_id: int, done: AddCallback
+    ) -> Callable[[int, int, int], None]:
+        awaited = self._awaited.get(bookie)
+        if awaited is None:
+            awaited = self._awaited[bookie] = AwaitedAdds(
+                bookie, self._add_timeout_s, partial(self._full, bookie)
+            )
+        return awaited.add(ledger_id, entry_id, done)
+
+    def _full(self, bookie: str) -> bool:
+        return not self._bookies[bookie].accepting
 
     def _hold(self, bookie: str, target: LocalBookie) -> HeldAdds:
         held = self._held.get(bookie)
@@ -116,17 +145,18 @@ class LocalTransport:
         self, bookie: str, ledger_id: int, first: int, last: int, *, max_bytes: int = 0, fence: bool = False
     ) -> ReadResult:
         """See BookieTransport."""
-        return ReadResult(
-            *await self._bookie(bookie).read(ledger_id, first, last, max_bytes=max_bytes, fence=fence)
-        )
+        read = self._bookie(bookie).read(ledger_id, first, last, max_bytes=max_bytes, fence=fence)
+        return ReadResult(*await self._in_time(bookie, read))
 
     async def read_last_confirmed(self, bookie: str, ledger_id: int, *, fence: bool = False) -> LastConfirmed:
         """See BookieTransport."""
-        return LastConfirmed(*await self._bookie(bookie).read_last_confirmed(ledger_id, fence=fence))
+        read = self._bookie(bookie).read_last_confirmed(ledger_id, fence=fence)
+        return LastConfirmed(*await self._in_time(bookie, read))
 
     async def write_last_confirmed(self, bookie: str, ledger_id: int, last_add_confirmed: int) -> None:
         """See BookieTransport."""
-        await self._bookie(bookie).write_last_confirmed(ledger_id, last_add_confirmed)
+        write = self._bookie(bookie).write_last_confirmed(ledger_id, last_add_confirmed)
+        await self._in_time(bookie, write)
 
     async def wait_last_confirmed(
         self,
@@ -139,19 +169,18 @@ class LocalTransport:
         max_bytes: int = 0,
     ) -> LastConfirmedNews:
         """See BookieTransport."""
-        return LastConfirmedNews(
-            *await self._bookie(bookie).wait_last_confirmed(
-                ledger_id,
-                last_add_confirmed,
-                timeout_s=max(timeout_s, 0.001),
-                max_entries=max_entries,
-                max_bytes=max_bytes,
-            )
+        wait = self._bookie(bookie).wait_last_confirmed(
+            ledger_id,
+            last_add_confirmed,
+            timeout_s=max(timeout_s, 0.001),
+            max_entries=max_entries,
+            max_bytes=max_bytes,
         )
+        return LastConfirmedNews(*await self._in_time(bookie, wait, timeout_s))
 
     async def delete_ledger(self, bookie: str, ledger_id: int) -> None:
         """See BookieTransport."""
-        await self._bookie(bookie).delete_ledger(ledger_id)
+        await self._in_time(bookie, self._bookie(bookie).delete_ledger(ledger_id))
 
     async def list_ledgers(self, bookie: str, *, after: int = -1, count: int = 1000) -> LedgerPage:
         """See BookieTransport."""
@@ -162,7 +191,8 @@ class LocalTransport:
         self, bookie: str, ledger_id: int, *, first: int = 0, count: int = 1000
     ) -> EntryPage:
         """See BookieTransport."""
-        ranges, following = await self._bookie(bookie).list_entries(ledger_id, first, count)
+        entries = self._bookie(bookie).list_entries(ledger_id, first, count)
+        ranges, following = await self._in_time(bookie, entries)
         return EntryPage([(begin, end) for begin, end in ranges], following)
 
     async def info(self, bookie: str) -> dict[str, Any]:
@@ -176,6 +206,18 @@ class LocalTransport:
             self._bookies[bookie].on_accepting.remove(held.release)
             held.fail(ConnectionLost.code)
         self._held.clear()
+        for awaited in self._awaited.values():
+            awaited.fail(ConnectionLost.code)
+        self._awaited.clear()
+
+    async def _in_time(self, bookie: str, work: Coroutine[Any, Any, T], longer_s: float = 0.0) -> T:
+        try:
+            async with asyncio.timeout(self._read_timeout_s + longer_s):
+                return await work
+        except TimeoutError:
+            raise RequestTimeout(
+                f"bookie {bookie} did not answer within read_timeout_s={self._read_timeout_s:g} s"
+            ) from None
 
     def _bookie(self, name: str) -> LocalBookie:
         if self._closed:

@@ -11,6 +11,10 @@ from .core.quorum import MAX_ENSEMBLE_SIZE, check_quorums
 PLACEMENTS = ("random", "rack", "zone")
 
 
+# How long one add may take at a bookie that works, in add timeouts; after that a slow or busy bookie has failed as well.
+MAX_ADD_TIMEOUTS = 4
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerSettings:
     """Defaults for new ledgers, and how long to wait. Raises InvalidSetting when made with values that do not fit."""
@@ -22,6 +26,7 @@ class LedgerSettings:
     read_timeout_s: float = 5.0
     # A read that has not been answered for so long is asked of another replica as well; 0: only after read_timeout_s.
     speculative_read_s: float = 2.0
+    metadata_timeout_s: float = 10.0  # of one read or write of ledger metadata
     connect_timeout_s: float = 3.0
     reconnect_backoff_s: float = 0.1  # after the first failure; doubles up to the maximum
     reconnect_backoff_max_s: float = 5.0
@@ -29,8 +34,8 @@ class LedgerSettings:
     explicit_lac_interval_s: float = 0.2
     explicit_lac_backoff_max_s: float = 30.0  # while a bookie does not take it
     suspect_bookie_s: float = 10.0  # a bookie that failed a read is asked last for so long
-    # Adds that one bookie may have outstanding over TCP; a slow one counts as failed beyond that (it would cost
-    # unbounded memory when Qa < Qw, since nobody waits for it).
+    # Adds that one bookie may have outstanding over TCP, of all ledgers. Beyond that they are refused (TooManyRequests): a
+    # writer replaces the bookie; without another one it goes on where Qa < Qw (LedgerWriter.under_replicated).
     max_outstanding_bytes: int = 256 * 1024 * 1024
 
     # Where new ledgers and replacements go: "random"; "rack" and "zone" spread each write set over what the bookies give as
@@ -59,6 +64,7 @@ class LedgerSettings:
         for name in (
             "add_timeout_s",
             "read_timeout_s",
+            "metadata_timeout_s",
             "connect_timeout_s",
             "reconnect_backoff_s",
             "bookie_info_interval_s",

@@ -23,6 +23,8 @@ from .core.events import (
     Instruction,
     LastConfirmedTold,
     ReadMetadata,
+    RetryDue,
+    RetryLater,
     SendAdds,
     TellLastConfirmed,
     WriteMetadata,
@@ -31,6 +33,10 @@ from .core.metadata import LedgerMetadata
 from .core.pending import PendingAdd
 from .core.writer import WriterCore, WriterState
 from .reader import read_entries
+from .settings import MAX_ADD_TIMEOUTS
+
+# Before adds that a busy bookie refused are sent to it again.
+RETRY_PAUSE_S = 0.5
 
 # entry id, whole ledger entry, None or why it was not confirmed.
 ConfirmCallback = Callable[[int, bytes, MagnetarError | None], None]
@@ -59,6 +65,8 @@ class LedgerWriter:
         self._lac_interval_s = components.settings.explicit_lac_interval_s
         self._lac_delay_s = self._lac_interval_s  # doubles while a bookie does not take it
         self._lac_timer: asyncio.TimerHandle | None = None
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._stuck: tuple[int, float] | None = None  # last_add_confirmed at the last pause, and since when
         # What was asked for, when too few bookies were left for it; None: this ledger is what was asked for.
         self._full = asked_for(metadata.properties.get(DEGRADED_PROPERTY, ""))
         self._writable: Sequence[str] | None = None  # for which `_restorable` was found
@@ -102,6 +110,11 @@ class LedgerWriter:
     def outstanding_bytes(self) -> int:
         """Bytes of the entries that are not confirmed yet, headers included."""
         return self._core.outstanding_bytes
+
+    @property
+    def under_replicated(self) -> int:
+        """Adds that busy bookies refused and that their ack quorum confirmed: copies that the repair has to make."""
+        return self._core.busy.under_replicated
 
     @property
     def metadata(self) -> LedgerMetadata:
@@ -201,6 +214,8 @@ class LedgerWriter:
                 case ChooseBookies() as ask:
                     chosen = self._components.chooser.replacements(ask, self._core.metadata.striping)
                     queue.extend(self._core.handle(chosen))
+                case RetryLater():
+                    self._retry_later()
                 case WriteMetadata(metadata, version):
                     self._start(self._write_metadata(metadata, version))
                 case ReadMetadata():
@@ -237,6 +252,23 @@ class LedgerWriter:
             self._closing.set_exception(error)
         self._closing = None
 
+    # --- busy bookies ------------------------------------------------------------------------------------------------
+
+    def _retry_later(self) -> None:
+        if self._retry_timer is None:
+            self._retry_timer = self._loop.call_later(RETRY_PAUSE_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retry_timer = None
+        now, confirmed = self._loop.time(), self._core.last_add_confirmed
+        if not self._core.pending:
+            self._stuck = None
+        elif self._stuck is None or self._stuck[0] != confirmed:
+            self._stuck = (confirmed, now)
+        since = now if self._stuck is None else self._stuck[1]
+        expired = now - since > MAX_ADD_TIMEOUTS * self._components.settings.add_timeout_s
+        self._run(self._core.handle(RetryDue(expired)))
+
     # --- explicit LAC (rule 19) --------------------------------------------------------------------------------------
 
     def _idle_tick(self) -> None:
@@ -261,6 +293,9 @@ class LedgerWriter:
                 self._lac_timer = self._loop.call_later(self._lac_delay_s, self._idle_tick)
 
     def _stop_timer(self) -> None:
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
         self._lac_interval_s = 0
         if self._lac_timer is not None:
             self._lac_timer.cancel()

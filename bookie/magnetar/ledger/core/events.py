@@ -81,6 +81,13 @@ class IdleTick:
 
 
 @dataclass(frozen=True, slots=True)
+class RetryDue:
+    """The pause that RetryLater asked for is over. `expired`: nothing was confirmed for too long."""
+
+    expired: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LastConfirmedTold:
     """Answer to TellLastConfirmed: every bookie has it."""
 
@@ -132,6 +139,11 @@ class Confirm:
     first_entry: int
     adds: Sequence[PendingAdd]
     error: MagnetarError | None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLater:
+    """Tell RetryDue after a pause: bookies refused adds because they have too much to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +214,7 @@ Event = (
     | MetadataFailed
     | CloseRequested
     | IdleTick
+    | RetryDue
     | LastConfirmedTold
     | LastConfirmedRead
     | EntryRead
@@ -210,6 +223,7 @@ Event = (
 Instruction = (
     SendAdds
     | Confirm
+    | RetryLater
     | ChooseBookies
     | WriteMetadata
     | ReadMetadata

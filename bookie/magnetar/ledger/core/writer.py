@@ -10,6 +10,8 @@ Invariants:
 * The changed ensemble starts at LAC+1, so every pending entry belongs to it, and every pending entry whose write set has
   a replaced position is sent to the replacement before anything else is.
 * After one failure nothing is ever confirmed again.
+* A bookie that refuses adds because it has too much to do (TooManyRequests) is replaced. If there is no other one it is
+  busy, not dead: it gets them again after a pause, unless they were confirmed without it; then they are forgotten (`busy`).
 
 Two methods do not go through `handle`: `append` and `stored`, which run for every entry and each answer, return plain
 values, and touch only `pending` and the counters. They cost about 1.2 us (encoding 500 bytes included) and 0.7 to 0.9 us.
@@ -28,9 +30,12 @@ from magnetar.proto.errors import (
     LedgerFenced,
     MagnetarError,
     NotEnoughBookies,
+    RequestTimeout,
+    TooManyRequests,
 )
 from magnetar.proto.ledger_entry import NO_ENTRY, encode_ledger_entry
 
+from .busy import BusyBookies
 from .events import (
     AddFailed,
     BookiesChosen,
@@ -48,6 +53,8 @@ from .events import (
     MetadataWritten,
     NoBookies,
     ReadMetadata,
+    RetryDue,
+    RetryLater,
     SendAdds,
     TellLastConfirmed,
     WriteMetadata,
@@ -87,6 +94,7 @@ class WriterCore:
         "_told",
         "_writing_metadata",
         "ack_quorum",
+        "busy",
         "close_requested",
         "confirmed_length",
         "error",
@@ -126,6 +134,7 @@ class WriterCore:
         self._bits: dict[str, int] = {}  # bookie of the ensemble -> bit of its position
         self._targets: tuple[Bookies, ...] = ()  # row `entry id % E`: the bookies of its write set
         self._failing: dict[int, int] = {}  # position -> error code; bookies to be replaced
+        self.busy = BusyBookies()
         self._replaced: dict[int, None] = {}  # positions whose new bookie lacks the pending entries
         self._changing_to: Bookies | None = None  # the ensemble being written to the metadata
         self._first_held = 0  # pending entries from here on were not sent to anyone; only while not sending
@@ -185,12 +194,14 @@ class WriterCore:
     def handle(self, event: Event) -> list[Instruction]:
         """The one mutator of the rare paths."""
         match event:
-            case AddFailed(bookie, _, code):
-                return self._add_failed(bookie, code)
+            case AddFailed(bookie, entry_id, code):
+                return self._add_failed(bookie, entry_id, code)
+            case RetryDue(expired):
+                return self._retry(expired)
             case BookiesChosen(bookies):
                 return self._change_ensemble({**bookies})
             case NoBookies(reason):
-                return self._fail(self._not_enough_bookies(reason))
+                return self._no_bookies(reason)
             case MetadataWritten(version):
                 return self._metadata_written(version)
             case MetadataFound(metadata, version):
@@ -218,7 +229,7 @@ class WriterCore:
         """Whether readers can learn of the last entry only by being told (rule 19)."""
         return self.sending and self.last_add_confirmed == self.last_add_pushed > self._told
 
-    def _add_failed(self, bookie: str, code: int) -> list[Instruction]:
+    def _add_failed(self, bookie: str, entry_id: int, code: int) -> list[Instruction]:
         if self.error is not None or self.state not in _ADDING:
             return []  # also once sealing: with Qa < Qw answers come after the last confirmation; the metadata decides
         if code == LedgerFenced.code:
@@ -226,8 +237,14 @@ class WriterCore:
         bit = self._bits.get(bookie)
         if bit is None:
             return []  # replaced long since
-        self._failing.setdefault(bit.bit_length() - 1, code)
-        self.failed_bookies[bookie] = None
+        position = bit.bit_length() - 1
+        if code != TooManyRequests.code:
+            self.failed_bookies[bookie] = None
+            if self._failing.get(position) == TooManyRequests.code:
+                self._failing[position] = code
+        elif not self.busy.refuse(position, entry_id):
+            return []
+        self._failing.setdefault(position, code)
         # Rule 18: during a change it waits in _failing, which is looked at before anything is sent again.
         return self._begin_change() if self.sending else []
 
@@ -238,6 +255,26 @@ class WriterCore:
         self.state = WriterState.CHANGING
         exclude = dict.fromkeys((*self.metadata.last_ensemble.bookies, *self.failed_bookies))
         return [ChooseBookies(tuple(sorted(self._failing)), tuple(exclude))]
+
+    def _no_bookies(self, reason: str) -> list[Instruction]:
+        """Those that only have too much to do may stay; a replacement for the others may be found without them."""
+        busy = [position for position, code in self._failing.items() if code == TooManyRequests.code]
+        if not busy:
+            return self._fail(self._not_enough_bookies(reason))
+        for position in busy:
+            del self._failing[position]
+        return [RetryLater(), *(self._begin_change() if self._failing else self._go_on())]
+
+    def _retry(self, expired: bool) -> list[Instruction]:
+        if self.error is not None or self.state not in _ADDING:
+            return []
+        if not self.sending:
+            return [RetryLater()]
+        again = self.busy.take(self.last_add_confirmed, iter(self.pending), tuple(self._bits))
+        if again and expired:
+            self._failing.update((position, RequestTimeout.code) for position, _, _ in again)
+            return self._begin_change()
+        return [SendAdds(bookie, adds) for _, bookie, adds in again]
 
     def _change_ensemble(self, bookies: dict[int, str]) -> list[Instruction]:
         assert self.state is WriterState.CHANGING
@@ -252,7 +289,9 @@ class WriterCore:
         old = tuple(self._bits)
         for position, bookie in enumerate(self._changing_to):
             if bookie != old[position]:
+                self.failed_bookies[old[position]] = None
                 self._failing.pop(position, None)
+                self.busy.refused.pop(position, None)
                 self._replaced[position] = None
         self._set_ensemble(self._changing_to)
         self._changing_to = None
@@ -440,6 +479,7 @@ class WriterCore:
         assert self.outstanding_bytes == sum(len(add.entry) for add in self.pending)
         assert (self.pending[-1].length if self.pending else self.confirmed_length) == self.length
         assert self._told <= self.last_add_confirmed
+        assert all(max(r) <= self.last_add_pushed for r in self.busy.refused.values()) or self.error
         assert not self.sending or not (self._failing or self._replaced or self._changing_to)
         assert self.state is WriterState.CHANGING or self._writing_metadata or self._changing_to is None
         assert not self.sending or not self.pending or self.pending[0].acked.bit_count() < self.ack_quorum
