@@ -3,6 +3,8 @@
     python -m sim.runner standalone --seeds 100            # seeds 0..99, two processes at a time
     python -m sim.runner standalone --seeds 20 --twice     # each seed in two processes: the trace hashes must be equal
     python -m sim.runner standalone --seed 17 --trace      # one seed in this process, with every event
+    python -m sim.runner ledgers --defect NAME --seeds 200 # with a planted defect (sim.defects): when is it caught?
+    python -m sim.runner ledgers --defect all --seeds 200  # each of them, as a table
 
 PYTHONHASHSEED differs between the processes, so an order that depends on hashes shows as a differing trace. Exit code 0
 means: no seed failed, no trace differed, every fault of the scenario fired at least once (when enough seeds were played).
@@ -15,8 +17,10 @@ import concurrent.futures
 import faulthandler
 import gc
 import importlib
+import itertools
 import logging
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -24,6 +28,7 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 
+from sim import defects
 from sim.report import Report, Scenario
 from support.sim import Trace
 
@@ -41,9 +46,10 @@ def scenario_named(name: str) -> tuple[Scenario, tuple[str, ...]]:
     return module.play, module.EXPECTED_FAULTS
 
 
-def replay_command(scenario: str, seed: int) -> str:
+def replay_command(scenario: str, seed: int, defect: str = "") -> str:
     """What a person types to see it again."""
-    return f"PYTHONPATH=tests .venv/bin/python -m sim.runner {scenario} --seed {seed} --trace"
+    planted = f" --defect {defect}" if defect else ""
+    return f"PYTHONPATH=tests .venv/bin/python -m sim.runner {scenario}{planted} --seed {seed} --trace"
 
 
 def play(scenario: str, seed: int, *, echo: bool = False) -> Report:
@@ -74,13 +80,13 @@ def work(scenario: str, seeds: Sequence[int]) -> int:
     os._exit(0)  # nothing of the dead simulated processes needs to be tidied up
 
 
-def play_in_process(scenario: str, seeds: Sequence[int], hash_seed: int) -> list[Report]:
+def play_in_process(scenario: str, seeds: Sequence[int], hash_seed: int, defect: str = "") -> list[Report]:
     """Seeds in one fresh process. A seed that ends the process is reported as failed, and the rest goes on in the next."""
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": TESTS}
     reports: list[Report] = []
     while len(reports) < len(seeds):
         rest = list(seeds[len(reports) :])
-        command = [*RUNNER, scenario, "--worker", ",".join(map(str, rest))]
+        command = [*RUNNER, scenario, "--worker", ",".join(map(str, rest)), "--defect", defect]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         reports += [Report.from_line(line) for line in done.stdout.splitlines() if line.startswith("{")]
         if len(reports) < len(seeds):
@@ -139,6 +145,37 @@ def summary(scenario: str, results: Sequence[Sequence[Report]], seconds: float) 
     return "\n".join(lines)
 
 
+def catches(scenario: str, defect: str, seeds: Sequence[int], enough: int) -> tuple[list[Report], int]:
+    """Plays with a planted defect until it was caught `enough` times; returns what caught it, and how many were played."""
+    caught: list[Report] = []
+    played = 0
+    while played < len(seeds) and len(caught) < enough:
+        for report in play_in_process(scenario, seeds[played : played + CHUNK], 1, defect):
+            if len(caught) < enough:
+                played += 1
+                caught += [report] if report.error else []
+    return caught, played
+
+
+def try_defects(scenario: str, names: Sequence[str], seeds: Sequence[int], enough: int) -> int:
+    """A table: after how many seeds each was caught first, and the median from one catch to the next."""
+    missed = 0
+    print(f"{'defect':48} {'first':>6} {'median':>7} {'caught':>7}  by")
+    for name in names:
+        caught, played = catches(scenario, name, seeds, enough)
+        if not caught:
+            missed += 1
+            print(f"{name:48} not caught by {played} seeds", flush=True)
+            continue
+        at = [report.seed - seeds[0] + 1 for report in caught]
+        gaps = [last - before for before, last in itertools.pairwise([0, *at])]
+        reason = Counter(report.error.strip().splitlines()[-1][:60] for report in caught).most_common(1)[0][0]
+        figures = f"{at[0]:6} {statistics.median(gaps):7.0f} {len(at):3}/{played:<4}"
+        print(f"{name:48} {figures} {reason}", flush=True)
+    print(f"{len(names) - missed} of {len(names)} defects were caught")
+    return missed
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="sim.runner", description=(__doc__ or "").split("\n")[0])
@@ -149,8 +186,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true", help="with --seed: print every event")
     parser.add_argument("--twice", action="store_true", help="play each seed in two processes and compare")
     parser.add_argument("--jobs", type=int, default=JOBS)
+    parser.add_argument("--defect", default="", help="plant a defect of sim.defects, or all in turn")
+    parser.add_argument("--catches", type=int, default=5, help="with --defect: stop after so many")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.defect and (options.worker or options.seed is not None):
+        defects.plant(options.defect)
     if options.worker:
         return work(options.scenario, [int(seed) for seed in options.worker.split(",")])
     if options.seed is not None:
@@ -159,6 +200,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(report.error or "all invariants held")
         return 1 if report.error else 0
     seeds = range(options.first, options.first + options.seeds)
+    if options.defect:
+        names = list(defects.DEFECTS) if options.defect == "all" else [options.defect]
+        return 1 if try_defects(options.scenario, names, seeds, options.catches) else 0
     started = time.perf_counter()
     results = play_all(options.scenario, seeds, twice=options.twice, jobs=options.jobs)
     wrong = judge(options.scenario, results)

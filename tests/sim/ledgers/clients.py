@@ -263,8 +263,8 @@ class Tail:
             )
         except MagnetarError:
             return
-        self.office.history.last_confirmed(story, news.last_add_confirmed, f"{bookie} to {self.name}", bookie=True)
+        self.office.history.last_confirmed(
+            story, news.last_add_confirmed, f"{bookie} to {self.name}", bookie=True
+        )
         for entry_id, entry in enumerate(news.entries, known + 1):
             self.office.history.read(story, entry_id, entry, f"{bookie} to {self.name}")
-
-

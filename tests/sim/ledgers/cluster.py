@@ -7,6 +7,7 @@ import contextvars
 from collections.abc import Coroutine
 from typing import Any
 
+from sim.history import Violation
 from sim.ledgers.clients import Office, Tail, Writer, delete, recover
 from sim.ledgers.history import History, Story
 from sim.ledgers.machines import Machine
@@ -33,6 +34,7 @@ class Cluster:
             for number in range(plan.machines)
         ]
         self.clients: dict[str, SimProcess] = {}
+        self.history.check_stored = self.check_stored
         self.tails: list[tuple[Tail, list[Story]]] = []
         self.storming = True
         self._names = 0
@@ -104,6 +106,11 @@ class Cluster:
                     if rng.random() < 0.7:
                         names = (process.name, machine.name)
                         self.loop.network.block(*rng.choice((names, names[::-1])), rng.uniform(0.3, 3.0))
+            case "gap":  # a bookie lacks what the others store, and successors can reach it
+                assert writer.writer is not None
+                bookie = rng.choice(writer.writer.metadata.last_ensemble.bookies)
+                self.loop.network.block(process.name, bookie, rng.uniform(0.5, 3.0))
+                await asyncio.sleep(rng.uniform(0.02, 0.4))
             case "detach":
                 writer.detaching = True
         if rng.random() < 0.3:
@@ -182,6 +189,21 @@ class Cluster:
         ends = [machine.name, rng.choice([*self.clients, SERVICE])]
         rng.shuffle(ends)
         self.loop.network.block(ends[0], ends[1], rng.uniform(0.1, 2.0))
+
+    def check_stored(self, story: Story, entry_id: int) -> None:
+        """At the moment of an acknowledgement: Qa bookies of the ensemble in the metadata have the entry."""
+        node = self.metadata.ledger(story.ledger_id)
+        if node is None or story.closed is not None:
+            return
+        bookies = node.ensemble_of(entry_id).bookies
+        write_set = [bookies[position] for position in node.striping.write_set(entry_id)]
+        by_name = {machine.name: machine for machine in self.machines}
+        have = [name for name in write_set if by_name[name].may_have(story.ledger_id, entry_id)]
+        if len(have) < story.ack_quorum:
+            raise Violation(
+                f"ledger {story.ledger_id}: entry {entry_id} was acknowledged and is on {have} only; its write set is "
+                f"{write_set}"
+            )
 
     def power_fails(self) -> None:
         """All machines at once."""

@@ -6,6 +6,7 @@ last-add-confirmed that is ahead of the writer's, an acknowledgement behind the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from magnetar.ledger import LedgerMetadata
@@ -40,6 +41,8 @@ class History:
         self.reads = 0
         self.recoveries = 0
         self.deleted = 0
+        # Looks whether an acknowledged entry is where the metadata says.
+        self.check_stored: Callable[[Story, int], None] = lambda story, entry_id: None
         self._told: dict[tuple[str, int], int] = {}  # (reader, ledger) -> highest LAC
 
     def created(self, ledger_id: int, ack_quorum: int) -> Story:
@@ -65,6 +68,7 @@ class History:
             )
         self._same_bytes(story, entry_id, entry, "the writer")
         story.confirmed = entry_id
+        self.check_stored(story, entry_id)
         if story.closed is not None and entry_id > story.closed[0]:
             raise Violation(
                 f"ledger {story.ledger_id}: entry {entry_id} was acknowledged to a stale writer; {story.closed_by} "

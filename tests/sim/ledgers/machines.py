@@ -62,6 +62,7 @@ class Machine:
         self.bookie: Bookie | None = None  # while it serves
         self.process: SimProcess | None = None
         self.index = ModelStorage()
+        self.live_index: EagerIndex | None = None  # of the running bookie
         self.disk = SimDisk(
             random.Random(loop.rng.getrandbits(64)),
             trace=loop.trace,
@@ -154,6 +155,24 @@ class Machine:
         """From here on a bookie that stops by itself is a failure."""
         self._may_fail = 0
 
+    # --- what the test may look at --------------------------------------------------------------------------------------
+
+    def may_have(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether the running bookie has the entry in memory or index; True while none runs, since nobody can tell."""
+        bookie = self.bookie
+        if bookie is None or self.damaged:
+            return True
+        return bookie.cache.get(ledger_id, entry_id) is not None or (
+            self.live_index is not None and self.live_index.get(ledger_id, entry_id) is not None
+        )
+
+    def fences(self) -> list[int]:
+        """Ledgers that the running bookie has durably fenced."""
+        if self.bookie is None:
+            return []
+        states = self.bookie.ledgers.by_id.items()
+        return [ledger_id for ledger_id, state in states if state.fenced and state.fence_durable is None]
+
     # --- the process -------------------------------------------------------------------------------------------------
 
     async def _run(self, process: SimProcess) -> None:
@@ -179,8 +198,12 @@ class Machine:
                 failed.set_exception(error)
                 failed.exception()
 
+        def open_index(path: str) -> EagerIndex:
+            self.live_index = EagerIndex(self.index, rng)
+            return self.live_index
+
         components = dataclasses.replace(
-            inline_components(files, rng, lambda path: EagerIndex(self.index, rng)),
+            inline_components(files, rng, open_index),
             clock=SimClock(self.loop),
             existing_ledgers=MetadataLedgers(metadata, timeout_s=2.0),
         )

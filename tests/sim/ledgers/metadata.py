@@ -16,8 +16,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from magnetar.ledger import LedgerMetadata
 from magnetar.metadata.local import LocalMetadataStore, LocalSession
 from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.metadata.paths import ledger_path
 from magnetar.metadata.store import Create, Operation, Session, Versioned
 from magnetar.proto.errors import AlreadyClosed, MagnetarError, RequestTimeout
 from support.sim import SimLoop, SimProcess, current_process
@@ -45,12 +47,23 @@ class MetadataService:
         self.truth: LocalMetadataStore = MemoryMetadataStore()
         self.chances = Chances()
         self.sessions: list[ServiceSession] = []
+        self._decoded: dict[int, tuple[int, LedgerMetadata]] = {}
 
     def view(self) -> ServiceClient:
         """For the process that calls."""
         process = current_process()
         assert process is not None
         return ServiceClient(self, process)
+
+    def ledger(self, ledger_id: int) -> LedgerMetadata | None:
+        """What is true now; None if there is no such ledger."""
+        node, _ = _at_once(self.truth.get(ledger_path(ledger_id)))
+        if node is None:
+            return None
+        known = self._decoded.get(ledger_id)
+        if known is None or known[0] != node.version:
+            known = self._decoded[ledger_id] = (node.version, LedgerMetadata.decode(node.value, ledger_id))
+        return known[1]
 
     def travel_s(self) -> float:
         """One way."""
@@ -166,9 +179,7 @@ class ServiceWatch:
         elif not service.reachable(process):
             service.loop.call_outside(0.1, self._changed, path)
         else:
-            service.loop.call_later(
-                service.travel_s(), lambda: self._callback(path), context=self._context
-            )
+            service.loop.call_later(service.travel_s(), lambda: self._callback(path), context=self._context)
 
 
 class ServiceClient:
@@ -211,7 +222,9 @@ class ServiceClient:
 
     async def commit(self, operations: Sequence[Operation]) -> None:
         """See MetadataStore."""
-        inner = [op._replace(session=_inner(op.session)) if isinstance(op, Create) else op for op in operations]
+        inner = [
+            op._replace(session=_inner(op.session)) if isinstance(op, Create) else op for op in operations
+        ]
         await self.ask(lambda: self.service.truth.commit(inner))
 
     def watch(self, path: str, callback: Callable[[str], None]) -> ServiceWatch:

@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 
 from sim.ledgers.metadata import Chances
 
-QUORUMS = ((1, 1, 1), (2, 2, 2), (3, 2, 2), (3, 2, 2), (3, 3, 2), (3, 3, 2), (3, 2, 1), (3, 3, 3), (2, 2, 1), (4, 3, 2))
+QUORUMS = (
+    (1, 1, 1),
+    (2, 2, 2),
+    (3, 2, 2),
+    (3, 2, 2),
+    (3, 3, 2),
+    (3, 3, 2),
+    (3, 2, 1),
+    (3, 3, 3),
+    (2, 2, 1),
+    (4, 3, 2),
+)
 MAX_MACHINES = 5
 FAULTS = (
     "crash_process",
@@ -25,7 +36,7 @@ FAULTS = (
     "slow_disk",
     "session",
 )
-ENDS = ("close", "crash", "pause", "isolate", "takeover", "detach")
+ENDS = ("close", "crash", "pause", "isolate", "takeover", "detach", "gap", "gap")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from sim.history import Violation
 from sim.ledgers.clients import Writer, recover
 from sim.ledgers.cluster import Cluster
 from sim.ledgers.history import Story
+from sim.ledgers.machines import Machine
 from sim.ledgers.plan import draw
 from support.sim import SimLoop, Trace
 
@@ -50,12 +51,15 @@ EXPECTED_FAULTS = (
     "writer_isolate",
     "writer_takeover",
     "writer_detach",
+    "writer_gap",
     "recoverer_crash",
     "uncached_read",
 )
 CONVERGED_WITHIN_S = 60.0
 CALM_S = 3.5  # the last pause, partition and restart are over
 MINIMUM_ACKNOWLEDGED = 40  # of all ledgers, the last one among them
+HANG_ENTRIES = 10
+HANG_S = 2.2  # add timeout (0.5 s, noticed within a tenth more), a second, and half a second for the hundred callbacks
 LAST_ENTRIES = 25  # of the ledger that is written when everything is healed
 
 
@@ -80,7 +84,11 @@ async def converge(cluster: Cluster) -> Writer:
 
 
 async def _what_waits(cluster: Cluster, last: Writer) -> list[str]:
-    waits = [f"ledger {story.ledger_id} is open" for story in cluster.history.open_ledgers() if story is not last.story]
+    waits = [
+        f"ledger {story.ledger_id} is open"
+        for story in cluster.history.open_ledgers()
+        if story is not last.story
+    ]
     waits += [
         f"{tail.name} is in ledger {story.ledger_id}"
         for tail, stories in cluster.tails
@@ -108,10 +116,46 @@ async def check_idle_ledger(cluster: Cluster, last: Writer) -> None:
 
     await asyncio.sleep(interval_s + 2.5)
     await _look_until(cluster, look, "an idle writer's last entry was not told")
-    cluster.loop.trace.record("told")
+    fences = {machine.name: machine.fences() for machine in cluster.machines}
     cluster.power_fails()
     await asyncio.sleep(1.0)
+    for machine in cluster.machines:
+        lost = [ledger_id for ledger_id in fences[machine.name] if not _fenced(machine, ledger_id)]
+        if lost:
+            raise Violation(f"{machine.name} lost the fences of ledgers {lost} with the power")
     await _look_until(cluster, look, "what an idle writer told was lost with the power")
+
+
+def _fenced(machine: Machine, ledger_id: int) -> bool:
+    return machine.bookie is None or machine.bookie.ledgers.peek(ledger_id).fenced
+
+
+async def check_hung_bookie(cluster: Cluster) -> None:
+    """Rule 21: with a spare bookie at hand, one that hangs delays nobody for longer than the add timeout and a second."""
+    usable = [machine for machine in cluster.machines if machine.bookie is not None and not machine.damaged]
+    if len(usable) <= cluster.plan.quorums[0] or len(usable) < len(cluster.machines):
+        return
+    writer = Writer(cluster.office, "writer beside a hung bookie")
+    writer.limit = HANG_ENTRIES
+    cluster.launch("writer-hang", writer.run())
+    await _until_confirmed(cluster, writer, HANG_ENTRIES, 20.0)
+    assert writer.writer is not None
+    hung = cluster.loop.rng.choice(writer.writer.metadata.last_ensemble.bookies)
+    next(machine for machine in cluster.machines if machine.name == hung).pause(HANG_S)
+    writer.limit += HANG_ENTRIES
+    await _until_confirmed(cluster, writer, writer.limit, HANG_S - 0.5)
+    writer.stopping = True
+    await asyncio.sleep(HANG_S)
+
+
+async def _until_confirmed(cluster: Cluster, writer: Writer, entries: int, seconds: float) -> None:
+    deadline = cluster.loop.time() + seconds
+    while writer.story is None or writer.story.confirmed < entries - 1:
+        if cluster.loop.time() > deadline:
+            raise Violation(
+                f"{writer.name} has no {entries} entries confirmed after {seconds} s: {writer.error!r}"
+            )
+        await asyncio.sleep(0.02)
 
 
 async def _look_until(cluster: Cluster, look: Any, wrong: str) -> None:
@@ -173,7 +217,7 @@ async def check_replicas(cluster: Cluster, story: Story) -> None:
             )
 
 
-async def _copy(machine: Any, story: Story, entry_id: int) -> bytes | None:
+async def _copy(machine: Machine, story: Story, entry_id: int) -> bytes | None:
     if machine.bookie is None:
         return None
     try:
@@ -208,6 +252,7 @@ def play(seed: int, trace: Trace) -> dict[str, int]:
             chain.result()
         cluster.end_of_faults()
         last = await converge(cluster)
+        await check_hung_bookie(cluster)
         await check_idle_ledger(cluster, last)
         await check_everything(cluster, last)
         counts = cluster.history.counts()

@@ -173,7 +173,9 @@ class SimNetwork:
         """Makes a link. Hangs while the network is partitioned."""
         caller = current_process()
         await asyncio.sleep(self.draw_latency())
-        while self.partitioned or self._handshake_blocked(caller, self.listeners.get((host_name(host), port))):
+        while self.partitioned or self._handshake_blocked(
+            caller, self.listeners.get((host_name(host), port))
+        ):
             healed: asyncio.Future[None] = self.loop.create_future()
             self._hanging.append(healed)
             await healed
