@@ -102,7 +102,7 @@ def test_the_way_to_a_violation_is_a_shortest_one(monkeypatch: pytest.MonkeyPatc
     "shape",
     [
         replace(ONE, crashes=0, losses=0),
-        replace(ONE, crashes=1, losses=0, writer_closes=False),
+        replace(ONE, crashes=1, losses=0, writer_closes=False, bookies=2),
         replace(ONE, crashes=0, losses=1, writer_closes=False),
         replace(ONE, crashes=0, losses=0, ack_quorum=1),
         replace(ONE, crashes=0, losses=0, ensemble_size=3, writer_closes=False),
