@@ -566,7 +566,11 @@ async def test_a_journal_that_never_comes_back_leaves_nobody_waiting_when_the_bo
     waiting = asyncio.ensure_future(add(bookie, entry(1, 1)))
     fencing = asyncio.ensure_future(bookie.fence(2))
     await asyncio.sleep(0)
-    monkeypatch.setattr(device, "close", asyncio.Event().wait)
+
+    async def hang(*, wait: bool = True) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(device, "close", hang)
     await bookie.close()
     assert await waiting == ServiceNotReady.code
     with pytest.raises(ServiceNotReady):
