@@ -52,7 +52,9 @@ format: $(STAMP) ## let ruff repair and format the paths given: make format FILE
 	@$(VENV)/bin/ruff check --fix $(FILES)
 	@$(VENV)/bin/ruff format $(FILES)
 
-sim: $(STAMP) ## run the simulation with SEEDS seeds (default 100)
+sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a cluster of bookies, the standalone service
+	@echo "make sim: seeds 0..$(SEEDS)-1 of ledgers on a cluster of bookies"
+	@PYTHONPATH=tests $(PY) -m sim.runner ledgers --seeds $(SEEDS) $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of the standalone service"
 	@PYTHONPATH=tests $(PY) -m sim.runner standalone --seeds $(SEEDS) $(ARGS)
 

@@ -1,4 +1,4 @@
-"""Planted defects: mistakes that others made in this protocol (CORRECTNESS.md), each a patch of the real code for one process.
+"""Planted defects: mistakes that others made in this protocol (CORRECTNESS.md), each a patch of the real code.
 
 Nothing of this is in the shipped package. `plant(name)` changes classes of the running process; the runner does it in worker
 processes (`python -m sim.runner ledgers --defect NAME`), which never play a healthy seed afterwards.
@@ -204,7 +204,8 @@ def acks_of_a_replaced_bookie_are_kept() -> None:
 @_defect
 def late_acks_of_the_old_ensemble_count() -> None:
     """BookKeeper #4651: an answer of a replaced bookie counts for the position that it had."""
-    stored, positions = _writer.stored, {}
+    stored = _writer.stored
+    positions: dict[tuple[int, int], dict[str, int]] = {}
 
     def counted(self: Any, bookie: str, entry_id: int) -> Any:
         known = positions.setdefault((self.ledger_id, id(self)), {})

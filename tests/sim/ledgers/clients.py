@@ -6,8 +6,10 @@ They keep going through failures that say that they can be retried, and tell the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from magnetar.ledger import (
@@ -176,7 +178,7 @@ async def read_all(office: Office, reader: LedgerReader, story: Story, name: str
     while entry_id <= reader.last_add_confirmed:
         try:
             entries = await office.until_done(
-                lambda first=entry_id: reader.read(first, reader.last_add_confirmed, max_bytes=16 * 1024)
+                partial(reader.read, entry_id, reader.last_add_confirmed, max_bytes=16 * 1024)
             )
         except LedgerNotFound:
             if not story.deleting:
@@ -191,10 +193,8 @@ async def delete(office: Office, story: Story) -> None:
     """A process that deletes a ledger."""
     client, _ = await office.client()
     story.deleting = True
-    try:
+    with contextlib.suppress(LedgerNotFound):  # deleted by the attempt whose answer was lost
         await office.until_done(lambda: client.delete(story.ledger_id))
-    except LedgerNotFound:
-        pass  # deleted by the attempt whose answer was lost
     office.history.deleted += 1
     office.loop.trace.record("deleted", story.ledger_id)
     await asyncio.sleep(1.0)  # its bookies are told
@@ -246,7 +246,7 @@ class Tail:
     async def _read(self, reader: LedgerReader, story: Story) -> None:
         while (entry_id := self.next.get(story.ledger_id, 0)) <= reader.last_add_confirmed:
             entries = await self.office.until_done(
-                lambda first=entry_id: reader.read(first, reader.last_add_confirmed, max_bytes=8 * 1024)
+                partial(reader.read, entry_id, reader.last_add_confirmed, max_bytes=8 * 1024)
             )
             for entry in entries:
                 self.office.history.read(story, entry_id, entry, self.name)

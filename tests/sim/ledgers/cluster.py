@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from sim.history import Violation
@@ -51,7 +52,7 @@ class Cluster:
         self._names += 1
         name = f"{role}-{self._names}"
         process = self.clients[name] = self.loop.start_process(name)
-        process.at_death(lambda: self.clients.pop(name, None))
+        process.at_death(partial(self.clients.__delitem__, name))
         task = process.spawn(work, name=name)
 
         def ended(task: asyncio.Task[None]) -> None:

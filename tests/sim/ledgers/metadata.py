@@ -1,4 +1,4 @@
-"""A metadata service outside of every simulated process: linearizable, with sessions that expire, and with answers that get lost.
+"""A metadata service outside of every simulated process: linearizable; sessions expire, answers get lost.
 
     client: put ──latency──> applied here, at one moment ──latency──> answer
                   (lost: never applied)                   (lost: applied, and the client does not know)

@@ -1,7 +1,7 @@
 """A cluster of bookies and its ledger clients under a storm of faults, as a swarm draws them for each seed.
 
-Real: bookies (journal, write cache, entry logs, checkpoints, garbage collection, recovery) with their servers, ledger clients
-with writers, recoveries, readers and the TCP transport, framed connections. Simulated: disks, network, clock, chance, the
+Real: bookies (journal, write cache, entry logs, checkpoints, garbage collection, recovery) with their servers, ledger
+clients with writers, recoveries, readers and the TCP transport, framed connections. Simulated: disks, network, clock, chance, the
 metadata service; the journal device is the inline one, the location index a model that keeps what was flushed.
 
     storm (3 to 6 s): chains of ledgers are written, taken over by racing recoverers, tailed, deleted; everything breaks
@@ -71,6 +71,7 @@ async def converge(cluster: Cluster) -> Writer:
     last.limit = LAST_ENTRIES
     cluster.launch("last writer", last.run())
     judged: dict[int, None] = {}
+    waits: list[str] = []
     while loop.time() < deadline:
         for story in history.open_ledgers():
             if story is not last.story and story.ledger_id not in judged:

@@ -2,8 +2,9 @@
 
 A link is a TCP connection: bytes arrive in order, after a latency drawn from the seed, cut into pieces as the seed has it,
 through a window of bounded size, so a peer that stops reading makes the other side's write buffer grow. It can be cut
-(both ends see a reset at their own time, what was on its way is lost from some byte on) or stalled (a partition of all, or
-of one process from another in one direction: nothing arrives until it heals). When a process dies its peers see the end of the stream or a reset, after a latency.
+(both ends see a reset at their own time, what was on its way is lost from some byte on) or stalled (a partition, of all or
+of one process from another in one direction: nothing arrives until it heals). When a process dies its peers see the end of
+the stream or a reset, after a latency.
 
 Hosts are names; 127.0.0.1, localhost, 0.0.0.0 and "" are the same one.
 """
