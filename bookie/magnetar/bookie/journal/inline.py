@@ -88,15 +88,16 @@ class InlineJournalDevice(StreamOffsets):
 
     async def close(self, *, wait: bool = True) -> None:
         """See `JournalDevice`."""
+        while wait and self._scheduled is not None:
+            self._scheduled.cancel()
+            self._write_groups()  # which may call for another one: a new file
+            if self.full:
+                break
         if self._scheduled is not None:
             self._scheduled.cancel()
+            self._scheduled = None
             if wait:
-                self._write_groups()
-            else:
-                self._scheduled = None
-        if self._scheduled is not None:  # still no space
-            self._scheduled.cancel()
-            self._fail(DiskFull("the disk of the journal is full: what is not durable yet was not stored"))
+                self._fail(DiskFull("the disk of the journal is full: what is not durable yet was not stored"))
         if self._file is not None:
             self._file.close()
             self._file = None
