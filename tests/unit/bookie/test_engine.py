@@ -653,7 +653,7 @@ async def test_states_that_cannot_be_forgotten_are_not_looked_through_for_each_n
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max_entry_bytes", 65 << 20), ("checkpoint_interval_s", 0.0), ("disk_check_interval_s", 0.0)],
+    [("max_entry_bytes", 257 << 20), ("checkpoint_interval_s", 0.0), ("disk_check_interval_s", 0.0)],
 )
 def test_settings_that_cannot_work_are_refused(name: str, value: float) -> None:
     with pytest.raises(InvalidSetting, match=name):
