@@ -15,6 +15,7 @@ from magnetar.proto.errors import MagnetarError
 
 TICK_S = 0.005
 RETRY_S = 0.02
+CLOSE_S = 30.0
 _NOISE = random.Random(4).randbytes(1 << 16)
 
 
@@ -98,7 +99,12 @@ class LedgerLoad:
         async with self._changing:
             old = self.current
             await self._open()
-        await old.writer.close()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await old.writer.close()
+        except TimeoutError:
+            waits = f"{old.writer.last_add_confirmed + 1} of {len(old.numbers)} entries are confirmed"
+            raise AssertionError(f"ledger {old.writer.ledger_id} cannot be closed: {waits}") from None
 
     def take(self) -> tuple[float, float]:
         """Longest stall and slowest entry, seconds, since it was asked last."""
