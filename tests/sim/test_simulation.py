@@ -27,7 +27,7 @@ def test_storm_loses_nothing_and_ends_at_rest(scenario: str, request: pytest.Fix
 def test_cluster_of_bookies_loses_nothing_that_was_acknowledged(request: pytest.FixtureRequest) -> None:
     """Twice as many seeds as of the others, since they cost a fifth; SEEDS_FOR_FAULTS of them show that each fault fires."""
     seeds = seeds_of(request.config)
-    seeds = seeds if len(seeds) == 1 else range(2 * len(seeds))
+    seeds = seeds if len(seeds) == 1 else list(range(2 * len(seeds)))
     wrong = judge("ledgers", play_all("ledgers", seeds))
     assert not wrong, "\n\n".join(wrong)
 

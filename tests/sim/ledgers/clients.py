@@ -230,6 +230,9 @@ class Tail:
     async def _follow(self, client: LedgerClient, transport: TcpTransport, story: Story) -> None:
         office = self.office
         reader: LedgerReader = await office.until_done(lambda: client.open(story.ledger_id, recover=False))
+        if self._rng.random() < 0.5:
+            await self._follow_by_polls(reader, story)
+            return
         while True:
             if reader.closed:
                 office.history.told(story, reader.metadata, self.name)
@@ -242,6 +245,20 @@ class Tail:
             else:
                 await self._long_poll(transport, reader, story)
             await office.until_done(reader.read_last_confirmed)
+
+    async def _follow_by_polls(self, reader: LedgerReader, story: Story) -> None:
+        """The client's own way: long polls at several bookies, a watch on the metadata."""
+        async with reader.follow(self.next.get(story.ledger_id, 0), max_bytes=8 * 1024) as tail:
+            while not tail.ended:
+                entry_id = tail.next_entry
+                entries = await self.office.until_done(partial(tail.next, 1.0))
+                if reader.closed:
+                    self.office.history.told(story, reader.metadata, self.name)
+                self.office.history.last_confirmed(story, reader.last_add_confirmed, self.name)
+                for entry in entries:
+                    self.office.history.read(story, entry_id, entry, self.name)
+                    entry_id += 1
+                self.next[story.ledger_id] = entry_id
 
     async def _read(self, reader: LedgerReader, story: Story) -> None:
         while (entry_id := self.next.get(story.ledger_id, 0)) <= reader.last_add_confirmed:
