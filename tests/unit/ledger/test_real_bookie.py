@@ -139,3 +139,32 @@ async def test_tail_reads_of_an_open_ledger(standalone: Standalone) -> None:
     assert (await reader.read(0, 0))[0].endswith(b"only")
     await writer.close()
     await standalone.stop(client)
+
+
+async def test_a_tail_follows_a_writer_until_the_ledger_is_closed(standalone: Standalone) -> None:
+    client = await standalone.start()
+    reading = standalone.client(LedgerSettings(1, 1, 1))
+    writer = await client.create()
+    reader = await reading.open(writer.ledger_id, recover=False)
+    told: list[bytes] = []
+
+    async def follow() -> None:
+        async with reader.follow(0) as tail:
+            async for entries in tail:
+                told.extend(entry[LEDGER_ENTRY_HEADER_BYTES:] for entry in entries)
+
+    follower = asyncio.create_task(follow())
+    confirmed = Confirmations()
+    for n in range(200):
+        writer.append(b"%d" % n, confirmed)
+        if n % 20 == 0:
+            await confirmed.count(n + 1)
+    await confirmed.count(200)
+    async with asyncio.timeout(5):
+        while len(told) < 200:  # the last one by the explicit LAC (rule 19)
+            await asyncio.sleep(0.01)
+    await writer.close()
+    await asyncio.wait_for(follower, 2)
+    assert told == [b"%d" % n for n in range(200)]
+    await reading.close()
+    await standalone.stop(client)
