@@ -157,6 +157,13 @@ def catches(scenario: str, defect: str, seeds: Sequence[int], enough: int) -> tu
     return caught, played
 
 
+def reason_of(error: str) -> str:
+    """The line of a failed run that names what was broken, without the trace behind it."""
+    lines = error.strip().splitlines()
+    told = [line for line in lines if "Violation: " in line or "Deadlock: " in line]
+    return (told or lines[-1:])[-1].rpartition("Violation: ")[2].strip()[:70]
+
+
 def try_defects(scenario: str, names: Sequence[str], seeds: Sequence[int], enough: int) -> int:
     """A table: after how many seeds each was caught first, and the median from one catch to the next."""
     missed = 0
@@ -169,7 +176,7 @@ def try_defects(scenario: str, names: Sequence[str], seeds: Sequence[int], enoug
             continue
         at = [report.seed - seeds[0] + 1 for report in caught]
         gaps = [last - before for before, last in itertools.pairwise([0, *at])]
-        reason = Counter(report.error.strip().splitlines()[-1][:60] for report in caught).most_common(1)[0][0]
+        reason = Counter(reason_of(report.error) for report in caught).most_common(1)[0][0]
         figures = f"{at[0]:6} {statistics.median(gaps):7.0f} {len(at):3}/{played:<4}"
         print(f"{name:48} {figures} {reason}", flush=True)
     print(f"{len(names) - missed} of {len(names)} defects were caught")
