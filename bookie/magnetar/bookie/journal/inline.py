@@ -97,7 +97,9 @@ class InlineJournalDevice(StreamOffsets):
             self._scheduled.cancel()
             self._scheduled = None
             if wait:
-                self._fail(DiskFull("the disk of the journal is full: what is not durable yet was not stored"))
+                self._fail(
+                    DiskFull("the disk of the journal is full: what is not durable yet was not stored")
+                )
         if self._file is not None:
             self._file.close()
             self._file = None
