@@ -63,7 +63,7 @@ model: $(STAMP) ## search every state of small ledger worlds, and every planted 
 	@PYTHONPATH=tests $(PY) -m model.runner $(ARGS)
 
 crash: $(STAMP) ## kill -9 the service KILLS times (default 50) in each of six ways, counting what was confirmed
-	@MAGNETAR_KILLS=$(KILLS) $(PY) -m pytest -q -s --no-header tests/crash/test_kill.py $(ARGS)
+	@MAGNETAR_KILLS=$(KILLS) $(PY) -m pytest -q -s --no-header tests/crash/test_kill.py tests/crash/test_kill_storage.py tests/crash/test_full_disk.py tests/crash/test_bookie_loss.py $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks: tables on the screen, JSON under bench/out
 	@$(PY) -m bench $(ARGS)

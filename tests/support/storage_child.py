@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import sys
+from typing import Any
 
 import uvloop
 
@@ -24,7 +25,9 @@ from magnetar.runtime.connection import ConnectionOptions
 
 def settings_of(text: str) -> BookieSettings:
     """Lists become tuples."""
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(text).items()}
+    values: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(text).items()
+    }
     return BookieSettings(**values)
 
 

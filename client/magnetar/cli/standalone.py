@@ -26,7 +26,14 @@ from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
 from magnetar.bookie.server import BookieServer
 from magnetar.broker import Broker, listener
-from magnetar.ledger import BookieDirectory, BookieTransport, LedgerClient, LocalTransport, StaticBookies
+from magnetar.ledger import (
+    BookieDirectory,
+    BookieTransport,
+    LedgerClient,
+    LedgerSettings,
+    LocalTransport,
+    StaticBookies,
+)
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.local import LocalMetadataStore
@@ -55,8 +62,10 @@ class BrokerComponents:
     open_metadata: Callable[[str], MetadataStore]
 
 
-def _local_transport(bookie_id: str, bookie: Bookie) -> BookieTransport:
-    return LocalTransport({bookie_id: bookie})
+def _local_transport(bookie_id: str, bookie: Bookie, settings: LedgerSettings) -> BookieTransport:
+    return LocalTransport(
+        {bookie_id: bookie}, add_timeout_s=settings.add_timeout_s, read_timeout_s=settings.read_timeout_s
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +74,7 @@ class ServiceComponents(BrokerComponents):
 
     bookie: BookieComponents
     # How the ledger client reaches the bookie of this process.
-    transport: Callable[[str, Bookie], BookieTransport] = _local_transport
+    transport: Callable[[str, Bookie, LedgerSettings], BookieTransport] = _local_transport
 
 
 class Addresses(NamedTuple):
@@ -108,7 +117,7 @@ class Standalone:
             await introduce_bookie(bookie, metadata)
             bookie_server = await serve_bookie(bookie, self.settings, self._stops)
             name = bookie.cookie.bookie_id
-            transport = self._components.transport(name, bookie)
+            transport = self._components.transport(name, bookie, self.settings.ledger)
             self._stops.push_async_callback(transport.close)
             directory = StaticBookies({name: bookie_server.addresses[0]})
             self.broker, server = await start_broker(
