@@ -42,7 +42,6 @@ class Link:
         self.consumers: dict[int, Receiver] = {}
         self.routes: dict[bytes, Callable[[list[bytes]], None]] = {}
         self._connection: Connection | None = None
-        self._gone = asyncio.Event()  # the socket is closed
 
     @classmethod
     async def open(cls, host: str, port: int, options: ConnectionOptions, connect_timeout: float) -> Link:
@@ -100,10 +99,10 @@ class Link:
         self.connection.close()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._gone.wait()
+                await self.connection.gone.wait()
         except TimeoutError:
             self.connection.abort()
-            await self._gone.wait()
+            await self.connection.gone.wait()
 
     # --- ConnectionHandler -------------------------------------------------------------------------------------------
 
@@ -148,7 +147,6 @@ class Link:
 
     def connection_closed(self, error: MagnetarError | None) -> None:
         """Everything that lived here looks for another place."""
-        self._gone.set()
         reason = error or ConnectionLost(f"the connection to {self.address} was closed")
         owners: list[Publisher | Receiver] = [*self.producers.values(), *self.consumers.values()]
         self.producers, self.consumers, self.routes = {}, {}, {}

@@ -180,10 +180,10 @@ async def test_after_close_no_socket_is_open(broker: FakeBroker) -> None:
     client = await connect(broker.url)
     link = await client._link(client._service)
     await client.close()
-    assert link._gone.is_set()
+    assert link.connection.gone.is_set()
     silent = await connect(broker.url)
     link = await silent._link(silent._service)
     broker.handlers[-1].connection.pause_reading("test")
     async with asyncio.timeout(5):
         await silent.close()
-    assert link._gone.is_set()
+    assert link.connection.gone.is_set()

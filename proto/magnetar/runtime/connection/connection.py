@@ -89,8 +89,9 @@ class Connection(asyncio.Protocol):
         self.max_message_bytes = options.max_message_bytes
         # False between high and low water of the write buffer, and once the connection is closing.
         self.writable = False
-        # "host:port" of the peer.
-        self.address = ""
+        self.address = ""  # "host:port" of the peer
+        # Set when the socket is closed, which may be a while after `connection_closed`.
+        self.gone = asyncio.Event()
         self.options = options
         self._loop = asyncio.get_running_loop()
         self._handler = handler
@@ -108,9 +109,7 @@ class Connection(asyncio.Protocol):
         self._requests = PendingRequests(self._loop, options.max_pending_requests, self.describe)
         self._output = Output(self._loop)
         self._pauses: dict[str, None] = {}
-        self._reads = 0
-        self._runs = 0
-        self._discarded_bytes = 0
+        self._reads = self._runs = self._discarded_bytes = 0
         self._liveness: Liveness | None = None
         self._refusal = refusal
         # One timer at a time: handshake timeout, then keep-alive, then close timeout.
@@ -298,6 +297,7 @@ class Connection(asyncio.Protocol):
         self._output.drop()
         self._on_closed(self)
         self._tell_closed()
+        self.gone.set()
 
     def _tell_closed(self) -> None:
         """Once, as soon as nothing can be sent or received any more: the socket may need a while longer."""
