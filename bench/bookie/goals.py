@@ -1,4 +1,4 @@
-"""What issue 3 asks of the bookie, as rows of one table."""
+"""What is asked of the bookie, as rows of one table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What issue 4 asks of the ledger client, as rows of one table; the others are for comparison."""
+"""What is asked of the ledger client, as rows of one table; the others are for comparison."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def _print_machine(rounds: list[Round], console: Console) -> None:
 
 
 def _print_goals(rounds: list[Round], console: Console) -> dict[str, Any]:
-    table = Table(title="Targets of issue 4", title_justify="left")
+    table = Table(title="Targets", title_justify="left")
     for column in ("target", "median", "lowest", "highest", "asked", "reached"):
         table.add_column(column, no_wrap=True, justify="left" if column in ("target", "reached") else "right")
     summary: dict[str, Any] = {}
