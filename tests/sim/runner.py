@@ -82,7 +82,8 @@ def work(scenario: str, seeds: Sequence[int]) -> int:
 
 def play_in_process(scenario: str, seeds: Sequence[int], hash_seed: int, defect: str = "") -> list[Report]:
     """Seeds in one fresh process. A seed that ends the process is reported as failed, and the rest goes on in the next."""
-    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": TESTS}
+    path = os.pathsep.join(filter(None, (TESTS, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": path}
     reports: list[Report] = []
     while len(reports) < len(seeds):
         rest = list(seeds[len(reports) :])
