@@ -21,6 +21,8 @@ from .errors import Action, MagnetarError, MalformedFrame, UnknownCommand, error
 
 PROTOCOL_VERSION = 1
 MIN_PROTOCOL_VERSION = 1
+# Feature of Connect: the bookie takes deferred adds. Adds to one without it are synced before they are answered.
+DEFERRED_SYNC = "deferred_sync"
 
 _encoder = msgspec.msgpack.Encoder()
 # An error may quote what the peer sent; its text must fit into a header all the same.
@@ -317,13 +319,24 @@ class AttachLedgers(Command, tag=65):
 
 
 class AddEntry(Command, tag=96):
-    """Payload: a ledger entry (40-byte header and payload). Answered by AddDone rows. `recovery` passes the fence."""
+    """Payload: a ledger entry (40-byte header and payload). Answered by AddDone rows. `recovery` passes the fence.
+
+    `deferred` (only where both sides have the feature DEFERRED_SYNC): does not ask for a sync, and is answered twice, when
+    the bookie has taken it and when it is durable.
+    """
 
     recovery: bool = False
+    deferred: bool = False
 
 
 class AddDone(Command, tag=97):
-    """Payload: ADD_DONE_ROW rows, one frame per journal sync. None: adds of this connection wait for room, I am alive."""
+    """Payload: ADD_DONE_ROW rows, one frame per journal sync. None: adds of this connection wait for room, I am alive.
+
+    `accepted`: the rows tell of deferred adds that are in write cache and journal and may still be lost with the bookie.
+    Each gets another row, in a frame without it, when it is durable or has failed.
+    """
+
+    accepted: bool = False
 
 
 class ReadEntries(Command, tag=98):
@@ -392,7 +405,10 @@ class ListEntries(Command, tag=104):
 
 
 class ForceLedger(Command, tag=105):
-    """Reserved: deferred sync."""
+    """Deferred adds of the ledger that came before it shall become durable now; their own rows say when, and whether.
+
+    Ok: null, when all of them are that this process has accepted. That says nothing of those that an earlier one accepted.
+    """
 
     ledger_id: int
 
@@ -480,7 +496,9 @@ class AckRow(NamedTuple):
 RECEIPT_ROW = struct.Struct(">QIQQI")  # sequence id, message count, ledger, entry, first index
 ACK_ROW = struct.Struct(">QQII")  # AckRow
 ACK_SET_ROW = struct.Struct(">II")  # first and last index in the stored entry of what is acknowledged already
-ADD_DONE_ROW = struct.Struct(">QQI")  # ledger, entry, code: 0 is durable, else an error code
+ADD_DONE_ROW = struct.Struct(">QQI")  # ledger, entry, code: 0 is durable (or accepted, see AddDone), else an error code
+# How the callback of a deferred add is told that the add is accepted; no code on the wire.
+ADD_ACCEPTED = -1
 LEDGER_ROW = struct.Struct(">QIqq")  # ledger, flags, last entry, last add confirmed (-1 for none)
 LEDGER_FENCED, LEDGER_DELETED = 1, 2  # flags of a LEDGER_ROW
 ENTRY_RANGE_ROW = struct.Struct(">QQ")  # first and last entry, both included
