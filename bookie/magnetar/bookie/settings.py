@@ -21,6 +21,7 @@ _ABOVE_ZERO = (
     "entry_log_bytes",
     "checkpoint_interval_s",
     "disk_check_interval_s",
+    "journal_stall_s",
 )
 
 
@@ -54,6 +55,8 @@ class BookieSettings:
     journal_spare_bytes: int = 256 * MIB
     # Ring shared with the journal writer: bounds one group, and what is in flight to the disk.
     journal_ring_bytes: int = 32 * MIB
+    # When nothing has become durable for so long while adds wait, /health says that the journal hangs.
+    journal_stall_s: float = 2.0
     # Both halves together, and the read cache: 25% of a memory budget of 256 MiB each.
     write_cache_bytes: int = 64 * MIB
     read_cache_bytes: int = 64 * MIB

@@ -71,6 +71,7 @@ def bookie_info(bookie: Bookie) -> dict[str, Any]:
         "read_only": bookie.read_only,
         "read_only_reason": bookie.disk_space.reason,
         "unsafe_no_sync": not bookie.settings.journal_sync_data,
+        "journal_stalled_s": round(bookie.journals.stalled()[0], 3),
         "free_bytes": sum(free for free, _ in disks.values()),
         "total_bytes": sum(total for _, total in disks.values()),
         "directories": [
@@ -101,6 +102,13 @@ def bookie_problems(bookie: Bookie) -> dict[str, str]:
     if not bookie.settings.journal_sync_data:
         problems["unsafe_no_sync"] = (
             "journal_sync_data is off: a power failure loses acknowledged entries; for tests only"
+        )
+    stalled_s, journal = bookie.journals.stalled()
+    if stalled_s >= bookie.settings.journal_stall_s:
+        problems["journal_stalled"] = (
+            f"nothing became durable in {journal} for {stalled_s:.1f} s while adds wait "
+            f"(journal_stall_s={bookie.settings.journal_stall_s:g}): its disk or its writer hangs; look at the disk, or "
+            "stop this bookie so that others take over"
         )
     if bookie.read_only:
         problems["read_only"] = bookie.disk_space.reason

@@ -3,6 +3,9 @@
     (none) ──first call──> connecting ──> ready ──lost, or silent for the add timeout──> (none)
        ^── failed: calls fail at once until the backoff is over ──┘
 
+The backoff ends early when the directory says that the bookie is back, or somebody is about to write a ledger there
+(`expect`): else a bookie that is writable for placement would fail the first adds of the ledger that is placed on it.
+
 A channel is the way to one bookie and lives as long as the transport; a link is one connection of it, with the adds that
 are outstanding on it. When a link ends all its adds fail: what became of them at the bookie is not known.
 
@@ -53,6 +56,7 @@ class BookieChannel:
         "_ending",
         "_link",
         "_retry_at",
+        "_returns",
         "_why",
         "bookie",
         "bookies",
@@ -80,6 +84,7 @@ class BookieChannel:
         self._ending: dict[_Link, None] = {}  # given up, socket not closed yet
         self._delay_s = 0.0  # backoff after the last failure, 0 after a success
         self._retry_at = 0.0  # loop time before which calls fail at once
+        self._returns = 0  # of the bookie, at the last failure; more of them end the backoff
         self._why: MagnetarError = BookieUnavailable(f"bookie {bookie} was not asked yet")
         self._closed = False
 
@@ -98,6 +103,10 @@ class BookieChannel:
             raise type(self._why)(self._why.message)
         return await link.connected()
 
+    def expect(self) -> None:
+        """The next call tries to connect, whatever the backoff says. The delay after another failure stays what it is."""
+        self._retry_at = 0.0
+
     def refuse(self) -> None:
         """Takes no more calls."""
         self._closed = True
@@ -112,7 +121,9 @@ class BookieChannel:
             await next(iter(self._ending)).closed
 
     def _open(self) -> _Link | None:
-        if self._closed or self.loop.time() < self._retry_at:
+        if self._closed:
+            return None
+        if self.loop.time() < self._retry_at and self.bookies.returns(self.bookie) == self._returns:
             return None
         self._link = _Link(self)
         return self._link
@@ -137,6 +148,7 @@ class BookieChannel:
             doubled = self._delay_s * 2 if self._delay_s else settings.reconnect_backoff_s
             self._delay_s = min(doubled, settings.reconnect_backoff_max_s)
             self._retry_at = self.loop.time() + self._delay_s
+            self._returns = self.bookies.returns(self.bookie)
 
     def link_closed(self, link: _Link) -> None:
         """Nothing is left of it."""

@@ -7,12 +7,11 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 
-from magnetar.metadata.paths import ledger_path
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import AlreadyClosed, LedgerNotFound, MagnetarError, NotFoundInStore
+from magnetar.proto.errors import AlreadyClosed, LedgerNotFound, MagnetarError
 from magnetar.runtime.clock import Clock
 
-from .components import LEDGER_SEQUENCE, LedgerComponents
+from .components import LedgerComponents
 from .core.degrade import DEGRADED_PROPERTY, describe
 from .core.metadata import LedgerMetadata
 from .core.quorum import Striping
@@ -47,7 +46,12 @@ class LedgerClient:
     ) -> None:
         self.health = BookieHealth(settings, bookies)
         chooser = BookieChooser(
-            bookies, placement or placement_of(settings), self.health, settings.minimum_write_quorum, rng
+            bookies,
+            placement or placement_of(settings),
+            self.health,
+            settings.minimum_write_quorum,
+            rng,
+            transport.expect,
         )
         self._components = LedgerComponents(
             metadata, transport, bookies, chooser, self.health, settings, rng, clock
@@ -82,8 +86,7 @@ class LedgerClient:
         if chosen.degraded:
             told[DEGRADED_PROPERTY] = describe(striping)
         metadata = LedgerMetadata.create(chosen.striping, chosen.bookies, c.clock.now_ms(), told)
-        ledger_id = await c.metadata.next_id(LEDGER_SEQUENCE)
-        version = await c.metadata.create(ledger_path(ledger_id), metadata.encode())
+        ledger_id, version = await c.new_ledger(metadata)
         self._check_open()
         writer = LedgerWriter(c, ledger_id, metadata, version, self._forget)
         self._writers[writer] = None
@@ -121,10 +124,7 @@ class LedgerClient:
             raise
         except MagnetarError as error:  # what cannot be read can be deleted all the same
             _log.warning("the metadata of ledger %d cannot be read: %s", ledger_id, error)
-        try:
-            await c.metadata.delete(ledger_path(ledger_id))
-        except NotFoundInStore:
-            raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger_id=ledger_id) from None
+        await c.delete_metadata(ledger_id)
         if len(self._deletions) < _MAX_DELETIONS and not self._closed:
             task = asyncio.get_running_loop().create_task(
                 self._tell_deleted(tuple(bookies), ledger_id), name=f"delete ledger {ledger_id}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from magnetar.proto.errors import (
     LedgerNotFound,
     MagnetarError,
     NotFoundInStore,
-    RequestTimeout,
     VersionConflict,
 )
 from magnetar.runtime.clock import Clock
@@ -24,6 +22,7 @@ from .core.events import MetadataFailed, MetadataFound, MetadataWritten
 from .core.metadata import LedgerMetadata
 from .directory import BookieDirectory
 from .health import BookieHealth
+from .metadata_wait import metadata_in_time
 from .placement.chooser import BookieChooser
 from .settings import LedgerSettings
 from .transport import BookieTransport
@@ -46,19 +45,25 @@ class LedgerComponents:
     rng: random.Random
     clock: Clock
 
-    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
-        """RequestTimeout: whether it was done is not known."""
+    async def new_ledger(self, metadata: LedgerMetadata) -> tuple[int, int]:
+        """Writes the metadata of a new ledger: its id and version. RequestTimeout: it may be there, and nobody uses it."""
+        ledger_id = await self._in_time(self.metadata.next_id(LEDGER_SEQUENCE), "the id of a new ledger")
+        create = self.metadata.create(ledger_path(ledger_id), metadata.encode())
+        return ledger_id, await self._in_time(create, f"making ledger {ledger_id}")
+
+    async def delete_metadata(self, ledger_id: int) -> None:
+        """LedgerNotFound. RequestTimeout: it may be gone."""
         try:
-            async with asyncio.timeout(self.settings.metadata_timeout_s):
-                return await work
-        except TimeoutError:
-            raise RequestTimeout(
-                f"the metadata store did not answer within metadata_timeout_s={self.settings.metadata_timeout_s:g} s"
-            ) from None
+            await self._in_time(self.metadata.delete(ledger_path(ledger_id)), f"deleting ledger {ledger_id}")
+        except NotFoundInStore:
+            raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger_id=ledger_id) from None
+
+    async def _in_time(self, work: Coroutine[Any, Any, T], what: str) -> T:
+        return await metadata_in_time(work, self.settings.metadata_timeout_s, what)
 
     async def read_metadata(self, ledger_id: int) -> MetadataFound:
         """What the store has. Raises LedgerNotFound."""
-        node = await self._in_time(self.metadata.get(ledger_path(ledger_id)))
+        node = await self._in_time(self.metadata.get(ledger_path(ledger_id)), f"reading ledger {ledger_id}")
         if node is None:
             raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger_id=ledger_id)
         return MetadataFound(LedgerMetadata.decode(node.value, ledger_id), node.version)
@@ -76,7 +81,7 @@ class LedgerComponents:
         """Compare-and-set. The event says what holds now; after MetadataFailed that is not known."""
         try:
             put = self.metadata.put(ledger_path(ledger_id), metadata.encode(), version=version)
-            return MetadataWritten(await self._in_time(put))
+            return MetadataWritten(await self._in_time(put, f"writing ledger {ledger_id}"))
         except VersionConflict:
             return await self.find_metadata(ledger_id)
         except NotFoundInStore:

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgpack
 
 from magnetar.metadata.store import MetadataStore, Watch
 from magnetar.proto.errors import BookieUnavailable, InvalidSetting, MagnetarError
 
+from .metadata_wait import metadata_in_time
+
+T = TypeVar("T")
+
 _log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0  # after the list of registered bookies could not be read
 
 BOOKIES_PATH = "/bookies"
 
@@ -41,15 +47,20 @@ class BookieFacts:
     labels: Labels = NO_LABELS
     free_bytes: int = 0  # of its ledger directories; 0: not known
     read_only: bool = False
+    journal_stalled_s: float = 0.0  # so long adds have waited there without any becoming durable
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> BookieFacts:
         """From the map of BookieInfo or of a registration, which have the same keys. What does not fit is not known."""
         rack, zone, free_bytes = told.get("rack"), told.get("zone"), told.get("free_bytes")
+        stalled_s = told.get("journal_stalled_s")
         return cls(
             Labels(rack if isinstance(rack, str) else "", zone if isinstance(zone, str) else ""),
             free_bytes if isinstance(free_bytes, int) and free_bytes > 0 else 0,
             told.get("read_only") is True,
+            float(stalled_s)
+            if isinstance(stalled_s, int | float) and stalled_s is not True and stalled_s > 0
+            else 0.0,
         )
 
 
@@ -73,6 +84,10 @@ class BookieDirectory(Protocol):
 
     def free_bytes(self, bookie: str) -> int:
         """What it has room for, as it told last; 0 if it did not."""
+        ...
+
+    def returns(self, bookie: str) -> int:
+        """How often it came back: registered anew, or answered after it had not. What was held against it before is void."""
         ...
 
     def suspected(self, bookie: str) -> None:
@@ -101,7 +116,8 @@ class StaticBookies:
             self._addresses = {name: parse_address(name) for name in sorted(dict.fromkeys(bookies))}
         self.names = tuple(self._addresses)
         self._facts: dict[str, BookieFacts] = {}
-        self._lost: dict[str, None] = {}  # did not answer, or are suspected not to
+        self._lost: dict[str, None] = {}  # did not answer, are suspected not to, or take no adds
+        self._returns: dict[str, int] = {}
         self._writable = self.names
         self.on_suspected: Callable[[str], None] | None = None  # who asks how it is; None: nobody
 
@@ -125,16 +141,24 @@ class StaticBookies:
         """See BookieDirectory."""
         return self._facts.get(bookie, UNKNOWN_FACTS).free_bytes
 
+    def returns(self, bookie: str) -> int:
+        """See BookieDirectory."""
+        return self._returns.get(bookie, 0)
+
     def suspected(self, bookie: str) -> None:
         """See BookieDirectory: not writable until it answers; only if somebody asks it."""
         if self.on_suspected is not None and bookie in self._addresses:
             self.lost(bookie)
             self.on_suspected(bookie)
 
-    def told(self, bookie: str, facts: BookieFacts) -> None:
-        """The bookie answered."""
+    def told(self, bookie: str, facts: BookieFacts, *, hung: bool = False) -> None:
+        """The bookie answered. `hung`: its process does, but its journal makes nothing durable."""
         self._facts[bookie] = facts
-        self._lost.pop(bookie, None)
+        if hung:
+            self._lost[bookie] = None
+        elif bookie in self._lost:
+            del self._lost[bookie]
+            self._returns[bookie] = self._returns.get(bookie, 0) + 1
         self._changed()
 
     def lost(self, bookie: str) -> None:
@@ -154,9 +178,20 @@ class StaticBookies:
 
 
 def encode_registration(
-    address: str, *, read_only: bool = False, rack: str = "", zone: str = "", free_bytes: int = 0
+    address: str,
+    *,
+    read_only: bool = False,
+    rack: str = "",
+    zone: str = "",
+    free_bytes: int = 0,
+    journal_stalled_s: float = 0.0,
+    incarnation: int = 0,
 ) -> bytes:
-    """The value of a bookie's ephemeral node `/bookies/<id>`; written again when one of them changed, `free_bytes` much."""
+    """The value of a bookie's ephemeral node `/bookies/<id>`; written again when one of them changed, `free_bytes` much.
+
+    `journal_stalled_s` is 0 until the bookie counts its journal as hung (`journal_stall_s`), and again when it goes on.
+    `incarnation` is another one at each start, so that nobody takes a bookie that is back for the one that failed.
+    """
     data: bytes = msgpack.packb(
         {
             "address": address,
@@ -164,29 +199,57 @@ def encode_registration(
             "rack": rack,
             "zone": zone,
             "free_bytes": free_bytes,
+            "journal_stalled_s": journal_stalled_s,
+            "incarnation": incarnation,
         }
     )
     return data
 
 
+class _Registration(NamedTuple):
+    """What was read of a node."""
+
+    version: int
+    incarnation: object
+    address: Address
+    takes_adds: bool
+
+    def is_back(self, before: _Registration | None) -> bool:
+        """Whether the bookie that wrote it is not the one that was there before, or takes adds again."""
+        return (
+            before is None
+            or self.version < before.version
+            or (self.incarnation, self.address) != (before.incarnation, before.address)
+            or (self.takes_adds and not before.takes_adds)
+        )
+
+
 class RegisteredBookies:
     """The bookies registered under /bookies in the metadata store, kept up to date by a watch."""
 
-    def __init__(self, metadata: MetadataStore) -> None:
+    def __init__(self, metadata: MetadataStore, metadata_timeout_s: float) -> None:
         self._metadata = metadata
+        self._timeout_s = metadata_timeout_s
+        self._registered: dict[str, _Registration] = {}  # now
+        # Outlive a registration:
         self._addresses: dict[str, Address] = {}
         self._facts: dict[str, BookieFacts] = {}
+        self._returns: dict[str, int] = {}
         self._writable: tuple[str, ...] = ()
         self._watch: Watch | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, metadata: MetadataStore) -> RegisteredBookies:
-        """Reads the list and follows it from then on."""
-        directory = cls(metadata)
+    async def open(cls, metadata: MetadataStore, *, metadata_timeout_s: float = 10.0) -> RegisteredBookies:
+        """Reads the list and follows it from then on. RequestTimeout, and others of the store; nothing is left then."""
+        directory = cls(metadata, metadata_timeout_s)
         directory._watch = metadata.watch(BOOKIES_PATH, lambda _: directory._changed.set())
-        await directory._read()
+        try:
+            await directory._read()
+        except BaseException:
+            directory._watch.close()
+            raise
         directory._task = asyncio.get_running_loop().create_task(directory._follow(), name="bookie directory")
         return directory
 
@@ -208,6 +271,10 @@ class RegisteredBookies:
         """See BookieDirectory."""
         return self._facts.get(bookie, UNKNOWN_FACTS).free_bytes
 
+    def returns(self, bookie: str) -> int:
+        """See BookieDirectory."""
+        return self._returns.get(bookie, 0)
+
     def suspected(self, bookie: str) -> None:
         """See BookieDirectory. Its session tells whether it lives."""
 
@@ -226,26 +293,37 @@ class RegisteredBookies:
             self._changed.clear()
             try:
                 await self._read()
-            except MagnetarError as error:
-                if not error.retryable:
-                    return  # the store is closed or failed: whoever owns it stops this process
-                await asyncio.sleep(1)
+            except Exception as error:
+                if isinstance(error, MagnetarError) and not error.retryable:
+                    # The store is closed or failed: whoever owns it stops this process.
+                    _log.warning("the list of bookies is not followed any more: %s", error)
+                    return
+                _log.warning("the list of bookies cannot be read, it stays as it was: %s", error)
+                await asyncio.sleep(_RETRY_S)
                 self._changed.set()
 
     async def _read(self) -> None:
-        writable = []
-        for name in await self._metadata.children(BOOKIES_PATH):
-            node = await self._metadata.get(f"{BOOKIES_PATH}/{name}")
+        found: dict[str, _Registration] = {}
+        for name in await self._in_time(self._metadata.children(BOOKIES_PATH)):
+            node = await self._in_time(self._metadata.get(f"{BOOKIES_PATH}/{name}"))
             if node is None:
                 continue
             try:
                 fields = msgpack.unpackb(node.value)
-                self._addresses[name] = parse_address(fields["address"])
+                address = self._addresses[name] = parse_address(fields["address"])
                 facts = self._facts[name] = BookieFacts.of(fields)
             except (ValueError, TypeError, KeyError, AttributeError, InvalidSetting) as error:
                 _log.warning("the registration of bookie %s cannot be read: %r", name, error)
                 continue
-            if not facts.read_only:
-                writable.append(name)
-        if tuple(writable) != self._writable:
-            self._writable = tuple(writable)
+            takes_adds = not facts.read_only and not facts.journal_stalled_s
+            found[name] = _Registration(node.version, fields.get("incarnation"), address, takes_adds)
+        before, self._registered = self._registered, found
+        for name, registration in found.items():
+            if registration.is_back(before.get(name)):
+                self._returns[name] = self._returns.get(name, 0) + 1
+        writable = tuple(name for name, registration in found.items() if registration.takes_adds)
+        if writable != self._writable:
+            self._writable = writable
+
+    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
+        return await metadata_in_time(work, self._timeout_s, f"bookies under {BOOKIES_PATH}")

@@ -38,6 +38,8 @@ class BookieHealth:
         self._quarantine = Quarantine(
             settings.quarantine_errors, settings.quarantine_window_s, settings.quarantine_s
         )
+        # Who failed last when, and how often it had come back until then: a suspect for a while, or until it is back.
+        self._suspects: dict[str, tuple[float, int]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # whose time it is, once somebody came
         self._failures = 0
         self._quarantines = 0
@@ -53,7 +55,9 @@ class BookieHealth:
             return
         self._failures += 1
         self._bookies.suspected(bookie)
-        if self._quarantine.failed(bookie, self._now()):
+        now = self._now()
+        self._suspects[bookie] = (now, self._bookies.returns(bookie))
+        if self._quarantine.failed(bookie, now):
             self._quarantines += 1
             _log.warning(
                 "bookie %s failed %d times within %g s: no new ledgers go there for %g s "
@@ -65,10 +69,26 @@ class BookieHealth:
             )
 
     def offers(self, writable: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """What placement may choose from, in turn, until it finds enough: those in quarantine come last."""
+        """What placement may choose from, in turn, until it finds enough.
+
+        First without suspects, whose connection may not even be tried again yet; those in quarantine come last.
+        """
+        suspects = self._suspected()
         for number, names in enumerate(self._quarantine.offers(writable, self._now())):
+            if number == 0:
+                well = tuple(bookie for bookie in names if bookie not in suspects)
+                if len(well) < len(names):
+                    yield well
             self._readmissions += number > 0
             yield names
+
+    def _suspected(self) -> dict[str, tuple[float, int]]:
+        """Those that failed within `suspect_bookie_s` and did not come back since."""
+        since = self._now() - self._settings.suspect_bookie_s
+        for bookie, (failed_at, returns) in list(self._suspects.items()):
+            if failed_at <= since or self._bookies.returns(bookie) > returns:
+                del self._suspects[bookie]
+        return self._suspects
 
     def quarantined(self) -> dict[str, float]:
         """Bookies in quarantine, and the seconds that are left of it."""

@@ -33,7 +33,8 @@ class LedgerSettings:
     # An idle writer tells its last-add-confirmed so long after the last confirmation (rule 19); 0: never.
     explicit_lac_interval_s: float = 0.2
     explicit_lac_backoff_max_s: float = 30.0  # while a bookie does not take it
-    suspect_bookie_s: float = 10.0  # a bookie that failed a read is asked last for so long
+    # A bookie that failed is asked last for reads for so long, and chosen last for new ledgers until it is back.
+    suspect_bookie_s: float = 10.0
     # Adds that one bookie may have outstanding over TCP, of all ledgers. Beyond that they are refused (TooManyRequests): a
     # writer replaces the bookie; without another one it goes on where Qa < Qw (LedgerWriter.under_replicated).
     max_outstanding_bytes: int = 256 * 1024 * 1024

@@ -3,6 +3,9 @@
     unknown ──answers──> told (labels, free space, read-only) <──answers── lost
        └──────silent───────────────────────────> lost <──silent, suspected──┘ (not writable)
 
+A bookie that answers while its journal has made nothing durable for half an add timeout, although adds wait, is as good as
+silent: its process lives, and takes adds that it cannot keep. It is lost too, until its journal goes on.
+
 One task for each bookie asks with BookieInfo, one question at a time; `wake` (a writer suspects the bookie) makes the next
 one come sooner, at most once in `_PAUSE_S`.
 """
@@ -39,6 +42,7 @@ class BookieSurvey:
         self._transport = transport
         self._interval_s = settings.bookie_info_interval_s
         self._first_s = settings.connect_timeout_s
+        self._stall_s = settings.add_timeout_s / 2
         self._rng = rng
         self._wakes = {name: asyncio.Event() for name in bookies.names}
         self._silent: dict[str, None] = {}  # of whom it was logged
@@ -53,8 +57,12 @@ class BookieSurvey:
             loop.create_task(self._follow(name, first), name=f"survey of bookie {name}")
             for name, first in asked.items()
         ]
-        if asked:
-            await asyncio.wait(list(asked.values()), timeout=self._first_s)
+        try:
+            if asked:
+                await asyncio.wait(list(asked.values()), timeout=self._first_s)
+        except asyncio.CancelledError:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Ends the tasks."""
@@ -84,16 +92,28 @@ class BookieSurvey:
                 pass
 
     async def _ask(self, bookie: str) -> bool:
+        """Whether it takes adds, or says that it is read-only: whether it will do to ask it again later."""
         try:
             facts = BookieFacts.of(await self._transport.info(bookie))
         except MagnetarError as error:
             self._bookies.lost(bookie)
-            if bookie not in self._silent:
-                self._silent[bookie] = None
-                _log.warning("bookie %s does not answer, new ledgers pass it by: %s", bookie, error)
+            self._say(bookie, f"does not answer: {error}")
+            return False
+        if facts.journal_stalled_s > self._stall_s:
+            self._bookies.told(bookie, facts, hung=True)
+            self._say(
+                bookie,
+                f"answers, but its journal hangs: nothing became durable there for {facts.journal_stalled_s:.1f} s while "
+                "adds wait",
+            )
             return False
         self._bookies.told(bookie, facts)
         if bookie in self._silent:
             del self._silent[bookie]
             _log.info("bookie %s answers again", bookie)
         return True
+
+    def _say(self, bookie: str, text: str) -> None:
+        if bookie not in self._silent:
+            self._silent[bookie] = None
+            _log.warning("bookie %s %s; new ledgers pass it by", bookie, text)

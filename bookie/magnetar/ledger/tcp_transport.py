@@ -71,6 +71,12 @@ class TcpTransport:
         channel = channels.get(bookie) or self._channel(channels, bookie)
         channel.add(entry, ledger_id, entry_id, done)
 
+    def expect(self, bookie: str) -> None:
+        """See BookieTransport."""
+        for channels in (self._channels, self._recovery_channels):
+            if (channel := channels.get(bookie)) is not None:
+                channel.expect()
+
     async def read(
         self, bookie: str, ledger_id: int, first: int, last: int, *, max_bytes: int = 0, fence: bool = False
     ) -> ReadResult:

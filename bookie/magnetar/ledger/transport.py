@@ -64,6 +64,10 @@ class BookieTransport(Protocol):
         """Stores an entry. `done` comes once, at the latest after the add timeout, in a later turn of the loop."""
         ...
 
+    def expect(self, bookie: str) -> None:
+        """A ledger is about to be written there: the next call tries to reach it, however recently that failed."""
+        ...
+
     async def read(
         self, bookie: str, ledger_id: int, first: int, last: int, *, max_bytes: int = 0, fence: bool = False
     ) -> ReadResult:

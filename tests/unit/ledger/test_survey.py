@@ -201,3 +201,55 @@ async def test_over_tcp_a_hung_bookie_is_passed_by_until_it_answers_again() -> N
     await survey.close()
     await transport.close()
     await cluster.close()
+
+
+async def test_a_bookie_whose_journal_hangs_is_passed_by_until_it_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its process answers and takes adds: only the journal does nothing."""
+    a, b = Asked(), Asked(zone="z", journal_stalled_s=0)
+    async with Room(0.02, a=a, b=b) as room:
+        assert room.directory.writable() == ("a", "b")
+        b.told["journal_stalled_s"] = 2.4
+        for _ in range(3):  # a slow disk is no hung one: half an add timeout of 5 s
+            b.asked.clear()
+            await b.asked.wait()
+        assert room.directory.writable() == ("a", "b")
+        b.told["journal_stalled_s"] = 2.6
+        with caplog.at_level(logging.INFO, "magnetar.ledger.survey"):
+            await room.until(("a",))
+            assert (
+                "bookie b answers, but its journal hangs: nothing became durable there for 2.6 s"
+                in caplog.text
+            )
+            assert room.directory.labels("b").zone == "z", "what it told is known all the same"
+            room.directory.suspected("b")
+            b.asked.clear()
+            await b.asked.wait()
+            b.asked.clear()
+            await b.asked.wait()
+            assert room.directory.writable() == ("a",), "an answer alone does not make it writable"
+            before = room.directory.returns("b")
+            b.told["journal_stalled_s"] = 0.0
+            await room.until(("a", "b"))
+        assert room.directory.returns("b") == before + 1
+        assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"], "said once each"
+
+
+@pytest.mark.parametrize("told", [None, "7", -1, True, [3]])
+async def test_nonsense_of_an_earlier_or_later_release_is_no_stall(told: object) -> None:
+    async with Room(a=Asked(journal_stalled_s=told)) as room:
+        assert room.directory.writable() == ("a",)
+
+
+async def test_a_start_that_is_cancelled_leaves_no_task() -> None:
+    hung = Asked()
+    hung.go.clear()
+    room = Room(a=hung)
+    room.survey._first_s = 60
+    starting = asyncio.create_task(room.survey.start())
+    await hung.asked.wait()
+    starting.cancel()
+    assert isinstance((await asyncio.gather(starting, return_exceptions=True))[0], asyncio.CancelledError)
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("survey")]
+    assert room.directory.on_suspected is None

@@ -91,6 +91,9 @@ class Journal:
         self._released: deque[tuple[int, int]] = deque()  # no longer needed, to be recycled or deleted
         self._take_sequence = take_sequence
         self._pending: deque[tuple[int, DurableCallback, int, int]] = deque()  # in order of end offset
+        # Loop time at which a record became durable last, or the first of those that wait now came.
+        self._progress_at = 0.0
+        self._now: Callable[[], float] = float  # of the loop, once it has started
         # Records for which the ring had no room, in order. Their payloads stand in the write cache, which bounds them.
         self._waiting: deque[tuple[int, bytes, DurableCallback, int, int]] = deque()
         # Why nothing is acknowledged any more.
@@ -110,6 +113,7 @@ class Journal:
         self, position: JournalPosition, prepared_bytes: int, released: list[tuple[int, int]]
     ) -> None:
         """Begins the prepared file at `position`; `released` are old files (sequence, bytes) that nobody needs."""
+        self._now = asyncio.get_running_loop().time
         self._device.on_durable = self._durable
         self._device.on_failure = self._device_failed
         self._device.on_space = self._space_changed
@@ -150,6 +154,13 @@ class Journal:
         return len(self._pending) + len(self._waiting), on_the_way
 
     @property
+    def stalled_s(self) -> float:
+        """How long records have waited without any becoming durable; 0 while none waits."""
+        if not self._pending and not self._waiting:
+            return 0.0
+        return self._now() - self._progress_at
+
+    @property
     def end_offset(self) -> int:
         """Offset after the last record that was handed to the device."""
         return self._device.end_offset
@@ -175,6 +186,8 @@ class Journal:
             return
         header = encode_record_header(self._incarnation, device.end_offset, device.durable_offset, ADD, entry)
         device.append(header, entry)
+        if not self._pending:
+            self._progress_at = self._now()
         self._pending.append((device.end_offset, done, ledger_id, entry_id))
 
     def fence(self, ledger_id: int, done: DurableCallback) -> None:
@@ -230,6 +243,8 @@ class Journal:
         if self.failure is not None:
             asyncio.get_running_loop().call_soon(done, ledger_id, number, self.failure.code)
             return
+        if not self._pending and not self._waiting:
+            self._progress_at = self._now()
         self._waiting.append((record_type, payload, done, ledger_id, number))
 
     def _drain_waiting(self) -> None:
@@ -248,6 +263,7 @@ class Journal:
     def _durable(self, offset: int) -> None:
         pending = self._pending
         before = len(pending)
+        self._progress_at = self._now()
         while pending and pending[0][0] <= offset:
             _, done, ledger_id, number = pending.popleft()
             try:

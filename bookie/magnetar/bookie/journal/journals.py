@@ -52,6 +52,10 @@ class Journals:
         """True while a journal's disk is full: the bookie is read-only then (rule 12)."""
         return any(journal.no_space for journal in self.all)
 
+    def stalled(self) -> tuple[float, str]:
+        """The journal in which records have waited longest without any becoming durable: seconds, directory."""
+        return max((journal.stalled_s, journal.directory) for journal in self.all)
+
     def durable_positions(self) -> dict[str, JournalPosition]:
         """Everything before them is durable, and was in the write cache before it was written (rule 1)."""
         return {name: journal.durable_position() for name, journal in self.by_name.items()}
@@ -76,6 +80,7 @@ class Journals:
             "journal_queue_records": sum(records for records, _ in queued),
             "journal_queue_bytes": sum(size for _, size in queued),
             "journal_no_space": int(self.no_space),
+            "journal_stalled_ms": int(self.stalled()[0] * 1000),
         }
 
     def histograms(self) -> list[Distribution]:

@@ -38,8 +38,11 @@ class BookieChooser:
         health: BookieHealth,
         minimum_write_quorum: int,
         rng: random.Random,
+        expect: Callable[[str], None],
     ) -> None:
+        """`expect` is told of each bookie that a ledger will be written to."""
         self._bookies = bookies
+        self._expect = expect
         self._placement = placement
         self._health = health
         self._minimum = minimum_write_quorum
@@ -72,6 +75,8 @@ class BookieChooser:
         elif self._degraded:
             _log.info("there are bookies enough again: new ledgers are %s (E/Qw/Qa)", describe(asked))
         self._degraded = degraded
+        for bookie in bookies:
+            self._expect(bookie)
         return NewEnsemble(striping, bookies, degraded)
 
     def can_place(self, striping: Striping) -> bool:
@@ -88,15 +93,16 @@ class BookieChooser:
         """What a core asks for; `exclude` begins with the ensemble, by position."""
         ensemble = ask.exclude[: striping.ensemble_size]
         try:
-            return BookiesChosen(
-                self._ask(
-                    lambda candidates: self._placement.replacements(
-                        striping, ask.positions, ensemble, candidates, ask.exclude, self._rng
-                    )
+            chosen = self._ask(
+                lambda candidates: self._placement.replacements(
+                    striping, ask.positions, ensemble, candidates, ask.exclude, self._rng
                 )
             )
         except MagnetarError as error:
             return NoBookies(error.message)
+        for bookie in chosen.values():
+            self._expect(bookie)
+        return BookiesChosen(chosen)
 
     def figures(self) -> dict[str, int]:
         """For /metrics."""
@@ -106,7 +112,7 @@ class BookieChooser:
         }
 
     def _ask(self, question: Callable[[Candidates], T]) -> T:
-        """Over the bookies that are well; over more and more of those in quarantine where that is not enough."""
+        """Over the bookies that are well; where these are too few, over suspects and those in quarantine too."""
         bookies = self._bookies
         refusal: NotEnoughBookies | None = None
         for names in self._health.offers(bookies.writable()):

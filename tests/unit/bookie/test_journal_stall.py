@@ -1,0 +1,59 @@
+"""A bookie whose process lives and whose journal hangs: it says so, to peers, to /health and to /metrics."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from magnetar.bookie.journal.device import JournalDevice
+from support.bookie_kit import add, add_all, entry, open_real, until
+
+
+def writer_pid(device: JournalDevice) -> int:
+    """Of a real device."""
+    pid: int = device.writer_pid  # type: ignore[attr-defined]
+    return pid
+
+
+async def test_a_journal_that_hangs_is_told_while_adds_wait_and_no_longer(tmp_path: Path) -> None:
+    bookie = await open_real(str(tmp_path), journal_stall_s=0.2)
+    try:
+        assert await add(bookie, entry(1, 0)) == 0
+        assert bookie.info()["journal_stalled_s"] == 0
+        pid = writer_pid(bookie.journals.all[0]._device)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(0.25)
+            assert bookie.info()["journal_stalled_s"] == 0, "nothing waits: idle is not hung"
+            assert bookie.problems() == {}
+            waiting = asyncio.create_task(add_all(bookie, [entry(1, number) for number in range(1, 10)]))
+            await until(lambda: bookie.info()["journal_stalled_s"] >= 0.2)
+            problem = bookie.problems()["journal_stalled"]
+            assert str(tmp_path / "journal") in problem
+            assert "journal_stall_s=0.2" in problem
+            stats = bookie.stats()
+            assert stats["journal_stalled_ms"] >= 200
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert await waiting == [0] * 9
+        assert bookie.info()["journal_stalled_s"] == 0
+        assert bookie.problems() == {}
+    finally:
+        await bookie.close()
+
+
+async def test_a_journal_that_is_slow_and_goes_on_does_not_hang(tmp_path: Path) -> None:
+    """The clock starts again with whatever becomes durable, however long the queue is."""
+    bookie = await open_real(str(tmp_path))
+    longest = 0.0
+    try:
+        for turn in range(30):
+            adding = asyncio.create_task(
+                add_all(bookie, [entry(1, turn * 10 + number) for number in range(10)])
+            )
+            await asyncio.sleep(0.01)
+            longest = max(longest, bookie.info()["journal_stalled_s"])
+            await adding
+        assert longest < 0.2
+    finally:
+        await bookie.close()
