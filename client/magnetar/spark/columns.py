@@ -1,0 +1,221 @@
+"""Entries of a topic to Arrow record batches: a few C calls per column of a batch, no Python code per message of it.
+
+A batch that holds a single message (unbatched sends) costs Python code of its own; entries made of nothing else, which is
+what many small producers leave, take a way that handles all of them column by column.
+
+Entries were verified by their ledger's digest, which the broker computed after it had verified every batch; the batches'
+own checksums are not verified again.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, MutableSequence, Sequence
+from itertools import repeat
+from operator import sub
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from magnetar.proto.batch import (
+    BATCH_HEADER_BYTES,
+    FLAG_SINGLE,
+    FORMAT_NATIVE,
+    META_EVENT_TIMES_MS,
+    META_INDEXES,
+    META_PROPERTIES,
+    META_SEQUENCE_IDS,
+    Properties,
+    decode_batch,
+)
+from magnetar.proto.entry import Entry
+from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER_BYTES
+
+from .plan import Range
+from .schema import COLUMNS
+
+ROWS_PER_RECORD_BATCH = 16_384
+# Of a batch header: format, flags, header length and count as they stand; sequence id, publish time, two column lengths.
+_SINGLE = struct.Struct(">12x8s4xQQ8s")
+_SINGLE_ALIKE = struct.pack(">BBHI", FORMAT_NATIVE, FLAG_SINGLE, BATCH_HEADER_BYTES, 1)
+_NO_COLUMNS = bytes(8)
+_TIME_MS, _TIME = pa.timestamp("ms", "UTC"), pa.timestamp("us", "UTC")
+# Slices of it are memory copies; a range would make an int for each number.
+_COUNT = array("q", range(MAX_MESSAGES_PER_ENTRY))
+
+
+class Source(NamedTuple):
+    """Where entries come from: what their rows say of topic and place."""
+
+    topic: str
+    partition: int
+    ledger: int  # position id: as message ids of the topic name it
+    first_offset: int  # topic-wide index of its first message
+
+
+class Rows:
+    """Gathers messages column by column. `names`: the columns wanted."""
+
+    def __init__(self, names: Sequence[str], source: Source) -> None:
+        self._names = names
+        self._producers_wanted = "producer" in names
+        self._source = source
+        self._schema = pa.schema([pa.field(name, COLUMNS[name][1]) for name in names])
+        self._clear()
+
+    def _clear(self) -> None:
+        self.count = 0
+        self._values: list[bytes | None] = []
+        self._producers: list[str] = []
+        # Columns that most batches lack are empty until one has them, and as long as the others from then on.
+        self._keys: list[str | bytes | None] = []
+        self._properties: list[Properties | None] = []
+        self._event_ms: list[int | None] = []
+        # One number a message each. Offset and sequence id are the index in the entry plus a number that seldom changes.
+        self._entries = array("q")
+        self._indexes = array("q")
+        self._offset_shifts = array("q")
+        self._sequence_shifts = array("q")
+        self._publish_ms = array("q")
+        self._append_ms = array("q")
+
+    def add(self, ledger_entry: bytes, wanted: Range) -> None:
+        """Those messages of a stored entry that lie in the range. Raises MalformedFrame."""
+        entry_id = LEDGER_ENTRY_FIELDS.unpack_from(ledger_entry)[1]
+        entry = Entry(ledger_entry, LEDGER_ENTRY_HEADER_BYTES)
+        first_offset = self._source.first_offset + entry.first_index
+        low, high = wanted.indexes(
+            self._source.ledger, entry_id, first_offset, entry.message_count, entry.append_time_ms
+        )
+        if low >= high:
+            return
+        before = self.count
+        if entry.batch_count != entry.message_count or not self._add_singles(entry):
+            for position in range(entry.batch_count):
+                self._add_batch(entry, position)
+        n = self.count - before
+        _repeat(self._entries, entry_id, n)
+        _repeat(self._append_ms, entry.append_time_ms, n)
+        _repeat(self._offset_shifts, first_offset, n)
+        if low > 0 or high < entry.message_count:
+            self._cut(before, low, high)
+
+    def _cut(self, before: int, low: int, high: int) -> None:
+        """Drops what was added since there were `before` rows, but for the indexes low..high-1."""
+        first = bisect_left(self._indexes, low, before)
+        end = bisect_left(self._indexes, high, before)
+        columns: tuple[MutableSequence[Any], ...] = (
+            self._values, self._producers, self._keys, self._properties, self._event_ms, self._entries, self._indexes,
+            self._offset_shifts, self._sequence_shifts, self._publish_ms, self._append_ms,
+        )  # fmt: skip
+        for column in columns:
+            del column[end:]
+            del column[before:first]
+        self.count = before + max(0, end - first)
+
+    def _add_batch(self, entry: Entry, position: int) -> None:
+        start, end = entry.batch_bounds(position)
+        batch = decode_batch(memoryview(entry.data)[start:end], verify=False)
+        header, n = batch.header, batch.header.message_count
+        index = entry.batch_start_index(position)
+        metadata = batch.metadata or {}
+        self._values += batch.values
+        self._seldom(self._keys, batch.keys, n)
+        self._seldom(self._properties, metadata.get(META_PROPERTIES), n)
+        self._seldom(self._event_ms, metadata.get(META_EVENT_TIMES_MS), n)
+        if self._producers_wanted:
+            self._producers += [entry.producer_names[entry.producers[position]]] * n
+        kept = metadata.get(META_INDEXES)
+        indexes = _COUNT[index : index + n] if kept is None else array("q", map(index.__add__, kept))
+        self._indexes += indexes
+        sequence_ids = metadata.get(META_SEQUENCE_IDS)
+        if sequence_ids is None:
+            _repeat(self._sequence_shifts, header.sequence_id - index, n)
+        else:
+            self._sequence_shifts.extend(map(sub, sequence_ids, indexes))
+        _repeat(self._publish_ms, header.publish_time_ms, n)
+        self.count += n
+
+    def _add_singles(self, entry: Entry) -> bool:
+        """An entry of single, plain messages; False if it holds others as well."""
+        data, n, index = entry.data, entry.batch_count, entry.base_index
+        shift = entry.body - entry.base_offset
+        ends = [end + shift for end in entry.end_offsets]
+        starts = [entry.body, *ends[:-1]]
+        alike, sequence_ids, times_ms, lengths = zip(*map(_SINGLE.unpack_from, repeat(data), starts))
+        if {*alike} != {_SINGLE_ALIKE} or {*lengths} != {_NO_COLUMNS}:
+            return False
+        self._values += [data[start + BATCH_HEADER_BYTES : end] for start, end in zip(starts, ends)]
+        for column in (self._keys, self._properties, self._event_ms):
+            self._seldom(column, None, n)
+        if self._producers_wanted:
+            self._producers += map(entry.producer_names.__getitem__, entry.producers)
+        self._indexes += _COUNT[index : index + n]
+        self._sequence_shifts.extend(map(sub, sequence_ids, _COUNT[index : index + n]))
+        self._publish_ms.extend(times_ms)
+        self.count += n
+        return True
+
+    def _seldom(self, column: list[Any], added: Sequence[Any] | None, n: int) -> None:
+        if added is not None:
+            if not column:
+                column += [None] * self.count
+            column += added
+        elif column:
+            column += [None] * n
+
+    def take(self) -> pa.RecordBatch:
+        """What was gathered, as a record batch; afterwards there is nothing."""
+        arrays = [_BUILDERS[name](self) for name in self._names]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        self._clear()
+        return batch
+
+    def _nullable(self, column: list[Any], arrow_type: pa.DataType) -> pa.Array:
+        return pa.array(column, arrow_type) if column else pa.nulls(self.count, arrow_type)
+
+    def _key_array(self) -> pa.Array:
+        if str in {*map(type, self._keys)}:
+            self._keys = [key.encode() if isinstance(key, str) else key for key in self._keys]
+        return self._nullable(self._keys, pa.binary())
+
+    def _message_ids(self) -> pa.Array:
+        # Three big-endian words each: ledger, entry, index and partition.
+        words = array("q", bytes(24 * self.count))
+        words[0::3] = array("q", [self._source.ledger]) * self.count
+        words[1::3] = self._entries
+        low = pc.bit_wise_or(pc.shift_left(_longs(self._indexes), 32), self._source.partition & 0xFFFFFFFF)
+        words[2::3] = array("q", low.buffers()[1].to_pybytes())
+        if sys.byteorder == "little":
+            words.byteswap()
+        ends = array("i", range(0, 24 * self.count + 1, 24))
+        return pa.Array.from_buffers(pa.binary(), self.count, [None, pa.py_buffer(ends), pa.py_buffer(words)])
+
+
+def _repeat(column: array[int], number: int, n: int) -> None:
+    column += array("q", (number,)) * n
+
+
+def _longs(column: array[int], arrow_type: pa.DataType = pa.int64()) -> pa.Array:  # noqa: B008
+    return pa.Array.from_buffers(arrow_type, len(column), [None, pa.py_buffer(column)])
+
+
+_BUILDERS: dict[str, Callable[[Rows], pa.Array]] = {
+    "key": Rows._key_array,
+    "value": lambda rows: pa.array(rows._values, pa.binary()),
+    "topic": lambda rows: pa.repeat(pa.scalar(rows._source.topic), rows.count),
+    "partition": lambda rows: pa.repeat(pa.scalar(rows._source.partition, pa.int32()), rows.count),
+    "message_id": Rows._message_ids,
+    "offset": lambda rows: pc.add(_longs(rows._indexes), _longs(rows._offset_shifts)),
+    "publish_time": lambda rows: _longs(rows._publish_ms, _TIME_MS).cast(_TIME),
+    "event_time": lambda rows: rows._nullable(rows._event_ms, _TIME_MS).cast(_TIME),
+    "append_time": lambda rows: _longs(rows._append_ms, _TIME_MS).cast(_TIME),
+    "properties": lambda rows: rows._nullable(rows._properties, COLUMNS["properties"][1]),
+    "producer": lambda rows: pa.array(rows._producers, pa.string()),
+    "sequence_id": lambda rows: pc.add(_longs(rows._indexes), _longs(rows._sequence_shifts)),
+}

@@ -1,0 +1,201 @@
+"""Options of the data source: read once, checked at once. Every error names the option and the cure.
+
+service_url            required: `magnetar://host:port`
+topic                  what to read: a name (also `.load(NAME)`),
+topics                 names with commas between them,
+topics_pattern         or a regular expression over full names
+start, end             `earliest`, `latest` (until the query is planned), a message id `ledger:entry:index`, a time with its
+                       zone, or JSON with one of these per topic ("" for the others); `end` itself is not read
+partition_bytes        what one Spark task reads, about (64m)
+lease_s                how long ledgers are kept for a query whose driver has gone silent (60)
+timeout_s              for what the service or a bookie is asked (30)
+value_format           binary, json, msgpack or avro; with
+value_schema           a DDL schema (Avro: its JSON) the value becomes columns of its own
+fail_on_data_loss      streams: whether trimmed data fails the query (true)
+max_rows_per_batch     streams: admission control (0: no bound)
+max_bytes_per_batch    the same in bytes
+subscription           streams: the durable subscription that keeps what the query still needs (made from the query's id)
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.ids import MessageId, TopicName
+
+READ_OPTIONS: Final = (
+    "service_url", "topic", "topics", "topics_pattern", "path", "start", "end", "partition_bytes", "lease_s", "timeout_s",
+    "value_format", "value_schema", "fail_on_data_loss", "max_rows_per_batch", "max_bytes_per_batch", "subscription",
+)  # fmt: skip
+VALUE_FORMATS: Final = ("binary", "json", "msgpack", "avro")
+
+# "earliest", "latest", an id, or milliseconds since the epoch.
+Place = str | MessageId | int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """See the module docstring. `start` and `end` map full topic names to places; "" stands for all others."""
+
+    host: str
+    port: int
+    topics: tuple[str, ...] = ()  # full names; empty with a pattern
+    pattern: str = ""
+    start: Mapping[str, Place]
+    end: Mapping[str, Place]
+    partition_bytes: int = 64 << 20
+    lease_s: float = 60.0
+    timeout_s: float = 30.0
+    value_format: str = "binary"
+    value_schema: str = ""
+    fail_on_data_loss: bool = True
+    max_rows_per_batch: int = 0  # 0: no bound
+    max_bytes_per_batch: int = 0
+    subscription: str = ""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """From what stood in `.option(...)`. Raises InvalidArgument."""
+        told = {name.lower(): str(value) for name, value in options.items()}
+        _check_names(told, READ_OPTIONS)
+        host, port = _service(told.get("service_url", ""))
+        topics, pattern = _topics(told)
+        value_format = told.get("value_format", "binary").lower()
+        if value_format not in VALUE_FORMATS:
+            raise InvalidArgument(
+                f"option value_format is {value_format!r}; want one of {', '.join(VALUE_FORMATS)}"
+            )
+        if (value_format != "binary") != bool(told.get("value_schema")):
+            raise InvalidArgument(
+                "options value_format and value_schema go together: the schema says what columns the values become"
+            )
+        return cls(
+            host=host,
+            port=port,
+            topics=topics,
+            pattern=pattern,
+            start=_places("start", told.get("start", "earliest")),
+            end=_places("end", told.get("end", "latest")),
+            partition_bytes=_size("partition_bytes", told.get("partition_bytes", "64m"), 1),
+            lease_s=_seconds("lease_s", told.get("lease_s", "60")),
+            timeout_s=_seconds("timeout_s", told.get("timeout_s", "30")),
+            value_format=value_format,
+            value_schema=told.get("value_schema", ""),
+            fail_on_data_loss=_flag("fail_on_data_loss", told.get("fail_on_data_loss", "true")),
+            max_rows_per_batch=_size("max_rows_per_batch", told.get("max_rows_per_batch", "0"), 0),
+            max_bytes_per_batch=_size("max_bytes_per_batch", told.get("max_bytes_per_batch", "0"), 0),
+            subscription=told.get("subscription", ""),
+        )
+
+    def start_of(self, topic: str) -> Place:
+        """Where reading the topic begins."""
+        return self.start.get(topic, self.start.get("", "earliest"))
+
+    def end_of(self, topic: str) -> Place:
+        """Where it ends."""
+        return self.end.get(topic, self.end.get("", "latest"))
+
+
+def _check_names(told: Mapping[str, str], known: tuple[str, ...]) -> None:
+    for name in told:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
+            raise InvalidArgument(f"option {name!r} is not known; {hint}")
+
+
+def _service(url: str) -> tuple[str, int]:
+    match = re.fullmatch(r"magnetar://(\[[^\]]+\]|[^:/]+)(?::(\d+))?/?", url)
+    if match is None or not 0 < int(match[2] or 7650) < 65536:
+        raise InvalidArgument(
+            f"option service_url is {url!r}; want magnetar://host:port, as `magnetar standalone` prints it"
+        )
+    return match[1].strip("[]"), int(match[2] or 7650)
+
+
+def _topics(told: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    given = [name for name in ("topic", "topics", "topics_pattern", "path") if told.get(name)]
+    if len(given) != 1:
+        raise InvalidArgument(
+            "one of the options topic, topics and topics_pattern says what to read, not "
+            f"{' and '.join(given) or 'none of them'}"
+        )
+    value = told[given[0]]
+    if given[0] == "topics_pattern":
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise InvalidArgument(f"option topics_pattern is not a regular expression: {error}") from None
+        return (), value
+    names = [name.strip() for name in value.split(",")] if given[0] == "topics" else [value]
+    try:
+        return tuple(dict.fromkeys(str(TopicName.parse(name)) for name in names)), ""
+    except InvalidArgument as error:
+        raise InvalidArgument(f"option {given[0]}: {error}") from None
+
+
+def _places(option: str, text: str) -> dict[str, Place]:
+    if not text.lstrip().startswith("{"):
+        return {"": _place(option, text)}
+    try:
+        told = json.loads(text)
+    except ValueError as error:
+        raise InvalidArgument(f"option {option} is not JSON: {error}") from None
+    return {
+        str(TopicName.parse(topic)) if topic else "": _place(option, place) for topic, place in told.items()
+    }
+
+
+def _place(option: str, told: Any) -> Place:
+    text = str(told).strip()
+    if text.lower() in ("earliest", "latest"):
+        return text.lower()
+    if text.isascii() and text.isdigit():
+        return int(text)
+    if re.fullmatch(r"\d+:\d+:\d+(:-?\d+)?", text):
+        return MessageId.parse(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise InvalidArgument(
+            f"option {option} is {text!r}; want earliest, latest, a message id ledger:entry:index, a time with its zone "
+            "(2026-11-21T12:00:00Z) or whole milliseconds since the epoch"
+        )
+    return round(time.timestamp() * 1000)
+
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def _size(option: str, text: str, least: int) -> int:
+    match = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
+    if match is None or int(match[1]) * _UNITS[match[2]] < least:
+        raise InvalidArgument(
+            f"option {option} is {text!r}; want a whole number of at least {least}, also as 64m"
+        )
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise InvalidArgument(f"option {option} is {text!r}; want a positive number of seconds")
+    return seconds
+
+
+def _flag(option: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise InvalidArgument(f"option {option} is {text!r}; want true or false")
+    return text.lower() == "true"

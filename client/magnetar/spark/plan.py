@@ -1,0 +1,141 @@
+"""What to read of a topic, cut into what one task reads. Pure: ledgers and wanted ranges in, slices out.
+
+Ranges are half open. Three kinds of them may come together: by position (message ids), by offset (topic-wide index) and by
+append time; what is read lies in all. Ledgers and entries outside are never asked for; within an entry the rows are cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Position = tuple[int, int, int]  # position id of the ledger, entry, index in the entry
+FIRST: Position = (0, 0, 0)
+PAST_ALL: Position = (1 << 63, 0, 0)
+_PAST_ALL_INT = 1 << 62
+
+
+class TopicLedger(NamedTuple):
+    """A ledger of a topic as the broker tells of it. Times in ms since the epoch, size in payload bytes."""
+
+    position_id: int
+    stored_id: int
+    metadata: bytes
+    first_offset: int
+    entries: int
+    messages: int
+    size: int
+    first_append_ms: int
+    last_append_ms: int
+    closed: bool
+
+    @property
+    def end_offset(self) -> int:
+        """Topic-wide index after its last message."""
+        return self.first_offset + self.messages
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What is wanted: at or past each `from_`, before each `before`."""
+
+    from_position: Position = FIRST
+    before_position: Position = PAST_ALL
+    from_offset: int = 0
+    before_offset: int = _PAST_ALL_INT
+    from_append_ms: int = 0
+    before_append_ms: int = _PAST_ALL_INT
+
+    def narrowed(self, other: Range) -> Range:
+        """What lies in both."""
+        return Range(
+            max(self.from_position, other.from_position),
+            min(self.before_position, other.before_position),
+            max(self.from_offset, other.from_offset),
+            min(self.before_offset, other.before_offset),
+            max(self.from_append_ms, other.from_append_ms),
+            min(self.before_append_ms, other.before_append_ms),
+        )
+
+    def meets(self, ledger: TopicLedger) -> bool:
+        """Whether the ledger may hold something of it."""
+        return (
+            ledger.entries > 0
+            and self.from_position < (ledger.position_id, ledger.entries, 0)
+            and self.before_position > (ledger.position_id, 0, 0)
+            and self.from_offset < ledger.end_offset
+            and self.before_offset > ledger.first_offset
+            and self.from_append_ms <= ledger.last_append_ms
+            and self.before_append_ms > ledger.first_append_ms
+        )
+
+    def indexes(
+        self, ledger: int, entry: int, first_offset: int, messages: int, append_ms: int
+    ) -> tuple[int, int]:
+        """The part [low, high) of an entry's messages that lies in it; empty if low >= high."""
+        if not self.from_append_ms <= append_ms < self.before_append_ms:
+            return 0, 0
+        low, high = max(0, self.from_offset - first_offset), min(messages, self.before_offset - first_offset)
+        place = (ledger, entry)
+        if self.from_position[:2] > place or self.before_position[:2] < place:
+            return 0, 0
+        if self.from_position[:2] == place:
+            low = max(low, self.from_position[2])
+        if self.before_position[:2] == place:
+            high = min(high, self.before_position[2])
+        return low, high
+
+
+class LedgerSlice(NamedTuple):
+    """What one task reads: entries first..last of one ledger."""
+
+    topic: str
+    partition: int
+    ledger: TopicLedger
+    first: int
+    last: int
+    wanted: Range
+    bookies: Mapping[str, tuple[str, int]]  # id -> address
+
+
+def slices(
+    topic: str,
+    partition: int,
+    ledgers: Sequence[TopicLedger],
+    wanted: Range,
+    partition_bytes: int,
+    bookies: Mapping[str, tuple[str, int]],
+) -> list[LedgerSlice]:
+    """In topic order. A slice holds about `partition_bytes`, by the average size of its ledger's entries."""
+    found: list[LedgerSlice] = []
+    for ledger in ledgers:
+        if not wanted.meets(ledger):
+            continue
+        first, last = _entries(ledger, wanted)
+        if first > last:
+            continue
+        step = max(1, partition_bytes * ledger.entries // max(1, ledger.size))
+        # Equal pieces, so that no task is left with a crumb.
+        pieces = -(-(last - first + 1) // step)
+        borders = [first + (last - first + 1) * n // pieces for n in range(pieces + 1)]
+        found += [
+            LedgerSlice(topic, partition, ledger, start, end - 1, wanted, bookies)
+            for start, end in itertools.pairwise(borders)
+        ]
+    return found
+
+
+def _entries(ledger: TopicLedger, wanted: Range) -> tuple[int, int]:
+    """First and last entry that ids leave; offsets and times are known when entries are read."""
+    first, last = 0, ledger.entries - 1
+    if wanted.from_position[0] == ledger.position_id:
+        first = wanted.from_position[1]
+    if wanted.before_position[0] == ledger.position_id:
+        # Before index 0 of an entry means without that entry.
+        last = min(last, wanted.before_position[1] - (wanted.before_position[2] == 0))
+    return first, last
+
+
+__all__ = ["FIRST", "PAST_ALL", "LedgerSlice", "Position", "Range", "TopicLedger", "slices"]

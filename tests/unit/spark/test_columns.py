@@ -1,0 +1,154 @@
+"""Entries become rows: every column, for batches of every kind, against a slow reading message by message."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from magnetar.proto.batch import decode_batch, encode_batch, encode_single
+from magnetar.proto.compression import Compression
+from magnetar.proto.entry import Entry, encode_entry
+from magnetar.proto.ids import MessageId
+from magnetar.proto.ledger_entry import encode_ledger_entry
+from magnetar.spark.columns import Rows, Source
+from magnetar.spark.plan import Range
+from magnetar.spark.schema import COLUMNS, topic_schema
+
+SOURCE = Source("persistent://public/default/orders", -1, 9, 1000)
+
+
+def random_batch(rng: random.Random, number: int) -> tuple[bytes, int]:
+    n = rng.choice((1, 1, 2, 5, 40))
+    values = [rng.choice((None, b"", rng.randbytes(rng.randrange(200)))) for _ in range(n)]
+    if n == 1 and rng.random() < 0.5:
+        return encode_single(values[0] or b"", number, 1000 + number), 1
+    return (
+        encode_batch(
+            values,
+            sequence_id=number,
+            publish_time_ms=1000 + number,
+            keys=rng.choice((None, [rng.choice((None, "key-ä", b"\xff\x00")) for _ in range(n)])),
+            properties=rng.choice((None, [rng.choice((None, {"a": "1", "b": "ü"}, {})) for _ in range(n)])),
+            event_times_ms=rng.choice((None, [rng.choice((None, 77)) for _ in range(n)])),
+            sequence_ids=rng.choice((None, None, [number + 3 * i for i in range(n)])),
+            compression=rng.choice(list(Compression)),
+        ),
+        n,
+    )
+
+
+def random_entry(rng: random.Random, entry_id: int, first_index: int) -> tuple[bytes, int]:
+    if rng.random() < 0.3:
+        count = rng.choice((1, 7))
+        batches = [(encode_single(rng.randbytes(9), i, 5 + i), 1) for i in range(count)]
+    else:
+        batches = [random_batch(rng, 100 * i) for i in range(rng.choice((1, 3, 6)))]
+    entry = encode_entry(
+        [batch for batch, _ in batches],
+        [n for _, n in batches],
+        [rng.randrange(2) for _ in batches],
+        ["first", "second"],
+        first_index=first_index,
+        append_time_ms=5000 + entry_id,
+    )
+    return encode_ledger_entry(7, entry_id, entry_id - 1, 0, entry), sum(n for _, n in batches)
+
+
+def read_slowly(ledger_entry: bytes, entry_id: int) -> list[dict[str, Any]]:
+    entry = Entry(ledger_entry, 40)
+    rows: list[dict[str, Any]] = []
+    for position in range(entry.batch_count):
+        batch = decode_batch(bytes(entry.batch(position)))
+        metadata = batch.metadata or {}
+        for i, value in enumerate(batch.values):
+            index = entry.batch_start_index(position) + i
+            key = batch.keys[i] if batch.keys else None
+            properties = metadata.get(1, [None] * len(batch.values))[i]
+            rows.append(
+                {
+                    "key": key.encode() if isinstance(key, str) else key,
+                    "value": value,
+                    "topic": SOURCE.topic,
+                    "partition": -1,
+                    "message_id": MessageId(9, entry_id, index).to_bytes(),
+                    "offset": 1000 + entry.first_index + index,
+                    "publish_time": batch.header.publish_time_ms,
+                    "event_time": metadata.get(2, [None] * len(batch.values))[i],
+                    "append_time": entry.append_time_ms,
+                    "properties": None if properties is None else sorted(properties.items()),
+                    "producer": ["first", "second"][entry.producers[position]],
+                    "sequence_id": metadata[4][i] if 4 in metadata else batch.header.sequence_id + i,
+                }
+            )
+    return rows
+
+
+def as_rows(batch: Any) -> list[dict[str, Any]]:
+    batch.validate(full=True)
+    found = []
+    for row in batch.to_pylist():
+        for name in ("publish_time", "event_time", "append_time"):
+            row[name] = None if row[name] is None else round(row[name].timestamp() * 1000)
+        row["properties"] = None if row["properties"] is None else sorted(row["properties"])
+        found.append(row)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_equal_a_reading_message_by_message(seed: int) -> None:
+    rng = random.Random(seed)
+    rows, wanted = Rows(tuple(COLUMNS), SOURCE), []
+    first_index = 0
+    for entry_id in range(rng.choice((1, 6))):
+        entry, count = random_entry(rng, entry_id, first_index)
+        rows.add(entry, Range())
+        wanted += read_slowly(entry, entry_id)
+        first_index += count
+        assert rows.count == len(wanted)
+    assert as_rows(rows.take()) == wanted
+    assert rows.count == 0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_ranges_cut_rows_within_entries(seed: int) -> None:
+    rng = random.Random(seed)
+    entries, everything, first_index = [], [], 0
+    for entry_id in range(5):
+        entry, count = random_entry(rng, entry_id, first_index)
+        entries.append(entry)
+        everything += read_slowly(entry, entry_id)
+        first_index += count
+    low, high = sorted(rng.choices(range(len(everything) + 1), k=2))
+    kind = rng.choice(("position", "offset", "time"))
+    if kind == "offset":
+        wanted = Range(from_offset=1000 + low, before_offset=1000 + high)
+        expected = everything[low:high]
+    elif kind == "time":
+        wanted = Range(from_append_ms=5001, before_append_ms=5000 + rng.randrange(6))
+        expected = [row for row in everything if 5001 <= row["append_time"] < wanted.before_append_ms]
+    else:
+        ids = [MessageId.from_bytes(row["message_id"])[:3] for row in everything] + [(9, 5, 0)]
+        wanted = Range(from_position=ids[low], before_position=ids[high])
+        expected = everything[low:high]
+    rows = Rows(tuple(COLUMNS), SOURCE)
+    for entry in entries:
+        rows.add(entry, wanted)
+    assert as_rows(rows.take()) == expected
+
+
+def test_only_the_columns_that_are_wanted() -> None:
+    entry, _ = random_entry(random.Random(1), 0, 0)
+    rows = Rows(("offset", "value"), SOURCE)
+    rows.add(entry, Range())
+    assert rows.take().schema.names == ["offset", "value"]
+
+
+def test_the_arrow_schema_is_the_one_that_spark_derives() -> None:
+    derived = to_arrow_schema(topic_schema(), timezone="UTC")
+    entry, _ = random_entry(random.Random(1), 0, 0)
+    rows = Rows(tuple(COLUMNS), SOURCE)
+    rows.add(entry, Range())
+    assert derived.equals(rows.take().schema)
