@@ -1,0 +1,173 @@
+"""A metadata store that hangs or fails: every call of the ledger client ends, in one clear error."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, RegisteredBookies, StaticBookies
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto.errors import RequestTimeout, StorageFailed
+from support.bookies import Bookies, Confirmations
+from support.sim import SimLoop
+
+FAST = LedgerSettings(1, 1, 1, metadata_timeout_s=0.05)
+
+
+class HungStore(MemoryMetadataStore):
+    """Answers the calls in `hung` never, and counts those that wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hung: set[str] = set()
+        self.waiting = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in ("next_id", "create", "get", "put", "delete", "children"):
+            return found
+
+        async def call(*given: Any, **named: Any) -> Any:
+            if name in self.hung:
+                self.waiting += 1
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    self.waiting -= 1
+            return await found(*given, **named)
+
+        return call
+
+
+Step = Callable[[LedgerClient, int], Awaitable[Any]]
+
+
+async def close_writer(client: LedgerClient, _: int) -> None:
+    writer = next(iter(client._writers))
+    await writer.close()
+
+
+STEPS: list[tuple[str, str, Step]] = [
+    ("next_id", "the id of a new ledger", lambda client, _: client.create()),
+    ("create", "making ledger 1", lambda client, _: client.create()),
+    ("get", "reading ledger 0", lambda client, ledger: client.open(ledger, recover=False)),
+    ("get", "reading ledger 0", lambda client, ledger: client.open(ledger, recover=True)),
+    ("put", "writing ledger 0", lambda client, ledger: client.open(ledger, recover=True)),
+    ("put", "writing ledger 0", close_writer),
+    ("delete", "deleting ledger 0", lambda client, ledger: client.delete(ledger)),
+]
+
+
+@pytest.mark.parametrize(("hung", "what", "step"), STEPS)
+async def test_no_wait_is_without_end(hung: str, what: str, step: Step) -> None:
+    bookies = Bookies("a", metadata=(store := HungStore()))
+    client = bookies.client(FAST)
+    writer = await client.create()
+    confirmed = Confirmations()
+    writer.append(b"x", confirmed)
+    await confirmed.count(1)
+    store.hung.add(hung)
+    with pytest.raises(RequestTimeout, match=rf"metadata_timeout_s=0\.05 s \({what}\)"):
+        await asyncio.wait_for(step(client, writer.ledger_id), 5)
+    assert store.waiting == 0
+    store.hung.clear()
+    await client.create()
+    await client.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_what_cannot_be_read_in_time_is_deleted_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    bookies = Bookies("a", metadata=(store := HungStore()))
+    client = bookies.client(FAST)
+    writer = await client.create()
+    store.hung.add("get")
+    await client.delete(writer.ledger_id)
+    assert "the metadata of ledger 0 cannot be read" in caplog.text
+    store.hung.clear()
+    assert await store.get("/ledgers/00000000000000000000") is None
+    await client.close()
+
+
+async def test_a_timeout_of_the_store_itself_is_no_word_about_the_setting() -> None:
+    class Impatient(MemoryMetadataStore):
+        async def next_id(self, name: str) -> int:
+            raise TimeoutError("its own")
+
+    client = Bookies("a", metadata=Impatient()).client(FAST)
+    with pytest.raises(TimeoutError, match="its own") as raised:
+        await client.create()
+    assert not isinstance(raised.value, RequestTimeout)
+    await client.close()
+
+
+@pytest.mark.parametrize("hung", ["children", "get"])
+async def test_opening_the_list_of_bookies_ends_and_leaves_nothing(hung: str) -> None:
+    store = HungStore()
+    await store.create("/bookies/a", b"")
+    before = len(store._watches)  # type: ignore[attr-defined]
+    store.hung.add(hung)
+    with pytest.raises(RequestTimeout, match=r"metadata_timeout_s=0\.05 s \(bookies under /bookies\)"):
+        await RegisteredBookies.open(store, metadata_timeout_s=0.05)
+    assert len(store._watches) == before  # type: ignore[attr-defined]
+    opening = asyncio.create_task(RegisteredBookies.open(store))
+    while not store.waiting:
+        await asyncio.sleep(0)
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    assert len(store._watches) == before  # type: ignore[attr-defined]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_a_list_that_cannot_be_read_for_a_while_stays_and_is_read_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        store = HungStore()
+        await store.create("/bookies/a", b"\x81\xa7address\xa3h:1")
+        directory = await RegisteredBookies.open(store, metadata_timeout_s=3.0)
+        assert directory.writable() == ("a",)
+        store.hung.add("children")
+        await store.create("/bookies/b", b"\x81\xa7address\xa3h:2")
+        await asyncio.sleep(30)
+        assert directory.writable() == ("a",)
+        assert "it stays as it was: the metadata store did not answer" in caplog.text
+        store.hung.clear()
+        await asyncio.sleep(5)
+        assert directory.writable() == ("a", "b")
+        await directory.close()
+
+    loop = SimLoop(1)
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+async def test_a_store_that_fails_ends_the_list_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(MemoryMetadataStore):
+        failing = False
+
+        async def children(self, path: str) -> list[str]:
+            if self.failing:
+                raise StorageFailed("the disk is gone")
+            return await super().children(path)
+
+    store = Failing()
+    directory = await RegisteredBookies.open(store)
+    store.failing = True
+    await store.create("/bookies/a", b"")
+    assert directory._task is not None
+    await asyncio.wait_for(asyncio.shield(directory._task), 5)
+    assert "not followed any more: the disk is gone" in caplog.text
+    await directory.close()
+
+
+def test_the_client_and_static_bookies_need_no_store_to_be_made() -> None:
+    directory = StaticBookies(["h:1"])
+
+    async def main() -> None:
+        LedgerClient(HungStore(), LocalTransport({}), directory, FAST, random.Random(1), Bookies("a").clock)
+
+    asyncio.run(main())
