@@ -17,6 +17,7 @@ from .core.events import (
     ChooseBookies,
     CloseRequested,
     Confirm,
+    Detached,
     Failed,
     Finished,
     IdleTick,
@@ -163,12 +164,14 @@ class LedgerWriter:
         )
 
     def detach(self) -> None:
-        """Leaves the ledger as it is, open: stops timers and tasks and calls nobody back any more (as a crash would)."""
+        """Leaves the ledger as it is, open: stops timers and tasks and calls nobody back any more (as a crash would).
+
+        A `close` that is under way, or comes later, ends with AlreadyClosed; so do appends.
+        """
         self._stop_timer()
         for task in self._tasks:
             task.cancel()
-        for add in self._core.pending:
-            add.context = _ignore
+        self._run(self._core.handle(Detached()))
         self._forget(self)
 
     async def ended(self) -> None:
@@ -300,7 +303,3 @@ class LedgerWriter:
         if self._lac_timer is not None:
             self._lac_timer.cancel()
             self._lac_timer = None
-
-
-def _ignore(_entry_id: int, _entry: bytes, _error: MagnetarError | None) -> None:
-    """The callback of what was detached."""

@@ -76,6 +76,11 @@ class CloseRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class Detached:
+    """The writer's owner leaves the ledger as it is: a crash, seen from outside."""
+
+
+@dataclass(frozen=True, slots=True)
 class IdleTick:
     """The explicit-LAC interval passed (rule 19)."""
 
@@ -213,6 +218,7 @@ Event = (
     | MetadataFound
     | MetadataFailed
     | CloseRequested
+    | Detached
     | IdleTick
     | RetryDue
     | LastConfirmedTold

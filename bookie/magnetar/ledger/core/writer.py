@@ -3,6 +3,7 @@
     WRITING ──bookie failed──> CHANGING ──metadata written──> WRITING
        │  └──close──> DRAINING (the same, without new appends) ──all confirmed──> SEALING ──> CLOSED
        └──fenced, no spare bookie, metadata lost──> FAILED ──close──> SEALING (or JUDGING, if fenced) ──> CLOSED
+    any but CLOSED ──owner leaves──> DETACHED
 
 Invariants:
 * Entries are confirmed in order; `last_add_confirmed` never goes back (rule 17).
@@ -25,16 +26,16 @@ from itertools import islice
 from typing import Any
 
 from magnetar.proto.errors import (
-    ERRORS_BY_CODE,
     LedgerClosed,
     LedgerFenced,
     MagnetarError,
-    NotEnoughBookies,
+    MessageTooLarge,
     RequestTimeout,
     TooManyRequests,
 )
 from magnetar.proto.ledger_entry import NO_ENTRY, encode_ledger_entry
 
+from . import writer_errors
 from .busy import BusyBookies
 from .events import (
     AddFailed,
@@ -42,6 +43,7 @@ from .events import (
     ChooseBookies,
     CloseRequested,
     Confirm,
+    Detached,
     Event,
     Failed,
     Finished,
@@ -73,6 +75,7 @@ class WriterState(enum.Enum):
     JUDGING = "judging"
     CLOSED = "closed"
     FAILED = "failed"
+    DETACHED = "detached"
 
 
 _NOTHING: tuple[PendingAdd, ...] = ()
@@ -193,6 +196,9 @@ class WriterCore:
 
     def handle(self, event: Event) -> list[Instruction]:
         """The one mutator of the rare paths."""
+        if self.state is WriterState.DETACHED:
+            asked = isinstance(event, CloseRequested)
+            return [Failed(writer_errors.left_open(self.ledger_id))] if asked else []
         match event:
             case AddFailed(bookie, entry_id, code):
                 return self._add_failed(bookie, entry_id, code)
@@ -210,6 +216,8 @@ class WriterCore:
                 return self._metadata_failed(error)
             case CloseRequested():
                 return self._close()
+            case Detached():
+                return self._detach()
             case IdleTick():
                 return self._tell_last_confirmed()
             case LastConfirmedTold(last_add_confirmed):
@@ -233,7 +241,10 @@ class WriterCore:
         if self.error is not None or self.state not in _ADDING:
             return []  # also once sealing: with Qa < Qw answers come after the last confirmation; the metadata decides
         if code == LedgerFenced.code:
-            return self._fail(LedgerFenced(f"ledger {self.ledger_id} was fenced at bookie {bookie}"))
+            return self._fail(writer_errors.fenced_at(self.ledger_id, bookie))
+        if code == MessageTooLarge.code and entry_id > self.last_add_confirmed:
+            # Not the bookie's fault: the next one would say the same, and the one after it.
+            return self._fail(writer_errors.too_large(self.ledger_id, entry_id, bookie))
         bit = self._bits.get(bookie)
         if bit is None:
             return []  # replaced long since
@@ -260,7 +271,8 @@ class WriterCore:
         """Those that only have too much to do may stay; a replacement for the others may be found without them."""
         busy = [position for position, code in self._failing.items() if code == TooManyRequests.code]
         if not busy:
-            return self._fail(self._not_enough_bookies(reason))
+            lost = tuple(self._bits)
+            return self._fail(writer_errors.not_enough_bookies(self.ledger_id, lost, self._failing, reason))
         for position in busy:
             del self._failing[position]
         return [RetryLater(), *(self._begin_change() if self._failing else self._go_on())]
@@ -358,11 +370,11 @@ class WriterCore:
             case WriterState.CHANGING:
                 assert self._changing_to is not None
                 if metadata.state is not LedgerState.OPEN:
-                    return self._fail(self._recovered_by_other())
+                    return self._fail(writer_errors.taken_over(self.ledger_id, metadata.state))
                 if metadata.last_ensemble == Ensemble(self.last_add_confirmed + 1, self._changing_to):
                     return self._ensemble_changed()  # our own write, whose answer was lost
                 if metadata.last_ensemble != ours:
-                    return self._fail(LedgerFenced(f"another writer changed the ensemble of {self._name}"))
+                    return self._fail(writer_errors.ensemble_changed_by_other(self.ledger_id))
                 # Somebody replaced bookies of older ensembles: theirs stands, ours is added.
                 return [self._write(metadata.with_ensemble(self.last_add_confirmed + 1, self._changing_to))]
             case WriterState.SEALING | WriterState.JUDGING:
@@ -398,6 +410,13 @@ class WriterCore:
             return self._seal_or_judge()
         return []
 
+    def _detach(self) -> list[Instruction]:
+        if self.state is WriterState.CLOSED:
+            return []
+        self._give_up(writer_errors.left_open(self.ledger_id))
+        self.state = WriterState.DETACHED
+        return self.handle(CloseRequested()) if self.close_requested else []
+
     def _seal_or_judge(self) -> list[Instruction]:
         if isinstance(self.error, LedgerFenced) or self.metadata.state is not LedgerState.OPEN:
             self.state = WriterState.JUDGING
@@ -414,29 +433,22 @@ class WriterCore:
 
     def _judge(self, found: LedgerMetadata) -> list[Instruction]:
         """Rule 16: what somebody else wrote is our close only if last entry and length agree."""
-        if found.closed and (found.last_entry, found.length) == (
-            self.last_add_confirmed,
-            self.confirmed_length,
-        ):
+        ours = (self.last_add_confirmed, self.confirmed_length)
+        if found.closed and (found.last_entry, found.length) == ours:
             self.state = WriterState.CLOSED
             return [Finished(found)]
         if found.state is LedgerState.OPEN and self.state is WriterState.SEALING:
             return self._seal()  # somebody replaced bookies of older ensembles; close what is there now
         self.state = WriterState.FAILED
         self.close_requested = False
-        self.error = self._recovered_by_other()
+        self.error = writer_errors.taken_over(self.ledger_id, found.state)
         return [Failed(self.error)]
 
     def _fail(self, error: MagnetarError) -> list[Instruction]:
         """No entry is confirmed after this."""
         first, failed = self.last_add_confirmed + 1, list(self.pending)
-        self.pending.clear()
-        self.error = error
+        self._give_up(error)
         self.state = WriterState.FAILED
-        self.sending = False
-        self.outstanding_bytes = 0
-        self.length = self.confirmed_length
-        self.last_add_pushed = self.last_add_confirmed
         if not self._writing_metadata:
             self._changing_to = None
         instructions: list[Instruction] = [Confirm(first, failed, error)] if failed else []
@@ -444,33 +456,28 @@ class WriterCore:
             instructions += self._seal_or_judge()
         return instructions
 
+    def _give_up(self, error: MagnetarError) -> None:
+        self.pending.clear()
+        self.error = error
+        self.sending = False
+        self.outstanding_bytes = 0
+        self.length = self.confirmed_length
+        self.last_add_pushed = self.last_add_confirmed
+
     def _tell_last_confirmed(self) -> list[Instruction]:
         if not self.idle_last_confirmed:
             return []
         return [TellLastConfirmed(tuple(self._bits), self.last_add_confirmed)]
 
-    @property
-    def _name(self) -> str:
-        return f"ledger {self.ledger_id}"
-
-    def _recovered_by_other(self) -> LedgerFenced:
-        return LedgerFenced(
-            f"{self._name} is {self.metadata.state.name} in the metadata: another owner took over, this one must stop"
-        )
-
-    def _not_enough_bookies(self, reason: str) -> NotEnoughBookies:
-        bookies = tuple(self._bits)
-        failed = ", ".join(
-            f"{bookies[position]} ({getattr(ERRORS_BY_CODE.get(code), '__name__', code)})"
-            for position, code in sorted(self._failing.items())
-        )
-        return NotEnoughBookies(f"{self._name} lost bookie {failed} and found no replacement: {reason}")
-
     def refusal(self) -> MagnetarError | None:
         """Why `append` is not allowed now; None if it is."""
         if self.error is not None:
             return self.error
-        return LedgerClosed(f"{self._name} was closed by this writer") if self.close_requested else None
+        return (
+            LedgerClosed(f"ledger {self.ledger_id} was closed by this writer")
+            if self.close_requested
+            else None
+        )
 
     def check(self) -> None:
         """Asserts the invariants; tests call it after every event."""
@@ -485,7 +492,7 @@ class WriterCore:
         assert not self.sending or not self.pending or self.pending[0].acked.bit_count() < self.ack_quorum
         for entry_id, add in enumerate(self.pending, self.last_add_confirmed + 1):
             assert add.acked & ~self._masks[entry_id % self._size] == 0, "acked outside its write set"
-        if self.state is WriterState.FAILED:
+        if self.state in (WriterState.FAILED, WriterState.DETACHED):
             assert self.error is not None
             assert not self.pending
         if self.state is WriterState.CLOSED:

@@ -1,0 +1,59 @@
+"""Why a writer takes no more appends, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from magnetar.proto.errors import (
+    ERRORS_BY_CODE,
+    AlreadyClosed,
+    LedgerFenced,
+    MessageTooLarge,
+    NotEnoughBookies,
+)
+
+from .metadata import Bookies, LedgerState
+
+
+def fenced_at(ledger_id: int, bookie: str) -> LedgerFenced:
+    """A bookie said so."""
+    return LedgerFenced(f"ledger {ledger_id} was fenced at bookie {bookie}", ledger_id=ledger_id)
+
+
+def taken_over(ledger_id: int, found: LedgerState) -> LedgerFenced:
+    """The metadata says so; OPEN: a bookie fences it, and who asked for that has not written so yet."""
+    return LedgerFenced(
+        f"ledger {ledger_id} is {found.name} in the metadata: another owner took over, this one must stop",
+        ledger_id=ledger_id,
+    )
+
+
+def ensemble_changed_by_other(ledger_id: int) -> LedgerFenced:
+    """There is another writer."""
+    return LedgerFenced(f"another writer changed the ensemble of ledger {ledger_id}", ledger_id=ledger_id)
+
+
+def too_large(ledger_id: int, entry_id: int, bookie: str) -> MessageTooLarge:
+    """No bookie will take this entry."""
+    return MessageTooLarge(
+        f"entry {entry_id} of ledger {ledger_id} is larger than bookie {bookie} takes: raise [bookie] max_entry_bytes, "
+        "or send smaller messages",
+        ledger_id=ledger_id,
+        entry_id=entry_id,
+    )
+
+
+def not_enough_bookies(
+    ledger_id: int, bookies: Bookies, failing: Mapping[int, int], reason: str
+) -> NotEnoughBookies:
+    """`failing`: position -> error code."""
+    failed = ", ".join(
+        f"{bookies[position]} ({getattr(ERRORS_BY_CODE.get(code), '__name__', code)})"
+        for position, code in sorted(failing.items())
+    )
+    return NotEnoughBookies(f"ledger {ledger_id} lost bookie {failed} and found no replacement: {reason}")
+
+
+def left_open(ledger_id: int) -> AlreadyClosed:
+    """Its owner detached it."""
+    return AlreadyClosed(f"ledger {ledger_id} was left as it is by its writer; whoever recovers it closes it")

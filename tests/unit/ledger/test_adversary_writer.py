@@ -1,0 +1,333 @@
+"""A writer's owner at its worst: it leaves, closes, appends and raises where nobody expects it."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from magnetar.ledger import LedgerSettings, LedgerWriter
+from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.metadata.paths import ledger_path
+from magnetar.proto.errors import (
+    AlreadyClosed,
+    BookieUnavailable,
+    ConnectionLost,
+    LedgerClosed,
+    LedgerFenced,
+    MagnetarError,
+    MessageTooLarge,
+    NotEnoughBookies,
+    RequestTimeout,
+)
+from support.bookies import Bookies, Confirmations
+
+NO_LAC = LedgerSettings(explicit_lac_interval_s=0)
+
+
+class GatedStore(MemoryMetadataStore):
+    """Writes wait while `gate` is closed: they are applied when it opens. `lose` writes of which the answer gets lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.puts = 0
+        self.lose = 0
+
+    async def put(self, path: str, value: bytes, *, version: int) -> int:
+        self.puts += 1
+        await self.gate.wait()
+        written = await super().put(path, value, version=version)
+        if self.lose:
+            self.lose -= 1
+            raise RequestTimeout("the answer was lost")
+        return written
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def stored(bookies: Bookies, ledger_id: int) -> LedgerMetadata:
+    node = await bookies.metadata.get(ledger_path(ledger_id))
+    assert node is not None
+    return LedgerMetadata.decode(node.value, ledger_id)
+
+
+async def within_a_second(work: Any) -> Any:
+    async with asyncio.timeout(1):
+        return await work
+
+
+async def test_close_ends_when_its_client_closes() -> None:
+    """The metadata write that `close` waits for is cancelled: it hung for ever."""
+    store = GatedStore()
+    bookies = Bookies("b1", "b2", "b3", metadata=store)
+    client = bookies.client(NO_LAC)
+    writer = await client.create()
+    store.gate.clear()
+    closing = asyncio.create_task(writer.close())
+    await turns()
+    assert store.puts == 1
+    await client.close()
+    with pytest.raises(AlreadyClosed, match="left as it is"):
+        await within_a_second(closing)
+    store.gate.set()
+    assert not (await stored(bookies, writer.ledger_id)).closed
+
+
+@pytest.mark.parametrize("when", ["idle", "adds in flight", "changing the ensemble", "closing", "failed"])
+async def test_a_detached_writer_does_nothing_any_more(when: str) -> None:
+    """It changed the ensemble in the metadata when the transport failed its adds, in a task that nobody waited for."""
+    store = GatedStore()
+    bookies = Bookies("b1", "b2", "b3", "b4", "b5", metadata=store)
+    client = bookies.client(NO_LAC)
+    writer = await client.create()
+    first, second, _ = writer.metadata.last_ensemble.bookies
+    confirmed = Confirmations()
+    closing = None
+    if when != "idle":
+        for bookie in bookies.values():
+            bookie.hold()
+        writer.append(b"x", confirmed)
+    if when == "changing the ensemble":
+        store.gate.clear()
+        writer._on_added(first, writer.ledger_id, 0, ConnectionLost.code)
+        await turns()
+        assert store.puts == 1
+    if when == "closing":
+        closing = asyncio.create_task(writer.close())
+        await turns()
+    if when == "failed":
+        bookies["b1"].calls.clear()
+        writer._on_added(first, writer.ledger_id, 0, LedgerFenced.code)
+        assert confirmed.errors == [LedgerFenced]
+    heard = list(confirmed.heard)
+    puts = store.puts
+    writer.detach()
+    await writer.ended()
+    adds = sum(bookie.adds for bookie in bookies.values())
+    assert writer.append(b"late", confirmed) == -1
+    for code in (0, ConnectionLost.code, LedgerFenced.code):
+        writer._on_added(second, writer.ledger_id, 0, code)
+    for bookie in bookies.values():
+        bookie.release()
+    store.gate.set()
+    await turns()
+    assert confirmed.heard[: len(heard)] == heard
+    assert [type(error) for _, _, error in confirmed.heard[len(heard) :]] == [AlreadyClosed]
+    assert sum(bookie.adds for bookie in bookies.values()) == adds
+    assert store.puts == puts
+    assert not writer._tasks
+    node = await store.get(ledger_path(writer.ledger_id))
+    assert node is not None
+    assert node.version == 0, "left as it was"
+    for asked in (closing, writer.close(), writer.close()):
+        if asked is not None:
+            with pytest.raises(AlreadyClosed):
+                await within_a_second(asked)
+    writer.detach()  # twice is once
+    recovered = await bookies.client(NO_LAC).open(writer.ledger_id, recover=True)
+    assert recovered.closed
+    await client.close()
+
+
+async def test_detaching_a_closed_writer_leaves_its_result() -> None:
+    bookies = Bookies("b1", "b2", "b3")
+    client = bookies.client(NO_LAC)
+    writer = await client.create()
+    metadata = await writer.close()
+    writer.detach()
+    assert await within_a_second(writer.close()) == metadata
+    await client.close()
+
+
+async def test_an_entry_that_no_bookie_takes_costs_no_bookies() -> None:
+    """It was offered to one bookie after another, each of which counted as failed; then there were not enough."""
+    bookies = Bookies("b1", "b2", "b3", "b4", "b5")
+    client = bookies.client(NO_LAC)
+    writer = await client.create()
+    confirmed = Confirmations()
+    writer.append(b"fits", confirmed)
+    await confirmed.count(1)
+    for bookie in bookies.values():
+        bookie.fail(MessageTooLarge("too large"))
+    writer.append(b"does not", confirmed)
+    writer.append(b"comes after", confirmed)
+    await confirmed.count(3)
+    assert confirmed.errors == [MessageTooLarge] * 2
+    assert "max_entry_bytes" in str(confirmed.heard[1][2])
+    for bookie in bookies.values():
+        bookie.fail(None)
+    metadata = await writer.close()
+    assert (metadata.last_entry, len(metadata.ensembles)) == (0, 1)
+    await client.close()
+
+
+async def test_a_copy_that_is_refused_as_too_large_after_its_quorum_is_a_lost_bookie() -> None:
+    """Bookies with different limits: with Qa < Qw the entry was confirmed, so it is not the entry's fault."""
+    bookies = Bookies("b1", "b2", "b3", "b4")
+    client = bookies.client(NO_LAC)
+    writer = await client.create(ensemble_size=3, write_quorum=3, ack_quorum=2)
+    confirmed = Confirmations()
+    strict = writer.metadata.last_ensemble.bookies[2]
+    bookies[strict].hold()
+    writer.append(b"large for one", confirmed)
+    await confirmed.count(1)
+    writer._on_added(strict, writer.ledger_id, 0, MessageTooLarge.code)
+    await turns()
+    assert strict not in writer.metadata.last_ensemble.bookies
+    writer.append(b"goes on", confirmed)
+    await confirmed.count(2)
+    assert confirmed.errors == []
+    await client.close()
+
+
+async def appending(writer: LedgerWriter, confirmed: Confirmations, left: list[int]) -> None:
+    """Each confirmation appends the next entry, from within the callback."""
+
+    def again(entry_id: int, entry: bytes, error: MagnetarError | None) -> None:
+        confirmed(entry_id, entry, error)
+        if left[0]:
+            left[0] -= 1
+            writer.append(b"again", again)
+
+    writer.append(b"first", again)
+
+
+@pytest.mark.parametrize("kind", ["nothing fails", "a bookie fails", "all fail"])
+async def test_appends_from_within_confirm_callbacks_keep_their_order(kind: str) -> None:
+    bookies = Bookies("b1", "b2", "b3", "b4")
+    client = bookies.client(NO_LAC)
+    writer = await client.create()
+    confirmed = Confirmations()
+    left = [20]
+    await appending(writer, confirmed, left)
+    await appending(writer, confirmed, left)
+    await confirmed.count(8)
+    for bookie in writer.metadata.last_ensemble.bookies[: {"a bookie fails": 1, "all fail": 3}.get(kind, 0)]:
+        bookies[bookie].fail(BookieUnavailable("down"))
+    await confirmed.count(22)
+    assert confirmed.ids == list(range(len(confirmed.ids)))
+    if kind == "all fail":
+        assert set(confirmed.errors) == {NotEnoughBookies}
+        assert confirmed.heard[-1][0] == -1, "what is appended after a failure has no id"
+    else:
+        assert len(confirmed.ids) == 22
+    for bookie in bookies.values():
+        bookie.fail(None)
+    metadata = await writer.close()
+    assert metadata.last_entry == len(confirmed.ids) - 1
+    await client.close()
+
+
+async def test_close_and_append_from_within_a_confirm_callback() -> None:
+    bookies = Bookies("b1", "b2", "b3")
+    client = bookies.client(NO_LAC)
+    writer = await client.create()
+    confirmed = Confirmations()
+    closings: list[asyncio.Task[LedgerMetadata]] = []
+
+    def close(entry_id: int, entry: bytes, error: MagnetarError | None) -> None:
+        confirmed(entry_id, entry, error)
+        # Begins the close in this very call.
+        task = writer.close()
+        with contextlib.suppress(StopIteration):
+            task.send(None)
+        task.close()
+        closings.append(asyncio.create_task(writer.close()))
+        assert writer.append(b"too late", confirmed) == -1
+
+    writer.append(b"0", close)
+    writer.append(b"1", confirmed)
+    writer.append(b"2", confirmed)
+    await confirmed.count(4)
+    metadata = await within_a_second(closings[0])
+    assert metadata.last_entry == 2
+    assert confirmed.ids == [0, 1, 2]
+    assert confirmed.errors == [LedgerClosed]
+    assert await writer.close() == metadata
+    await client.close()
+
+
+async def test_close_while_the_ensemble_changes_and_callbacks_raise() -> None:
+    store = GatedStore()
+    bookies = Bookies("b1", "b2", "b3", "b4", metadata=store)
+    client = bookies.client(NO_LAC)
+    writer = await client.create()
+    heard: list[int] = []
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+
+    def raises(entry_id: int, _entry: bytes, _error: MagnetarError | None) -> None:
+        heard.append(entry_id)
+        raise RuntimeError("a defect of the owner")
+
+    down = writer.metadata.last_ensemble.bookies[0]
+    bookies[down].fail(BookieUnavailable("down"))
+    store.gate.clear()
+    for _ in range(5):
+        writer.append(b"x", raises)
+    await turns()
+    closing = asyncio.create_task(writer.close())
+    await turns()
+    assert heard == [], "nothing is confirmed across a change that is not in the metadata"
+    store.gate.set()
+    metadata = await within_a_second(closing)
+    assert heard == list(range(5))
+    assert len(problems) == 5
+    assert metadata.last_entry == 4
+    assert down not in metadata.last_ensemble.bookies
+    await client.close()
+
+
+@pytest.mark.parametrize("lost", ["ensemble change", "close", "close twice"])
+async def test_rule_16_a_metadata_write_whose_answer_is_lost(lost: str) -> None:
+    """It may hold or not: the writer fails, and its next close finds out."""
+    store = GatedStore()
+    bookies = Bookies("b1", "b2", "b3", "b4", metadata=store)
+    client = bookies.client(NO_LAC)
+    writer = await client.create()
+    confirmed = Confirmations()
+    for n in range(3):
+        writer.append(b"%d" % n, confirmed)
+    await confirmed.count(3)
+    store.lose = 2 if lost == "close twice" else 1
+    if lost == "ensemble change":
+        bookies[writer.metadata.last_ensemble.bookies[0]].fail(BookieUnavailable("down"))
+        writer.append(b"3", confirmed)
+        writer.append(b"4", confirmed)
+        await confirmed.count(5)
+        assert confirmed.errors == [RequestTimeout] * 2
+    else:
+        with pytest.raises(RequestTimeout):
+            await writer.close()
+    metadata = await within_a_second(writer.close())
+    assert metadata.last_entry == 2
+    assert metadata == await stored(bookies, writer.ledger_id)
+    await client.close()
+
+
+async def test_rule_16_a_late_metadata_write_of_a_writer_that_gave_up_changes_nothing() -> None:
+    """The write times out, and lands after somebody recovered the ledger: its version is old."""
+    store = GatedStore()
+    bookies = Bookies("b1", "b2", "b3", "b4", metadata=store)
+    client, other = bookies.client(NO_LAC), bookies.client(NO_LAC)
+    writer = await client.create()
+    confirmed = Confirmations()
+    writer.append(b"0", confirmed)
+    await confirmed.count(1)
+    node = await store.get(ledger_path(writer.ledger_id))
+    assert node is not None
+    metadata = LedgerMetadata.decode(node.value, writer.ledger_id)
+    late = metadata.with_ensemble(1, ("b1", "b2", "b4")).encode()
+    recovered = await other.open(writer.ledger_id, recover=True)
+    with pytest.raises(MagnetarError):
+        await store.put(ledger_path(writer.ledger_id), late, version=node.version)
+    assert (await stored(bookies, writer.ledger_id)) == recovered.metadata
+    assert await writer.close() == recovered.metadata
+    await client.close()
+    await other.close()
