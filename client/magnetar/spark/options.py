@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.errors import InvalidArgument, InvalidTopicName
 from magnetar.proto.ids import MessageId, TopicName
 
 READ_OPTIONS: Final = (
@@ -137,7 +137,7 @@ def _topics(told: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
     names = [name.strip() for name in value.split(",")] if given[0] == "topics" else [value]
     try:
         return tuple(dict.fromkeys(str(TopicName.parse(name)) for name in names)), ""
-    except InvalidArgument as error:
+    except InvalidTopicName as error:
         raise InvalidArgument(f"option {given[0]}: {error}") from None
 
 

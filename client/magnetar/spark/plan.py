@@ -63,6 +63,7 @@ class Range:
         """Whether the ledger may hold something of it."""
         return (
             ledger.entries > 0
+            and self.from_position < self.before_position
             and self.from_position < (ledger.position_id, ledger.entries, 0)
             and self.before_position > (ledger.position_id, 0, 0)
             and self.from_offset < ledger.end_offset

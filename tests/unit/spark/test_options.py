@@ -1,0 +1,81 @@
+"""Every wrong option ends in one error that names it and says what it wants."""
+
+from __future__ import annotations
+
+import pytest
+
+from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.ids import MessageId
+from magnetar.spark.options import ReadOptions
+
+GOOD = {"service_url": "magnetar://127.0.0.1:7650", "topic": "orders"}
+ORDERS = "persistent://public/default/orders"
+
+
+def test_the_least_that_is_needed() -> None:
+    options = ReadOptions.parse(GOOD)
+    assert (options.host, options.port, options.topics) == ("127.0.0.1", 7650, (ORDERS,))
+    assert (options.start_of(ORDERS), options.end_of(ORDERS)) == ("earliest", "latest")
+    assert options.partition_bytes == 64 << 20
+
+
+def test_a_topic_may_be_what_is_loaded_and_the_port_may_be_left_out() -> None:
+    options = ReadOptions.parse({"service_url": "magnetar://[::1]", "path": "orders"})
+    assert (options.host, options.port, options.topics) == ("::1", 7650, (ORDERS,))
+
+
+def test_names_of_options_do_not_mind_case_and_topics_are_named_once() -> None:
+    options = ReadOptions.parse({"SERVICE_URL": GOOD["service_url"], "Topics": "orders, a/b/c,orders"})
+    assert options.topics == (ORDERS, "persistent://a/b/c")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("latest", "latest"),
+        ("7:3:1", MessageId(7, 3, 1)),
+        ("1700000000000", 1700000000000),
+        ("2026-11-21T12:00:00Z", 1795262400000),
+        ("2026-11-21T13:00:00+01:00", 1795262400000),
+    ],
+)
+def test_places(text: str, place: object) -> None:
+    assert ReadOptions.parse({**GOOD, "start": text}).start_of(ORDERS) == place
+
+
+def test_places_by_topic() -> None:
+    options = ReadOptions.parse({**GOOD, "start": '{"orders": "7:3:1", "": "latest"}'})
+    assert options.start_of(ORDERS) == MessageId(7, 3, 1)
+    assert options.start_of("persistent://public/default/other") == "latest"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"service_url": ""}, "service_url"),
+        ({"service_url": "http://x:1"}, "service_url"),
+        ({"service_url": "magnetar://x:99999"}, "service_url"),
+        ({"topic": ""}, "none of them"),
+        ({"topics": "a"}, "topic and topics"),
+        ({"topic": "a b"}, "option topic"),
+        ({"topic": "", "topics_pattern": "("}, "topics_pattern"),
+        ({"topc": "x"}, "did you mean 'topic'"),
+        ({"start": "yesterday"}, "option start"),
+        ({"end": "2026-11-21T12:00:00"}, "option end"),
+        ({"start": "{"}, "option start is not JSON"),
+        ({"partition_bytes": "0"}, "partition_bytes"),
+        ({"partition_bytes": "many"}, "partition_bytes"),
+        ({"lease_s": "-1"}, "lease_s"),
+        ({"timeout_s": "soon"}, "timeout_s"),
+        ({"fail_on_data_loss": "maybe"}, "fail_on_data_loss"),
+        ({"value_format": "xml"}, "value_format"),
+        ({"value_format": "json"}, "value_schema"),
+        ({"value_schema": "a int"}, "value_schema"),
+        ({"max_rows_per_batch": "-5"}, "max_rows_per_batch"),
+    ],
+)
+def test_what_is_wrong_is_named(wrong: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        ReadOptions.parse(
+            {name: value for name, value in {**GOOD, **wrong}.items() if value or name == "service_url"}
+        )

@@ -1,0 +1,79 @@
+"""What is read of a topic: slices cover exactly the wanted entries, in order, and nothing that lies outside is asked for."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from magnetar.spark.plan import FIRST, PAST_ALL, LedgerSlice, Position, Range, TopicLedger, slices
+
+BOOKIES = {"b": ("127.0.0.1", 3181)}
+
+
+def ledgers_of(rng: random.Random) -> list[TopicLedger]:
+    found, offset, time = [], 0, 1000
+    for number in range(rng.randrange(1, 6)):
+        entries = rng.choice((0, 1, 3, 50))
+        messages = entries * rng.choice((1, 7)) if entries else 0
+        ledger = TopicLedger(
+            10 + 3 * number, 10, b"", offset, entries, messages, entries * 1000, time, time + 10, True
+        )
+        offset += messages
+        time += rng.choice((5, 20))
+        found.append(ledger)
+    return found
+
+
+def entries_of(found: list[LedgerSlice]) -> list[tuple[int, int]]:
+    return [(s.ledger.position_id, entry) for s in found for entry in range(s.first, s.last + 1)]
+
+
+def cut(ledgers: list[TopicLedger], wanted: Range, partition_bytes: int = 5000) -> list[LedgerSlice]:
+    return slices("t", -1, ledgers, wanted, partition_bytes, BOOKIES)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_slices_cover_what_ids_leave_and_no_more(seed: int) -> None:
+    rng = random.Random(seed)
+    ledgers = ledgers_of(rng)
+    places: list[Position] = [FIRST, PAST_ALL] + [
+        (ledger.position_id, rng.randrange(ledger.entries + 1), rng.choice((0, 0, 2))) for ledger in ledgers
+    ]
+    low, high = sorted(rng.choices(places, k=2))
+    found = cut(ledgers, Range(low, high))
+    # An entry is asked for if it has an index in [low, high); an index beyond its messages cannot be known from outside.
+    expected = [
+        (ledger.position_id, entry)
+        for ledger in ledgers
+        for entry in range(ledger.entries)
+        if (ledger.position_id, entry, 1 << 20) >= low
+        and (ledger.position_id, entry, 0) < high
+        and low < high
+    ]
+    assert entries_of(found) == expected
+
+
+def test_slices_are_equal_pieces_of_about_the_wanted_size() -> None:
+    ledger = TopicLedger(1, 1, b"", 0, 1001, 1001, 1001 * 1000, 0, 1, True)
+    found = cut([ledger], Range(), partition_bytes=100_000)
+    assert entries_of(found) == [(1, entry) for entry in range(1001)]
+    assert {piece.last - piece.first + 1 for piece in found} == {91}
+    assert len(cut([ledger], Range(), partition_bytes=1)) == 1001
+
+
+def test_offsets_and_times_skip_whole_ledgers() -> None:
+    ledgers = [TopicLedger(n, n, b"", n * 10, 10, 10, 100, n * 100, n * 100 + 50, True) for n in range(1, 6)]
+    assert {s.ledger.position_id for s in cut(ledgers, Range(from_offset=20, before_offset=31))} == {2, 3}
+    assert {s.ledger.position_id for s in cut(ledgers, Range(from_append_ms=251, before_append_ms=400))} == {
+        3
+    }
+    assert cut(ledgers, Range(from_offset=60)) == []
+    assert cut(ledgers, Range(from_position=(3, 5, 0), before_position=(3, 2, 0))) == []
+
+
+def test_ranges_narrow_each_other() -> None:
+    both = Range(from_offset=5).narrowed(Range(before_offset=9, from_position=(2, 0, 0)))
+    assert both == Range(from_position=(2, 0, 0), from_offset=5, before_offset=9)
+    assert both.indexes(2, 0, 4, 100, 7) == (1, 5)
+    assert both.indexes(1, 9, 4, 100, 7) == (0, 0)
