@@ -20,6 +20,7 @@ from magnetar.metadata import MetadataStore
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import EntryNotFound, LedgerFenced, LedgerNotFound, MagnetarError
 from magnetar.proto.ledger_entry import verify_ledger_entry
+from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
 Done = Callable[[int, int, int], None]
 
@@ -106,14 +107,22 @@ class FakeBookie:
             self.fenced[ledger_id] = None
 
     async def read(
-        self, ledger_id: int, first: int, last: int, *, max_bytes: int, fence: bool
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        *,
+        max_bytes: int,
+        fence: bool,
+        stripe: Stripe = EVERY_ENTRY,
     ) -> tuple[list[bytes], int]:
-        """Entries from `first` on up to the first gap."""
+        """Entries of the stripe from `first` on up to the first gap."""
+        stripe.check(first, last)
         self.calls.append(("read", ledger_id, first, last, fence))
         await self._ready(ledger_id, fence)
         found: list[bytes] = []
         size = 0
-        for entry_id in range(first, last + 1):
+        for entry_id in stripe.ids(first, last):
             entry = self.entries.get((ledger_id, entry_id))
             if entry is None or (found and max_bytes and size + len(entry) > max_bytes):
                 break

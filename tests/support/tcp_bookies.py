@@ -27,11 +27,14 @@ from magnetar.proto.commands import (
 )
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.frames import Run
+from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.connection import Connection, ConnectionOptions, FramedServer
 
 
 class BookieConnectionHandler:
     """One connection to a bookie in memory."""
+
+    knows_stripes = True  # False: as bookies of the first releases
 
     def __init__(self, bookie: LocalBookie, deaf: asyncio.Event) -> None:
         self.bookie = bookie
@@ -91,9 +94,14 @@ class BookieConnectionHandler:
         bookie = self.bookie
         try:
             match command:
-                case ReadEntries(_, ledger_id, first, last, max_bytes, fence):
-                    entries, lac = await bookie.read(ledger_id, first, last, max_bytes=max_bytes, fence=fence)
+                case ReadEntries(_, ledger_id, first, last, max_bytes, fence, cycle, residues):
+                    stripe = Stripe(cycle, residues) if self.knows_stripes else EVERY_ENTRY
+                    entries, lac = await bookie.read(
+                        ledger_id, first, last, max_bytes=max_bytes, fence=fence, stripe=stripe
+                    )
                     result: Any = {"sizes": [len(entry) for entry in entries], "last_add_confirmed": lac}
+                    if self.knows_stripes and cycle != 1:
+                        result["striped"] = True
                     connection.answer(command.request_id, result, entries)
                 case ReadLastConfirmed(_, ledger_id, fence):
                     lac, last_entry = await bookie.read_last_confirmed(ledger_id, fence=fence)

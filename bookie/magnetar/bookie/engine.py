@@ -25,6 +25,7 @@ from magnetar.proto.errors import (
     ServiceNotReady,
     StorageFailed,
 )
+from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.files import FileLock
 
 from .adds import Adds
@@ -181,16 +182,26 @@ class Bookie:
         return self.adds.accepting
 
     async def read(
-        self, ledger_id: int, first: int, last: int, *, max_bytes: int = 0, fence: bool = False
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        *,
+        max_bytes: int = 0,
+        fence: bool = False,
+        stripe: Stripe = EVERY_ENTRY,
     ) -> tuple[list[bytes], int]:
         """Entries from `first` on without a hole, up to `last` and about `max_bytes` (0: 4 MB), and the highest LAC known.
 
-        At least one entry, or EntryNotFound, or EntryDamaged. `fence` fences first, durably.
+        Of a `stripe` its entries, again without a hole among them. At least `first`, or EntryNotFound, or EntryDamaged.
+        `fence` fences first, durably.
         """
+        if first > last or stripe is not EVERY_ENTRY:
+            stripe.check(first, last)
         if fence:
             await self.fence(ledger_id)
         self._check_alive()
-        return await self.reads.read(ledger_id, first, last, max_bytes)
+        return await self.reads.read(ledger_id, first, last, max_bytes, stripe)
 
     async def read_last_confirmed(self, ledger_id: int, *, fence: bool = False) -> tuple[int, int]:
         """(highest last add confirmed, last entry) known here. LedgerNotFound if never written nor fenced here."""

@@ -1,7 +1,7 @@
 """The read cache: entries read from entry logs, many of them ahead of the reader. One byte budget, oldest run first out.
 
-What one read brought is a *run*: consecutive entries of a ledger, kept and evicted together, so that the bookkeeping costs
-0.1 us an entry. Eviction is in order of arrival, as in the field: a run is read ahead, read soon after, and then done with.
+What one read brought is a *run*: entries of a ledger, kept and evicted together, so that the bookkeeping costs 0.1 us an
+entry. Eviction is in order of arrival, as in the field: a run is read ahead, read soon after, and then done with.
 Entries are bytes objects of their own (never views), so what is counted is what is pinned.
 """
 
@@ -18,8 +18,8 @@ __all__ = ["ReadCache"]
 _RUN_OVERHEAD_BYTES = 200
 
 
-# Ledger, first entry, number of entries, size.
-_Run = tuple[int, int, int, int]
+# Ledger, entries, size.
+_Run = tuple[int, Sequence[int], int]
 
 
 class ReadCache:
@@ -36,17 +36,17 @@ class ReadCache:
         # Entries written anew so far: what was read from the disk before the last one may be stale.
         self.discards = 0
 
-    def run(self, ledger_id: int, first: int, last: int, max_bytes: int) -> list[bytes]:
-        """Entries from `first` on without a hole, at most to `last` and, but for the first, `max_bytes`."""
+    def run(self, ledger_id: int, ids: Sequence[int], max_bytes: int) -> list[bytes]:
+        """These entries, up to the first that is not here and, but for the first, `max_bytes`."""
         found: list[bytes] = []
         ledger = self._ledgers.get(ledger_id)
-        if ledger is not None and first == last:
-            entry = ledger.get(first)
+        if ledger is not None and len(ids) == 1:
+            entry = ledger.get(ids[0])
             if entry is not None:
                 found.append(entry)
         elif ledger is not None:
             get, size = ledger.get, 0
-            for number in range(first, last + 1):
+            for number in ids:
                 entry = get(number)
                 if entry is None:
                     break
@@ -60,8 +60,8 @@ class ReadCache:
             self.misses += 1
         return found
 
-    def put(self, ledger_id: int, first: int, entries: Sequence[bytes]) -> None:
-        """Adds a run that starts with entry `first`, and evicts what no longer fits."""
+    def put(self, ledger_id: int, ids: Sequence[int], entries: Sequence[bytes]) -> None:
+        """Adds a run, one entry for each id, and evicts what no longer fits."""
         count = len(entries)
         if not count:
             return
@@ -73,22 +73,22 @@ class ReadCache:
         if ledger is None:
             ledger = self._ledgers[ledger_id] = {}
         if count == 1:
-            ledger[first] = entries[0]
+            ledger[ids[0]] = entries[0]
         else:
-            ledger.update(zip(range(first, first + count), entries))
-        self._runs.append((ledger_id, first, count, size))
+            ledger.update(zip(ids, entries))
+        self._runs.append((ledger_id, ids, size))
         self.size += size
         while self.size > self._capacity:
             self._evict(self._runs.popleft())
 
     def _evict(self, run: _Run) -> None:
-        ledger_id, first, count, size = run
+        ledger_id, ids, size = run
         self.size -= size
         ledger = self._ledgers.get(ledger_id)
         if ledger is None:
             return
         # An entry that a younger run brought again goes with the older one: it is read again when it is wanted.
-        for number in range(first, first + count):
+        for number in ids:
             ledger.pop(number, None)
         if not ledger:
             del self._ledgers[ledger_id]

@@ -1,12 +1,15 @@
 """The read path: write cache -> read cache -> index -> entry log with read-ahead; and long polls.
 
-A bookie never says "no such entry" when it met damage, nor when it cannot know (rule 8).
+A bookie never says "no such entry" when it met damage, nor when it cannot know (rule 8). An answer ends before the first
+of the entries asked for that is not there, whatever the reason, and only who asks for that one first is told why: what an
+answer does not have is never denied by it, of a stripe neither.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from magnetar.proto.errors import (
@@ -16,6 +19,7 @@ from magnetar.proto.errors import (
     MagnetarError,
     UnknownLedgerState,
 )
+from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
 from .ledgers import LedgerState, LedgerStates
 from .metrics import Histogram
@@ -72,8 +76,10 @@ class Reads:
         self.write_cache_hits = 0
         self.write_cache_misses = 0
 
-    async def read(self, ledger_id: int, first: int, last: int, max_bytes: int) -> tuple[list[bytes], int]:
-        """See `Bookie.read`, which has fenced already."""
+    async def read(
+        self, ledger_id: int, first: int, last: int, max_bytes: int, stripe: Stripe = EVERY_ENTRY
+    ) -> tuple[list[bytes], int]:
+        """See `Bookie.read`, which has fenced already and looked at the arguments."""
         state = self._ledgers.by_id.get(ledger_id) or self._ledgers.peek(ledger_id)
         if state.deleted_at_ms:
             raise _deleted(ledger_id)
@@ -86,54 +92,61 @@ class Reads:
             self.bytes_read += len(entry)
             return [entry], state.confirmed
         limit = max_bytes or _DEFAULT_READ_BYTES
-        last = min(last, first + _MAX_READ_ENTRIES - 1)
-        entries = self._cache.run(ledger_id, first, last, limit)
+        ids = stripe.ids(first, last, _MAX_READ_ENTRIES)
+        entries = self._cache.run(ledger_id, ids, limit)
         source = "write_cache"
         if not entries:
             self.write_cache_misses += 1
-            entries = self._read_cache.run(ledger_id, first, last, limit)
+            entries = self._read_cache.run(ledger_id, ids, limit)
             source = "read_cache"
         else:
             self.write_cache_hits += len(entries)
         size = len(entries[0]) if len(entries) == 1 else sum(map(len, entries))
-        if entries and (first + len(entries) > last or size >= limit):
+        if entries and (len(entries) == len(ids) or size >= limit):
             self.latency_s[source].counts[0] += 1  # it took some us: no clock is read for it
         else:
             loop = asyncio.get_running_loop()
             began = loop.time()
-            if await self._read_on(state, ledger_id, first, last, limit, entries):
+            if await self._read_on(state, ledger_id, ids, limit, entries, stripe):
                 source = "entry_log"
             if not entries:
                 raise self._not_there(state, ledger_id, first)
             size = sum(map(len, entries))
             self.latency_s[source].observe(loop.time() - began)
-        state.next_read = first + len(entries)
+        state.next_read = ids[len(entries) - 1] + 1
         self.entries_read += len(entries)
         self.bytes_read += size
         return entries, state.confirmed
 
     async def _read_on(
-        self, state: LedgerState, ledger_id: int, first: int, last: int, limit: int, entries: list[bytes]
+        self,
+        state: LedgerState,
+        ledger_id: int,
+        ids: Sequence[int],
+        limit: int,
+        entries: list[bytes],
+        stripe: Stripe,
     ) -> bool:
         """Adds what one of the caches did not have at once. True if an entry log was read."""
         size = sum(map(len, entries))
+        # Not of the last one asked for, but of what a sequential reader will ask for next.
+        sequential = len(ids) > 1 or state.next_read == ids[0]
+        ahead = stripe if sequential and len(ids) <= self._read_ahead else None
         # Nothing is in either cache yet if there are no entries.
         grant = ReadGrant(self.budget) if not entries else None
         try:
             if grant is not None:
-                entries += await self._from_log(state, ledger_id, first, first, last, limit, grant, entries)
+                entries += await self._from_log(ledger_id, ids, limit, ahead, grant, entries)
                 size = sum(map(len, entries))
-            while entries and (entry_id := first + len(entries)) <= last and size < limit:
+            while entries and size < limit and (left := ids[len(entries) :]):
                 room = limit - size
-                run = self._cache.run(ledger_id, entry_id, last, room) or self._read_cache.run(
-                    ledger_id, entry_id, last, room
-                )
+                run = self._cache.run(ledger_id, left, room) or self._read_cache.run(ledger_id, left, room)
                 if not run:
                     if grant is None:
                         grant = ReadGrant(self.budget)
                     else:
                         await asyncio.sleep(0)  # a run of 2 MiB was verified in this turn of the loop
-                    run = await self._from_log(state, ledger_id, first, entry_id, last, room, grant, entries)
+                    run = await self._from_log(ledger_id, left, room, ahead, grant, entries)
                 if not run or size + len(run[0]) > limit:
                     break
                 entries += run
@@ -147,19 +160,15 @@ class Reads:
 
     async def _from_log(
         self,
-        state: LedgerState,
         ledger_id: int,
-        first: int,
-        entry_id: int,
-        last: int,
+        ids: Sequence[int],
         room: int,
+        ahead: Stripe | None,
         grant: ReadGrant,
         entries: list[bytes],
     ) -> list[bytes]:
-        # Not of the last one asked for, but of what a sequential reader will ask for next.
-        ahead = last - first < self._read_ahead and (last > first or state.next_read == first)
         try:
-            return await self._stored.read(ledger_id, entry_id, last, room, ahead, grant)
+            return await self._stored.read(ledger_id, ids, room, ahead, grant)
         except EntryDamaged:
             if not entries:
                 raise

@@ -1,8 +1,9 @@
 """Reading entries that have left the write cache: index, entry log, and read-ahead into the read cache.
 
 What is read at once is a *run*: entries of a ledger whose records follow each other in one log, since a flush puts the
-entries of a ledger side by side. A run costs one range of the index and one read of the disk. A sequential reader of few
-entries gets `read_ahead_entries` in its run; an entry that is read alone is read alone.
+entries of a ledger side by side. A run costs one look at the index and one read of the disk. A sequential reader of few
+entries gets `read_ahead_entries` in its run; an entry that is read alone is read alone. A stripe that leaves out some of
+what stands here is read with small gaps, which cost a copy of some us and are not verified.
 
 A run never holds an entry that stands in the write cache: that copy is newer (a recovery digests an entry anew), and the
 one in the log must neither be served nor be kept.
@@ -10,7 +11,10 @@ one in the log must neither be served nor be kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from magnetar.proto.errors import EntryDamaged, StorageFailed
+from magnetar.proto.stripe import Stripe
 
 from .entry_log import RECORD_HEADER_BYTES, EntryLogs
 from .index import Location, LocationIndex
@@ -28,6 +32,9 @@ _ATTEMPTS = 5
 # Entries asked of the index at once: a short answer must not pay for a long range.
 _INDEX_STEP = 100
 _MAX_RUN_ENTRIES = 1000
+# Between two records of a run: less than another read of the page cache would cost.
+_MAX_GAP_BYTES = 16 << 10
+_MAX_ID = (1 << 63) - 1
 
 
 class StoredEntries:
@@ -51,16 +58,17 @@ class StoredEntries:
         self._ahead_bytes = min(settings.read_ahead_bytes, settings.read_cache_bytes // 4)
 
     async def read(
-        self, ledger_id: int, first: int, last: int, max_bytes: int, ahead: bool, grant: ReadGrant
+        self, ledger_id: int, ids: Sequence[int], max_bytes: int, ahead: Stripe | None, grant: ReadGrant
     ) -> list[bytes]:
-        """Entries from `first` on, as many as one run has, up to `last` and `max_bytes` (but at least one).
+        """The first of these entries, as many as one run has, up to `max_bytes` (but at least one).
 
-        None at all if the index has no `first`, or (only when `grant` holds something) the budget has no room now. Raises
-        EntryDamaged, or StorageFailed from the index. With `ahead`, what follows goes to the read cache.
+        None at all if the index has not the first, or (only when `grant` holds something) the budget has no room now. Raises
+        EntryDamaged, or StorageFailed from the index. What follows in the stripe `ahead` goes to the read cache.
         """
+        first = ids[0]
         for attempt in range(_ATTEMPTS):
             try:
-                wanted = self._run(ledger_id, first, last, max_bytes, ahead)
+                wanted = self._run(ledger_id, ids, max_bytes, ahead)
             except StorageFailed as error:
                 self._damage.report_file("index", f"{error}; {REBUILD}")
                 raise
@@ -77,7 +85,7 @@ class StoredEntries:
                     continue  # a compaction moved it; the log is not damaged, it is gone
                 self._damage.report(ledger_id, first, where="read", reason=error.message)
                 raise
-            return self._keep(ledger_id, first, last, max_bytes, entries, discards)
+            return self._keep(ledger_id, wanted, len(ids), max_bytes, entries, discards)
         raise EntryDamaged(
             f"entry {first} of ledger {ledger_id} could not be read: its entry log was replaced {_ATTEMPTS} times",
             ledger_id=ledger_id,
@@ -94,24 +102,31 @@ class StoredEntries:
             return await self._logs.read(ledger_id, wanted[:1])
 
     def _keep(
-        self, ledger_id: int, first: int, last: int, max_bytes: int, entries: list[bytes], discards: int
+        self,
+        ledger_id: int,
+        wanted: list[tuple[int, Location]],
+        count: int,
+        max_bytes: int,
+        entries: list[bytes],
+        discards: int,
     ) -> list[bytes]:
-        """Puts the run into the read cache and returns what was asked for."""
-        newest = self._cache.get(ledger_id, first)
+        """Puts the run into the read cache and returns the `count` entries that were asked for, if they fit."""
+        newest = self._cache.get(ledger_id, wanted[0][0])
         if newest is not None:  # written anew while the disk was read
             return [newest]
+        ids = [entry_id for entry_id, _ in wanted[: len(entries)]]
         if self._cache.holds(ledger_id):
             get = self._cache.get
             for place in range(1, len(entries)):
-                if get(ledger_id, first + place) is not None:
-                    del entries[place:]
+                if get(ledger_id, ids[place]) is not None:
+                    del entries[place:], ids[place:]
                     break
         # A recovery may have replaced some of them, and a flush may have ended, while the disk was read. This read may
         # still be answered with what was there when it began; a later one may not.
         if discards == self._read_cache.discards:
-            self._read_cache.put(ledger_id, first, entries)
-        if len(entries) > last - first + 1:
-            entries = entries[: last - first + 1]
+            self._read_cache.put(ledger_id, ids, entries)
+        if len(entries) > count:
+            entries = entries[:count]
         if len(entries) == 1:
             return entries
         size = 0
@@ -122,36 +137,36 @@ class StoredEntries:
         return entries
 
     def _run(
-        self, ledger_id: int, first: int, last: int, max_bytes: int, ahead: bool
+        self, ledger_id: int, ids: Sequence[int], max_bytes: int, ahead: Stripe | None
     ) -> list[tuple[int, Location]]:
-        """The locations of a run from `first` on; more than was asked for if `ahead`."""
-        if first == last and not ahead:
-            location = self._index.get(ledger_id, first)
-            return [] if location is None else [(first, location)]
-        settings = self._settings
+        """The locations of a run from the first id on; more than was asked for if `ahead`."""
+        if len(ids) == 1 and not ahead:
+            location = self._index.get(ledger_id, ids[0])
+            return [] if location is None else [(ids[0], location)]
+        settings, last = self._settings, ids[-1]
         least = settings.read_ahead_entries if ahead else 1
-        most = min(max(last - first + 1, least), _MAX_RUN_ENTRIES)
+        if ahead and len(ids) < least:
+            ids = ahead.ids(ids[0], _MAX_ID, least)
+        most = min(len(ids), _MAX_RUN_ENTRIES)
         cached = self._cache.get if self._cache.holds(ledger_id) else None
         wanted: list[tuple[int, Location]] = []
-        log_id = start = following = 0
+        log_id = start = following = size = 0
         while len(wanted) < most:
             step = min(_INDEX_STEP, most - len(wanted))
-            found = self._index.get_range(ledger_id, first + len(wanted), step)
+            found = self._index.get_each(ledger_id, ids[len(wanted) : len(wanted) + step])
             for number, location in found:
                 if not wanted:
                     log_id, start = location.log_id, location.offset
-                elif location.log_id != log_id or location.offset != following:
+                elif location.log_id != log_id or not 0 <= location.offset - following <= _MAX_GAP_BYTES:
                     return wanted
-                if number != first + len(wanted) or (cached and cached(ledger_id, number) is not None):
+                if number != ids[len(wanted)] or (cached and cached(ledger_id, number) is not None):
                     return wanted
                 following = location.offset + RECORD_HEADER_BYTES + location.length
-                size = following - start
-                if wanted and size > settings.read_ahead_bytes:
+                size += location.length
+                if wanted and following - start > settings.read_ahead_bytes:
                     return wanted
                 # What is ahead must find room in the read cache.
-                if (number > last or size > max_bytes + RECORD_HEADER_BYTES * len(wanted)) and (
-                    len(wanted) >= least or size > self._ahead_bytes
-                ):
+                if (number > last or size > max_bytes) and (len(wanted) >= least or size > self._ahead_bytes):
                     return wanted or [(number, location)]
                 wanted.append((number, location))
             if len(found) < step:

@@ -8,7 +8,7 @@ Entries are kept as the bytes objects they came as, per ledger; the flush sorts 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["ENTRY_OVERHEAD_BYTES", "WriteCache"]
 
@@ -114,10 +114,10 @@ class WriteCache:
                 return ledger.get(entry_id)
         return None
 
-    def run(self, ledger_id: int, first: int, last: int, max_bytes: int) -> list[bytes]:
-        """Entries from `first` on without a hole, at most to `last` and, but for the first, `max_bytes`."""
-        if first == last:
-            entry = self.get(ledger_id, first)
+    def run(self, ledger_id: int, ids: Sequence[int], max_bytes: int) -> list[bytes]:
+        """These entries, up to the first that is not here and, but for the first, `max_bytes`."""
+        if len(ids) == 1:
+            entry = self.get(ledger_id, ids[0])
             return [] if entry is None else [entry]
         found: list[bytes] = []
         ledger = self.active.ledgers.get(ledger_id)
@@ -126,7 +126,7 @@ class WriteCache:
             return found
         newest, older = (ledger or {}).get, (other or {}).get
         size = 0
-        for number in range(first, last + 1):
+        for number in ids:
             entry = newest(number) or older(number)
             if entry is None:
                 break

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from magnetar.proto.errors import BookieUnavailable, ConnectionLost, MagnetarError, RequestTimeout
+from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
 from .awaited_adds import AwaitedAdds
 from .held_adds import HeldAdds
@@ -43,7 +44,7 @@ class LocalBookie(Protocol):
         ...
 
     async def read(
-        self, ledger_id: int, first: int, last: int, *, max_bytes: int, fence: bool
+        self, ledger_id: int, first: int, last: int, *, max_bytes: int, fence: bool, stripe: Stripe
     ) -> tuple[list[bytes], int]:
         """Entries and LAC."""
         ...
@@ -145,10 +146,20 @@ class LocalTransport:
         return held
 
     async def read(
-        self, bookie: str, ledger_id: int, first: int, last: int, *, max_bytes: int = 0, fence: bool = False
+        self,
+        bookie: str,
+        ledger_id: int,
+        first: int,
+        last: int,
+        *,
+        max_bytes: int = 0,
+        fence: bool = False,
+        stripe: Stripe = EVERY_ENTRY,
     ) -> ReadResult:
         """See BookieTransport."""
-        read = self._bookie(bookie).read(ledger_id, first, last, max_bytes=max_bytes, fence=fence)
+        read = self._bookie(bookie).read(
+            ledger_id, first, last, max_bytes=max_bytes, fence=fence, stripe=stripe
+        )
         return ReadResult(*await self._in_time(bookie, read))
 
     async def read_last_confirmed(self, bookie: str, ledger_id: int, *, fence: bool = False) -> LastConfirmed:

@@ -28,6 +28,7 @@ from magnetar.proto.commands import (
     decode_rows,
 )
 from magnetar.proto.errors import MalformedFrame
+from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.connection import ConnectionOptions, Reply
 
 from .bookie_connection import BookieChannel
@@ -78,13 +79,23 @@ class TcpTransport:
                 channel.expect()
 
     async def read(
-        self, bookie: str, ledger_id: int, first: int, last: int, *, max_bytes: int = 0, fence: bool = False
+        self,
+        bookie: str,
+        ledger_id: int,
+        first: int,
+        last: int,
+        *,
+        max_bytes: int = 0,
+        fence: bool = False,
+        stripe: Stripe = EVERY_ENTRY,
     ) -> ReadResult:
         """See BookieTransport."""
-        reply = await self._ask(bookie, ReadEntries(0, ledger_id, first, last, max_bytes, fence))
+        reply = await self._ask(bookie, ReadEntries(0, ledger_id, first, last, max_bytes, fence, *stripe))
         try:
             last_add_confirmed = reply.result["last_add_confirmed"]
             entries = _cut(reply)
+            if stripe.cycle != 1 and not reply.result.get("striped"):  # an older bookie: all from `first` on
+                entries = [entry for entry_id, entry in enumerate(entries, first) if stripe.holds(entry_id)]
             if not entries:
                 raise ValueError
         except (TypeError, KeyError, ValueError):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from magnetar.proto.stripe import EVERY_ENTRY, Stripe
+
 # bookie, ledger id, entry id, code: 0 when the entry is durable there, else a code of proto.errors.
 AddCallback = Callable[[str, int, int, int], None]
 
 
 class ReadResult(NamedTuple):
-    """Whole ledger entries from `first` on without a gap, digests not verified; at least one."""
+    """Whole ledger entries from `first` on without a gap (in the stripe asked for), digests not verified; at least one."""
 
     entries: list[bytes]
     last_add_confirmed: int  # the highest that this bookie has heard of
@@ -69,12 +71,21 @@ class BookieTransport(Protocol):
         ...
 
     async def read(
-        self, bookie: str, ledger_id: int, first: int, last: int, *, max_bytes: int = 0, fence: bool = False
+        self,
+        bookie: str,
+        ledger_id: int,
+        first: int,
+        last: int,
+        *,
+        max_bytes: int = 0,
+        fence: bool = False,
+        stripe: Stripe = EVERY_ENTRY,
     ) -> ReadResult:
         """Entries first..last, as many as fit in `max_bytes` (0: in a frame). EntryNotFound if `first` is not there.
 
-        With `fence` the ledger is fenced, durably, before the answer, whatever that is. LedgerNotFound,
-        BookieUnavailable, RequestTimeout, ConnectionLost, UnknownLedgerState, EntryDamaged.
+        Only those of the `stripe`, which has `first`; an answer that ends early says nothing of what it has not. With
+        `fence` the ledger is fenced, durably, before the answer, whatever that is. LedgerNotFound, BookieUnavailable,
+        RequestTimeout, ConnectionLost, UnknownLedgerState, EntryDamaged.
         """
         ...
 

@@ -340,10 +340,13 @@ class AddDone(Command, tag=97):
 
 
 class ReadEntries(Command, tag=98):
-    """Entries first..last, as many as fit in `max_bytes` but at least one.
+    """Entries first..last, as many as fit in `max_bytes` but at least one, up to the first one that is not there.
 
-    Ok: {"sizes": [int, ...], "last_add_confirmed": int}; payload: the entries back to back. EntryNotFound when `first` is
-    not there. `fence` fences the ledger first and answers once that is durable.
+    With a `cycle` above 1 only those whose id modulo `cycle` is a bit of `residues` (`stripe`); the others are passed over
+    and nothing is said of them. Ok: {"sizes": [int, ...], "last_add_confirmed": int, "striped": true}; payload: the entries
+    back to back. Without `striped` they are all from `first` on, as a bookie answers that does not know of stripes.
+    EntryNotFound when `first`, which is of the stripe, is not there. `fence` fences the ledger first and answers once that
+    is durable.
     """
 
     ledger_id: int
@@ -351,6 +354,8 @@ class ReadEntries(Command, tag=98):
     last: int
     max_bytes: int = 0
     fence: bool = False
+    cycle: int = 1
+    residues: int = 1
 
 
 class ReadLastConfirmed(Command, tag=99):

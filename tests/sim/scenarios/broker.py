@@ -16,6 +16,7 @@ from magnetar.metadata.key_value import ModelKeyValue
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import EntryNotFound, LedgerFenced, LedgerNotFound
 from magnetar.proto.ledger_entry import verify_ledger_entry
+from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.connection import ConnectionOptions, FramedServer
 from sim.storm import PORT, play_storm
 from support.sim import SimClock, SimLoop, SimProcess, Trace
@@ -69,13 +70,20 @@ class ModelBookie:
         self._loop.call_later(self._loop.rng.uniform(0.0001, 0.003), durable)
 
     async def read(
-        self, ledger_id: int, first: int, last: int, *, max_bytes: int, fence: bool
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        *,
+        max_bytes: int,
+        fence: bool,
+        stripe: Stripe = EVERY_ENTRY,
     ) -> tuple[list[bytes], int]:
         """See LocalBookie."""
         await self._fence(ledger_id, fence)
         found: list[bytes] = []
         size = 0
-        for entry_id in range(first, last + 1):
+        for entry_id in stripe.ids(first, last):
             entry = self.entries.get((ledger_id, entry_id))
             if entry is None or (found and max_bytes and size + len(entry) > max_bytes):
                 break

@@ -317,23 +317,23 @@ async def test_the_budget_is_given_in_order_and_comes_back_from_those_who_give_u
 def test_the_read_cache_counts_what_it_holds_and_lets_the_oldest_run_go() -> None:
     cache = ReadCache(10_000)
     for first in range(0, 100, 10):
-        cache.put(1, first, [b"x" * 100] * 10)
+        cache.put(1, range(first, first + 10), [b"x" * 100] * 10)
         assert cache.size <= 10_000
-    assert cache.run(1, 0, 9, 9999) == []
-    assert cache.run(1, 85, 120, 9999) == [b"x" * 100] * 15
-    assert cache.run(1, 85, 120, 250) == [b"x" * 100] * 2
-    assert cache.run(1, 85, 120, 1) == [b"x" * 100]
+    assert cache.run(1, range(0, 10), 9999) == []
+    assert cache.run(1, range(85, 121), 9999) == [b"x" * 100] * 15
+    assert cache.run(1, range(85, 121), 250) == [b"x" * 100] * 2
+    assert cache.run(1, range(85, 121), 1) == [b"x" * 100]
     assert (cache.hits, cache.misses) == (18, 1)
     cache.discard(1, 90)
-    assert cache.run(1, 85, 120, 9999) == [b"x" * 100] * 5
-    cache.put(2, 0, [b"y" * 20_000])  # larger than all of it: not kept, and nothing is thrown away for it
-    assert cache.run(1, 91, 91, 9999)
+    assert cache.run(1, range(85, 121), 9999) == [b"x" * 100] * 5
+    cache.put(2, [0], [b"y" * 20_000])  # larger than all of it: not kept, and nothing is thrown away for it
+    assert cache.run(1, range(91, 92), 9999)
     cache.discard_ledger(1)
-    assert cache.run(1, 91, 91, 9999) == []
+    assert cache.run(1, range(91, 92), 9999) == []
     for first in range(0, 100, 10):
-        cache.put(3, first, [b"x" * 100] * 10)
+        cache.put(3, range(first, first + 10), [b"x" * 100] * 10)
     assert cache.size <= 10_000
-    assert cache.run(3, 99, 99, 9999)
+    assert cache.run(3, range(99, 100), 9999)
     cache.clear()
     assert cache.size == 0
 

@@ -119,6 +119,20 @@ async def test_reads(service: Service) -> None:
     await request(WriteLastConfirmed(client.connection.next_request_id(), 1, 9), timeout=5)
     reply = await request(ReadLastConfirmed(client.connection.next_request_id(), 1), timeout=5)
     assert reply.result["last_add_confirmed"] == 9
+    # Ids of which the remainder by 3 is 0 or 2.
+    reply = await request(
+        ReadEntries(client.connection.next_request_id(), 1, 2, 8, cycle=3, residues=0b101), timeout=5
+    )
+    assert reply.payload == b"".join(entries[number] for number in (2, 3, 5, 6, 8))
+    assert reply.result["striped"] is True
+    for first, cycle, residues in ((4, 3, 0b101), (0, 65, 1), (0, 0, 1), (0, 3, 0), (0, 3, 8), (0, -3, 1)):
+        command = ReadEntries(
+            client.connection.next_request_id(), 1, first, 9, cycle=cycle, residues=residues
+        )
+        with pytest.raises(InvalidArgument):
+            await request(command, timeout=5)
+    with pytest.raises(InvalidArgument, match="5 to 4"):
+        await request(ReadEntries(client.connection.next_request_id(), 1, 5, 4), timeout=5)
     with pytest.raises(EntryNotFound):
         await request(ReadEntries(client.connection.next_request_id(), 1, 10, 10), timeout=5)
     with pytest.raises(InvalidArgument):

@@ -106,6 +106,10 @@ class LocationIndex(Protocol):
         """Where the entry is; None: it is in no entry log. About 4 us."""
         ...
 
+    def get_each(self, ledger_id: int, entry_ids: Sequence[int]) -> list[tuple[int, Location]]:
+        """Locations of these entries, in the order asked for, without those that are in no entry log. About 0.6 us each."""
+        ...
+
     def get_range(self, ledger_id: int, first: int, count: int) -> list[tuple[int, Location]]:
         """Locations of up to `count` entries from `first` on, in order. About 0.6 us an entry."""
         ...

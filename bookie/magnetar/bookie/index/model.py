@@ -65,13 +65,17 @@ class ModelLocationIndex:
         key = (ledger_id, entry_id)
         return self._locations[key] if key in self._locations else self._storage.locations.get(key)
 
-    def get_range(self, ledger_id: int, first: int, count: int) -> list[tuple[int, Location]]:
+    def get_each(self, ledger_id: int, entry_ids: Sequence[int]) -> list[tuple[int, Location]]:
         """See `LocationIndex`."""
         return [
             (entry_id, location)
-            for entry_id in range(first, first + count)
+            for entry_id in entry_ids
             if (location := self.get(ledger_id, entry_id)) is not None
         ]
+
+    def get_range(self, ledger_id: int, first: int, count: int) -> list[tuple[int, Location]]:
+        """See `LocationIndex`."""
+        return self.get_each(ledger_id, range(first, first + count))
 
     def list_locations(
         self, ledger_id: int, after: int = NO_ENTRY, count: int = 1000

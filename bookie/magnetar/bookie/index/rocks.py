@@ -163,15 +163,18 @@ class RocksLocationIndex:
         value = self._call(self._locations.get, _KEY.pack(ledger_id, entry_id))
         return None if value is None else decode_location(value)
 
-    def get_range(self, ledger_id: int, first: int, count: int) -> list[tuple[int, Location]]:
+    def get_each(self, ledger_id: int, entry_ids: Sequence[int]) -> list[tuple[int, Location]]:
         """See `LocationIndex`."""
-        keys = [_KEY.pack(ledger_id, entry_id) for entry_id in range(first, first + count)]
-        values = self._call(self._locations.get, keys)
+        values = self._call(self._locations.get, [_KEY.pack(ledger_id, entry_id) for entry_id in entry_ids])
         return [
             (entry_id, decode_location(value))
-            for entry_id, value in enumerate(values, first)
+            for entry_id, value in zip(entry_ids, values, strict=True)
             if value is not None
         ]
+
+    def get_range(self, ledger_id: int, first: int, count: int) -> list[tuple[int, Location]]:
+        """See `LocationIndex`."""
+        return self.get_each(ledger_id, range(first, first + count))
 
     def list_locations(
         self, ledger_id: int, after: int = NO_ENTRY, count: int = 1000

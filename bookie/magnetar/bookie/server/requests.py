@@ -23,6 +23,7 @@ from magnetar.proto.commands import (
     encode_rows,
 )
 from magnetar.proto.errors import EntryDamaged, EntryNotFound, InvalidArgument, UnknownLedgerState
+from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.connection import Connection
 
 from ..engine import Bookie
@@ -45,11 +46,17 @@ async def _read(bookie: Bookie, connection: Connection, command: ReadEntries) ->
     _check_ids(command.ledger_id, command.first, command.last)
     # What the peer takes in one frame, whatever it asked for.
     limit = min(command.max_bytes or connection.max_message_bytes, connection.max_message_bytes)
+    striped = command.cycle != 1
     entries, confirmed = await bookie.read(
-        command.ledger_id, command.first, command.last, max_bytes=limit, fence=command.fence
+        command.ledger_id,
+        command.first,
+        command.last,
+        max_bytes=limit,
+        fence=command.fence,
+        stripe=Stripe(command.cycle, command.residues) if striped else EVERY_ENTRY,
     )
-    sizes = [len(entry) for entry in entries]
-    return Answer({"sizes": sizes, "last_add_confirmed": confirmed}, entries)
+    result = {"sizes": [len(entry) for entry in entries], "last_add_confirmed": confirmed}
+    return Answer(result | {"striped": True} if striped else result, entries)
 
 
 async def _read_last_confirmed(bookie: Bookie, _: Connection, command: ReadLastConfirmed) -> Answer:
