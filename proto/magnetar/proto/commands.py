@@ -8,37 +8,28 @@ never in the header (WIRE.md draws them).
 Flow(request_id=0, consumer_id=3, messages=100, bytes=0)
 """
 
+# ruff: noqa: RUF012  (msgspec copies mutable defaults; ruff sees that only where Struct itself is the base)
+
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import msgspec
 
+from .command import Command as Command
 from .errors import Action, MagnetarError, MalformedFrame, UnknownCommand, error_from_wire
+from .topic_commands import *  # noqa: F403  (its commands are read under this name as well)
 
 PROTOCOL_VERSION = 1
 MIN_PROTOCOL_VERSION = 1
 # Feature of Connect: the bookie takes deferred adds. Adds to one without it are synced before they are answered.
 DEFERRED_SYNC = "deferred_sync"
 
-_encoder = msgspec.msgpack.Encoder()
 # An error may quote what the peer sent; its text must fit into a header all the same.
 _MAX_ERROR_CHARS = 8_000
-
-
-class Command(msgspec.Struct, array_like=True, gc=False, tag_field="command"):
-    """Base of all headers."""
-
-    request_id: int
-
-    NUMBER: ClassVar[int] = 0
-
-    def encode(self) -> bytes:
-        """The header's bytes."""
-        return _encoder.encode(self)
 
 
 # --- both hops -------------------------------------------------------------------------------------------------------
@@ -267,52 +258,6 @@ class GetSchema(Command, tag=34):
 
 class Transaction(Command, tag=35):
     """Reserved."""
-
-
-class ListTopics(Command, tag=48):
-    """Ok: [topic name, ...], sorted. Empty namespace: all."""
-
-    namespace: str = ""
-
-
-class TopicStats(Command, tag=49):
-    """Ok: a map of figures (WIRE.md)."""
-
-    topic: str
-
-
-class CreateTopic(Command, tag=50):
-    """Ok: null."""
-
-    topic: str
-    partitions: int = 0
-
-
-class DeleteTopic(Command, tag=51):
-    """Ok: null. Refused while producers or consumers are connected unless `force`."""
-
-    topic: str
-    force: bool = False
-
-
-class DeleteSubscription(Command, tag=52):
-    """Ok: null. Refused while consumers are connected unless `force`."""
-
-    topic: str
-    subscription: str
-    force: bool = False
-
-
-class TopicLedgers(Command, tag=64):
-    """Reserved: the ledgers of a topic for readers that go to the bookies themselves."""
-
-    topic: str
-
-
-class AttachLedgers(Command, tag=65):
-    """Reserved: atomic bulk publish of closed ledgers."""
-
-    topic: str
 
 
 # --- ledger client to bookie and back --------------------------------------------------------------------------------

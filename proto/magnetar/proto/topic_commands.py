@@ -1,0 +1,161 @@
+"""Commands about topics as a whole: administration, and the ledgers of which a topic is made (48 to 72).
+
+By the latter Spark, and whoever else goes to the bookies, learns and changes what a topic consists of. A ledger has a
+position id, which message ids carry and which grows along the topic, and a stored id, by which bookies and ledger metadata
+know it. They differ where a staged ledger was attached (WIRE.md).
+"""
+
+from __future__ import annotations
+
+from .command import Command
+
+__all__ = [
+    "AttachLedgers",
+    "CreateStagedLedger",
+    "CreateTopic",
+    "DeleteSubscription",
+    "DeleteTopic",
+    "DiscardStaged",
+    "GetLedgerMetadata",
+    "KeepLedgers",
+    "KeepStaged",
+    "ListTopics",
+    "PutLedgerMetadata",
+    "QueryState",
+    "TopicLedgers",
+    "TopicStats",
+]
+
+
+class ListTopics(Command, tag=48):
+    """Ok: [topic name, ...], sorted. Empty namespace: all."""
+
+    namespace: str = ""
+
+
+class TopicStats(Command, tag=49):
+    """Ok: a map of figures (WIRE.md)."""
+
+    topic: str
+
+
+class CreateTopic(Command, tag=50):
+    """Ok: null."""
+
+    topic: str
+    partitions: int = 0
+
+
+class DeleteTopic(Command, tag=51):
+    """Ok: null. Refused while producers or consumers are connected unless `force`."""
+
+    topic: str
+    force: bool = False
+
+
+class DeleteSubscription(Command, tag=52):
+    """Ok: null. Refused while consumers are connected unless `force`."""
+
+    topic: str
+    subscription: str
+    force: bool = False
+
+
+# --- topics as ledgers -----------------------------------------------------------------------------------------------
+
+
+class TopicLedgers(Command, tag=64):
+    """The ledgers of a topic, for readers that go to the bookies themselves. The broker bounds `count` and the bytes.
+
+    Ok: {"ledgers": [[position id, stored id, first index, entries, messages, bytes, first append ms, last append ms,
+    closed, ledger metadata as bytes], ...], "more": bool, "end": [ledger, entry, index], "bookies": {id: "host:port"}};
+    ledgers with a position id above `after`, in the order of the topic. All `entries` are confirmed and never change.
+    """
+
+    topic: str
+    after: int = -1
+    count: int = 1000
+
+
+class AttachLedgers(Command, tag=65):
+    """Publishes closed staged ledgers, in the order given, as a batch of a query; all of it becomes visible at once.
+
+    Payload: msgpack array of [stored id, messages, first append ms, last append ms]. Ok: {"attached": bool, "first":
+    position id of the first ledger or null, "end": [ledger, entry, index]}. `attached` false: a batch of this query with
+    this number or a higher one was attached before, and what of these ledgers is still staged was discarded.
+    """
+
+    topic: str
+    query: str
+    batch: int
+    remember_ms: int = 0
+
+
+class KeepLedgers(Command, tag=66):
+    """A lease: ledgers with position ids from `first` on (-1: all) are not trimmed for `ttl_ms`; 0 ends it.
+
+    Ok: {"lease": str, "ttl_ms": int, "first": position id of the first ledger that is kept, or null}. An empty `lease`
+    makes one; to renew it, name it, with `first` -1 to leave that as it is.
+    """
+
+    topic: str
+    lease: str = ""
+    ttl_ms: int = 0
+    first: int = -1
+
+
+class CreateStagedLedger(Command, tag=67):
+    """A ledger that the asking side writes to the bookies and that is not part of the topic before it is attached.
+
+    Ok: {"ledger": stored id, "version": int, "metadata": bytes, "bookies": {id: "host:port"},
+    "writable": [[id, "host:port", rack, zone], ...]}.
+    """
+
+    topic: str
+    transaction: str
+
+
+class GetLedgerMetadata(Command, tag=68):
+    """Ledger metadata of a staged ledger, or of one that belongs to the topic. Ok: as CreateStagedLedger."""
+
+    topic: str
+    ledger: int
+
+
+class PutLedgerMetadata(Command, tag=69):
+    """Compare-and-set of the metadata of a staged ledger that is not closed. Payload: the metadata. Ok: {"version": int}.
+
+    VersionConflict when another version is stored, unless that is just what is to be written.
+    """
+
+    topic: str
+    ledger: int
+    version: int
+
+
+class KeepStaged(Command, tag=70):
+    """The transaction lives: its staged ledgers are kept for `ttl_ms` (0: the longest).
+
+    Ok: {"ttl_ms": int, "ledgers": int}: what was granted, and how many there are.
+    """
+
+    topic: str
+    transaction: str
+    ttl_ms: int = 0
+
+
+class DiscardStaged(Command, tag=71):
+    """Deletes staged ledgers of a transaction: those of the payload, a msgpack array of stored ids; all without payload.
+
+    Ok: {"discarded": int}. What is attached, or not known, is passed over.
+    """
+
+    topic: str
+    transaction: str
+
+
+class QueryState(Command, tag=72):
+    """The last batch of a query that was attached to the topic. Ok: {"batch": int}, -1 if none is known."""
+
+    topic: str
+    query: str
