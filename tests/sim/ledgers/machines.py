@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import random
@@ -23,6 +24,7 @@ DATA = "/data"
 KIB = 1024
 MAX_ENTRY_BYTES = 8 * KIB
 SESSION_S = 0.8
+REGISTRATION_CHECK_S = 1.0
 
 # Small, so that journals and logs roll, caches are full and checkpoints happen within a run.
 SETTINGS = BookieSettings(
@@ -62,6 +64,7 @@ class Machine:
         self.bookie: Bookie | None = None  # while it serves
         self.process: SimProcess | None = None
         self.index = ModelStorage()
+        self._registered = 0  # session that made the node which the metadata has for this bookie
         self.live_index: EagerIndex | None = None  # of the running bookie
         self.disk = SimDisk(
             random.Random(loop.rng.getrandbits(64)),
@@ -226,18 +229,26 @@ class Machine:
                 session = await metadata.open_session(SESSION_S)
                 session.when_lost(lost.set)
                 await self._create_node(metadata, session, value)
+                while True:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(REGISTRATION_CHECK_S):
+                            await lost.wait()
+                            break
+                    # A delete that the last life sent may arrive late, and meet the node of this one.
+                    await self._create_node(metadata, session, value)
             except MagnetarError:
                 await asyncio.sleep(0.1)
-                continue
-            await lost.wait()
 
     async def _create_node(self, metadata: ServiceClient, session: ServiceSession, value: bytes) -> None:
         path = f"{BOOKIES_PATH}/{self.name}"
         while not session.lost:
             try:
                 await metadata.create(path, value, session=session)
+                self._registered = session.session_id
                 return
             except AlreadyExists:  # of this bookie's last life, or of the create whose answer was lost
+                if self._registered == session.session_id:
+                    return
                 await metadata.delete(path)
 
     def _after_crash(self, power: bool) -> None:
