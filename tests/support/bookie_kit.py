@@ -72,8 +72,9 @@ def crash(bookie: Bookie) -> None:
     for journal in bookie.journals.all:
         if journal._upkeep is not None:
             journal._upkeep.cancel()
-        if journal._idle is not None:
-            journal._idle.cancel()
+        for timer in (journal._idle, journal._deferred_timer):
+            if timer is not None:
+                timer.cancel()
     bookie.release()
     bookie.lock.release()
 

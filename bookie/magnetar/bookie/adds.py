@@ -3,6 +3,9 @@
 In one turn of the loop and so under the ledger's lock (rule 1): fence check -> write cache -> journal. The callback comes
 when the journal's sync has passed the record, never from inside `add`.
 
+A deferred add asks for no sync: it is accepted once it stands in cache and journal, and durable with the next sync, that of
+another record, of `force`, or the journal's own (`journal_deferred_sync_s`). It waits for no disk, and promises nothing.
+
 Adds for which the write cache has no room wait in order of arrival, bounded in bytes and in time; `accepting` is false
 meanwhile, and a server stops reading.
 """
@@ -12,7 +15,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
+from magnetar.proto.commands import ADD_ACCEPTED
 from magnetar.proto.errors import (
     EntryDamaged,
     LedgerFenced,
@@ -34,6 +39,18 @@ __all__ = ["Adds"]
 
 _FENCED = LedgerFenced.code
 _TOO_MANY = TooManyRequests.code
+
+
+class _Waiting(NamedTuple):
+    deadline: float
+    entry: bytes
+    recovery: bool
+    deferred: bool
+    done: DurableCallback
+
+
+def _ledger_of(entry: bytes) -> int:
+    return int(LEDGER_ENTRY_FIELDS.unpack_from(entry)[0])
 
 
 class Adds:
@@ -60,8 +77,8 @@ class Adds:
         self._read_cache = read_cache
         self._want_flush = want_flush
         self._fail = fail
-        # Adds that wait for room in the write cache: (deadline, entry, recovery, done), in order of arrival.
-        self._waiting: deque[tuple[float, bytes, bool, DurableCallback]] = deque()
+        # Adds that wait for room in the write cache, in order of arrival.
+        self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         # Figure: those that were too large, or too many.
         self.refused = 0
@@ -77,12 +94,14 @@ class Adds:
         """Adds that wait for room."""
         return len(self._waiting)
 
-    def add(self, entry: bytes, *, recovery: bool, done: DurableCallback) -> None:
+    def add(self, entry: bytes, *, recovery: bool, done: DurableCallback, deferred: bool = False) -> None:
         """Stores a ledger entry (40-byte header and payload, digest already verified); keeps the bytes object.
 
         `done(ledger_id, entry_id, code)` is called once from the loop: code 0 when the entry is durable here, else
         LedgerFenced, BookieReadOnly, TooManyRequests, MessageTooLarge, ServiceNotReady or StorageFailed. Raises EntryDamaged
         for bytes that hold no header. Adding an entry again stores the newer bytes. About 2 us and the journal's copy.
+
+        A deferred one is answered with ADD_ACCEPTED before, if it is taken; what comes after an error counts for nothing.
         """
         if len(entry) < LEDGER_ENTRY_HEADER_BYTES:
             raise EntryDamaged(
@@ -90,8 +109,17 @@ class Adds:
             )
         if len(entry) > self._settings.max_entry_bytes:
             self._refuse(entry, done, MessageTooLarge.code)
-        elif self._waiting or not self._admit(entry, recovery, done):
-            self._wait_for_room(entry, recovery, done)
+        elif self._waiting or not self._admit(entry, recovery, deferred, done):
+            self._wait_for_room(entry, recovery, deferred, done)
+
+    def force(self, ledger_id: int) -> None:
+        """What came before of the ledger shall be durable soon; what still waits for room is deferred no more."""
+        if any(add.deferred for add in self._waiting):
+            self._waiting = deque(
+                add._replace(deferred=False) if _ledger_of(add.entry) == ledger_id else add
+                for add in self._waiting
+            )
+        self.journals.of(ledger_id).sync()
 
     def refuse_all(self, code: int, *, recoveries: bool = True) -> None:
         """Every add is refused with `code` from now on, those that wait included; 0: none is any more.
@@ -110,9 +138,9 @@ class Adds:
         while self._waiting:
             # Taken out first: what fails in `_admit` comes back here, to refuse all that wait.
             first = self._waiting.popleft()
-            _, entry, recovery, done = first
+            _, entry, recovery, deferred, done = first
             self._waiting_bytes -= len(entry)
-            if not self._admit(entry, recovery, done):
+            if not self._admit(entry, recovery, deferred, done):
                 self._waiting.appendleft(first)
                 self._waiting_bytes += len(entry)
                 return
@@ -121,7 +149,7 @@ class Adds:
             self._timer = None
         self._tell_accepting()
 
-    def _admit(self, entry: bytes, recovery: bool, done: DurableCallback) -> bool:
+    def _admit(self, entry: bytes, recovery: bool, deferred: bool, done: DurableCallback) -> bool:
         """The add path. False if the write cache has no room."""
         ledger_id, entry_id, last_add_confirmed, _ = LEDGER_ENTRY_FIELDS.unpack_from(entry)
         states = self._ledgers
@@ -148,19 +176,25 @@ class Adds:
         if recovery:
             self._read_cache.discard(ledger_id, entry_id)
         journals = self.journals.all  # as `Journals.of` does, without its call
-        journals[ledger_id % len(journals)].add(entry, done, ledger_id, entry_id)
+        journal = journals[ledger_id % len(journals)]
+        if deferred:
+            journal.add_deferred(entry, done, ledger_id, entry_id)
+            if journal.failure is None:
+                asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, ADD_ACCEPTED)
+        else:
+            journal.add(entry, done, ledger_id, entry_id)
         if half_full:
             self._want_flush()
         return True
 
-    def _wait_for_room(self, entry: bytes, recovery: bool, done: DurableCallback) -> None:
+    def _wait_for_room(self, entry: bytes, recovery: bool, deferred: bool, done: DurableCallback) -> None:
         loop = asyncio.get_running_loop()
         limit = self._settings.write_cache_bytes // 4
         if self._waiting and self._waiting_bytes + len(entry) > limit:
             self._refuse(entry, done, _TOO_MANY)
             return
         deadline = loop.time() + self._settings.add_backpressure_timeout_s
-        self._waiting.append((deadline, entry, recovery, done))
+        self._waiting.append(_Waiting(deadline, entry, recovery, deferred, done))
         self._waiting_bytes += len(entry)
         if self._timer is None:
             self._timer = loop.call_at(deadline, self._waited_too_long)
@@ -176,7 +210,7 @@ class Adds:
         # A timer may fire up to its resolution early.
         now = loop.time() + 0.002
         while self._waiting and self._waiting[0][0] <= now:
-            _, entry, _, done = self._waiting.popleft()
+            _, entry, _, _, done = self._waiting.popleft()
             self._waiting_bytes -= len(entry)
             self._refuse(entry, done, _TOO_MANY)
         if self._waiting:

@@ -24,6 +24,7 @@ from magnetar.proto.errors import (
     MagnetarError,
     ServiceNotReady,
     StorageFailed,
+    error_from_wire,
 )
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.files import FileLock
@@ -248,6 +249,25 @@ class Bookie:
         self._check_alive()
         await self.fencing.fence(ledger_id)
 
+    def request_force(self, ledger_id: int) -> None:
+        """Deferred adds of the ledger that came before become durable now; their own callbacks say when, and whether."""
+        if self.failure is None:
+            self.adds.force(ledger_id)
+
+    async def force(self, ledger_id: int) -> None:
+        """The same, and waits until all that were accepted are durable. StorageFailed: nobody knows whether they are."""
+        self._check_alive()
+        self.adds.force(ledger_id)
+        durable: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def done(_ledger_id: int, _number: int, code: int) -> None:
+            if not durable.done():
+                durable.set_result(code)
+
+        self.journals.of(ledger_id).force(ledger_id, done)
+        if code := await durable:
+            raise error_from_wire(code, 0, f"the deferred adds of ledger {ledger_id} could not be synced")
+
     async def write_last_confirmed(self, ledger_id: int, last_add_confirmed: int) -> None:
         """Explicit LAC of an idle writer. Durable when it returns; LedgerFenced if the ledger is fenced."""
         self._check_alive()
@@ -292,8 +312,10 @@ class Bookie:
         return await self.collector.collect()
 
     def journal_offsets(self) -> list[tuple[int, int]]:
-        """(durable, end) of each journal: where they differ, something is on its way to the disk."""
-        return [(journal.durable_position().offset, journal.end_offset) for journal in self.journals.all]
+        """(durable, requested) of each journal: where they differ, something is on its way to the disk."""
+        return [
+            (journal.durable_position().offset, journal.requested_offset) for journal in self.journals.all
+        ]
 
     # --- looking after -----------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ _ABOVE_ZERO = (
     "entry_log_bytes",
     "checkpoint_interval_s",
     "disk_check_interval_s",
+    "journal_deferred_sync_s",
     "journal_stall_s",
 )
 
@@ -47,6 +48,9 @@ class BookieSettings:
     # waits (what arrives during a sync is the next group), and only the ring bounds it.
     journal_group_max_wait_ms: float = 0.0
     journal_group_max_bytes: int = 0
+    # Entries of ledgers with deferred sync are synced after so long if nothing has synced them before: no force of their
+    # writer, no other record of the journal. Below journal_stall_s, so that waiting for it does not look like a hung disk.
+    journal_deferred_sync_s: float = 1.0
     # Each journal file is zero-filled to this size in the background before it is used, and recycled afterwards; it is
     # left when it is full and the next one is ready. Others use 2 GB; with recycling, small files cost nothing and
     # are ready sooner. The first one gets an eighth, so that a first start does not wait.

@@ -126,6 +126,23 @@ class RingJournalDevice(StreamOffsets):
             self._scheduled = True
             self._loop.call_soon(self._announce)  # type: ignore[union-attr]
 
+    def append_deferred(self, header: bytes, payload: bytes) -> None:
+        """See `JournalDevice`."""
+        scheduled, self._scheduled = self._scheduled, True  # so that nothing is announced for it
+        self.append(header, payload)
+        self._scheduled = scheduled
+
+    def sync(self) -> None:
+        """See `JournalDevice`."""
+        if not self._scheduled and self._announced < self._end:
+            self._scheduled = True
+            self._loop.call_soon(self._announce)  # type: ignore[union-attr]
+
+    @property
+    def requested_offset(self) -> int:
+        """See `JournalDevice`."""
+        return self._announced
+
     def roll(self, sequence: int) -> None:
         """See `JournalDevice`."""
         self._announce()

@@ -3,7 +3,7 @@
 A device takes a stream of bytes that is numbered from `offset` on, and says up to which offset they are durable. It knows
 nothing of records. What arrived while a sync was running is the next group, unless groups are told to wait for company
 (`journal_group_max_wait_ms`), and a group starts at a multiple of the alignment in the current file (`file_position`
-says how far the file is used).
+says how far the file is used). What is appended as deferred waits for the next bytes that are not, or for `sync`.
 
 The journal owns the files: it prepares them and says where in the stream the next one begins (`roll`). Everything before
 that point is synced before the next file is touched (rule 5 depends on it).
@@ -47,6 +47,11 @@ class JournalDevice(Protocol):
         ...
 
     @property
+    def requested_offset(self) -> int:
+        """Everything below is durable or on its way there; what lies between it and `end_offset` is deferred."""
+        ...
+
+    @property
     def file_position(self) -> int:
         """Bytes of the current file that are used by what is durable, padding included."""
         ...
@@ -62,6 +67,14 @@ class JournalDevice(Protocol):
 
     def append(self, header: bytes, payload: bytes) -> None:
         """Adds both parts; needs `free_bytes` for them. Goes to the disk at the end of this turn of the loop."""
+        ...
+
+    def append_deferred(self, header: bytes, payload: bytes) -> None:
+        """The same, but does not go to the disk before something else does, or before `sync`."""
+        ...
+
+    def sync(self) -> None:
+        """Sends what was deferred to the disk at the end of this turn of the loop; nothing if all is on its way."""
         ...
 
     def roll(self, sequence: int) -> None:

@@ -57,6 +57,11 @@ class InlineJournalDevice(StreamOffsets):
 
     def append(self, header: bytes, payload: bytes) -> None:
         """See `JournalDevice`."""
+        self.append_deferred(header, payload)
+        self._schedule(0.0 if self._last_bytes >= self._group_limit else self._wait_s)
+
+    def append_deferred(self, header: bytes, payload: bytes) -> None:
+        """See `JournalDevice`."""
         work = self._work
         size = len(header) + len(payload)
         if work and self._last_bytes < self._group_limit and not isinstance(work[-1], int):
@@ -66,7 +71,16 @@ class InlineJournalDevice(StreamOffsets):
             work.append([header, payload])
             self._last_bytes = size
         self._end += size
-        self._schedule(0.0 if self._last_bytes >= self._group_limit else self._wait_s)
+
+    def sync(self) -> None:
+        """See `JournalDevice`."""
+        if self._work:
+            self._schedule(0.0)
+
+    @property
+    def requested_offset(self) -> int:
+        """See `JournalDevice`."""
+        return self._durable if self._scheduled is None else self._end
 
     def roll(self, sequence: int) -> None:
         """See `JournalDevice`."""
@@ -88,6 +102,8 @@ class InlineJournalDevice(StreamOffsets):
 
     async def close(self, *, wait: bool = True) -> None:
         """See `JournalDevice`."""
+        if wait:
+            self.sync()
         while wait and self._scheduled is not None:
             self._scheduled.cancel()
             self._write_groups()  # which may call for another one: a new file

@@ -105,6 +105,9 @@ class Journal:
         # When the journal fell quiet: the timer, and the end offset then. Up to `_sealed` a later record says so already.
         self._idle: asyncio.TimerHandle | None = None
         self._quiet_at = self._sealed = -1
+        # Deferred adds are synced when this fires, or when so many bytes wait, if nothing else has brought a sync.
+        self._deferred_timer: asyncio.TimerHandle | None = None
+        self._deferred_limit = settings.journal_ring_bytes // 4
         self._closing = False
         # Set by `close`: the last waiting record went to the device, or the device failed.
         self._emptied: asyncio.Future[None] | None = None
@@ -156,14 +159,20 @@ class Journal:
     @property
     def stalled_s(self) -> float:
         """How long records have waited without any becoming durable; 0 while none waits."""
-        if not self._pending and not self._waiting:
-            return 0.0
+        device = self._device
+        if not self._waiting and (not self._pending or device.durable_offset == device.requested_offset):
+            return 0.0  # deferred adds wait for no disk
         return self._now() - self._progress_at
 
     @property
     def end_offset(self) -> int:
         """Offset after the last record that was handed to the device."""
         return self._device.end_offset
+
+    @property
+    def requested_offset(self) -> int:
+        """Offset up to which the disk was asked for a sync; what follows is deferred."""
+        return self._device.requested_offset
 
     @property
     def files(self) -> list[int]:
@@ -189,6 +198,48 @@ class Journal:
         if not self._pending:
             self._progress_at = self._now()
         self._pending.append((device.end_offset, done, ledger_id, entry_id))
+
+    def add_deferred(self, entry: bytes, done: DurableCallback, ledger_id: int, entry_id: int) -> None:
+        """The same without asking for a sync: the next one covers it, whoever asks, within `journal_deferred_sync_s`."""
+        device = self._device
+        if self._waiting or device.free_bytes < len(entry) + 2 * RECORD_HEADER_BYTES or self.failure:
+            self._append_later(ADD, entry, done, ledger_id, entry_id)
+            return
+        header = encode_record_header(self._incarnation, device.end_offset, device.durable_offset, ADD, entry)
+        if device.durable_offset == device.requested_offset:
+            self._progress_at = self._now()
+        device.append_deferred(header, entry)
+        self._pending.append((device.end_offset, done, ledger_id, entry_id))
+        if device.end_offset - device.requested_offset >= self._deferred_limit:
+            self.sync()
+        elif self._deferred_timer is None:
+            loop = asyncio.get_running_loop()
+            self._deferred_timer = loop.call_later(
+                self._settings.journal_deferred_sync_s, self._sync_deferred
+            )
+
+    def sync(self) -> None:
+        """What was deferred goes to the disk now, in one group with whatever else does."""
+        if self.failure is None:
+            if self._device.durable_offset == self._device.requested_offset:
+                self._progress_at = self._now()
+            self._device.sync()
+
+    def force(self, ledger_id: int, done: DurableCallback) -> None:
+        """`done` is called when everything appended before is durable. Forces of one turn of the loop share a sync."""
+        device = self._device
+        if self.failure is not None or self._waiting:
+            # A mark behind what waits for the ring.
+            self._append_later(RecordType.SYNCED, b"", done, ledger_id, -1)
+        elif device.durable_offset == device.end_offset:
+            asyncio.get_running_loop().call_soon(done, ledger_id, -1, 0)
+        else:
+            self._pending.append((device.end_offset, done, ledger_id, -1))
+            self.sync()
+
+    def _sync_deferred(self) -> None:
+        self._deferred_timer = None
+        self.sync()
 
     def fence(self, ledger_id: int, done: DurableCallback) -> None:
         """Appends a fence. One record stands for the ledger's key and its fence (rule 6)."""
@@ -220,6 +271,9 @@ class Journal:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
+        if self._deferred_timer is not None:
+            self._deferred_timer.cancel()
+            self._deferred_timer = None
         if self._upkeep is not None:
             self._upkeep.cancel()
             await asyncio.gather(self._upkeep, return_exceptions=True)
@@ -246,6 +300,7 @@ class Journal:
         if not self._pending and not self._waiting:
             self._progress_at = self._now()
         self._waiting.append((record_type, payload, done, ledger_id, number))
+        self._device.sync()  # what fills the ring may be deferred
 
     def _drain_waiting(self) -> None:
         device, waiting = self._device, self._waiting

@@ -13,14 +13,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 from typing import NamedTuple
 
 from magnetar.proto.commands import (
+    ADD_ACCEPTED,
     ADD_DONE_ROW,
     RESERVED,
     AddDone,
     AddEntry,
     Command,
+    ForceLedger,
     ReadEntries,
     ReadLastConfirmed,
     WaitLastConfirmed,
@@ -51,6 +54,7 @@ __all__ = ["BookieConnection"]
 
 _log = logging.getLogger(__name__)
 _ADD_DONE = AddDone(0).encode()
+_ADD_ACCEPTED = AddDone(0, accepted=True).encode()
 _MAX_RUNNING = 16
 _MAX_QUEUED = 1024
 _MAX_LONG_POLLS = 1024
@@ -76,7 +80,8 @@ class BookieConnection:
         self._rows: list[bytes] = []
         # Header bytes of the last AddEntry run: a ledger client's hardly ever change.
         self._add_header = b""
-        self._add_recovery = False
+        self._add_recovery = self._add_deferred = False
+        self._accepted_rows: list[bytes] = []
         self._queued: deque[Command | _News] = deque()
         self._running: dict[asyncio.Task[None], None] = {}
         self._polls: dict[asyncio.Task[None], None] = {}
@@ -97,7 +102,14 @@ class BookieConnection:
             command = decode_command(header)
             if isinstance(command, AddEntry):
                 self._add_header, self._add_recovery = header, command.recovery
+                self._add_deferred = command.deferred and not command.recovery
                 self._add(payloads)
+            elif isinstance(command, ForceLedger) and not command.request_id:
+                # In order with the adds, and nobody waits for it.
+                connection = self._connection
+                if connection is not None:
+                    connection.authorize("add", _RESOURCE)
+                    self._bookie.request_force(command.ledger_id)
             else:
                 for _ in payloads:
                     self._receive(command)
@@ -123,6 +135,8 @@ class BookieConnection:
             return
         connection.authorize("add", _RESOURCE)
         add, recovery, done = self._bookie.add, self._add_recovery, self._added
+        if self._add_deferred:
+            add, done = partial(add, deferred=True), self._added_deferred
         for entry in payloads:
             if ledger_entry_is_intact(entry):
                 add(entry, recovery=recovery, done=done)
@@ -154,6 +168,20 @@ class BookieConnection:
             # All adds of one sync are acknowledged in one turn of the loop: the frame leaves at its end.
             asyncio.get_running_loop().call_soon(self._send_rows)
         rows.append(ADD_DONE_ROW.pack(ledger_id, entry_id, code))
+
+    def _added_deferred(self, ledger_id: int, entry_id: int, code: int) -> None:
+        if code != ADD_ACCEPTED:
+            self._added(ledger_id, entry_id, code)
+            return
+        rows = self._accepted_rows
+        if not rows:
+            asyncio.get_running_loop().call_soon(self._send_accepted)
+        rows.append(ADD_DONE_ROW.pack(ledger_id, entry_id, 0))
+
+    def _send_accepted(self) -> None:
+        rows, self._accepted_rows = self._accepted_rows, []
+        if self._connection is not None:
+            self._connection.send(_ADD_ACCEPTED, b"".join(rows))
 
     def _send_rows(self) -> None:
         rows, self._rows = self._rows, []

@@ -14,6 +14,7 @@ from magnetar.proto.commands import (
     BookieInfo,
     Command,
     DeleteLedger,
+    ForceLedger,
     ListEntries,
     ListLedgers,
     ReadEntries,
@@ -104,6 +105,12 @@ async def _delete_ledger(bookie: Bookie, _: Connection, command: DeleteLedger) -
     return Answer()
 
 
+async def _force(bookie: Bookie, _: Connection, command: ForceLedger) -> Answer:
+    _check_ids(command.ledger_id)
+    await bookie.force(command.ledger_id)
+    return Answer()
+
+
 async def wait_for_news(bookie: Bookie, command: WaitLastConfirmed) -> LastConfirmedNews:
     """The waiting half of a long poll. What is to be read after it is read as other reads are."""
     _check_ids(command.ledger_id)
@@ -142,6 +149,7 @@ _PERFORM: dict[type[Command], _Perform] = {
     ListLedgers: _list_ledgers,
     ListEntries: _list_entries,
     DeleteLedger: _delete_ledger,
+    ForceLedger: _force,
 }
 # What a principal must be allowed to do; reads that fence need more (see `authorize`).
 OPERATIONS: dict[type[Command], str] = {
@@ -153,6 +161,7 @@ OPERATIONS: dict[type[Command], str] = {
     ListLedgers: "list",
     ListEntries: "list",
     DeleteLedger: "delete",
+    ForceLedger: "add",
 }
 
 

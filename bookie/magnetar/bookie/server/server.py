@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
+from magnetar.proto.commands import DEFERRED_SYNC
 from magnetar.runtime.connection import ConnectionOptions, FramedServer
 
 from ..engine import Bookie
@@ -27,6 +29,7 @@ class BookieServer:
     async def start(cls, bookie: Bookie, host: str, port: int, options: ConnectionOptions) -> BookieServer:
         """Raises InvalidSetting when the port cannot be used."""
         self = cls(bookie)
+        options = replace(options, features=(*options.features, DEFERRED_SYNC))
         self._server = await FramedServer.start(host, port, self._handler, options)
         bookie.on_accepting.append(self._held.release)
         return self
