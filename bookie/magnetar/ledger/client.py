@@ -68,8 +68,11 @@ class LedgerClient:
         write_quorum: int | None = None,
         ack_quorum: int | None = None,
         properties: Mapping[str, str] | None = None,
+        ledger_id: int | None = None,
     ) -> LedgerWriter:
         """A new ledger, open for this writer; what is not given comes from the settings.
+
+        `ledger_id`: from `next_id`, for an owner who writes it down first and so finds the ledger after a crash.
 
         InvalidSetting unless Qa <= Qw <= E; NotEnoughBookies if fewer than E are writable, or placement finds none that
         fit. With `minimum_write_quorum` a smaller ledger is made then, which says so (`LedgerWriter.degraded`).
@@ -86,11 +89,16 @@ class LedgerClient:
         if chosen.degraded:
             told[DEGRADED_PROPERTY] = describe(striping)
         metadata = LedgerMetadata.create(chosen.striping, chosen.bookies, c.clock.now_ms(), told)
-        ledger_id, version = await c.new_ledger(metadata)
+        ledger_id, version = await c.new_ledger(metadata, ledger_id)
         self._check_open()
         writer = LedgerWriter(c, ledger_id, metadata, version, self._forget)
         self._writers[writer] = None
         return writer
+
+    async def next_id(self) -> int:
+        """An id from the sequence of all ledgers, which no ledger will have unless it is given to `create`."""
+        self._check_open()
+        return await self._components.next_ledger_id()
 
     async def open(self, ledger_id: int, *, recover: bool) -> LedgerReader:
         """The ledger for reading. LedgerNotFound.
@@ -161,12 +169,19 @@ class LedgerClient:
 
     async def _recover(self, ledger_id: int) -> LedgerMetadata:
         """Recoveries of one ledger share one task, which goes on when one of those who wait is cancelled."""
+        self._check_open()  # again: `close` may have come while the metadata was read
         task = self._recoveries.get(ledger_id)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._recover_once(ledger_id))
             self._recoveries[ledger_id] = task
             task.add_done_callback(lambda done: self._recovered(ledger_id, done))
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if task.cancelled() and not (me and me.cancelling()):
+                self._check_open()  # `close` cancelled the recovery, nobody cancelled who waits for it
+            raise
 
     async def _recover_once(self, ledger_id: int) -> LedgerMetadata:
         found = await self._components.read_metadata(ledger_id)

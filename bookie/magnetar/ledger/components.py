@@ -45,9 +45,14 @@ class LedgerComponents:
     rng: random.Random
     clock: Clock
 
-    async def new_ledger(self, metadata: LedgerMetadata) -> tuple[int, int]:
+    async def next_ledger_id(self) -> int:
+        """An id that no ledger had, and no other will have."""
+        return await self._in_time(self.metadata.next_id(LEDGER_SEQUENCE), "the id of a new ledger")
+
+    async def new_ledger(self, metadata: LedgerMetadata, ledger_id: int | None) -> tuple[int, int]:
         """Writes the metadata of a new ledger: its id and version. RequestTimeout: it may be there, and nobody uses it."""
-        ledger_id = await self._in_time(self.metadata.next_id(LEDGER_SEQUENCE), "the id of a new ledger")
+        if ledger_id is None:
+            ledger_id = await self.next_ledger_id()
         create = self.metadata.create(ledger_path(ledger_id), metadata.encode())
         return ledger_id, await self._in_time(create, f"making ledger {ledger_id}")
 
@@ -74,6 +79,8 @@ class LedgerComponents:
             return await self.read_metadata(ledger_id)
         except MagnetarError as error:
             return MetadataFailed(error)
+        except Exception as error:
+            return MetadataFailed(_failed(error))
 
     async def write_metadata(
         self, ledger_id: int, metadata: LedgerMetadata, version: int
@@ -89,4 +96,9 @@ class LedgerComponents:
         except MagnetarError as error:
             return MetadataFailed(error)
         except Exception as error:
-            return MetadataFailed(FinalError(f"the metadata store failed: {error!r}"))
+            return MetadataFailed(_failed(error))
+
+
+def _failed(error: Exception) -> FinalError:
+    """A defect of the store: whoever waits for its answer must get one."""
+    return FinalError(f"the metadata store failed: {error!r}")

@@ -208,8 +208,8 @@ async def test_appends_from_within_confirm_callbacks_keep_their_order(kind: str)
     await appending(writer, confirmed, left)
     await appending(writer, confirmed, left)
     await confirmed.count(8)
-    for bookie in writer.metadata.last_ensemble.bookies[: {"a bookie fails": 1, "all fail": 3}.get(kind, 0)]:
-        bookies[bookie].fail(BookieUnavailable("down"))
+    for name in writer.metadata.last_ensemble.bookies[: {"a bookie fails": 1, "all fail": 3}.get(kind, 0)]:
+        bookies[name].fail(BookieUnavailable("down"))
     await confirmed.count(22)
     assert confirmed.ids == list(range(len(confirmed.ids)))
     if kind == "all fail":

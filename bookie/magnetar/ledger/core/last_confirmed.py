@@ -30,10 +30,13 @@ class LastConfirmedQuorum:
         self.last_add_confirmed = NO_ENTRY  # highest one told
 
     def answered(self, bookie: str, last_add_confirmed: int, code: int) -> None:
-        """Takes one bookie's answer."""
+        """Takes one bookie's answer; of one that is not in the ensemble it is an answer to an earlier question."""
+        if bookie not in self._bookies:
+            return
         if code not in _KNOWN_CODES:
             self._unknown[bookie] = code
             return
+        self._unknown.pop(bookie, None)
         self._known |= 1 << self._bookies.index(bookie)
         if code == 0:
             self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)

@@ -312,6 +312,8 @@ class RecoveryCore:
         found = self._entries.get(event.entry_id)
         if found is None or event.entry_id < self._next_add or event.bookie in found.answered:
             return []
+        if event.bookie not in self._reading or not found.asked & 1 << self._reading.index(event.bookie):
+            return []  # an answer to an attempt that started over: from outside the write set it proves nothing
         found.answered[event.bookie] = None
         if event.code not in _SILENT:
             self._suspects.pop(event.bookie, None)
