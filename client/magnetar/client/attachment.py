@@ -16,7 +16,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from magnetar.proto.errors import AlreadyExists, ConsumerBusy, MagnetarError, RequestTimeout
+from magnetar.proto.errors import AlreadyExists, ConsumerBusy, MagnetarError, RequestTimeout, VersionConflict
 
 if TYPE_CHECKING:
     from .client import Client
@@ -70,7 +70,7 @@ async def until_answered(
                 try:
                     return await attempt()
                 except MagnetarError as error:
-                    if not error.retryable:
+                    if not error.retryable or isinstance(error, VersionConflict):
                         raise
                     reason = error.message
                 await asyncio.sleep(next(pauses))

@@ -278,12 +278,15 @@ class Client:
         command = DeleteSubscription(0, name, check_subscription_name(subscription), force)
         await self.request(command, topic=name)
 
-    async def request(self, command: Command, *, topic: str | None = None) -> Any:
-        """Asks the broker of `topic` (None: the one of the URL), again after retryable errors, up to operation_timeout."""
+    async def request(self, command: Command, *, topic: str | None = None, payload: bytes = b"") -> Any:
+        """Asks the broker of `topic` (None: the one of the URL), again after retryable errors, up to operation_timeout.
+
+        VersionConflict is raised at once: the same compare-and-set can only fail again.
+        """
 
         async def ask() -> Any:
             link = await (self._link(self._service) if topic is None else self.link_of_topic(topic))
-            return await link.request(command, self.options.operation_timeout)
+            return await link.request(command, self.options.operation_timeout, payload)
 
         return await until_answered(ask, self.options, self.rng, type(command).__name__)
 
