@@ -1,4 +1,4 @@
-"""Reading ledgers: batches from one replica when every bookie has every entry, entry by entry when striped.
+"""Reading ledgers: ranges from one replica when every bookie has every entry, in shares from several when striped.
 
 Every entry is verified (digest, ledger, entry id); which replica is asked, and what when it is slow, is in `replicas`.
 An open ledger is followed by long polls: see `tail`.
@@ -13,7 +13,7 @@ from magnetar.proto.errors import EntryNotFound, InvalidArgument, MagnetarError
 from .components import LedgerComponents
 from .core.last_confirmed import LastConfirmedQuorum
 from .core.metadata import LedgerMetadata
-from .replicas import Replicas
+from .replicas import ReadHistory, Replicas
 from .tail import LedgerTail
 
 
@@ -25,7 +25,7 @@ class LedgerReader:
         self.metadata = metadata
         self.last_add_confirmed = metadata.last_entry  # last entry that may be read; final once closed
         self._components = components
-        self._suspects: dict[str, float] = {}
+        self._history = ReadHistory()
 
     @property
     def closed(self) -> bool:
@@ -53,7 +53,7 @@ class LedgerReader:
             first,
             min(last, self.last_add_confirmed),
             max_bytes,
-            self._suspects,
+            self._history,
         )
 
     async def read_last_confirmed(self) -> int:
@@ -133,10 +133,10 @@ async def read_entries(
     first: int,
     last: int,
     max_bytes: int,
-    suspects: dict[str, float] | None = None,
+    history: ReadHistory,
 ) -> list[bytes]:
     """See LedgerReader.read; the range must be confirmed."""
-    source = Replicas(components, ledger_id, metadata, {} if suspects is None else suspects)
+    source = Replicas(components, ledger_id, metadata, history)
     entries: list[bytes] = []
     while True:
         start = first + len(entries)

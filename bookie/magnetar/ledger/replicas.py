@@ -2,7 +2,7 @@
 
 A replica that fails is passed over at once for the next one. A replica that is silent for `speculative_read_s` is not given
 up: the next one is asked as well, the first good answer counts, and what is still under way then is cancelled. Bookies that
-were silent are asked last for `suspect_bookie_s`.
+were silent are asked last for `suspect_bookie_s`. Ranges of which no bookie has all are read in shares: see `striped_read`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from magnetar.proto.errors import (
     MagnetarError,
     RequestTimeout,
 )
-from magnetar.proto.ledger_entry import verify_ledger_entry
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, verify_ledger_entry
+from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
 from .components import LedgerComponents
 from .core.metadata import LedgerMetadata
+from .striped_read import StripedRead
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# Entries of a striped ledger that are read at a time.
-STRIPED_READS = 32
 
 SILENT = (BookieUnavailable, ConnectionLost, RequestTimeout)
 
@@ -75,35 +74,35 @@ async def first_good(
     return None
 
 
+class ReadHistory:
+    """What the reads of a ledger found out so far."""
+
+    def __init__(self) -> None:
+        self.suspects: dict[str, float] = {}  # bookie -> loop time until which it is asked last
+        self.entry_bytes = 0  # about what an entry takes; 0: nobody knows yet
+
+
 class Replicas:
-    """The copies of one ledger. `suspects`: bookie -> loop time until which it is asked last."""
+    """The copies of one ledger."""
 
     def __init__(
         self,
         components: LedgerComponents,
         ledger_id: int,
         metadata: LedgerMetadata,
-        suspects: dict[str, float],
+        history: ReadHistory,
     ) -> None:
         self._components = components
         self._ledger_id = ledger_id
         self._metadata = metadata
         self._striping = metadata.striping
-        self._suspects = suspects
+        self._history = history
 
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
         """Entries first..last of one ensemble that one replica can give; at least one."""
 
-        async def ask(bookie: str) -> list[bytes]:
-            try:
-                result = await self._components.transport.read(
-                    bookie, self._ledger_id, first, last, max_bytes=max_bytes
-                )
-            except SILENT as error:
-                self._components.health.failed(bookie, error.code)
-                self._suspect(bookie)
-                raise
-            return verified(result.entries[: last - first + 1], self._ledger_id, first, bookie)
+        def ask(bookie: str) -> Awaitable[list[bytes]]:
+            return self._ask(bookie, first, last, max_bytes, EVERY_ENTRY)
 
         errors: list[MagnetarError] = []
         slow_s = self._components.settings.speculative_read_s
@@ -113,30 +112,44 @@ class Replicas:
         return entries
 
     async def read_striped(self, first: int, last: int, max_bytes: int) -> list[bytes]:
-        """The same when each entry has a write set of its own: runs of Qw entries that one bookie has all of."""
-        last = min(last, first + STRIPED_READS - 1)
+        """The same when each entry has a write set of its own. Without `max_bytes` all that can be had."""
         if max_bytes:
-            # The size of entries is not known before they are read: begin with one and go on by its size.
-            entries = await self.read(first, first, max_bytes)
-            last = min(last, first + max(0, max_bytes // max(1, len(entries[0])) - 1))
-            if last > first:
-                entries += await self.read_striped(first + 1, last, 0)
-            return entries
-        run = self._striping.write_quorum
-        starts = range(first, last + 1, run)
-        results = await asyncio.gather(
-            *(self.read(start, min(start + run - 1, last), 0) for start in starts), return_exceptions=True
-        )
-        entries = []
-        for start, result in zip(starts, results, strict=True):
-            if isinstance(result, BaseException):
-                if entries and isinstance(result, MagnetarError):
-                    break
-                raise result
-            entries += result
-            if len(result) < min(run, last + 1 - start):  # that replica had no more; left to the next read
-                break
+            # Each bookie gives one entry at least: not all are asked where one entry is about what fits.
+            count = max_bytes // (self._entry_bytes() or max_bytes)
+            last = min(last, first + max(count, 1) - 1)
+        if last - first < self._striping.write_quorum:
+            entries = await self.read(first, last, max_bytes)
+        else:
+            reading = StripedRead(
+                self._striping,
+                self._metadata.ensemble_of(first).bookies,
+                self._ask,
+                begin=self._ledger_id % self._striping.ensemble_size,
+                suspected=self._suspected,
+                slow_s=self._components.settings.speculative_read_s,
+                slow=self._suspect,
+            )
+            entries = await reading.read(first, last, max_bytes)
+            if not entries:
+                raise _most_telling(reading.errors, self._ledger_id, first)
+        self._history.entry_bytes = max(1, sum(map(len, entries)) // len(entries))
         return entries
+
+    def _entry_bytes(self) -> int:
+        if not self._history.entry_bytes and self._metadata.last_entry >= 0:
+            return self._metadata.length // (self._metadata.last_entry + 1) + LEDGER_ENTRY_HEADER_BYTES
+        return self._history.entry_bytes
+
+    async def _ask(self, bookie: str, first: int, last: int, max_bytes: int, stripe: Stripe) -> list[bytes]:
+        try:
+            result = await self._components.transport.read(
+                bookie, self._ledger_id, first, last, max_bytes=max_bytes, stripe=stripe
+            )
+        except SILENT as error:
+            self._components.health.failed(bookie, error.code)
+            self._suspect(bookie)
+            raise
+        return verified(result.entries, self._ledger_id, stripe.ids(first, last, len(result.entries)), bookie)
 
     def _in_order(self, first: int, last: int) -> list[str]:
         """Replicas, the preferred one first: the same for a whole ledger if all have it, for its read-ahead.
@@ -151,26 +164,33 @@ class Replicas:
             whole = bookies[last % len(bookies)]
             order.remove(whole)
             order.insert(0, whole)
-        if self._suspects:
-            now = asyncio.get_running_loop().time()
-            order.sort(key=lambda bookie: self._suspects.get(bookie, 0) > now)
+        if self._history.suspects:
+            order.sort(key=self._suspected)
         return order
 
     def _suspect(self, bookie: str) -> None:
-        self._suspects[bookie] = (
+        self._history.suspects[bookie] = (
             asyncio.get_running_loop().time() + self._components.settings.suspect_bookie_s
         )
 
+    def _suspected(self, bookie: str) -> bool:
+        until = self._history.suspects.get(bookie)
+        return until is not None and until > asyncio.get_running_loop().time()
 
-def verified(entries: list[bytes], ledger_id: int, first: int, bookie: str) -> list[bytes]:
-    """The entries up to a damaged one, which is left to the next read, and to another replica."""
-    for index, entry in enumerate(entries):
+
+def verified(entries: list[bytes], ledger_id: int, ids: Sequence[int], bookie: str) -> list[bytes]:
+    """The entries of these ids up to a damaged one, which is left to the next read, and to another replica.
+
+    More entries than ids are ignored. Raises EntryDamaged when the first is, EntryNotFound when there is none.
+    """
+    del entries[len(ids) :]
+    for index, (entry, entry_id) in enumerate(zip(entries, ids)):
         try:
             header = verify_ledger_entry(entry)
-            if (header.ledger_id, header.entry_id) != (ledger_id, first + index):
+            if (header.ledger_id, header.entry_id) != (ledger_id, entry_id):
                 raise EntryDamaged(
                     f"bookie {bookie} answered entry {header.entry_id} of ledger {header.ledger_id} "
-                    f"for entry {first + index} of ledger {ledger_id}"
+                    f"for entry {entry_id} of ledger {ledger_id}"
                 )
         except EntryDamaged as error:
             _log.warning("a copy is damaged at bookie %s: %s", bookie, error.message)
@@ -178,7 +198,7 @@ def verified(entries: list[bytes], ledger_id: int, first: int, bookie: str) -> l
                 raise
             return entries[:index]
     if not entries:
-        raise EntryNotFound(f"bookie {bookie} answered no entry for {first} of ledger {ledger_id}")
+        raise EntryNotFound(f"bookie {bookie} answered no entry of ledger {ledger_id} that was asked for")
     return entries
 
 

@@ -230,6 +230,7 @@ class LedgerTail:
             reader.told_confirmed(news.last_add_confirmed)
             if news.entries and known + 1 == self.next_entry and not self._came:
                 try:
-                    self._came = verified(news.entries, reader.ledger_id, self.next_entry, bookie)
+                    ids = range(self.next_entry, self.next_entry + len(news.entries))
+                    self._came = verified(news.entries, reader.ledger_id, ids, bookie)
                 except MagnetarError:
                     self._came = []  # read from another replica

@@ -34,6 +34,7 @@ from .core.metadata import LedgerMetadata
 from .core.pending import PendingAdd
 from .core.writer import WriterCore, WriterState
 from .reader import read_entries
+from .replicas import ReadHistory
 from .settings import MAX_ADD_TIMEOUTS
 
 # Before adds that a busy bookie refused are sent to it again.
@@ -67,6 +68,7 @@ class LedgerWriter:
         self._lac_delay_s = self._lac_interval_s  # doubles while a bookie does not take it
         self._lac_timer: asyncio.TimerHandle | None = None
         self._retry_timer: asyncio.TimerHandle | None = None
+        self._history = ReadHistory()
         self._stuck: tuple[int, float] | None = None  # last_add_confirmed at the last pause, and since when
         # What was asked for, when too few bookies were left for it; None: this ledger is what was asked for.
         self._full = asked_for(metadata.properties.get(DEGRADED_PROPERTY, ""))
@@ -160,7 +162,7 @@ class LedgerWriter:
             )
         last = min(last, self.last_add_confirmed)
         return await read_entries(
-            self._components, self.ledger_id, self._core.metadata, first, last, max_bytes
+            self._components, self.ledger_id, self._core.metadata, first, last, max_bytes, self._history
         )
 
     def detach(self) -> None:

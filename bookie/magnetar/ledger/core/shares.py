@@ -1,0 +1,41 @@
+"""Who is asked for which entries of a striped ledger's range: few bookies, each for all that it is to give at once.
+
+>>> from .quorum import Striping
+>>> shares(Striping(3, 2, 2), 0b111, 0, (0, 0, 0), 0)  # residues 0 and 1 at position 1, residue 2 at position 0
+[(1, 3), (0, 4)]
+>>> shares(Striping(3, 2, 2), 0b111, 0, (0, 0, 0), 0b010)  # position 1 is suspected
+[(0, 1), (2, 6)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .quorum import Striping
+
+
+def shares(
+    striping: Striping, wanted: int, begin: int, excluded: Sequence[int], suspected: int
+) -> list[tuple[int, int]]:
+    """(position, residues) that together have the residues `wanted`, each from one position of its write set.
+
+    `begin`: the residue that is assigned first, so that ledgers differ in whom they ask most. `excluded`: by residue, the
+    positions that cannot give it; a residue for which none is left is in no share. `suspected` positions come last. All
+    residues and positions are bits, but for those returned as position and `begin`.
+    """
+    found: dict[int, int] = {}
+    current = -1  # the position that got the last residue
+    size = striping.ensemble_size
+    for step in range(size):
+        residue = (begin + step) % size
+        usable = striping.masks[residue] & ~excluded[residue]
+        if not wanted >> residue & 1 or not usable:
+            continue
+        usable = usable & ~suspected or usable
+        if current < 0 or not usable >> current & 1:
+            # One that has a share already; else the one that has the most of the residues that follow.
+            order = striping.write_sets[residue]
+            known = [position for position in order if position in found and usable >> position & 1]
+            current = known[0] if known else next(p for p in reversed(order) if usable >> p & 1)
+        found[current] = found.get(current, 0) | 1 << residue
+    return list(found.items())
