@@ -7,7 +7,7 @@ topics_pattern         or a regular expression over full names
 start, end             `earliest`, `latest` (until the query is planned), a message id `ledger:entry:index`, a time with its
                        zone, or JSON with one of these per topic ("" for the others); `end` itself is not read
 partition_bytes        what one Spark task reads, about (64m)
-lease_s                how long ledgers are kept for a query whose driver has gone silent (60)
+lease_s                how long ledgers are kept for a query whose driver has gone silent (600)
 timeout_s              for what the service or a bookie is asked (30)
 value_format           binary, json, msgpack or avro; with
 value_schema           a DDL schema (Avro: its JSON) the value becomes columns of its own
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from magnetar.client.options import parse_url
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName
 from magnetar.proto.ids import MessageId, TopicName
 
@@ -44,14 +45,13 @@ Place = str | MessageId | int
 class ReadOptions:
     """See the module docstring. `start` and `end` map full topic names to places; "" stands for all others."""
 
-    host: str
-    port: int
+    service_url: str
     topics: tuple[str, ...] = ()  # full names; empty with a pattern
     pattern: str = ""
     start: Mapping[str, Place]
     end: Mapping[str, Place]
     partition_bytes: int = 64 << 20
-    lease_s: float = 60.0
+    lease_s: float = 600.0
     timeout_s: float = 30.0
     value_format: str = "binary"
     value_schema: str = ""
@@ -65,7 +65,6 @@ class ReadOptions:
         """From what stood in `.option(...)`. Raises InvalidArgument."""
         told = {name.lower(): str(value) for name, value in options.items()}
         _check_names(told, READ_OPTIONS)
-        host, port = _service(told.get("service_url", ""))
         topics, pattern = _topics(told)
         value_format = told.get("value_format", "binary").lower()
         if value_format not in VALUE_FORMATS:
@@ -77,14 +76,13 @@ class ReadOptions:
                 "options value_format and value_schema go together: the schema says what columns the values become"
             )
         return cls(
-            host=host,
-            port=port,
+            service_url=_service(told.get("service_url", "")),
             topics=topics,
             pattern=pattern,
             start=_places("start", told.get("start", "earliest")),
             end=_places("end", told.get("end", "latest")),
             partition_bytes=_size("partition_bytes", told.get("partition_bytes", "64m"), 1),
-            lease_s=_seconds("lease_s", told.get("lease_s", "60")),
+            lease_s=_seconds("lease_s", told.get("lease_s", "600")),
             timeout_s=_seconds("timeout_s", told.get("timeout_s", "30")),
             value_format=value_format,
             value_schema=told.get("value_schema", ""),
@@ -111,13 +109,14 @@ def _check_names(told: Mapping[str, str], known: tuple[str, ...]) -> None:
             raise InvalidArgument(f"option {name!r} is not known; {hint}")
 
 
-def _service(url: str) -> tuple[str, int]:
-    match = re.fullmatch(r"magnetar://(\[[^\]]+\]|[^:/]+)(?::(\d+))?/?", url)
-    if match is None or not 0 < int(match[2] or 7650) < 65536:
+def _service(url: str) -> str:
+    try:
+        parse_url(url)
+    except InvalidArgument:
         raise InvalidArgument(
             f"option service_url is {url!r}; want magnetar://host:port, as `magnetar standalone` prints it"
-        )
-    return match[1].strip("[]"), int(match[2] or 7650)
+        ) from None
+    return url
 
 
 def _topics(told: Mapping[str, str]) -> tuple[tuple[str, ...], str]:

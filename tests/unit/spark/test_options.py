@@ -14,14 +14,14 @@ ORDERS = "persistent://public/default/orders"
 
 def test_the_least_that_is_needed() -> None:
     options = ReadOptions.parse(GOOD)
-    assert (options.host, options.port, options.topics) == ("127.0.0.1", 7650, (ORDERS,))
+    assert (options.service_url, options.topics) == ("magnetar://127.0.0.1:7650", (ORDERS,))
     assert (options.start_of(ORDERS), options.end_of(ORDERS)) == ("earliest", "latest")
     assert options.partition_bytes == 64 << 20
 
 
 def test_a_topic_may_be_what_is_loaded_and_the_port_may_be_left_out() -> None:
     options = ReadOptions.parse({"service_url": "magnetar://[::1]", "path": "orders"})
-    assert (options.host, options.port, options.topics) == ("::1", 7650, (ORDERS,))
+    assert (options.service_url, options.topics) == ("magnetar://[::1]", (ORDERS,))
 
 
 def test_names_of_options_do_not_mind_case_and_topics_are_named_once() -> None:

@@ -1,0 +1,134 @@
+"""`spark.read.format("magnetar")`: what a topic has now, a Spark partition for each piece of a ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from magnetar.client import Client
+from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.ids import MessageId
+
+from .bookies import ledger_reader
+from .columns import ROWS_PER_RECORD_BATCH, Rows, Source
+from .options import Place, ReadOptions
+from .plan import LedgerSlice, Range, slices
+from .service import TopicPlan, asking, connected, plan_of_topic, renewing, topic_names
+
+READ_BYTES = 4 << 20
+
+
+@dataclass
+class TopicPiece(InputPartition):
+    """What one task reads."""
+
+    piece: LedgerSlice
+    lease: str
+
+
+class TopicReader(DataSourceReader):
+    """Plans in the driver, reads in the tasks. `wanted` narrows what the options say."""
+
+    def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
+        self._options = options
+        self._columns = tuple(columns)
+        self._wanted = Range()
+
+    def partitions(self) -> list[InputPartition]:
+        """Asks the broker; in the order of topics and their ledgers."""
+        return asking(self._options, self._plan)
+
+    async def _plan(self, client: Client) -> list[InputPartition]:
+        options = self._options
+        pieces: list[InputPartition] = []
+        for topic in await topic_names(client, options):
+            plan = await plan_of_topic(client, topic, options.lease_s)
+            wanted = range_of(options, plan).narrowed(self._wanted)
+            pieces += [
+                TopicPiece(piece, plan.lease)
+                for piece in slices(topic, -1, plan.ledgers, wanted, options.partition_bytes, plan.bookies)
+            ]
+        # Spark takes an empty list for "cannot be split", and calls read(None).
+        return pieces or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Arrow record batches of one piece."""
+        if isinstance(partition, TopicPiece):
+            yield from read_piece(partition.piece, partition.lease, self._options, self._columns)
+
+
+def range_of(options: ReadOptions, plan: TopicPlan) -> Range:
+    """What `start` and `end` mean for a topic. A message id is exact, a time goes by when the broker stored messages."""
+    return _from(options.start_of(plan.topic), plan).narrowed(_before(options.end_of(plan.topic), plan))
+
+
+def _from(place: Place, plan: TopicPlan) -> Range:
+    if isinstance(place, MessageId):
+        return Range(from_position=place[:3])
+    if isinstance(place, int):
+        return Range(from_append_ms=place)
+    return Range() if place == "earliest" else Range(from_position=plan.end)
+
+
+def _before(place: Place, plan: TopicPlan) -> Range:
+    if isinstance(place, MessageId):
+        return Range(before_position=place[:3])
+    if isinstance(place, int):
+        return Range(before_append_ms=place)
+    if place == "earliest":
+        raise InvalidArgument(
+            "option end is 'earliest', before which there is nothing; want latest, an id or a time"
+        )
+    return Range(before_position=plan.end)
+
+
+def read_piece(
+    piece: LedgerSlice, lease: str, options: ReadOptions, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Runs the loop that reads whenever Spark wants more; the next read is under way while Spark works on the last."""
+    with asyncio.Runner() as runner:
+        batches = _batches(piece, lease, options, columns)
+
+        async def next_batch() -> pa.RecordBatch | None:
+            return await anext(batches, None)
+
+        try:
+            while (batch := runner.run(next_batch())) is not None:
+                yield batch
+        finally:
+            runner.run(batches.aclose())
+
+
+async def _batches(
+    piece: LedgerSlice, lease: str, options: ReadOptions, columns: Sequence[str]
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    ledger = piece.ledger
+    rows = Rows(columns, Source(piece.topic, piece.partition, ledger.position_id, ledger.first_offset))
+    async with (
+        connected(options) as client,
+        renewing(client, piece.topic, lease, options.lease_s, ledger.position_id),
+        ledger_reader(piece, options.timeout_s) as reader,
+    ):
+        first = piece.first
+        reading = asyncio.create_task(reader.read(first, piece.last, max_bytes=READ_BYTES))
+        try:
+            while first <= piece.last:
+                entries = await reading
+                first += len(entries)
+                if first <= piece.last:
+                    reading = asyncio.create_task(reader.read(first, piece.last, max_bytes=READ_BYTES))
+                for entry in entries:
+                    rows.add(entry, piece.wanted)
+                    if rows.count >= ROWS_PER_RECORD_BATCH:
+                        yield rows.take()
+        finally:
+            reading.cancel()
+    if rows.count:
+        yield rows.take()
+
+
+__all__ = ["TopicPiece", "TopicReader", "range_of", "read_piece"]

@@ -1,0 +1,154 @@
+"""What drivers and tasks ask the broker: which topics and ledgers there are, and that ledgers are kept for them.
+
+Spark calls a data source in many short-lived Python processes and never leaves one running beside a query. So each call
+opens a connection of its own (`asking`), and the lease that keeps the ledgers of a query is renewed by whichever of its
+tasks run; it outlives the gap between two of them, and nobody has to end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar
+
+from magnetar.client import Client, connect
+from magnetar.proto.commands import KeepLedgers, TopicLedgers
+from magnetar.proto.errors import MessageLost
+from magnetar.proto.ids import TopicName
+
+from .options import ReadOptions
+from .plan import Position, TopicLedger
+
+T = TypeVar("T")
+LEDGERS_PER_REQUEST = 1000
+RENEWALS_PER_LEASE = 4
+
+
+class TopicPlan(NamedTuple):
+    """The ledgers of a topic at one moment. `end`: after its last confirmed message."""
+
+    topic: str
+    ledgers: list[TopicLedger]
+    end: Position
+    bookies: dict[str, tuple[str, int]]  # id -> address, of all that the ledgers name
+    lease: str
+
+    @property
+    def end_offset(self) -> int:
+        """Topic-wide index after its last confirmed message."""
+        return self.ledgers[-1].end_offset if self.ledgers else 0
+
+
+@contextlib.asynccontextmanager
+async def connected(options: ReadOptions) -> AsyncIterator[Client]:
+    """A client of the service. Raises ConnectionLost, which names the address."""
+    async with connect(options.service_url, operation_timeout=options.timeout_s, name="spark") as client:
+        yield client
+
+
+def asking(options: ReadOptions, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Runs `work` on a loop of its own, for the calls that Spark makes without one."""
+
+    async def run() -> T:
+        async with connected(options) as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+async def topic_names(client: Client, options: ReadOptions) -> list[str]:
+    """Those of the options, or what the pattern finds now (persistent topics), sorted."""
+    if not options.pattern:
+        return list(options.topics)
+    matches = re.compile(options.pattern).fullmatch
+    names = [TopicName.parse(name) for name in await client.list_topics()]
+    return [
+        str(name)
+        for name in names
+        if name.domain == "persistent" and (matches(str(name)) or matches(name.short))
+    ]
+
+
+async def plan_of_topic(client: Client, topic: str, lease_s: float) -> TopicPlan:
+    """Takes a lease first, so that nothing of what it then finds is deleted. Raises TopicNotFound."""
+    lease = await keep(client, topic, "", lease_s)
+    ledgers: list[TopicLedger] = []
+    bookies: dict[str, tuple[str, int]] = {}
+    after, more, end = -1, True, (0, 0, 0)
+    while more:
+        found = await client.request(TopicLedgers(0, topic, after, LEDGERS_PER_REQUEST), topic=topic)
+        for (
+            position_id,
+            stored_id,
+            first,
+            entries,
+            messages,
+            size,
+            first_ms,
+            last_ms,
+            closed,
+            metadata,
+        ) in found["ledgers"]:
+            ledgers.append(
+                TopicLedger(
+                    position_id,
+                    stored_id,
+                    metadata,
+                    first,
+                    entries,
+                    messages,
+                    size,
+                    first_ms,
+                    last_ms,
+                    closed,
+                )
+            )
+        bookies.update({bookie: _address(address) for bookie, address in found["bookies"].items()})
+        more, end = found["more"], tuple(found["end"])
+        after = ledgers[-1].position_id if ledgers else -1
+    return TopicPlan(topic, ledgers, end, bookies, lease)
+
+
+async def keep(client: Client, topic: str, lease: str, lease_s: float, first: int = -1) -> str:
+    """Takes (lease "") or renews a lease on the ledgers of a topic from the position id `first` on; returns its name."""
+    command = KeepLedgers(0, topic, lease, round(lease_s * 1000), first)
+    found = await client.request(command, topic=topic)
+    return str(found["lease"])
+
+
+@contextlib.asynccontextmanager
+async def renewing(
+    client: Client, topic: str, lease: str, lease_s: float, ledger: int
+) -> AsyncIterator[None]:
+    """Keeps a lease alive as long as the body runs. MessageLost if the ledger (position id) is no longer kept."""
+
+    async def renew() -> None:
+        found = await client.request(KeepLedgers(0, topic, lease, round(lease_s * 1000)), topic=topic)
+        if found["first"] is None or found["first"] > ledger:
+            raise MessageLost(
+                f"ledger {ledger} of {topic} was trimmed before it was read; raise the option lease_s, now {lease_s:g}"
+            )
+
+    async def again() -> None:
+        while True:
+            await asyncio.sleep(lease_s / RENEWALS_PER_LEASE)
+            await renew()
+
+    await renew()
+    task = asyncio.create_task(again())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _address(text: Any) -> tuple[str, int]:
+    host, _, port = str(text).rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+__all__ = ["TopicPlan", "asking", "connected", "keep", "plan_of_topic", "renewing", "topic_names"]
