@@ -166,12 +166,12 @@ class LedgerTail:
                 await self._reader.read_last_confirmed()
             else:
                 await self._reader.read_metadata()
-        except LedgerNotFound:
+        except BaseException as error:
+            if isinstance(error, MagnetarError) and error.retryable and not isinstance(error, LedgerNotFound):
+                return  # bookies or the store will be back: polls go on, and after a rest this is tried again
+            # Cancelled, say: what woke it is still to be looked at.
+            self._quiet, self._metadata_changed = self._quiet or quiet, True
             raise
-        except MagnetarError as error:
-            # Bookies or the store will be back: polls go on, and after a rest this is tried again.
-            if not error.retryable:
-                raise
 
     # --- polls -------------------------------------------------------------------------------------------------------
 
