@@ -9,6 +9,7 @@ from magnetar.proto.errors import InvalidSetting
 from .core.quorum import MAX_ENSEMBLE_SIZE, check_quorums
 
 PLACEMENTS = ("random", "rack", "zone")
+MAX_WAIT_S = 366 * 86400.0  # what is longer is a mistake; nor is there a timer for infinity, or for no number
 
 
 # How long one add may take at a bookie that works, in add timeouts; after that a slow or busy bookie has failed as well.
@@ -38,6 +39,10 @@ class LedgerSettings:
     # Adds that one bookie may have outstanding over TCP, of all ledgers. Beyond that they are refused (TooManyRequests): a
     # writer replaces the bookie; without another one it goes on where Qa < Qw (LedgerWriter.under_replicated).
     max_outstanding_bytes: int = 256 * 1024 * 1024
+
+    # Deferred sync: entries that were answered and are not durable stay in the writer's memory. At half of it the writer
+    # forces by itself; at all of it appends are answered as earlier ones become durable.
+    max_unforced_bytes: int = 32 * 1024 * 1024
 
     # Where new ledgers and replacements go: "random"; "rack" and "zone" spread each write set over what the bookies give as
     # theirs ([bookie] rack, zone), over so many racks at least, over all zones.
@@ -72,12 +77,15 @@ class LedgerSettings:
             "quarantine_window_s",
             "quarantine_s",
         ):
-            if not getattr(self, name) > 0:
-                raise InvalidSetting(f"{name}={getattr(self, name)} must be above 0 seconds")
+            if not 0 < getattr(self, name) <= MAX_WAIT_S:
+                raise InvalidSetting(
+                    f"{name}={getattr(self, name)} must be above 0 seconds and at most a year, e.g. "
+                    f"{name}={_default(name):g}"
+                )
         if self.reconnect_backoff_max_s < self.reconnect_backoff_s:
             raise InvalidSetting(
                 f"reconnect_backoff_max_s={self.reconnect_backoff_max_s} must not be below "
-                f"reconnect_backoff_s={self.reconnect_backoff_s}"
+                f"reconnect_backoff_s={self.reconnect_backoff_s}: it is where the doubling of that ends"
             )
         for name in (
             "speculative_read_s",
@@ -85,10 +93,16 @@ class LedgerSettings:
             "explicit_lac_backoff_max_s",
             "suspect_bookie_s",
         ):
-            if getattr(self, name) < 0:
-                raise InvalidSetting(f"{name}={getattr(self, name)} must not be negative")
+            if not 0 <= getattr(self, name) <= MAX_WAIT_S:
+                raise InvalidSetting(
+                    f"{name}={getattr(self, name)} must be 0 or more seconds, at most a year, e.g. {name}={_default(name):g}"
+                )
         if self.max_outstanding_bytes < 1024 * 1024:
-            raise InvalidSetting(f"max_outstanding_bytes={self.max_outstanding_bytes} must be at least 1 MiB")
+            raise InvalidSetting(
+                f"max_outstanding_bytes={self.max_outstanding_bytes} must be at least 1 MiB, or an entry may not fit"
+            )
+        if self.max_unforced_bytes < 64 * 1024:
+            raise InvalidSetting(f"max_unforced_bytes={self.max_unforced_bytes} must be at least 64 KiB")
         self._check_placement()
 
     def _check_placement(self) -> None:
@@ -104,7 +118,7 @@ class LedgerSettings:
         for name in ("placement_minimum_racks", "placement_minimum_zones"):
             if getattr(self, name) < 1:
                 raise InvalidSetting(f"{name}={getattr(self, name)} must be at least 1")
-        if self.placement_max_weight_ratio < 1:
+        if not self.placement_max_weight_ratio >= 1:
             raise InvalidSetting(
                 f"placement_max_weight_ratio={self.placement_max_weight_ratio} must be at least 1: it is how many times the "
                 "median the free space of a bookie may count"
@@ -118,3 +132,9 @@ class LedgerSettings:
                 f"minimum_write_quorum={self.minimum_write_quorum} must be 0 (off) or a number of bookies, at most "
                 f"{MAX_ENSEMBLE_SIZE}"
             )
+
+
+def _default(name: str) -> float:
+    default: object = LedgerSettings.__dataclass_fields__[name].default
+    assert isinstance(default, int | float)
+    return default

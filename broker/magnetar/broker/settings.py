@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from magnetar.ledger.core.quorum import check_quorums
 from magnetar.proto.batch import GROUP_OVERHEAD_BYTES
 from magnetar.proto.errors import InvalidSetting
 from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
@@ -51,22 +52,30 @@ class BrokerSettings:
     max_cursor_ranges: int = 200_000  # then a subscription gets no new messages until gaps close
     max_inline_cursor_bytes: int = 64 * 1024  # a smaller cursor is kept in its metadata node at closing
 
+    max_lease_ms: int = (
+        60_000  # ledgers kept for readers that go to the bookies; nothing is trimmed so long after a load
+    )
+    max_leases: int = 1_000  # per topic
+    staged_ttl_ms: int = 10 * 60_000  # staged ledgers whose transaction was not heard of are deleted
+    max_staged_ledgers: int = 10_000  # per topic
+    attached_query_ms: int = (
+        30 * 24 * 3_600_000
+    )  # the last batch of a query that attached ledgers is remembered so long
+    max_attached_queries: int = 1_000  # per topic
+
     max_requests_per_connection: int = 1_000
     retry_initial_ms: int = 50
     retry_max_ms: int = 5_000
 
     def __post_init__(self) -> None:
-        if not 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size:
-            raise InvalidSetting(
-                "broker settings need 1 <= ack_quorum <= write_quorum <= ensemble_size, not "
-                f"{self.ack_quorum}, {self.write_quorum}, {self.ensemble_size}"
-            )
+        check_quorums(self.ensemble_size, self.write_quorum, self.ack_quorum)
         for name in (
             "memory_budget_bytes", "max_topic_publish_bytes",
             "max_message_bytes", "max_entry_bytes", "max_outstanding_entries",
             "max_outstanding_bytes", "max_ledger_entries", "max_ledger_bytes", "max_ledger_age_ms", "read_bytes",
             "read_ahead_bytes", "cursor_flush_interval_ms", "max_cursor_ledger_entries", "max_cursor_ranges",
-            "max_requests_per_connection", "retry_initial_ms", "retry_max_ms",
+            "max_requests_per_connection", "retry_initial_ms", "retry_max_ms", "max_lease_ms", "max_leases",
+            "staged_ttl_ms", "max_staged_ledgers", "attached_query_ms", "max_attached_queries",
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise InvalidSetting(f"broker setting {name} must be positive, not {getattr(self, name)}")

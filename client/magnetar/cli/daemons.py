@@ -22,7 +22,7 @@ from magnetar.runtime.lifecycle import EXIT_CONFIG, Daemon, run_daemon
 
 from .flags import UsageError, parse_flags
 from .late import LateHttp, LateLogs
-from .settings import ServiceSettings, SettingSources, format_host, service_settings
+from .settings import ServiceSettings, SettingSources, check_bookie_count, format_host, service_settings
 
 if TYPE_CHECKING:
     from magnetar.runtime.metrics import Metrics
@@ -135,13 +135,15 @@ async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
             "a broker needs bookies: --bookies host:port,... (start them with `magnetar bookie`, or run "
             "`magnetar standalone`)"
         )
+    bookies = parse_bookies(settings.daemon.bookies)
+    check_bookie_count(settings, len(bookies), "--bookies")
     settings = _with_ports(settings)
     stops = AsyncExitStack()
     daemon.on_stop("broker", stops.aclose)
     components = broker_components()
     lock_data(components.files, settings, stops)
     metadata = open_metadata(components, settings, daemon.fail, stops)
-    directory = StaticBookies(parse_bookies(settings.daemon.bookies))
+    directory = StaticBookies(bookies)
     # Entries are larger than messages by what the client, the broker and the ledger client put before them.
     options = ConnectionOptions(name="broker", max_message_bytes=settings.bookie.max_entry_bytes)
     transport = TcpTransport(directory, settings.ledger, options)

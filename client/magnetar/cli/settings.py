@@ -197,6 +197,18 @@ def service_settings(sources: SettingSources, command: str = "standalone") -> Se
     return ServiceSettings(daemon.value, bookie.value, broker.value, ledger.value)
 
 
+def check_bookie_count(settings: ServiceSettings, count: int, where: str) -> None:
+    """Raises InvalidSetting when no ledger could ever be made: better than topics that cannot be written to."""
+    size, minimum = settings.broker.ensemble_size, settings.ledger.minimum_write_quorum
+    if count >= size or (minimum and count >= min(minimum, settings.broker.write_quorum)):
+        return
+    raise InvalidSetting(
+        f"broker.ensemble_size={size} needs {size} bookies, and there {'is' if count == 1 else 'are'} {count} ({where}); "
+        "lower broker.ensemble_size (and write_quorum, ack_quorum), or let it have more bookies"
+        + (f"; ledger.minimum_write_quorum={minimum} allows no fewer either" if minimum else "")
+    )
+
+
 def format_host(host: str) -> str:
     """With brackets around an IPv6 address."""
     return f"[{host}]" if ":" in host else host

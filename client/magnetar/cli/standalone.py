@@ -45,7 +45,7 @@ from magnetar.runtime.file_lock import FileLock
 from magnetar.runtime.files import Files
 
 from .bookie_identity import introduce_bookie
-from .settings import ServiceSettings
+from .settings import ServiceSettings, check_bookie_count
 
 Address = tuple[str, int]
 Failure = Callable[[MagnetarError], None]
@@ -103,6 +103,7 @@ class Standalone:
         DataDirectoryError, StorageFailed: the data; InvalidSetting: a port or another setting.
         """
         try:
+            check_bookie_count(self.settings, 1, "standalone has one of its own")
             lock_data(self._components.files, self.settings, self._stops)
             metadata = await self._open_metadata()
             repair_queue = MetadataRepairQueue(metadata)

@@ -18,11 +18,26 @@ MAX_ENSEMBLE_SIZE = 64
 
 def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
     """Raises InvalidSetting unless 1 <= Qa <= Qw <= E <= 64."""
-    if not 1 <= ack_quorum <= write_quorum <= ensemble_size <= MAX_ENSEMBLE_SIZE:
-        raise InvalidSetting(
-            f"ensemble_size={ensemble_size}, write_quorum={write_quorum}, ack_quorum={ack_quorum} do not fit: "
-            f"1 <= ack_quorum <= write_quorum <= ensemble_size <= {MAX_ENSEMBLE_SIZE} must hold"
+    if ack_quorum < 1:
+        problem = "ack_quorum must be at least 1: somebody has to have an entry before it is confirmed"
+    elif ack_quorum > write_quorum:
+        problem = (
+            "an entry is written to write_quorum bookies, more cannot confirm it; lower ack_quorum to "
+            f"{max(write_quorum, 1)} or raise write_quorum"
         )
+    elif write_quorum > ensemble_size:
+        problem = (
+            "a ledger is on ensemble_size bookies, an entry cannot be on more; lower write_quorum to "
+            f"{ensemble_size} or raise ensemble_size"
+        )
+    elif ensemble_size > MAX_ENSEMBLE_SIZE:
+        problem = f"ensemble_size can be {MAX_ENSEMBLE_SIZE} at most"
+    else:
+        return
+    raise InvalidSetting(
+        f"ensemble_size={ensemble_size}, write_quorum={write_quorum}, ack_quorum={ack_quorum} do not fit "
+        f"(1 <= ack_quorum <= write_quorum <= ensemble_size <= {MAX_ENSEMBLE_SIZE}): {problem}"
+    )
 
 
 class Striping:
