@@ -18,6 +18,7 @@ from typing import Any
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto.commands import ADD_ACCEPTED
 from magnetar.proto.errors import EntryNotFound, LedgerFenced, LedgerNotFound, MagnetarError
 from magnetar.proto.ledger_entry import verify_ledger_entry
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
@@ -46,6 +47,8 @@ class FakeBookie:
         self.fenced: dict[int, None] = {}
         self.calls: list[tuple[Any, ...]] = []  # what was asked, adds excepted
         self.adds = 0
+        self.forces = 0
+        self.unsynced: list[tuple[int, int, Done]] = []  # deferred adds that nothing has synced
         self._held: list[tuple[int, int, Done]] | None = None
         self._reads_go = asyncio.Event()
         self._reads_go.set()
@@ -70,8 +73,11 @@ class FakeBookie:
         """Everything fails with this from now on; None: all is well again."""
         self._error = error
 
-    def add(self, entry: bytes, *, recovery: bool, done: Done) -> None:
-        """Stores at once, answers in the next turn: one wake-up for all adds of a turn, as a journal's."""
+    def add(self, entry: bytes, *, recovery: bool, done: Done, deferred: bool = False) -> None:
+        """Stores at once, answers in the next turn: one wake-up for all adds of a turn, as a journal's.
+
+        A deferred one is lost by `restart`, until there is a synced one or a force.
+        """
         header = verify_ledger_entry(entry)
         ledger_id, entry_id = header.ledger_id, header.entry_id
         self.adds += 1
@@ -83,6 +89,31 @@ class FakeBookie:
             return
         self.entries[ledger_id, entry_id] = entry
         self.confirmed[ledger_id] = max(self.confirmed.get(ledger_id, -1), header.last_add_confirmed)
+        if deferred:
+            self.unsynced.append((ledger_id, entry_id, done))
+            if self._held is None:
+                asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, ADD_ACCEPTED)
+            return
+        self._sync()
+        self._done(ledger_id, entry_id, done)
+
+    def request_force(self, ledger_id: int) -> None:
+        """What was accepted becomes durable."""
+        self.forces += 1
+        self._sync()
+
+    def _sync(self) -> None:
+        unsynced, self.unsynced = self.unsynced, []
+        for ledger_id, entry_id, done in unsynced:
+            self._done(ledger_id, entry_id, done)
+
+    def restart(self) -> None:
+        """The power fails: what was accepted and not synced is gone, and nobody hears of it."""
+        for ledger_id, entry_id, _ in self.unsynced:
+            self.entries.pop((ledger_id, entry_id), None)
+        self.unsynced = []
+
+    def _done(self, ledger_id: int, entry_id: int, done: Done) -> None:
         if self._held is not None:
             self._held.append((ledger_id, entry_id, done))
         else:

@@ -8,7 +8,7 @@
 
 Commands for a writer: writer, append N, stored BOOKIE ENTRY..., failed BOOKIE ENTRY ERROR, chosen POSITION=BOOKIE...,
 no-bookies, written, found STATE [ensembles=...] [last=N length=N], metadata-failed, close, idle, told N,
-retry [expired].
+retry [expired]. With deferred sync (`writer ... deferred=BYTES`) also: accepted BOOKIE ENTRY..., force.
 For a recovery: recovery, lac BOOKIE N|ERROR, read BOOKIE ENTRY yes|ERROR, slow BOOKIE, and stored, failed, chosen,
 no-bookies, written, found, metadata-failed as above. Payloads have 10 bytes each. `check()` runs after every command.
 
@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from magnetar.ledger.core.deferred import DeferredWriterCore
 from magnetar.ledger.core.events import (
+    Accepted,
     AddFailed,
     AddStored,
     BookiesChosen,
@@ -31,6 +33,8 @@ from magnetar.ledger.core.events import (
     Event,
     Failed,
     Finished,
+    ForceAdds,
+    ForceRequested,
     IdleTick,
     Instruction,
     LastConfirmedRead,
@@ -101,6 +105,8 @@ class _Scenario:
             return self.start(name, options)
         if name == "append":
             return self.append(int(arguments[0]))
+        if name == "accepted":
+            return self.accepted(arguments[0], [int(argument) for argument in arguments[1:]])
         if name == "stored" and self.writer is not None:
             return self.stored(arguments[0], [int(argument) for argument in arguments[1:]])
         if name == "stored":
@@ -114,6 +120,9 @@ class _Scenario:
         metadata = replace(metadata, ensembles=ensembles, state=LedgerState[options.get("state", "OPEN")])
         if kind == "writer":
             self.writer = WriterCore(LEDGER_ID, metadata, self.version)
+            if "deferred" in options:
+                limit = int(options["deferred"])
+                self.writer = DeferredWriterCore(LEDGER_ID, metadata, self.version, limit)
             return self.after([])
         self.recovery = RecoveryCore(LEDGER_ID, metadata, self.version)
         return self.after(self.recovery.begin())
@@ -141,9 +150,25 @@ class _Scenario:
             if confirmed:
                 first = writer.last_add_confirmed - len(confirmed) + 1
                 lines += self.show(Confirm(first, confirmed, None))
+            lines += self.answered()
             for instruction in writer.drained():
                 lines += self.show(instruction)
         return lines + self.after([])
+
+    def accepted(self, bookie: str, entries: list[int]) -> list[str]:
+        writer = self.writer
+        assert isinstance(writer, DeferredWriterCore)
+        lines: list[str] = []
+        for entry_id in entries:
+            if adds := writer.accepted(bookie, entry_id):
+                lines += self.show(Accepted(writer.last_add_accepted - len(adds) + 1, adds))
+        return lines + self.after([])
+
+    def answered(self) -> list[str]:
+        writer = self.writer
+        if isinstance(writer, DeferredWriterCore) and (adds := writer.take_accepted()):
+            return self.show(Accepted(writer.last_add_accepted - len(adds) + 1, adds))
+        return []
 
     def event(self, name: str, arguments: list[str], options: dict[str, str]) -> Event:
         match name:
@@ -162,6 +187,8 @@ class _Scenario:
                 return MetadataFailed(errors.StorageFailed("the disk is gone"))
             case "close":
                 return CloseRequested()
+            case "force":
+                return ForceRequested()
             case "idle":
                 return IdleTick()
             case "retry":
@@ -211,7 +238,10 @@ class _Scenario:
         if self.writer is not None:
             w = self.writer
             w.check()
-            lines.append(f"= {w.state.value} lac={w.last_add_confirmed} pushed={w.last_add_pushed}")
+            accepted = ""
+            if isinstance(w, DeferredWriterCore):
+                accepted = f" accepted={w.last_add_accepted}" + (" wants-force" if w.wants_force else "")
+            lines.append(f"= {w.state.value} lac={w.last_add_confirmed} pushed={w.last_add_pushed}{accepted}")
         if self.recovery is not None:
             self.recovery.check()
             lines.append(f"= {self.recovery.state.value}")
@@ -228,6 +258,10 @@ class _Scenario:
                 return [f"choose for positions {' '.join(map(str, positions))}, not {' '.join(exclude)}"]
             case WriteMetadata(metadata, version):
                 return [f"write {show_metadata(metadata)} at version {version}"]
+            case Accepted(first, adds):
+                return [f"accept {first}..{first + len(adds) - 1}"]
+            case ForceAdds(bookies):
+                return [f"force {' '.join(bookies)}"]
             case RetryLater():
                 return ["retry later"]
             case ReadMetadata():

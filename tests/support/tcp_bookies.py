@@ -8,7 +8,9 @@ from typing import Any
 
 from magnetar.ledger.local_transport import LocalBookie
 from magnetar.proto.commands import (
+    ADD_ACCEPTED,
     ADD_DONE_ROW,
+    DEFERRED_SYNC,
     ENTRY_RANGE_ROW,
     LEDGER_FENCED,
     LEDGER_ROW,
@@ -16,6 +18,7 @@ from magnetar.proto.commands import (
     AddEntry,
     BookieInfo,
     DeleteLedger,
+    ForceLedger,
     ListEntries,
     ListLedgers,
     ReadEntries,
@@ -63,8 +66,12 @@ class BookieConnectionHandler:
         for header, payloads in runs:
             command = decode_command(header)
             for payload in payloads:
-                if isinstance(command, AddEntry):
+                if isinstance(command, AddEntry) and command.deferred:
+                    self.bookie.add(payload, recovery=False, done=self.added_deferred, deferred=True)
+                elif isinstance(command, AddEntry):
                     self.bookie.add(payload, recovery=command.recovery, done=self.added)
+                elif isinstance(command, ForceLedger):
+                    self.bookie.request_force(command.ledger_id)
                 else:
                     task = asyncio.get_running_loop().create_task(self.answer(command))
                     self.tasks[task] = None
@@ -75,6 +82,14 @@ class BookieConnectionHandler:
         if not self.rows:
             asyncio.get_running_loop().call_soon(self.flush)
         self.rows.append((ledger_id, entry_id, code))
+
+    def added_deferred(self, ledger_id: int, entry_id: int, code: int) -> None:
+        """Each acceptance in a frame of its own."""
+        if code != ADD_ACCEPTED:
+            self.added(ledger_id, entry_id, code)
+        elif self.connection is not None:
+            row = encode_rows(ADD_DONE_ROW, [(ledger_id, entry_id, 0)])
+            self.connection.send(AddDone(0, accepted=True).encode(), row)
 
     def say_held(self) -> None:
         """Adds wait for room: alive all the same."""
@@ -141,8 +156,9 @@ class BookieConnectionHandler:
 class BookieServer:
     """A listening bookie. Stop it, start it again on the same port, or make it deaf (connected, silent)."""
 
-    def __init__(self, bookie: LocalBookie) -> None:
+    def __init__(self, bookie: LocalBookie, *, features: tuple[str, ...] = (DEFERRED_SYNC,)) -> None:
         self.bookie = bookie
+        self.features = features
         self.deaf = asyncio.Event()
         self.port = 0
         self.accepted = 0
@@ -152,7 +168,10 @@ class BookieServer:
     async def start(self) -> BookieServer:
         """Listens; on the same port as before if it did."""
         self._server = await FramedServer.start(
-            "127.0.0.1", self.port, self._handler, ConnectionOptions("bookie", close_timeout_s=0.2)
+            "127.0.0.1",
+            self.port,
+            self._handler,
+            ConnectionOptions("bookie", close_timeout_s=0.2, features=self.features),
         )
         self.port = self._server.addresses[0][1]
         return self

@@ -6,6 +6,7 @@ bookies, `tcp_transport` and `local_transport` are what stands behind it.
 
 from .client import LedgerClient
 from .core.metadata import Ensemble, LedgerMetadata, LedgerState
+from .deferred_writer import DeferredLedgerWriter
 from .directory import BookieDirectory, BookieFacts, Labels, RegisteredBookies, StaticBookies
 from .health import BookieHealth
 from .local_transport import LocalTransport
@@ -36,6 +37,7 @@ __all__ = [
     "BookieTransport",
     "Candidates",
     "ConfirmCallback",
+    "DeferredLedgerWriter",
     "Ensemble",
     "EntryPage",
     "Labels",

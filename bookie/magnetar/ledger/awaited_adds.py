@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from magnetar.proto.commands import ADD_ACCEPTED
 from magnetar.proto.errors import RequestTimeout
 
 from .settings import MAX_ADD_TIMEOUTS
@@ -39,6 +40,40 @@ class _Add:
             done(adds.bookie, ledger_id, entry_id, code)
 
 
+class _DeferredAdd(_Add):
+    """One that is answered twice. While it is accepted and not forced it is in `adds.accepted`, and no clock runs for it."""
+
+    __slots__ = ("forced", "later")
+
+    def __init__(self, adds: AwaitedAdds, ledger_id: int, entry_id: int, done: AddCallback) -> None:
+        super().__init__(adds, ledger_id, entry_id, done)
+        self.forced = False
+        self.later: AddCallback | None = None  # while it is accepted
+
+    def __call__(self, ledger_id: int, entry_id: int, code: int) -> None:
+        adds, done = self.adds, self.done
+        adds.heard_tick = adds.tick
+        if code != ADD_ACCEPTED:
+            if self.later is not None:
+                done, self.later = self.later, None
+                del adds.accepted[ledger_id][entry_id]
+                if not adds.accepted[ledger_id]:
+                    del adds.accepted[ledger_id]
+            self.done = None
+        elif done is not None and not self.forced:
+            self.later, self.done = done, None
+            adds.accepted.setdefault(ledger_id, {})[entry_id] = self
+        if done is not None:
+            done(adds.bookie, ledger_id, entry_id, code)
+
+    def force(self) -> None:
+        """The clock runs again."""
+        self.forced = True
+        if self.later is not None:
+            self.done, self.later = self.later, None
+            self.tick = self.adds.tick
+
+
 class AwaitedAdds:
     """Those of one bookie, oldest first; answered ones leave at the next tick. 0.6 us for an add."""
 
@@ -50,6 +85,7 @@ class AwaitedAdds:
         self._tick_s = timeout_s / _TICKS_PER_TIMEOUT
         self._loop = asyncio.get_running_loop()
         self._adds: deque[_Add] = deque()
+        self.accepted: dict[int, dict[int, _DeferredAdd]] = {}  # by ledger and entry
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, ledger_id: int, entry_id: int, done: AddCallback) -> Callable[[int, int, int], None]:
@@ -60,13 +96,35 @@ class AwaitedAdds:
             self._timer = self._loop.call_later(self._tick_s, self._ticked)
         return add
 
+    def add_deferred(
+        self, ledger_id: int, entry_id: int, done: AddCallback
+    ) -> Callable[[int, int, int], None]:
+        """The same; `done` comes twice."""
+        add = _DeferredAdd(self, ledger_id, entry_id, done)
+        self._adds.append(add)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._tick_s, self._ticked)
+        return add
+
+    def force(self, ledger_id: int) -> None:
+        """What was accepted of the ledger is awaited again."""
+        for add in self._adds:
+            if isinstance(add, _DeferredAdd) and add.ledger_id == ledger_id:
+                add.forced = True
+        for add in self.accepted.pop(ledger_id, {}).values():
+            add.force()
+            self._adds.append(add)
+        if self._adds and self._timer is None:
+            self._timer = self._loop.call_later(self._tick_s, self._ticked)
+
     def fail(self, code: int) -> None:
         """Answers all of them."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         adds, self._adds = self._adds, deque()
-        for add in adds:
+        accepted = [add for ledger in self.accepted.values() for add in ledger.values()]
+        for add in (*accepted, *adds):
             add(add.ledger_id, add.entry_id, code)
 
     def _ticked(self) -> None:

@@ -14,6 +14,9 @@ sync. A bookie that is connected and silent has failed (rule 21): one coarse tim
 because adds are answered in about the order in which they were sent. It fires every tenth of the add timeout while adds
 are outstanding, so a hung bookie is noticed between 1.0 and 1.1 add timeouts, at no cost per add.
 
+A deferred add is answered twice. Once it is accepted no clock runs for it, until it is forced: then it is outstanding again.
+It fails with its link all the same: the bookie that comes next on this channel may not know of it.
+
 A slow bookie is not silent: it answers others, or says with AddDone frames without rows that adds wait for room in its
 write cache. Both give it time, up to `_MAX_ADD_TIMEOUTS` add timeouts for one add: a queue of many MB before a slow disk
 must not look like a hung one, and roll every ledger. A full bookie answers TooManyRequests before that, as it is set up.
@@ -23,7 +26,16 @@ from __future__ import annotations
 
 import asyncio
 
-from magnetar.proto.commands import ADD_DONE_ROW, AddDone, AddEntry, decode_rows, peek_number
+from magnetar.proto.commands import (
+    ADD_ACCEPTED,
+    ADD_DONE_ROW,
+    DEFERRED_SYNC,
+    AddDone,
+    AddEntry,
+    ForceLedger,
+    decode_command,
+    decode_rows,
+)
 from magnetar.proto.errors import (
     BookieUnavailable,
     ConnectionLost,
@@ -41,6 +53,8 @@ from .transport import AddCallback
 
 _ADD_HEADER = AddEntry(0, False).encode()
 _RECOVERY_HEADER = AddEntry(0, True).encode()
+_DEFERRED_HEADER = AddEntry(0, deferred=True).encode()
+_DONE_HEADER = AddDone(0).encode()
 _TICKS_PER_TIMEOUT = 10
 _MAX_ADD_TIMEOUTS = MAX_ADD_TIMEOUTS
 # A connection for re-adds that nobody used for so many add timeouts is closed.
@@ -88,13 +102,20 @@ class BookieChannel:
         self._why: MagnetarError = BookieUnavailable(f"bookie {bookie} was not asked yet")
         self._closed = False
 
-    def add(self, entry: bytes, ledger_id: int, entry_id: int, done: AddCallback) -> None:
+    def add(
+        self, entry: bytes, ledger_id: int, entry_id: int, done: AddCallback, deferred: bool = False
+    ) -> None:
         """Sends an add; `done` as BookieTransport.add says."""
         link = self._link or self._open()
         if link is None:
             self.loop.call_soon(done, self.bookie, ledger_id, entry_id, self._why.code)
         else:
-            link.add(entry, ledger_id, entry_id, done)
+            link.add(entry, ledger_id, entry_id, done, deferred)
+
+    def force(self, ledger_id: int) -> None:
+        """See BookieTransport. What an earlier link sent has failed with it."""
+        if self._link is not None:
+            self._link.force(ledger_id)
 
     async def connected(self) -> Connection:
         """The connection, made if need be. BookieUnavailable, ConnectionLost."""
@@ -155,6 +176,18 @@ class BookieChannel:
         self._ending.pop(link, None)
 
 
+class _DeferredLedger:
+    """Deferred adds of one ledger over one link."""
+
+    __slots__ = ("accepted", "forced", "last")
+
+    def __init__(self) -> None:
+        # Entry id -> callback: accepted, and not asked to be durable.
+        self.accepted: dict[int, AddCallback] = {}
+        self.last = -1  # entry that was sent last
+        self.forced = -1  # the last one at the last force: up to there nothing stays in `accepted`
+
+
 class _Link:
     """One connection, from the attempt to its end: a ConnectionHandler."""
 
@@ -163,6 +196,8 @@ class _Link:
         "_channel",
         "_connecting",
         "_connection",
+        "_deferred",
+        "_deferred_header",
         "_given_up",
         "_header",
         "_heard_tick",
@@ -187,8 +222,10 @@ class _Link:
         # (ledger, entry) -> number of the tick in which it was sent, callback, bytes; oldest first.
         self._pending: dict[tuple[int, int], tuple[int, AddCallback, int]] = {}
         self._outstanding_bytes = 0  # of _pending
-        # Taken while connecting; all of them are in _pending.
-        self._unsent: list[tuple[tuple[int, int], bytes]] = []
+        # Taken while connecting: key, entry, deferred; all of them are in _pending.
+        self._unsent: list[tuple[tuple[int, int], bytes, bool]] = []
+        self._deferred: dict[int, _DeferredLedger] = {}  # by ledger
+        self._deferred_header = _ADD_HEADER  # unless the bookie knows better
         self._tick = 0
         self._heard_tick = 0  # in which the last AddDone came, with rows or without
         self._idle_ticks = 0
@@ -199,7 +236,7 @@ class _Link:
         self._connecting = self._loop.create_task(self._connect(), name=f"connect to bookie {self._bookie}")
         self._connecting.add_done_callback(self._connect_ended)
 
-    def add(self, entry: bytes, ledger_id: int, entry_id: int, done: AddCallback) -> None:
+    def add(self, entry: bytes, ledger_id: int, entry_id: int, done: AddCallback, deferred: bool) -> None:
         """Hot path: 1.1 us, and 0.7 in the connection."""
         key = (ledger_id, entry_id)
         size = len(entry)
@@ -213,17 +250,43 @@ class _Link:
             pending[key] = (tick, _both(earlier, done), size)
             return
         if self._connection is None:
-            self._unsent.append((key, entry))
+            self._unsent.append((key, entry, deferred))
         else:
             try:
-                self._connection.send(self._header, entry)
+                self._connection.send(self._deferred_header if deferred else self._header, entry)
             except MagnetarError as error:  # larger than the bookie takes
                 self._refuse(key, done, error.code)
                 return
         self._outstanding_bytes = outstanding
         pending[key] = (self._tick, done, size)
+        if deferred:
+            self._deferred_ledger(ledger_id).last = entry_id
         if self._timer is None:
             self._arm()
+
+    def force(self, ledger_id: int) -> None:
+        """What was sent of the ledger shall become durable; the clock runs for it again."""
+        if self._connection is None:
+            self._unsent = [
+                (key, entry, deferred and key[0] != ledger_id) for key, entry, deferred in self._unsent
+            ]
+            return
+        ledger = self._deferred.get(ledger_id)
+        if ledger is None or self._deferred_header is _ADD_HEADER:
+            return
+        self._connection.send(ForceLedger(0, ledger_id).encode())
+        ledger.forced = ledger.last
+        accepted, ledger.accepted = ledger.accepted, {}
+        for entry_id, done in accepted.items():
+            self._pending[ledger_id, entry_id] = (self._tick, done, 0)
+        if self._timer is None:
+            self._arm()
+
+    def _deferred_ledger(self, ledger_id: int) -> _DeferredLedger:
+        ledger = self._deferred.get(ledger_id)
+        if ledger is None:
+            ledger = self._deferred[ledger_id] = _DeferredLedger()
+        return ledger
 
     def _refuse(self, key: tuple[int, int], done: AddCallback, code: int) -> None:
         self._loop.call_soon(done, self._bookie, *key, code)
@@ -254,10 +317,12 @@ class _Link:
             return
         self._connection = connection
         self._channel.link_ready()
+        if DEFERRED_SYNC in connection.features:
+            self._deferred_header = _DEFERRED_HEADER
         unsent, self._unsent = self._unsent, []
-        for key, entry in unsent:
+        for key, entry, deferred in unsent:
             try:
-                connection.send(self._header, entry)
+                connection.send(self._deferred_header if deferred else self._header, entry)
             except MagnetarError as error:
                 _, done, size = self._pending.pop(key)
                 self._outstanding_bytes -= size
@@ -267,15 +332,43 @@ class _Link:
         """AddDone rows: each answers one add of this link."""
         pending, bookie = self._pending, self._bookie
         for header, payloads in runs:
-            if peek_number(header) != AddDone.NUMBER:
-                raise MalformedFrame(f"a bookie sends AddDone and answers, not command {peek_number(header)}")
             self._heard_tick = self._tick
+            if header != _DONE_HEADER:
+                command = decode_command(header)
+                if not isinstance(command, AddDone):
+                    raise MalformedFrame(f"a bookie sends AddDone and answers, not command {command.NUMBER}")
+                if command.accepted:
+                    self._accepted(payloads)
+                    continue
             for payload in payloads:
                 for ledger_id, entry_id, code in decode_rows(ADD_DONE_ROW, payload):
                     add = pending.pop((ledger_id, entry_id), None)
                     if add is not None:
                         self._outstanding_bytes -= add[2]
                         add[1](bookie, ledger_id, entry_id, code)
+                    elif (ledger := self._deferred.get(ledger_id)) is not None:
+                        done = ledger.accepted.pop(entry_id, None)
+                        if done is not None:
+                            done(bookie, ledger_id, entry_id, code)
+
+    def _accepted(self, payloads: list[bytes]) -> None:
+        """Rows of deferred adds that are not durable yet."""
+        pending = self._pending
+        for payload in payloads:
+            for ledger_id, entry_id, _ in decode_rows(ADD_DONE_ROW, payload):
+                key = (ledger_id, entry_id)
+                add = pending.get(key)
+                if add is None:
+                    continue
+                tick, done, size = add
+                self._outstanding_bytes -= size
+                ledger = self._deferred_ledger(ledger_id)
+                if entry_id <= ledger.forced:
+                    pending[key] = (tick, done, 0)  # the force came before this answer
+                else:
+                    del pending[key]
+                    ledger.accepted[entry_id] = done
+                done(self._bookie, ledger_id, entry_id, ADD_ACCEPTED)
 
     def connection_closed(self, error: MagnetarError | None) -> None:
         """The socket is gone."""
@@ -322,6 +415,10 @@ class _Link:
             self._connection.abort()
         pending, self._pending = self._pending, {}
         self._unsent = []
+        deferred, self._deferred = self._deferred, {}
+        for ledger_id, ledger in deferred.items():
+            for entry_id, done in ledger.accepted.items():
+                done(self._bookie, ledger_id, entry_id, error.code)
         for (ledger_id, entry_id), (_, done, _) in pending.items():
             done(self._bookie, ledger_id, entry_id, error.code)
 
@@ -357,6 +454,8 @@ class _Link:
                 self._give_up(self._too_late(waited > silent))
                 return
         elif not self._channel.recovery:
+            for ledger_id in [number for number, ledger in self._deferred.items() if not ledger.accepted]:
+                del self._deferred[ledger_id]
             return  # the next add arms it again
         else:
             self._idle_ticks += 1

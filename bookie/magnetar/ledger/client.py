@@ -15,6 +15,7 @@ from .components import LedgerComponents
 from .core.degrade import DEGRADED_PROPERTY, describe
 from .core.metadata import LedgerMetadata
 from .core.quorum import Striping
+from .deferred_writer import DeferredLedgerWriter
 from .directory import BookieDirectory
 from .health import BookieHealth
 from .placement import Placement, placement_of
@@ -69,10 +70,13 @@ class LedgerClient:
         ack_quorum: int | None = None,
         properties: Mapping[str, str] | None = None,
         ledger_id: int | None = None,
+        deferred_sync: bool = False,
     ) -> LedgerWriter:
         """A new ledger, open for this writer; what is not given comes from the settings.
 
         `ledger_id`: from `next_id`, for an owner who writes it down first and so finds the ledger after a crash.
+        `deferred_sync`: appends are answered before they are durable, which `LedgerWriter.force` makes them; see
+        DeferredLedgerWriter, which is what is returned.
 
         InvalidSetting unless Qa <= Qw <= E; NotEnoughBookies if fewer than E are writable, or placement finds none that
         fit. With `minimum_write_quorum` a smaller ledger is made then, which says so (`LedgerWriter.degraded`).
@@ -91,7 +95,8 @@ class LedgerClient:
         metadata = LedgerMetadata.create(chosen.striping, chosen.bookies, c.clock.now_ms(), told)
         ledger_id, version = await c.new_ledger(metadata, ledger_id)
         self._check_open()
-        writer = LedgerWriter(c, ledger_id, metadata, version, self._forget)
+        kind = DeferredLedgerWriter if deferred_sync else LedgerWriter
+        writer = kind(c, ledger_id, metadata, version, self._forget)
         self._writers[writer] = None
         return writer
 

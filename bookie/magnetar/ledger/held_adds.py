@@ -17,7 +17,7 @@ __all__ = ["HeldAdds"]
 
 # add(entry, recovery=..., done=...) of a bookie.
 _Done = Callable[[int, int, int], None]
-_Held = tuple[float, bytes, int, int, bool, _Done]
+_Held = tuple[float, bytes, int, int, bool, _Done, bool]
 _MAX_HELD_BYTES = 256 << 20
 
 
@@ -26,7 +26,7 @@ class HeldAdds:
 
     def __init__(
         self,
-        give: Callable[[bytes, int, int, bool, _Done], None],
+        give: Callable[[bytes, int, int, bool, _Done, bool], None],
         accepting: Callable[[], bool],
         wait_s: float,
     ) -> None:
@@ -40,17 +40,23 @@ class HeldAdds:
     def __bool__(self) -> bool:
         return bool(self._held)
 
-    def hold(self, entry: bytes, ledger_id: int, entry_id: int, recovery: bool, done: _Done) -> None:
+    def hold(
+        self, entry: bytes, ledger_id: int, entry_id: int, recovery: bool, done: _Done, deferred: bool = False
+    ) -> None:
         """Keeps it until `release`, or answers TooManyRequests after a while."""
         loop = asyncio.get_running_loop()
         if self._bytes + len(entry) > _MAX_HELD_BYTES:
             loop.call_soon(done, ledger_id, entry_id, TooManyRequests.code)
             return
         deadline = loop.time() + self._wait_s
-        self._held.append((deadline, entry, ledger_id, entry_id, recovery, done))
+        self._held.append((deadline, entry, ledger_id, entry_id, recovery, done, deferred))
         self._bytes += len(entry)
         if self._timer is None:
             self._timer = loop.call_at(deadline, self._waited_too_long)
+
+    def force(self, ledger_id: int) -> None:
+        """Those of the ledger are deferred no more."""
+        self._held = deque((*add[:6], add[6] and add[2] != ledger_id) for add in self._held)
 
     def release(self) -> None:
         """There is room: hands them on in order, until there is none again."""
@@ -64,7 +70,7 @@ class HeldAdds:
         self._stop_timer()
         loop = asyncio.get_running_loop()
         while self._held:
-            _, _, ledger_id, entry_id, _, done = self._take()
+            _, _, ledger_id, entry_id, _, done, _ = self._take()
             loop.call_soon(done, ledger_id, entry_id, code)
 
     def _take(self) -> _Held:
@@ -78,7 +84,7 @@ class HeldAdds:
         # A timer may fire up to its resolution early.
         now = loop.time() + 0.002
         while self._held and self._held[0][0] <= now:
-            _, _, ledger_id, entry_id, _, done = self._take()
+            _, _, ledger_id, entry_id, _, done, _ = self._take()
             done(ledger_id, entry_id, TooManyRequests.code)
         if self._held:
             self._timer = loop.call_at(self._held[0][0], self._waited_too_long)

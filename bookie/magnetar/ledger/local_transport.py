@@ -39,8 +39,19 @@ class LocalBookie(Protocol):
         """False while adds wait for room in its write cache."""
         ...
 
-    def add(self, entry: bytes, *, recovery: bool, done: Callable[[int, int, int], None]) -> None:
-        """Stores an entry."""
+    def add(
+        self,
+        entry: bytes,
+        *,
+        recovery: bool,
+        done: Callable[[int, int, int], None],
+        deferred: bool = False,
+    ) -> None:
+        """Stores an entry. A deferred one is answered with ADD_ACCEPTED as well."""
+        ...
+
+    def request_force(self, ledger_id: int) -> None:
+        """Deferred adds of the ledger shall become durable."""
         ...
 
     async def read(
@@ -106,33 +117,47 @@ class LocalTransport:
         self._closed = False
 
     def add(
-        self, bookie: str, entry: bytes, ledger_id: int, entry_id: int, *, recovery: bool, done: AddCallback
+        self,
+        bookie: str,
+        entry: bytes,
+        ledger_id: int,
+        entry_id: int,
+        *,
+        recovery: bool,
+        done: AddCallback,
+        deferred: bool = False,
     ) -> None:
         """See BookieTransport."""
         target = self._bookies.get(bookie)
         if target is None or self._closed:
             code = ConnectionLost.code if self._closed else BookieUnavailable.code
             asyncio.get_running_loop().call_soon(done, bookie, ledger_id, entry_id, code)
-        elif target.accepting and not self._held.get(bookie):
-            _give(
-                target, entry, ledger_id, entry_id, recovery, self._await(bookie, ledger_id, entry_id, done)
-            )
+            return
+        awaited = self._awaited.get(bookie) or self._await(bookie)
+        answer = (awaited.add_deferred if deferred else awaited.add)(ledger_id, entry_id, done)
+        if target.accepting and not self._held.get(bookie):
+            _give(target, entry, ledger_id, entry_id, recovery, answer, deferred)
         else:
             held = self._held.get(bookie) or self._hold(bookie, target)
-            held.hold(entry, ledger_id, entry_id, recovery, self._await(bookie, ledger_id, entry_id, done))
+            held.hold(entry, ledger_id, entry_id, recovery, answer, deferred)
+
+    def force(self, bookie: str, ledger_id: int) -> None:
+        """See BookieTransport."""
+        target, awaited = self._bookies.get(bookie), self._awaited.get(bookie)
+        if target is None or awaited is None or self._closed:
+            return
+        awaited.force(ledger_id)
+        if (held := self._held.get(bookie)) is not None:
+            held.force(ledger_id)
+        target.request_force(ledger_id)
 
     def expect(self, bookie: str) -> None:
         """See BookieTransport: nothing to reach here."""
 
-    def _await(
-        self, bookie: str, ledger_id: int, entry_id: int, done: AddCallback
-    ) -> Callable[[int, int, int], None]:
-        awaited = self._awaited.get(bookie)
-        if awaited is None:
-            awaited = self._awaited[bookie] = AwaitedAdds(
-                bookie, self._add_timeout_s, partial(self._full, bookie)
-            )
-        return awaited.add(ledger_id, entry_id, done)
+    def _await(self, bookie: str) -> AwaitedAdds:
+        awaited = AwaitedAdds(bookie, self._add_timeout_s, partial(self._full, bookie))
+        self._awaited[bookie] = awaited
+        return awaited
 
     def _full(self, bookie: str) -> bool:
         return not self._bookies[bookie].accepting
@@ -249,8 +274,12 @@ def _give(
     entry_id: int,
     recovery: bool,
     done: Callable[[int, int, int], None],
+    deferred: bool,
 ) -> None:
     try:
-        target.add(entry, recovery=recovery, done=done)
+        if deferred:
+            target.add(entry, recovery=recovery, done=done, deferred=True)
+        else:
+            target.add(entry, recovery=recovery, done=done)
     except MagnetarError as error:  # bytes that are no entry
         asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, error.code)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from magnetar.proto.commands import (
+    DEFERRED_SYNC,
     ENTRY_RANGE_ROW,
     LEDGER_DELETED,
     LEDGER_FENCED,
@@ -55,6 +56,7 @@ class TcpTransport:
         self._settings = settings
         self._options = replace(
             options,
+            features=(*options.features, DEFERRED_SYNC),
             handshake_timeout_s=min(options.handshake_timeout_s, settings.connect_timeout_s),
             # The bound that counts is max_outstanding_bytes, which fails adds one by one and by name.
             max_buffered_bytes=max(options.max_buffered_bytes, 2 * settings.max_outstanding_bytes),
@@ -65,12 +67,25 @@ class TcpTransport:
         self._closed = False
 
     def add(
-        self, bookie: str, entry: bytes, ledger_id: int, entry_id: int, *, recovery: bool, done: AddCallback
+        self,
+        bookie: str,
+        entry: bytes,
+        ledger_id: int,
+        entry_id: int,
+        *,
+        recovery: bool,
+        done: AddCallback,
+        deferred: bool = False,
     ) -> None:
         """See BookieTransport."""
         channels = self._recovery_channels if recovery else self._channels
         channel = channels.get(bookie) or self._channel(channels, bookie)
-        channel.add(entry, ledger_id, entry_id, done)
+        channel.add(entry, ledger_id, entry_id, done, deferred)
+
+    def force(self, bookie: str, ledger_id: int) -> None:
+        """See BookieTransport."""
+        if (channel := self._channels.get(bookie)) is not None:
+            channel.force(ledger_id)
 
     def expect(self, bookie: str) -> None:
         """See BookieTransport."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
-# bookie, ledger id, entry id, code: 0 when the entry is durable there, else a code of proto.errors.
+# bookie, ledger id, entry id, code: 0 when the entry is durable there, else a code of proto.errors (or ADD_ACCEPTED).
 AddCallback = Callable[[str, int, int, int], None]
 
 
@@ -61,9 +61,25 @@ class BookieTransport(Protocol):
     """Bookies by id. Nothing calls back from within a call; entries are whole ledger entries and are not copied."""
 
     def add(
-        self, bookie: str, entry: bytes, ledger_id: int, entry_id: int, *, recovery: bool, done: AddCallback
+        self,
+        bookie: str,
+        entry: bytes,
+        ledger_id: int,
+        entry_id: int,
+        *,
+        recovery: bool,
+        done: AddCallback,
+        deferred: bool = False,
     ) -> None:
-        """Stores an entry. `done` comes once, at the latest after the add timeout, in a later turn of the loop."""
+        """Stores an entry. `done` comes once, at the latest after the add timeout, in a later turn of the loop.
+
+        For a deferred add it comes with ADD_ACCEPTED first, as soon as the bookie has it, durably or not, and then has no
+        time limit until the ledger is forced. A bookie that knows no deferred adds leaves the first call out.
+        """
+        ...
+
+    def force(self, bookie: str, ledger_id: int) -> None:
+        """Deferred adds of the ledger that the bookie was given become durable; `done` of each says when."""
         ...
 
     def expect(self, bookie: str) -> None:

@@ -13,6 +13,7 @@ from magnetar.proto.ledger_entry import NO_ENTRY
 from .components import LedgerComponents
 from .core.degrade import DEGRADED_PROPERTY, asked_for
 from .core.events import (
+    Accepted,
     AddFailed,
     ChooseBookies,
     CloseRequested,
@@ -20,6 +21,7 @@ from .core.events import (
     Detached,
     Failed,
     Finished,
+    ForceAdds,
     IdleTick,
     Instruction,
     LastConfirmedTold,
@@ -57,12 +59,14 @@ class LedgerWriter:
     ) -> None:
         self.ledger_id = ledger_id
         self._components = components
-        self._core = WriterCore(ledger_id, metadata, version)
+        self._core = self._make_core(metadata, version)
         self._forget = forget
         self._loop = asyncio.get_running_loop()
         self._add = components.transport.add
         self._added = self._on_added  # one bound method for all adds
         self._tasks: dict[asyncio.Task[None], None] = {}
+        # Of `force`: what must be confirmed, in order, and who waits for it.
+        self._forces: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._closing: asyncio.Future[LedgerMetadata] | None = None
         self._lac_interval_s = components.settings.explicit_lac_interval_s
         self._lac_delay_s = self._lac_interval_s  # doubles while a bookie does not take it
@@ -74,6 +78,9 @@ class LedgerWriter:
         self._full = asked_for(metadata.properties.get(DEGRADED_PROPERTY, ""))
         self._writable: Sequence[str] | None = None  # for which `_restorable` was found
         self._restorable = False
+
+    def _make_core(self, metadata: LedgerMetadata, version: int) -> WriterCore:
+        return WriterCore(self.ledger_id, metadata, version)
 
     @property
     def degraded(self) -> bool:
@@ -140,6 +147,24 @@ class LedgerWriter:
             self._add(bookie, entry, self.ledger_id, entry_id, recovery=False, done=self._added)
         return entry_id
 
+    async def force(self) -> None:
+        """Returns when all that was appended before is durable on its ack quorum, and `last_add_confirmed` has reached it.
+
+        Means most with deferred sync; an ordinary ledger is on its way there anyhow. Raises what the writer failed with,
+        and then nobody knows what of it is stored: the ledger's end, once closed or recovered, tells.
+        """
+        core = self._core
+        if core.error is not None:
+            raise core.error
+        if core.last_add_pushed > core.last_add_confirmed:
+            forced: asyncio.Future[None] = self._loop.create_future()
+            self._forces.append((core.last_add_pushed, forced))
+            self._request_force()
+            await forced
+
+    def _request_force(self) -> None:
+        """Every add of an ordinary ledger is synced already."""
+
     async def close(self) -> LedgerMetadata:
         """Waits for what is outstanding, then closes the ledger by compare-and-set; returns the final metadata.
 
@@ -174,6 +199,7 @@ class LedgerWriter:
         for task in self._tasks:
             task.cancel()
         self._run(self._core.handle(Detached()))
+        self._end_forces(self._core.error)
         self._forget(self)
 
     async def ended(self) -> None:
@@ -203,8 +229,24 @@ class LedgerWriter:
                     {"message": f"a confirm callback of ledger {self.ledger_id} failed", "exception": failure}
                 )
             entry_id += 1
+        if self._forces:
+            self._end_forces(error)
         if self._lac_timer is None and self._lac_interval_s and error is None:
             self._lac_timer = self._loop.call_later(self._lac_delay_s, self._idle_tick)
+
+    def _answer(self, adds: Sequence[PendingAdd]) -> None:
+        raise AssertionError("only with deferred sync are adds answered before they are confirmed")
+
+    def _end_forces(self, error: MagnetarError | None) -> None:
+        """With an error: all of them."""
+        forces, confirmed = self._forces, self._core.last_add_confirmed
+        while forces and (error is not None or forces[0][0] <= confirmed):
+            _, forced = forces.popleft()
+            if not forced.done():  # nobody was cancelled
+                if error is None:
+                    forced.set_result(None)
+                else:
+                    forced.set_exception(error)
 
     def _run(self, instructions: list[Instruction]) -> None:
         """Carries out instructions, and those that their immediate answers bring."""
@@ -216,6 +258,11 @@ class LedgerWriter:
                         self._add(bookie, entry, self.ledger_id, entry_id, recovery=False, done=self._added)
                 case Confirm(first, adds, error):
                     self._confirm(first, adds, error)
+                case Accepted(_, adds):
+                    self._answer(adds)
+                case ForceAdds(bookies):
+                    for bookie in bookies:
+                        self._components.transport.force(bookie, self.ledger_id)
                 case ChooseBookies() as ask:
                     chosen = self._components.chooser.replacements(ask, self._core.metadata.striping)
                     queue.extend(self._core.handle(chosen))
@@ -278,7 +325,7 @@ class LedgerWriter:
 
     def _idle_tick(self) -> None:
         self._lac_timer = None
-        if self._core.pending and self._core.sending:
+        if self._core.pending and self._core.sending and not self._core.idle_last_confirmed:
             self._lac_timer = self._loop.call_later(self._lac_delay_s, self._idle_tick)
         else:
             self._run(self._core.handle(IdleTick()))

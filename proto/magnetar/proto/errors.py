@@ -360,6 +360,12 @@ class DiskFull(StorageFailed):
     code = 98
 
 
+class EntriesNotForced(FinalError):
+    """Entries that were accepted with deferred sync were lost: the ledger's writer failed before they were forced."""
+
+    code = 99
+
+
 def _tree(root: type[MagnetarError]) -> list[type[MagnetarError]]:
     found = [root]
     for child in root.__subclasses__():
@@ -374,6 +380,12 @@ _BY_ACTION: dict[int, type[MagnetarError]] = {
     Action.FIX_CALL: InvalidCallError,
     Action.GIVE_UP: FinalError,
 }
+
+
+def error_name(code: int) -> str:
+    """The class of a code, for texts; the number of one that is not known here."""
+    cls = ERRORS_BY_CODE.get(code)
+    return str(code) if cls is None else cls.__name__
 
 
 def error_from_wire(code: int, action: int, message: str) -> MagnetarError:

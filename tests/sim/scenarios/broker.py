@@ -54,7 +54,10 @@ class ModelBookie:
                 self.entries[key] = entry
         self._pending.clear()
 
-    def add(self, entry: bytes, *, recovery: bool, done: Done) -> None:
+    def request_force(self, ledger_id: int) -> None:
+        """See LocalBookie: the broker defers nothing."""
+
+    def add(self, entry: bytes, *, recovery: bool, done: Done, deferred: bool = False) -> None:
         """See LocalBookie."""
         header = verify_ledger_entry(entry)
         ledger_id, entry_id = header.ledger_id, header.entry_id

@@ -39,7 +39,7 @@ async def test_adds_wait_in_order_while_the_bookie_takes_none() -> None:
         bookie.accepting = False  # the room was for one
         real_add(entry, recovery=recovery, done=done)  # type: ignore[arg-type]
 
-    bookie.add = one_only  # type: ignore[method-assign]
+    bookie.add = one_only  # type: ignore[method-assign,assignment]
     for room in range(1, 4):
         bookie.accepting = True
         send(transport, 3 + room, done)  # never overtakes those that wait

@@ -9,7 +9,7 @@ def test_public_names_of_the_ledger() -> None:
         "AddCallback BookieDirectory BookieFacts BookieHealth BookieSurvey BookieTransport Candidates ConfirmCallback"
         " Ensemble EntryPage Labels LastConfirmed LastConfirmedNews"
         " LedgerClient LedgerMetadata LedgerPage ListedLedger"
-        " LedgerReader LedgerSettings LedgerState LedgerTail LedgerWriter LocalTransport"
+        " DeferredLedgerWriter LedgerReader LedgerSettings LedgerState LedgerTail LedgerWriter LocalTransport"
         " Placement RandomPlacement ReadResult"
         " RegisteredBookies SpreadPlacement StaticBookies TcpTransport".split()
     )

@@ -76,6 +76,11 @@ class CloseRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class ForceRequested:
+    """The writer's owner wants everything durable that was appended so far (deferred sync)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Detached:
     """The writer's owner leaves the ledger as it is: a crash, seen from outside."""
 
@@ -144,6 +149,21 @@ class Confirm:
     first_entry: int
     adds: Sequence[PendingAdd]
     error: MagnetarError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Tell the callers of `append` that their entries are accepted, in this order (deferred sync)."""
+
+    first_entry: int
+    adds: Sequence[PendingAdd]
+
+
+@dataclass(frozen=True, slots=True)
+class ForceAdds:
+    """These bookies shall make durable what they accepted; their answers to each add say when (deferred sync)."""
+
+    bookies: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +238,7 @@ Event = (
     | MetadataFound
     | MetadataFailed
     | CloseRequested
+    | ForceRequested
     | Detached
     | IdleTick
     | RetryDue
@@ -229,6 +250,8 @@ Event = (
 Instruction = (
     SendAdds
     | Confirm
+    | Accepted
+    | ForceAdds
     | RetryLater
     | ChooseBookies
     | WriteMetadata
