@@ -183,7 +183,9 @@ class TcpTransport:
             raise _misfit(bookie, "ListEntries", reply) from None
 
     async def info(self, bookie: str) -> dict[str, Any]:
-        """See BookieTransport."""
+        """See BookieTransport. Never held back by a backoff: who asks how a bookie is has a pace of his own."""
+        channels = self._request_channels
+        (channels.get(bookie) or self._channel(channels, bookie)).expect()
         reply = await self._ask(bookie, BookieInfo(0))
         if not isinstance(reply.result, dict):
             raise _misfit(bookie, "BookieInfo", reply)

@@ -145,7 +145,7 @@ class BookieTransport(Protocol):
         ...
 
     async def info(self, bookie: str) -> dict[str, Any]:
-        """Identity, disks and load: the map of BookieInfo in WIRE.md."""
+        """Identity, disks and load: the map of BookieInfo in WIRE.md. Tries to reach it, however recently that failed."""
         ...
 
     async def close(self) -> None:
