@@ -1,0 +1,127 @@
+"""Places in a topic: what a message id, a time or a topic-wide offset means, found by looking at a few entries.
+
+Entries of a ledger hold about equally many messages, so a guess by proportion, narrowed as in a binary search, needs two or
+three entries where halving needs sixteen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
+
+from magnetar.proto.entry import Entry
+from magnetar.proto.ids import MessageId
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+
+from .bookies import ledger_reader
+from .options import Place
+from .plan import LedgerSlice, Range, TopicLedger
+from .service import TopicPlan
+
+ReadEntry = Callable[[int], Awaitable[Entry]]
+
+
+class Point(NamedTuple):
+    """A place between two messages: the id of the next one (or the end), and how many stand before it in the topic."""
+
+    id: MessageId
+    offset: int
+
+    def to_json(self) -> dict[str, str | int]:
+        """As a stream's checkpoint keeps it."""
+        return {"id": str(self.id), "offset": self.offset}
+
+    @classmethod
+    def from_json(cls, told: dict[str, str | int]) -> Point:
+        """Inverse of `to_json`."""
+        return cls(MessageId.parse(str(told["id"])), int(told["offset"]))
+
+
+def start_of(plan: TopicPlan) -> Point:
+    """Before the first message that is kept."""
+    if not plan.ledgers:
+        return end_of(plan)
+    return Point(MessageId(plan.ledgers[0].position_id, 0, 0), plan.ledgers[0].first_offset)
+
+
+def end_of(plan: TopicPlan) -> Point:
+    """After the last confirmed message."""
+    return Point(MessageId(*plan.end), plan.end_offset)
+
+
+async def point_of(place: Place, plan: TopicPlan, timeout_s: float) -> Point:
+    """`earliest`, `latest`, an id or a time (of the broker's clock) as a point."""
+    if place == "earliest":
+        return start_of(plan)
+    if place == "latest":
+        return end_of(plan)
+    if isinstance(place, MessageId):
+        wanted = Range(from_position=place[:3])
+    else:
+        assert isinstance(place, int)
+        wanted = Range(from_append_ms=place)
+    for ledger in plan.ledgers:
+        if wanted.meets(ledger):
+            async with _entries(plan, ledger, timeout_s) as read:
+                point = await _first_in(wanted, ledger, read)
+                if point is not None:
+                    return point
+    return end_of(plan)
+
+
+async def point_at(offset: int, plan: TopicPlan, timeout_s: float) -> Point:
+    """The message that has this many before it in the topic; the end if there is none yet."""
+    for ledger in plan.ledgers:
+        if ledger.first_offset <= offset < ledger.end_offset:
+            async with _entries(plan, ledger, timeout_s) as read:
+                point = await _first_in(Range(from_offset=offset), ledger, read)
+                assert point is not None, (offset, ledger)
+                return point
+    return end_of(plan)
+
+
+@contextlib.asynccontextmanager
+async def _entries(plan: TopicPlan, ledger: TopicLedger, timeout_s: float) -> AsyncIterator[ReadEntry]:
+    piece = LedgerSlice(plan.topic, -1, ledger, 0, ledger.entries - 1, Range(), plan.bookies)
+    async with ledger_reader(piece, timeout_s) as reader:
+
+        async def read(entry_id: int) -> Entry:
+            return Entry((await reader.read(entry_id, entry_id))[0], LEDGER_ENTRY_HEADER_BYTES)
+
+        yield read
+
+
+async def _first_in(wanted: Range, ledger: TopicLedger, read: ReadEntry) -> Point | None:
+    """The first message of the ledger in a range that is open at its end."""
+    low, high = 0, ledger.entries  # the entry is in low..high; high: none
+    while low < high:
+        middle = _guess(wanted, ledger, low, high)
+        if (await _cut(wanted, ledger, middle, read)) is None:
+            low = middle + 1
+        elif middle == low or (await _cut(wanted, ledger, middle - 1, read)) is None:
+            low = high = middle
+        else:
+            high = middle - 1
+    return await _cut(wanted, ledger, low, read) if low < ledger.entries else None
+
+
+def _guess(wanted: Range, ledger: TopicLedger, low: int, high: int) -> int:
+    if wanted.from_position[0] == ledger.position_id:
+        guess = wanted.from_position[1]
+    elif wanted.from_offset:
+        guess = (wanted.from_offset - ledger.first_offset) * ledger.entries // max(1, ledger.messages)
+    else:
+        guess = (low + high) // 2
+    # A guess outside of what is left was wrong before: halve.
+    return guess if low <= guess < high else (low + high) // 2
+
+
+async def _cut(wanted: Range, ledger: TopicLedger, entry_id: int, read: ReadEntry) -> Point | None:
+    """The first message of an entry that is in the range."""
+    entry = await read(entry_id)
+    first_offset = ledger.first_offset + entry.first_index
+    low, high = wanted.indexes(
+        ledger.position_id, entry_id, first_offset, entry.message_count, entry.append_time_ms
+    )
+    return Point(MessageId(ledger.position_id, entry_id, low), first_offset + low) if low < high else None
