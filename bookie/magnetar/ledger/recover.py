@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from magnetar.proto.errors import MagnetarError
@@ -22,12 +22,18 @@ from .core.events import (
     MetadataFound,
     ReadEntry,
     ReadLastConfirmed,
+    RetryDue,
+    RetryLater,
     SendAdds,
     WriteMetadata,
 )
 from .core.metadata import LedgerMetadata
 from .core.recovery import RecoveryCore
 from .recovery_reads import RecoveryReads
+from .settings import MAX_ADD_TIMEOUTS
+
+# Before a bookie that had too much to do gets entries again.
+RETRY_PAUSE_S = 0.1
 
 
 async def recover(components: LedgerComponents, ledger_id: int, found: MetadataFound) -> LedgerMetadata:
@@ -47,6 +53,9 @@ class _Recovery:
         self._done: asyncio.Future[LedgerMetadata] = self._loop.create_future()
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._reads = RecoveryReads(components, ledger_id, self._core, self._tell, self._fail)
+        self._answered: list[Event] = []  # adds, in this turn of the loop
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._stored_at = self._loop.time()  # when a bookie stored an entry the last time
         self._added = self._on_added  # one bound method for all adds
 
     async def run(self) -> LedgerMetadata:
@@ -54,14 +63,17 @@ class _Recovery:
         try:
             return await self._done
         finally:
+            if self._retry_timer is not None:
+                self._retry_timer.cancel()
             tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, self._reads.close(), return_exceptions=True)
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, events: Sequence[Event]) -> None:
         if not self._done.done():
-            self._carry_out(self._core.handle(event))
+            handle = self._core.handle
+            self._carry_out([instruction for event in events for instruction in handle(event)])
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         queue = deque(instructions)
@@ -76,6 +88,8 @@ class _Recovery:
                     self._reads.wanted(bookie, entry_id)
                 case ReadLastConfirmed(bookie):
                     self._start(self._read_last_confirmed(bookie))
+                case RetryLater():
+                    self._retry_later()
                 case ChooseBookies() as ask:
                     chosen = self._components.chooser.replacements(ask, self._core.metadata.striping)
                     queue.extend(self._core.handle(chosen))
@@ -105,9 +119,29 @@ class _Recovery:
             self._done.set_exception(error)
 
     def _on_added(self, bookie: str, _ledger_id: int, entry_id: int, code: int) -> None:
+        if not self._answered:
+            # The answers of one turn, often hundreds of one journal sync, go to the core together.
+            self._loop.call_soon(self._tell_answered)
         if code:
             self._components.health.failed(bookie, code)
-        self._tell(AddFailed(bookie, entry_id, code) if code else AddStored(bookie, entry_id))
+            self._answered.append(AddFailed(bookie, entry_id, code))
+        else:
+            self._answered.append(AddStored(bookie, entry_id))
+
+    def _tell_answered(self) -> None:
+        events, self._answered = self._answered, []
+        if any(isinstance(event, AddStored) for event in events):
+            self._stored_at = self._loop.time()
+        self._tell(events)
+
+    def _retry_later(self) -> None:
+        if self._retry_timer is None:
+            self._retry_timer = self._loop.call_later(RETRY_PAUSE_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retry_timer = None
+        longest_s = MAX_ADD_TIMEOUTS * self._components.settings.add_timeout_s
+        self._tell([RetryDue(self._loop.time() - self._stored_at > longest_s)])
 
     async def _read_last_confirmed(self, bookie: str) -> None:
         try:
@@ -116,7 +150,7 @@ class _Recovery:
         except MagnetarError as error:
             self._components.health.failed(bookie, error.code)
             event = LastConfirmedRead(bookie, -1, error.code)
-        self._tell(event)
+        self._tell([event])
 
     async def _write_metadata(self, metadata: LedgerMetadata, version: int) -> None:
-        self._tell(await self._components.write_metadata(self._ledger_id, metadata, version))
+        self._tell([await self._components.write_metadata(self._ledger_id, metadata, version)])

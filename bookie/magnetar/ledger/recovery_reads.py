@@ -1,17 +1,18 @@
-"""The reads of one recovery: entries that the core wants from one bookie, one after another, are one request.
+"""The reads of one recovery: entries that the core wants from one bookie are one request if they make a stripe.
 
-A request answers the entries up to the first one that the bookie does not have or that does not fit. What lies behind is
-not absent (rule 14): it is asked for again, and only the first entry of a request is ever a negative, when the bookie says
-so. Requests go out by entry, lowest first, at most `_MAX_READS` at a time to one bookie, and none beyond `_MAX_HELD_BYTES`
-of entries that were found and wait to be added again, except for the entry that everything waits for: so a recovery needs
-bounded memory, whatever the size of entries, and neither blocks itself nor is blocked by a bookie that hangs.
+A request answers the entries of the stripe up to the first one that the bookie does not have or that does not fit. What lies
+behind is not absent (rule 14), and what the stripe leaves out was not asked for: nothing is concluded for either. It is
+asked for again, and only the first entry of a request is ever a negative, when the bookie says so. Requests go out by entry,
+lowest first, at most `_MAX_READS` at a time to one bookie, and none beyond `_MAX_HELD_BYTES` of entries that were found and
+wait to be added again, except for the entry that everything waits for: so a recovery needs bounded memory, whatever the size
+of entries, and neither blocks itself nor is blocked by a bookie that hangs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -21,6 +22,7 @@ from magnetar.proto.errors import (
     RequestTimeout,
 )
 from magnetar.proto.ledger_entry import verify_ledger_entry
+from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
 from .components import LedgerComponents
 from .core.events import BookieSlow, EntryRead, Event
@@ -31,6 +33,9 @@ _MAX_READ_BYTES = 1 << 20  # of one answer, unless its first entry is larger
 _MAX_HELD_BYTES = 32 << 20
 _SILENT = (BookieUnavailable, ConnectionLost, RequestTimeout)
 
+# First and last entry, and residues of the stripe that has both.
+_Run = tuple[int, int, int]
+
 
 class RecoveryReads:
     """`wanted` collects, `flush` sends; `tell` hears what comes back."""
@@ -40,7 +45,7 @@ class RecoveryReads:
         components: LedgerComponents,
         ledger_id: int,
         core: RecoveryCore,
-        tell: Callable[[Event], None],
+        tell: Callable[[Sequence[Event]], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._transport = components.transport
@@ -51,42 +56,39 @@ class RecoveryReads:
         self._tell = tell
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        self._open: dict[str, tuple[int, int]] = {}  # bookie -> run that is being collected
-        self._runs: dict[str, list[tuple[int, int]]] = {}  # bookie -> a heap of (first, last)
+        striping = core.striping
+        self._cycle = 1 if striping.ensemble_size == striping.write_quorum else striping.ensemble_size
+        self._collected: dict[str, list[int]] = {}  # bookie -> entries
+        self._runs: dict[str, list[_Run]] = {}  # bookie -> a heap
         self._tasks: dict[asyncio.Task[None], str] = {}
         self._asked: dict[str, int] = {}  # bookie -> how many of _tasks are its
 
     def wanted(self, bookie: str, entry_id: int) -> None:
         """One more entry to read."""
-        run = self._open.get(bookie)
-        if run is not None and run[1] + 1 == entry_id:
-            self._open[bookie] = (run[0], entry_id)
-            return
-        if run is not None:
-            self._rest(bookie, *run)
-        self._open[bookie] = (entry_id, entry_id)
+        self._collected.setdefault(bookie, []).append(entry_id)
 
     def flush(self) -> None:
         """Sends what may be sent now. To be called after every event: each may make room."""
-        if self._open:
-            for bookie, run in self._open.items():
-                self._rest(bookie, *run)
-            self._open.clear()
+        if self._collected:
+            for bookie, ids in self._collected.items():
+                for run in stripes_of(sorted(ids), self._cycle):
+                    heapq.heappush(self._runs.setdefault(bookie, []), run)
+            self._collected.clear()
         core = self._core
         for bookie, runs in self._runs.items():
             while runs and self._asked.get(bookie, 0) < _MAX_READS:
-                first, last = runs[0]
-                if not core.wants(first):  # found meanwhile, or past the end
+                run = runs[0]
+                if not core.wants(run[0]):  # found meanwhile, or past the end
                     heapq.heappop(runs)
-                    self._rest(bookie, first + 1, last)
-                elif core.held_bytes > _MAX_HELD_BYTES and first > core.first_unfinished:
+                    self._rest(bookie, run, 1)
+                elif core.held_bytes > _MAX_HELD_BYTES and run[0] > core.first_unfinished:
                     break
                 else:
                     heapq.heappop(runs)
-                    self._start(bookie, first, last)
+                    self._start(bookie, run)
 
-    def _start(self, bookie: str, first: int, last: int) -> None:
-        task = self._loop.create_task(self._read(bookie, first, last), name=f"recovery read at {bookie}")
+    def _start(self, bookie: str, run: _Run) -> None:
+        task = self._loop.create_task(self._read(bookie, run), name=f"recovery read at {bookie}")
         self._tasks[task] = bookie
         self._asked[bookie] = self._asked.get(bookie, 0) + 1
         task.add_done_callback(self._ended)
@@ -108,34 +110,43 @@ class RecoveryReads:
         else:
             self.flush()
 
-    async def _read(self, bookie: str, first: int, last: int) -> None:
+    async def _read(self, bookie: str, run: _Run) -> None:
+        first, last, residues = run
+        stripe = self._stripe(residues)
         timer = None
         if self._slow_s:
-            timer = self._loop.call_later(self._slow_s, self._tell, BookieSlow(bookie))
+            timer = self._loop.call_later(self._slow_s, self._tell, [BookieSlow(bookie)])
         try:
             result = await self._transport.read(
-                bookie, self._ledger_id, first, last, max_bytes=_MAX_READ_BYTES, fence=True
+                bookie, self._ledger_id, first, last, max_bytes=_MAX_READ_BYTES, fence=True, stripe=stripe
             )
-            entries = result.entries[: last - first + 1]
         except _SILENT as error:
             self._health.failed(bookie, error.code)
-            for entry_id in range(first, last + 1):
-                self._tell(EntryRead(bookie, entry_id, b"", 0, error.code))
+            ids = stripe.ids(first, last)
+            self._tell([EntryRead(bookie, entry_id, b"", 0, error.code) for entry_id in ids])
             return
         except MagnetarError as error:
-            self._rest(bookie, first + 1, last)
-            self._tell(EntryRead(bookie, first, b"", 0, error.code))
+            self._rest(bookie, run, 1)
+            self._tell([EntryRead(bookie, first, b"", 0, error.code)])
             return
         finally:
             if timer is not None:
                 timer.cancel()
-        self._rest(bookie, first + max(1, len(entries)), last)
-        for entry_id, entry in enumerate(entries or [b""], first):
-            self._tell(self._verified(bookie, entry_id, entry))
+        entries = result.entries or [b""]
+        ids = stripe.ids(first, last, len(entries))
+        self._rest(bookie, run, len(ids))
+        # All of an answer at once: what the core makes of it is sent in the same turn of the loop.
+        self._tell([self._verified(bookie, entry_id, entry) for entry_id, entry in zip(ids, entries)])
 
-    def _rest(self, bookie: str, first: int, last: int) -> None:
-        if first <= last:
-            heapq.heappush(self._runs.setdefault(bookie, []), (first, last))
+    def _stripe(self, residues: int) -> Stripe:
+        return EVERY_ENTRY if self._cycle == 1 else Stripe(self._cycle, residues)
+
+    def _rest(self, bookie: str, run: _Run, answered: int) -> None:
+        """What lies behind so many of a run's entries."""
+        first, last, residues = run
+        ids = self._stripe(residues).ids(first, last, answered + 1)
+        if len(ids) > answered:
+            heapq.heappush(self._runs.setdefault(bookie, []), (ids[answered], last, residues))
 
     def _verified(self, bookie: str, entry_id: int, entry: bytes) -> EntryRead:
         try:
@@ -145,3 +156,24 @@ class RecoveryReads:
         if (header.ledger_id, header.entry_id) != (self._ledger_id, entry_id):
             return EntryRead(bookie, entry_id, b"", 0, EntryDamaged.code)
         return EntryRead(bookie, entry_id, entry, header.length, 0)
+
+
+def stripes_of(ids: Sequence[int], cycle: int) -> Iterator[_Run]:
+    """Runs that have exactly these ascending entries: one if they make a stripe, else one or more for each residue.
+
+    >>> list(stripes_of([6, 7, 9, 10, 12], 3)), list(stripes_of([6, 7, 10, 15, 18], 3))
+    ([(6, 12, 3)], [(6, 6, 1), (15, 18, 1), (7, 10, 2)])
+    """
+    residues = 0
+    for entry_id in ids:
+        residues |= 1 << entry_id % cycle
+    if list(Stripe(cycle, residues).ids(ids[0], ids[-1], len(ids) + 1)) == list(ids):
+        yield ids[0], ids[-1], residues
+        return
+    for residue in range(cycle):
+        mine = [entry_id for entry_id in ids if entry_id % cycle == residue]
+        begin = 0
+        for place, entry_id in enumerate(mine):
+            if place + 1 == len(mine) or mine[place + 1] != entry_id + cycle:
+                yield mine[begin], entry_id, 1 << residue
+                begin = place + 1

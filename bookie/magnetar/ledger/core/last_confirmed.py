@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magnetar.proto.errors import ERRORS_BY_CODE, EntryNotFound, LedgerNotFound, QuorumLost
+from magnetar.proto.errors import EntryNotFound, LedgerNotFound, QuorumLost, error_name
 from magnetar.proto.ledger_entry import NO_ENTRY
 
 from .metadata import Bookies
@@ -58,10 +58,7 @@ class LastConfirmedQuorum:
 
     def lost(self, ledger_id: int) -> QuorumLost:
         """The error when all have answered and that does not cover the ensemble."""
-        failed = ", ".join(
-            f"{bookie} ({getattr(ERRORS_BY_CODE.get(code), '__name__', code)})"
-            for bookie, code in self._unknown.items()
-        )
+        failed = ", ".join(f"{bookie} ({error_name(code)})" for bookie, code in self._unknown.items())
         return QuorumLost(
             f"the end of ledger {ledger_id} is not known: too few of its bookies answered, {failed} did not; try again",
             ledger_id=ledger_id,

@@ -8,11 +8,13 @@
   confirmed and is read for the ledger's length up to there.
 * An entry exists when one bookie has it, and is absent after Qw-Qa+1 explicit negatives; anything else aborts, which
   truncates nothing and can be repeated (rule 14). Reads use the ensemble as it was when recovery began (rule 15).
-* A window of entries is looked for at a time, each at one bookie first, in runs of entries that it should have
-  (`_preferred`): the shell asks for a run at once. What is not found there, or not soon, is asked of the whole write set.
+* A window of entries is looked for at a time, each at one bookie first (`shares.preferences`); the shell asks a bookie for
+  all of its share at once. What is not found there, or not soon, is asked of the whole write set.
 * What exists is added again as it was stored, to Qa bookies at least. Its piggybacked LAC stays the writer's, although a
   higher one is known: an advanced LAC would tell the next recovery to skip entries whose new bookies are not in the
   metadata before the closing compare-and-set (rule 15). So the bytes, the digest in them and all replicas stay equal.
+* A bookie that refuses re-adds because it has too much to do is replaced, as one that fails is. If there is no other one it
+  gets them again after a pause, until nothing was stored anywhere for too long (the shell's clock): then it has failed.
 * Whoever loses a compare-and-set adopts what it finds: CLOSED is the result, anything else starts over (rule 16).
 """
 
@@ -22,7 +24,6 @@ import enum
 from collections.abc import Iterable
 
 from magnetar.proto.errors import (
-    ERRORS_BY_CODE,
     BookieUnavailable,
     ConnectionLost,
     EntryNotFound,
@@ -31,6 +32,8 @@ from magnetar.proto.errors import (
     NotEnoughBookies,
     QuorumLost,
     RequestTimeout,
+    TooManyRequests,
+    error_name,
 )
 from magnetar.proto.ledger_entry import NO_ENTRY
 
@@ -52,11 +55,14 @@ from .events import (
     NoBookies,
     ReadEntry,
     ReadLastConfirmed,
+    RetryDue,
+    RetryLater,
     SendAdds,
     WriteMetadata,
 )
 from .last_confirmed import LastConfirmedQuorum
 from .metadata import Bookies, LedgerMetadata, LedgerState
+from .shares import preferences
 
 # Entries that are being read or added again at a time; their bytes are bounded by the shell, which holds reads back.
 WINDOW_ENTRIES = 1024
@@ -130,7 +136,9 @@ class RecoveryCore:
         self._length = 0  # payload bytes up to _next_add - 1
         self._failing: dict[int, int] = {}  # position -> error code, being replaced
         self._gone: dict[int, None] = {}  # positions whose bookie failed and has no replacement
-        self._excluded: dict[str, None] = {}
+        # Positions whose bookie has too much to do, and no replacement: what is kept back from it until the pause is over.
+        self._busy: dict[int, dict[int, None]] = {}
+        self._excluded: dict[str, int] = {}  # bookies that failed, and how: an error code
 
     def begin(self) -> list[Instruction]:
         """Starts (or starts over) with `metadata`."""
@@ -173,8 +181,10 @@ class RecoveryCore:
                 return self._slow(bookie)
             case AddStored(bookie, entry_id) if self.state is RecoveryState.ENTRIES:
                 return self._added(bookie, entry_id)
-            case AddFailed(bookie, _, code) if self.state is RecoveryState.ENTRIES:
-                return self._add_failed(bookie, code)
+            case AddFailed(bookie, entry_id, code) if self.state is RecoveryState.ENTRIES:
+                return self._add_failed(bookie, entry_id, code)
+            case RetryDue(expired) if self.state is RecoveryState.ENTRIES:
+                return self._retry(expired)
             case BookiesChosen(bookies) if self.state is RecoveryState.ENTRIES:
                 return self._replace(dict(bookies))
             case NoBookies(reason) if self.state is RecoveryState.ENTRIES:
@@ -247,33 +257,16 @@ class RecoveryCore:
         if self._last is not None or room < max(1, WINDOW_ENTRIES // 4):
             return []
         instructions: list[Instruction] = []
+        first_asked, run = self.striping.write_sets, 1
+        if ONE_REPLICA_FIRST:
+            distrusted = sum(1 << p for p, bookie in enumerate(self._reading) if bookie in self._suspects)
+            first_asked = preferences(self.striping, self.ledger_id % self.striping.ensemble_size, distrusted)
+            run = RUN_ENTRIES if self.striping.ensemble_size == self.striping.write_quorum else 1
         for entry_id in range(self._next_read, self._next_read + room):
             found = self._entries[entry_id] = _Recovered()
-            instructions += self._ask(entry_id, found, self._preferred(entry_id))
+            instructions += self._ask(entry_id, found, first_asked[entry_id // run % len(first_asked)])
         self._next_read += room
         return instructions
-
-    def _preferred(self, entry_id: int) -> tuple[int, ...]:
-        """Positions that are asked for it first.
-
-        Entries s .. s+Qw-1 of a striped ledger are all at position (s+Qw-1) % E; without striping any position has all.
-        """
-        striping = self.striping
-        write_set = striping.write_set(entry_id)
-        if not ONE_REPLICA_FIRST:
-            return write_set
-        if striping.ensemble_size == striping.write_quorum:
-            preferred = entry_id // RUN_ENTRIES % striping.ensemble_size
-        else:
-            start = entry_id - entry_id % striping.write_quorum
-            preferred = (start + striping.write_quorum - 1) % striping.ensemble_size
-        if not self._suspects:
-            return (preferred,)
-        trusted = [position for position in write_set if self._reading[position] not in self._suspects]
-        if not trusted:
-            return write_set
-        # The same one for a whole run.
-        return (min(trusted, key=lambda position: (position - preferred) % striping.ensemble_size),)
 
     def _ask(self, entry_id: int, found: _Recovered, positions: Iterable[int]) -> list[Instruction]:
         instructions: list[Instruction] = []
@@ -359,10 +352,13 @@ class RecoveryCore:
 
     def _send(self, entry_id: int, entry: bytes) -> list[Instruction]:
         bookies = self._changed.last_ensemble.bookies
+        for position in self._busy:
+            if self.striping.mask(entry_id) & 1 << position:
+                self._busy[position][entry_id] = None
         return [
             SendAdds(bookies[position], [(entry_id, entry)])
             for position in self.striping.write_set(entry_id)
-            if position not in self._gone and position not in self._failing
+            if position not in self._gone and position not in self._failing and position not in self._busy
         ]
 
     def _after_adds(self) -> list[Instruction]:
@@ -391,17 +387,45 @@ class RecoveryCore:
 
     # --- bookies that fail -------------------------------------------------------------------------------------------
 
-    def _add_failed(self, bookie: str, code: int) -> list[Instruction]:
+    def _add_failed(self, bookie: str, entry_id: int, code: int) -> list[Instruction]:
         bookies = self._changed.last_ensemble.bookies
         if bookie not in bookies:
             return []
         position = bookies.index(bookie)
-        if position in self._failing or position in self._gone:
-            return []
-        self._failing[position] = code
-        self._excluded[bookie] = None
+        known = position in self._busy or position in self._failing or position in self._gone
+        if code != TooManyRequests.code:
+            if self._busy.pop(position, None) is not None and position in self._failing:
+                self._failing[position] = code
+            known = position in self._failing or position in self._gone
+        elif position in self._busy or not known:
+            self._busy.setdefault(position, {})[entry_id] = None
+        return [] if known else self._fail_positions({position: code})
+
+    def _fail_positions(self, codes: dict[int, int]) -> list[Instruction]:
+        bookies = self._changed.last_ensemble.bookies
+        self._failing.update(codes)
+        self._excluded.update((bookies[position], code) for position, code in codes.items())
         exclude = dict.fromkeys((*bookies, *self._excluded))
-        return [ChooseBookies((position,), tuple(exclude))]
+        return [ChooseBookies((position,), tuple(exclude)) for position in codes]
+
+    def _retry(self, expired: bool) -> list[Instruction]:
+        """The pause is over; what was confirmed without the busy bookies they need not store."""
+        if self._failing:
+            return [RetryLater()] if self._busy else []
+        busy, self._busy = self._busy, {}
+        if expired and busy:
+            return self._fail_positions(dict.fromkeys(busy, TooManyRequests.code))
+        bookies = self._changed.last_ensemble.bookies
+        instructions: list[Instruction] = []
+        for position, refused in busy.items():
+            adds: list[tuple[int, bytes]] = []
+            for entry_id in sorted(refused):
+                found = self._entries.get(entry_id)
+                if found is not None and found.entry is not None and not found.acked & 1 << position:
+                    adds.append((entry_id, found.entry))
+            if adds:
+                instructions.append(SendAdds(bookies[position], adds))
+        return instructions
 
     def _replace(self, chosen: dict[int, str]) -> list[Instruction]:
         """The change is kept here until the closing compare-and-set (rule 15)."""
@@ -409,6 +433,7 @@ class RecoveryCore:
         for position, bookie in chosen.items():
             bookies[position] = bookie
             self._failing.pop(position, None)
+            self._busy.pop(position, None)
         self._changed = self._changed.with_ensemble(self._first, tuple(bookies))
         instructions: list[Instruction] = []
         for entry_id in range(self._first, self._next_add):
@@ -421,11 +446,13 @@ class RecoveryCore:
         return instructions + self._after_adds()
 
     def _no_replacement(self, reason: str) -> list[Instruction]:
-        """Goes on with the bookies that are left, as long as Qa of each write set are."""
-        self._gone.update(dict.fromkeys(self._failing))
+        """Goes on with the bookies that are left, as long as Qa of each write set are; busy ones may stay."""
+        self._gone.update(dict.fromkeys(position for position in self._failing if position not in self._busy))
         self._failing.clear()
         error = self._unreachable_quorum(reason)
-        return self._fail(error) if error else self._after_adds()
+        if error:
+            return self._fail(error)
+        return [*([RetryLater()] if self._busy else []), *self._after_adds()]
 
     def _unreachable_quorum(self, reason: str) -> NotEnoughBookies | None:
         for entry_id in range(self._first, self._next_add):
@@ -433,14 +460,18 @@ class RecoveryCore:
             stored = self._entries[entry_id].acked
             usable = sum(1 for p in write_set if p not in self._gone or stored & 1 << p)
             if usable < self.striping.ack_quorum:
+                failed = ", ".join(
+                    f"{bookie} ({error_name(code)})" for bookie, code in self._excluded.items()
+                )
                 return NotEnoughBookies(
                     f"recovery of {self._name} cannot store entry {entry_id} on {self.striping.ack_quorum} bookies: "
-                    f"{', '.join(self._excluded)} failed {reason}".rstrip()
+                    f"{failed} did not take it; nothing was cut off. Bring bookies back, or add some (those with "
+                    f"TooManyRequests need faster disks or a larger write_cache_bytes), and try again. {reason}".rstrip()
                 )
         return None
 
     def _unreadable(self, entry_id: int, codes: list[int]) -> MagnetarError:
-        names = sorted({getattr(ERRORS_BY_CODE.get(code), "__name__", str(code)) for code in codes})
+        names = sorted({error_name(code) for code in codes})
         return QuorumLost(
             f"recovery of {self._name} stops at entry {entry_id}: whether it was confirmed is not known "
             f"({', '.join(names)}); bring its bookies back and try again",
@@ -454,6 +485,7 @@ class RecoveryCore:
 
     def check(self) -> None:
         """Asserts the invariants; tests call it after every event."""
+        assert not any(position in self._gone for position in self._busy)
         if self.state is RecoveryState.ENTRIES:
             assert self._first <= self._next_add <= self._next_read
             end = self._next_add if self._last is not None else self._next_read

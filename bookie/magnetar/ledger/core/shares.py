@@ -39,3 +39,21 @@ def shares(
             current = known[0] if known else next(p for p in reversed(order) if usable >> p & 1)
         found[current] = found.get(current, 0) | 1 << residue
     return list(found.items())
+
+
+def preferences(striping: Striping, begin: int, distrusted: int) -> tuple[tuple[int, ...], ...]:
+    """Positions that a recovery asks first; `begin` and `distrusted` as for `shares`.
+
+    Striped: by entry id % E, few positions with as much as they have. Else any has all: those that are asked in turn. For
+    entries of which no position is trusted: all that have it.
+    """
+    size = striping.ensemble_size
+    if size == striping.write_quorum:
+        trusted = tuple((position,) for position in range(size) if not distrusted >> position & 1)
+        return trusted or striping.write_sets[:1]
+    rows = list(striping.write_sets)
+    for position, residues in shares(striping, (1 << size) - 1, begin, [distrusted] * size, 0):
+        for residue in range(size):
+            if residues >> residue & 1:
+                rows[residue] = (position,)
+    return tuple(rows)
