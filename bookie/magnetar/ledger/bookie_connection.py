@@ -11,8 +11,8 @@ are outstanding on it. When a link ends all its adds fail: what became of them a
 
 Adds of one loop turn leave in one write (the connection gathers them), and come back as one AddDone frame per journal
 sync. A bookie that is connected and silent has failed (rule 21): one coarse timer per link looks at the oldest add only,
-because adds are answered in about the order in which they were sent. It fires every tenth of the add timeout while adds
-are outstanding, so a hung bookie is noticed between 1.0 and 1.1 add timeouts, at no cost per add.
+because adds are answered in about the order in which they were sent. It fires twenty times per add timeout while adds
+are outstanding, so a hung bookie is noticed between 1.0 and 1.05 add timeouts, at no cost per add.
 
 A deferred add is answered twice. Once it is accepted no clock runs for it, until it is forced: then it is outstanding again.
 It fails with its link all the same: the bookie that comes next on this channel may not know of it.
@@ -55,7 +55,7 @@ _ADD_HEADER = AddEntry(0, False).encode()
 _RECOVERY_HEADER = AddEntry(0, True).encode()
 _DEFERRED_HEADER = AddEntry(0, deferred=True).encode()
 _DONE_HEADER = AddDone(0).encode()
-_TICKS_PER_TIMEOUT = 10
+_TICKS_PER_TIMEOUT = 20
 _MAX_ADD_TIMEOUTS = MAX_ADD_TIMEOUTS
 # A connection for re-adds that nobody used for so many add timeouts is closed.
 _IDLE_TIMEOUTS = 6
