@@ -12,6 +12,7 @@ import random
 import struct
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from magnetar.client import connect
@@ -48,6 +49,14 @@ def seed_frames() -> list[bytes]:
         (c.CloseConsumer(9, 1), b""),
         (c.CloseProducer(10, 1), b""),
         (c.TopicLedgers(11, "fuzz"), b""),
+        (c.AttachLedgers(17, "fuzz", "q", 1), msgpack.packb([[1, 3, 5, 9], [2, 0, 0, 0]])),
+        (c.KeepLedgers(18, "fuzz", "lease", 100), b""),
+        (c.CreateStagedLedger(19, "fuzz", "t"), b""),
+        (c.GetLedgerMetadata(20, "fuzz", 1), b""),
+        (c.PutLedgerMetadata(21, "fuzz", 1, 0), b"\x80"),
+        (c.KeepStaged(22, "fuzz", "t", 100), b""),
+        (c.DiscardStaged(23, "fuzz", "t"), msgpack.packb([1, 2])),
+        (c.QueryState(24, "fuzz", "q"), b""),
         (c.Ping(12), b""),
         (c.AddEntry(0), encode_ledger_entry(2**40, 0, -1, 5, b"entry")),
         (c.ReadEntries(13, 1, 0, 10), b""),

@@ -31,7 +31,11 @@ class FakeClock:
 
 @asynccontextmanager
 async def running_broker(
-    ledgers: Any = None, metadata: Any = None, clock: FakeClock | None = None, **settings: Any
+    ledgers: Any = None,
+    metadata: Any = None,
+    clock: FakeClock | None = None,
+    bookies: Any = None,
+    **settings: Any,
 ) -> AsyncIterator[Broker]:
     """A started broker; closed in the end."""
     broker = Broker(
@@ -39,6 +43,7 @@ async def running_broker(
         ledgers if ledgers is not None else FakeLedgers(),
         BrokerSettings(**{"cursor_flush_interval_ms": 1, **settings}),
         clock or FakeClock(),
+        bookies,
     )
     await broker.start()
     try:

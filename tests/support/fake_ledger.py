@@ -49,18 +49,28 @@ class FakeLedgers:
         self.log: list[str] = []
 
     async def create(
-        self, *, ensemble_size: int, write_quorum: int, ack_quorum: int, properties: dict[str, str]
+        self,
+        *,
+        ensemble_size: int,
+        write_quorum: int,
+        ack_quorum: int,
+        properties: dict[str, str],
+        ledger_id: int | None = None,
     ) -> "FakeWriter":
         """A new ledger."""
         await asyncio.sleep(0)
         if self.fail_create:
             raise self.fail_create.popleft()
-        ledger = StoredLedger(self.next_ledger_id, properties)
-        self.next_ledger_id += 1
+        ledger = StoredLedger(await self.next_id() if ledger_id is None else ledger_id, properties)
         self.ledgers[ledger.ledger_id] = ledger
         self.log.append(f"create {ledger.ledger_id}")
         writer = self.writers[ledger.ledger_id] = FakeWriter(self, ledger)
         return writer
+
+    async def next_id(self) -> int:
+        """Rises by one."""
+        self.next_ledger_id += 1
+        return self.next_ledger_id - 1
 
     async def open(self, ledger_id: int, *, recover: bool) -> "FakeReader":
         """A reader; recovery fences and closes with everything that was stored."""
@@ -178,6 +188,10 @@ class FakeWriter(FakeReader):
             if self.failing is None:
                 self.last_confirmed = entry_id
             confirmed(entry_id, entry, self.failing)
+
+    def detach(self) -> None:
+        """Left as it is."""
+        self.waiting.clear()
 
     async def close(self) -> SimpleNamespace:
         """Closed at what was confirmed."""

@@ -21,9 +21,10 @@ from magnetar.runtime.clock import Clock
 from .budget import ByteBudget
 from .components import Components, PublishCounters
 from .dispatcher import DispatchCounters
+from .export import find_staged
 from .records import TOPICS_ROOT, TopicRecord, topic_path
 from .settings import BrokerSettings
-from .stores import Ledgers, Metadata
+from .stores import Bookies, Ledgers, Metadata
 from .tail_cache import TailCache
 from .topic import Topic
 
@@ -36,7 +37,15 @@ _LOADS_AT_ONCE = 64
 class Broker:
     """See the module docstring. `start` before use, `close` in the end."""
 
-    def __init__(self, metadata: Metadata, ledgers: Ledgers, settings: BrokerSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        metadata: Metadata,
+        ledgers: Ledgers,
+        settings: BrokerSettings,
+        clock: Clock,
+        bookies: Bookies | None = None,
+    ) -> None:
+        """`bookies`: where they listen, for clients that go there themselves."""
         self.settings = settings
         self._metadata = metadata
         self.cache = TailCache(settings.tail_cache_bytes)
@@ -46,7 +55,7 @@ class Broker:
         self.dispatched = DispatchCounters()
         self._components = Components(
             metadata, ledgers, settings, clock, self.cache, self.publish_budget, self._read_budget,
-            self.published, self.dispatched,
+            self.published, self.dispatched, bookies,
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
         self._busy: dict[str, asyncio.Future[Any]] = {}  # being loaded, closed or deleted
@@ -183,8 +192,16 @@ class Broker:
     # --- upkeep, end -------------------------------------------------------------------------------------------------
 
     async def _maintain(self) -> None:
+        loop = asyncio.get_running_loop()
+        look_at = loop.time()  # when to look for staged ledgers of topics that are not loaded
         while True:
             await asyncio.sleep(self.settings.maintenance_interval_s)
+            if loop.time() >= look_at:
+                look_at = loop.time() + self.settings.staged_ttl_ms / 1000
+                try:
+                    await find_staged(self, self._metadata)
+                except Exception:  # as below; a store that failed has told already
+                    _log.exception("looking for staged ledgers failed")
             for topic in list(self.topics.values()):
                 try:
                     topic.maintain()
@@ -219,6 +236,8 @@ class Broker:
             "bytes_in_total": self.published.bytes_in,
             "entries_in_total": self.published.entries_in,
             "send_runs_total": self.published.runs_in,
+            "attached_ledgers_total": self.published.attached_ledgers,
+            "attached_messages_total": self.published.attached_messages,
             "messages_out_total": self.dispatched.messages_out,
             "bytes_out_total": self.dispatched.bytes_out,
             "deliveries_total": self.dispatched.deliveries,

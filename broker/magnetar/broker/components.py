@@ -9,19 +9,21 @@ from magnetar.runtime.clock import Clock
 from .budget import ByteBudget
 from .dispatcher import DispatchCounters
 from .settings import BrokerSettings
-from .stores import Ledgers, Metadata
+from .stores import Bookies, Ledgers, Metadata
 from .tail_cache import TailCache
 
 
 class PublishCounters:
-    """Sums over the broker, counted per run and per entry."""
+    """Sums over the broker, counted per run, per entry and per batch of attached ledgers."""
 
-    __slots__ = ("bytes_in", "entries_in", "messages_in", "runs_in")
+    __slots__ = ("attached_ledgers", "attached_messages", "bytes_in", "entries_in", "messages_in", "runs_in")
 
     def __init__(self) -> None:
         self.runs_in = 0
         self.messages_in = 0
         self.bytes_in = 0
+        self.attached_ledgers = 0
+        self.attached_messages = 0
         self.entries_in = 0
 
 
@@ -37,3 +39,4 @@ class Components(NamedTuple):
     read_budget: ByteBudget
     published: PublishCounters
     dispatched: DispatchCounters
+    bookies: Bookies | None  # None: nobody is told where bookies listen

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_right
+from typing import Any
 
 from magnetar.proto.errors import TopicNotFound
 from magnetar.proto.ids import TopicName
@@ -13,7 +15,10 @@ from .stores import Metadata
 
 
 class LedgerList:
-    """`record` is changed by the managed ledger, which then calls `store`; counts of the open ledger grow in place."""
+    """`record` is changed by `commit`, or by the managed ledger, which then calls `store`.
+
+    Counts of the open ledger grow in place.
+    """
 
     def __init__(self, name: TopicName, metadata: Metadata) -> None:
         self.name = name
@@ -22,7 +27,9 @@ class LedgerList:
         self._metadata = metadata
         self._version = -1
         self._by_id: dict[int, LedgerInfo] = {}
-        self._ids: list[int] = []  # sorted
+        self._ids: list[int] = []  # sorted, which is the order of the list
+        self._stored: dict[int, LedgerInfo] = {}
+        self.highest_id = -1  # of all positions that this list had since it was loaded
 
     # --- metadata ----------------------------------------------------------------------------------------------------
 
@@ -46,19 +53,33 @@ class LedgerList:
 
     def drop_empty(self) -> None:
         """Closed ledgers without entries leave the list."""
-        empty = [info.ledger_id for info in self.record.ledgers if info.closed and not info.entries]
+        empty = [info for info in self.record.ledgers if info.closed and not info.entries]
         if empty:
-            self.record.trimmed += empty
-            self.record.ledgers = [info for info in self.record.ledgers if info.ledger_id not in empty]
+            self.record.trimmed += [info.stored_id for info in empty]
+            self.record.ledgers = [info for info in self.record.ledgers if info.entries or not info.closed]
 
     def index(self) -> None:
         """To be called when ledgers came or went."""
         self._by_id = {info.ledger_id: info for info in self.record.ledgers}
+        self._stored = {info.stored_id: info for info in self.record.ledgers}
         self._ids = sorted(self._by_id)
+        if self._ids:
+            self.highest_id = max(self.highest_id, self._ids[-1])
 
     async def store(self) -> None:
         """Compare-and-set of the record. Raises VersionConflict when another owner changed it."""
         self._version = await replace(self._metadata, self.path, self.record.encode(), self._version)
+
+    async def commit(self, **changed: Any) -> None:
+        """Compare-and-set of some fields of the record, which nobody sees before it has succeeded.
+
+        Raises VersionConflict, or what the store failed with: then it may have been stored all the same, and the next
+        change will meet the conflict.
+        """
+        record = dataclasses.replace(self.record, **changed)
+        self._version = await replace(self._metadata, self.path, record.encode(), self._version)
+        self.record = record
+        self.index()
 
     # --- positions ---------------------------------------------------------------------------------------------------
 
@@ -66,7 +87,7 @@ class LedgerList:
     def end(self) -> Position:
         """After the last confirmed message."""
         if not self.record.ledgers:
-            return (self.record.trimmed[-1] + 1, 0, 0) if self.record.trimmed else (0, 0, 0)
+            return (self.highest_id + 1, 0, 0)
         info = self.record.ledgers[-1]
         return (info.ledger_id, info.entries, 0)
 
@@ -84,8 +105,17 @@ class LedgerList:
         return info.first_index + info.messages
 
     def info(self, ledger_id: int) -> LedgerInfo | None:
-        """The ledger, if it belongs to the topic."""
+        """The ledger at this position, if it belongs to the topic."""
         return self._by_id.get(ledger_id)
+
+    def stored(self, stored_id: int) -> LedgerInfo | None:
+        """The ledger that is stored under this id, if it belongs to the topic."""
+        return self._stored.get(stored_id)
+
+    def after(self, ledger_id: int, count: int) -> list[LedgerInfo]:
+        """The first `count` ledgers behind a position."""
+        at = bisect_right(self._ids, ledger_id)
+        return [self._by_id[found] for found in self._ids[at : at + count]]
 
     def normalise(self, position: Position) -> Position:
         """See `core.acks.Topology`."""

@@ -32,6 +32,7 @@ from magnetar.proto.ids import TopicName
 
 from .broker import Broker
 from .budget import ByteBudget
+from .export import EXPORT_REQUESTS
 from .ports import ConsumerSide, Link, ProducerSide, first_sequence_id, for_client
 from .producers import SessionState
 
@@ -155,8 +156,11 @@ class ClientConnection:
             self._close_consumer(command)
         else:
             handler = _REQUESTS.get(type(command))
+            export = EXPORT_REQUESTS.get(type(command))
             if handler is not None:
-                self._spawn(handler, command)
+                self._spawn(command.request_id, lambda: handler(self, command))
+            elif export is not None:
+                self._spawn(command.request_id, lambda: export(self._broker, self._link, command, payload))
             elif type(command) in c.RESERVED:
                 raise Unsupported(f"{type(command).__name__} is reserved and not offered by this version yet")
             else:
@@ -183,19 +187,18 @@ class ClientConnection:
             raise InvalidArgument(f"consumer {consumer_id} is not open on this connection; subscribe first")
         return consumer
 
-    def _spawn(self, handler: _Handler, command: c.Command) -> None:
+    def _spawn(self, request_id: int, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         if len(self._tasks) >= self._settings.max_requests_per_connection:
             raise TooManyRequests(
                 f"{len(self._tasks)} requests of this connection are being worked on; wait for some of them"
             )
-        task = self._loop.create_task(self._run(handler, command))
+        task = self._loop.create_task(self._run(request_id, work))
         self._tasks[id(task)] = task
         task.add_done_callback(lambda done: self._tasks.pop(id(done), None))
 
-    async def _run(self, handler: _Handler, command: c.Command) -> None:
-        request_id = command.request_id
+    async def _run(self, request_id: int, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         try:
-            self._link.answer(request_id, await handler(self, command))
+            self._link.answer(request_id, await work())
         except MagnetarError as error:
             self._link.answer_error(request_id, for_client(error))
         except Exception as error:

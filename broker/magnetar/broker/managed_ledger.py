@@ -4,11 +4,13 @@ States, and what moves them (one place each):
 
     IDLE      no open ledger; a topic that nobody publishes to costs no ledger
       --> ROLLING   `wake` when there is something to append
-    ROLLING   the old ledger, if any, is being closed (and waited for), the next one created and recorded
+    ROLLING   the old ledger, if any, is being closed (and waited for), what `between` was given is done, the next ledger
+              created and recorded
       --> WRITING   compare-and-set of the list succeeded; pending entries were resubmitted in order
+      --> IDLE      it was only for `between`, and nothing is pending
       --> FENCED    another owner: version conflict, or a fenced ledger
     WRITING   `append` is taken while `accepting`
-      --> ROLLING   an append failed (rule 24), or limits were reached and nothing is pending any more
+      --> ROLLING   an append failed (rule 24), or limits were reached or `between` asks, and nothing is pending any more
       --> FENCED    the ledger was fenced
     FENCED, CLOSED  final
 
@@ -24,7 +26,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from typing import Generic, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 from magnetar.proto.entry import Entry, rebase_entry
 from magnetar.proto.errors import (
@@ -32,6 +35,7 @@ from magnetar.proto.errors import (
     LedgerNotFound,
     MagnetarError,
     MessageLost,
+    ServiceNotReady,
     TopicBusy,
     TopicNotServed,
     VersionConflict,
@@ -40,17 +44,19 @@ from magnetar.proto.ids import TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
 from magnetar.runtime.clock import Clock
 
+from .between import BetweenLedgers
 from .core.acks import Position
 from .ledger_list import LedgerList
+from .readers import LedgerReaders
 from .records import LedgerInfo
 from .segment import LedgerEvents, PendingEntry, Segment, State
 from .settings import BrokerSettings
-from .stores import Ledgers, Metadata, Reader, Reads
+from .stores import Ledgers, Metadata, Reads
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-MAX_OPEN_READERS = 8
+R = TypeVar("R")
 MAX_ENTRIES_PER_READ = 1024
 
 
@@ -81,16 +87,16 @@ class ManagedLedger(Generic[T]):
         self._due = False  # limits were reached: no more appends to this ledger
         # At most one is rolling over; one before it may still be deleting what it let go of.
         self._rolls: dict[int, asyncio.Task[None]] = {}
-        self._readers: dict[int, Reader] = {}
-        self._opening: dict[int, asyncio.Task[Reader]] = {}
+        self._readers = LedgerReaders(ledgers)
+        self._between = BetweenLedgers()
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
-    async def open(self, *, create: bool) -> None:
-        """Takes the topic over (rule 23). Raises TopicNotFound unless it exists or `create`; TopicBusy on a conflict."""
+    async def open(self, *, create: bool) -> bool:
+        """Takes the topic over (rule 23). False: it was made. TopicNotFound unless `create`; TopicBusy on a conflict."""
         existed = await self.list.load(create_ms=self._clock.now_ms() if create else None)
         if not existed or self.list.record.deleting:
-            return
+            return existed
         for info in self.list.record.ledgers:
             if not info.closed:
                 await self._recover(info)
@@ -101,9 +107,10 @@ class ManagedLedger(Generic[T]):
         except VersionConflict as conflict:
             raise TopicBusy(f"topic {self.name} is being taken over by another broker") from conflict
         await self._delete_trimmed()
+        return True
 
     async def _recover(self, info: LedgerInfo) -> None:
-        reader = await self._ledgers.open(info.ledger_id, recover=True)
+        reader = await self._ledgers.open(info.stored_id, recover=True)
         await self._measure(info, reader, reader.last_add_confirmed)
         self._finish(info, reader.last_add_confirmed + 1)
 
@@ -126,7 +133,7 @@ class ManagedLedger(Generic[T]):
     async def _delete_trimmed(self) -> None:
         """Deletes what the stored list no longer names; what fails is tried again at the next change or opening."""
         for ledger_id in list(self.list.record.trimmed):
-            self._readers.pop(ledger_id, None)
+            self._readers.forget(ledger_id)
             try:
                 await self._ledgers.delete(ledger_id)
             except LedgerNotFound:
@@ -234,6 +241,8 @@ class ManagedLedger(Generic[T]):
             try:
                 async with self._list_lock:
                     await self._close_segment()
+                    if await self._between.run() and not self._pending:
+                        break
                     await self._open_segment()
                 break
             except (VersionConflict, LedgerFenced) as error:
@@ -248,12 +257,57 @@ class ManagedLedger(Generic[T]):
             await asyncio.sleep(delay_ms / 1000)
             delay_ms = min(delay_ms * 2, self._settings.retry_max_ms)
         self._due = False
-        self.state = State.WRITING
-        self._resubmit()
+        if self._segment is None:
+            self.state = State.IDLE
+        else:
+            self.state = State.WRITING
+            self._resubmit()
         self._events.rolled()
         self._events.ready()
+        if self._between:  # after what is ready to be appended, so that publishers have their turn
+            asyncio.get_running_loop().call_soon(self._roll_for_between)
         async with self._list_lock:
             await self._delete_trimmed()
+
+    # --- changes of the list from outside ----------------------------------------------------------------------------
+
+    async def between(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """Does `work`, which changes the list, while no ledger is open; returns what it returned.
+
+        The open ledger is closed once what is pending is confirmed; appending goes on in the next one. Raises what `work`
+        raised, ServiceNotReady or TopicNotServed when the topic goes away.
+        """
+        self._check_served()
+        future = self._between.add(work)
+        self._roll_for_between()
+        return await future
+
+    def _roll_for_between(self) -> None:
+        if not self._between:
+            return
+        if self.state is State.WRITING and self._pending:
+            self._due = True  # the last confirmation rolls over
+        else:
+            self._roll()
+
+    async def revise(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """Does `work`, which changes the list, while nothing else does; a conflict fences. Then deletes what was trimmed."""
+        self._check_served()
+        async with self._list_lock:
+            self._check_served()
+            try:
+                result = await work()
+            except VersionConflict as conflict:
+                self._fence(conflict)
+                raise TopicNotServed(f"topic {self.name} was taken over; look it up again") from conflict
+            await self._delete_trimmed()
+        return result
+
+    def _check_served(self) -> None:
+        if self.state in (State.FENCED, State.CLOSED):
+            raise TopicNotServed(f"topic {self.name} is not served here any more; look it up again")
+
+    # --- closing the old ledger, opening the new one ------------------------------------------------------------------
 
     async def _close_segment(self) -> None:
         segment = self._segment
@@ -269,13 +323,13 @@ class ManagedLedger(Generic[T]):
         except MagnetarError as error:
             # Not closed by us: settle its end the way a new owner would.
             _log.warning("topic %s: ledger %d is closed by recovery: %s", self.name, info.ledger_id, error)
-            last = (await self._ledgers.open(info.ledger_id, recover=True)).last_add_confirmed
+            last = (await self._ledgers.open(info.stored_id, recover=True)).last_add_confirmed
         while self._pending and 0 <= self._pending[0].entry_id <= last:
             self._confirm(info, self._pending[0].entry_id, None)
         for pending in self._pending:
             pending.entry_id = -1
         if last + 1 != info.entries:  # it holds entries that were given up here
-            await self._measure(info, await self._ledgers.open(info.ledger_id, recover=False), last)
+            await self._measure(info, await self._ledgers.open(info.stored_id, recover=False), last)
         self._finish(info, last + 1)
         self._segment = None
 
@@ -319,11 +373,10 @@ class ManagedLedger(Generic[T]):
         if self._segment is not None:
             self._segment.live = False
         _log.warning("topic %s: fenced: %s", self.name, cause)
-        self._events.fenced(
-            cause
-            if isinstance(cause, TopicNotServed)
-            else TopicNotServed(f"topic {self.name} was taken over: {cause}")
-        )
+        if not isinstance(cause, TopicNotServed):
+            cause = TopicNotServed(f"topic {self.name} was taken over: {cause}")
+        self._between.fail(cause)
+        self._events.fenced(cause)
 
     def abandon(self) -> list[T]:
         """What is pending will not be confirmed: the contexts, for those who have to be told."""
@@ -346,6 +399,7 @@ class ManagedLedger(Generic[T]):
             return
         await self._stop_rolling()
         self.state = State.CLOSED
+        self._between.fail(ServiceNotReady(f"topic {self.name} is being closed here; look it up again"))
         async with self._list_lock:
             if self._segment is not None:
                 try:
@@ -360,10 +414,7 @@ class ManagedLedger(Generic[T]):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        openings = list(self._opening.values())
-        for opening in openings:
-            opening.cancel()
-        await asyncio.gather(*openings, return_exceptions=True)
+        await self._readers.close()
 
     # --- positions and reading ---------------------------------------------------------------------------------------
 
@@ -380,66 +431,52 @@ class ManagedLedger(Generic[T]):
         if segment is not None and segment.info is info:
             handle = segment.writer
         else:
-            handle = await self._reader(ledger_id)
+            handle = await self._readers.reader(info.stored_id)
         return await handle.read(first, last, max_bytes=max_bytes)
-
-    async def _reader(self, ledger_id: int) -> Reader:
-        reader = self._readers.get(ledger_id)
-        if reader is not None:
-            return reader
-        task = self._opening.get(ledger_id)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._open_reader(ledger_id))
-            self._opening[ledger_id] = task
-            task.add_done_callback(lambda _: self._opening.pop(ledger_id, None))
-        reader = await asyncio.shield(task)
-        if len(self._readers) >= MAX_OPEN_READERS:
-            del self._readers[next(iter(self._readers))]
-        self._readers[ledger_id] = reader
-        return reader
-
-    async def _open_reader(self, ledger_id: int) -> Reader:
-        return await self._ledgers.open(ledger_id, recover=False)
 
     # --- trimming ----------------------------------------------------------------------------------------------------
 
-    async def trim(self, before: Position) -> int:
-        """Deletes closed ledgers that lie wholly before `before`; returns how many. Metadata first (rule 25)."""
-        ledger_id = self.list.normalise(before)[0]
-        if self.state in (State.FENCED, State.CLOSED) or not any(
-            info.closed and (info.ledger_id < ledger_id or before >= (info.ledger_id, info.entries, 0))
-            for info in self.list.record.ledgers
-        ):
+    async def trim(self, limit: Callable[[], Position | None]) -> int:
+        """Deletes closed ledgers that lie wholly before the limit; returns how many. Metadata first (rule 25).
+
+        `limit` is asked before, and once more when nothing else changes the list any more; None: everything is kept.
+        """
+        if self.state in (State.FENCED, State.CLOSED) or not self._below(limit()):
             return 0
         async with self._list_lock:
-            before_list, before_trimmed = list(self.list.record.ledgers), list(self.list.record.trimmed)
-            gone = [
-                info.ledger_id
-                for info in self.list.record.ledgers
-                if info.closed and (info.ledger_id < ledger_id or before >= (info.ledger_id, info.entries, 0))
-            ]
-            self.list.record.ledgers = [
-                info for info in self.list.record.ledgers if info.ledger_id not in gone
-            ]
-            self.list.record.trimmed += gone
+            gone = self._below(limit())
+            if not gone or self.state in (State.FENCED, State.CLOSED):
+                return 0
+            ids = {info.ledger_id for info in gone}
             try:
-                await self.list.store()
+                await self.list.commit(
+                    ledgers=[info for info in self.list.record.ledgers if info.ledger_id not in ids],
+                    trimmed=self.list.record.trimmed + [info.stored_id for info in gone],
+                )
             except VersionConflict as conflict:
                 self._fence(conflict)
                 return 0
             except MagnetarError as error:
-                self.list.record.ledgers, self.list.record.trimmed = before_list, before_trimmed
                 _log.warning("topic %s: not trimmed yet: %s", self.name, error)
                 return 0
-            self.list.index()
             self._events.rolled()
             await self._delete_trimmed()
         return len(gone)
 
+    def _below(self, limit: Position | None) -> list[LedgerInfo]:
+        if limit is None:
+            return []
+        first_kept = self.list.normalise(limit)[0]
+        return [
+            info
+            for info in self.list.record.ledgers
+            if info.closed and (info.ledger_id < first_kept or limit >= (info.ledger_id, info.entries, 0))
+        ]
+
     async def mark_deleting(self) -> None:
         """From here on the topic is gone, even if a crash comes before `delete` is done."""
         async with self._list_lock:
-            self.list.record.trimmed += [info.ledger_id for info in self.list.record.ledgers]
+            self.list.record.trimmed += [info.stored_id for info in self.list.record.ledgers]
             self.list.record.ledgers = []
             self.list.record.deleting = True
             self.list.index()

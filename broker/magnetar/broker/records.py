@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,9 @@ from magnetar.proto.ids import TopicName
 from .stores import Metadata
 
 FORMAT = 1
+# Of a topic in which a ledger is stored under another id than its position, or which remembers attached batches: a release
+# that does not know of these must not take it over.
+FORMAT_ATTACHED = 2
 TOPICS_ROOT = "/topics"
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -38,11 +41,25 @@ def cursor_path(name: TopicName, subscription: str) -> str:
     return f"{cursors_path(name)}/{subscription}"
 
 
+def staged_path(name: TopicName) -> str:
+    """Metadata path whose children are the staged ledgers (`export.staging`)."""
+    return f"{topic_path(name)}/staged"
+
+
+def staged_ledger_path(name: TopicName, stored_id: int) -> str:
+    """Metadata path that says that a ledger may be there and is not part of the topic yet."""
+    return f"{staged_path(name)}/{stored_id:020d}"
+
+
 @dataclass(slots=True)
 class LedgerInfo:
-    """One ledger of a topic. Counts are of confirmed entries, and final once `closed`."""
+    """One ledger of a topic. Counts are of confirmed entries, and final once `closed`.
 
-    ledger_id: int
+    Its place in the topic and the ledger that is stored have ids of their own: a ledger that was staged and attached is
+    older than what was appended beside it, and message ids must grow along the topic.
+    """
+
+    ledger_id: int  # the position id: in message ids and cursors, grows along the list
     first_index: int  # topic-wide index of its first message
     entries: int = 0
     messages: int = 0
@@ -50,18 +67,32 @@ class LedgerInfo:
     first_append_ms: int = 0  # 0 while empty
     last_append_ms: int = 0
     closed: bool = False
+    stored_id: int = -1  # of the ledger on the bookies; -1, when made: the position id
+
+    def __post_init__(self) -> None:
+        if self.stored_id < 0:
+            self.stored_id = self.ledger_id
 
     def row(self) -> list[Any]:
-        """As stored."""
-        return [
+        """As stored; the stored id is only there if it is another one."""
+        row: list[Any] = [
             self.ledger_id, self.first_index, self.entries, self.messages, self.size,
             self.first_append_ms, self.last_append_ms, self.closed,
         ]  # fmt: skip
+        return row if self.stored_id == self.ledger_id else [*row, self.stored_id]
+
+
+class AttachedQuery(NamedTuple):
+    """What is remembered of a query that attached ledgers."""
+
+    batch: int  # the last one
+    used_ms: int  # when it was attached
+    expires_ms: int  # forgotten from then on
 
 
 @dataclass(slots=True)
 class TopicRecord:
-    """The ledger list. `trimmed`: ledgers that no longer belong to the topic and may not be deleted yet."""
+    """The ledger list. `trimmed`: stored ids of ledgers that do not belong to the topic and may not be deleted yet."""
 
     ledgers: list[LedgerInfo] = field(default_factory=list)
     trimmed: list[int] = field(default_factory=list)
@@ -69,33 +100,37 @@ class TopicRecord:
     created_ms: int = 0
     deleting: bool = False
     properties: dict[str, str] = field(default_factory=dict)
+    attached: dict[str, AttachedQuery] = field(default_factory=dict)  # by query
 
     def encode(self) -> bytes:
-        """The metadata value."""
-        return _encode(
-            {
-                "format": FORMAT,
-                "ledgers": [info.row() for info in self.ledgers],
-                "trimmed": self.trimmed,
-                "next_index": self.next_index,
-                "created_ms": self.created_ms,
-                "deleting": self.deleting,
-                "properties": self.properties,
-            }
-        )
+        """The metadata value; in the older format while it says all."""
+        fields: dict[str, Any] = {
+            "format": FORMAT,
+            "ledgers": [info.row() for info in self.ledgers],
+            "trimmed": self.trimmed,
+            "next_index": self.next_index,
+            "created_ms": self.created_ms,
+            "deleting": self.deleting,
+            "properties": self.properties,
+        }
+        if self.attached or any(info.stored_id != info.ledger_id for info in self.ledgers):
+            fields["format"] = FORMAT_ATTACHED
+            fields["attached"] = [[query, *state] for query, state in self.attached.items()]
+        return _encode(fields)
 
     @classmethod
     def decode(cls, value: bytes, path: str) -> TopicRecord:
         """Raises DataDirectoryError."""
-        fields = decode_map(value, path)
+        fields = decode_map(value, path, FORMAT_ATTACHED)
         try:
             return cls(
-                [LedgerInfo(*row[:8]) for row in fields["ledgers"]],
+                [LedgerInfo(*row[:9]) for row in fields["ledgers"]],
                 list(fields["trimmed"]),
                 fields["next_index"],
                 fields["created_ms"],
                 fields["deleting"],
                 dict(fields["properties"]),
+                {row[0]: AttachedQuery(*row[1:4]) for row in fields.get("attached", ())},
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DataDirectoryError(f"the metadata of {path} is damaged: {error!r}") from error
@@ -162,14 +197,36 @@ async def replace(metadata: Metadata, path: str, value: bytes, version: int) -> 
         return stored.version
 
 
-def decode_map(value: bytes, path: str) -> dict[str, Any]:
-    """A msgpack map of a format known here. Raises DataDirectoryError."""
+@dataclass(frozen=True, slots=True)
+class StagedRecord:
+    """A staged ledger's node: for whom it was made."""
+
+    transaction: str
+    created_ms: int
+
+    def encode(self) -> bytes:
+        """The metadata value."""
+        return _encode({"format": FORMAT, "transaction": self.transaction, "created_ms": self.created_ms})
+
+    @classmethod
+    def decode(cls, value: bytes, path: str) -> StagedRecord:
+        """Raises DataDirectoryError."""
+        fields = decode_map(value, path)
+        try:
+            return cls(str(fields["transaction"]), fields["created_ms"])
+        except KeyError as error:
+            raise DataDirectoryError(f"the metadata of {path} is damaged: {error!r}") from error
+
+
+def decode_map(value: bytes, path: str, newest: int = FORMAT) -> dict[str, Any]:
+    """A msgpack map of a format from 1 to `newest`. Raises DataDirectoryError."""
     try:
         fields = _decode(value)
     except msgspec.MsgspecError as error:
         raise DataDirectoryError(f"the metadata of {path} is damaged: {error}") from error
-    if fields.get("format") != FORMAT:
+    found = fields.get("format")
+    if not isinstance(found, int) or not FORMAT <= found <= newest:
         raise DataDirectoryError(
-            f"the metadata of {path} has format {fields.get('format')}, this version reads {FORMAT}: upgrade it"
+            f"the metadata of {path} has format {found}, this version reads up to {newest}: upgrade it"
         )
     return fields

@@ -52,9 +52,8 @@ class BrokerSettings:
     max_cursor_ranges: int = 200_000  # then a subscription gets no new messages until gaps close
     max_inline_cursor_bytes: int = 64 * 1024  # a smaller cursor is kept in its metadata node at closing
 
-    max_lease_ms: int = (
-        60_000  # ledgers kept for readers that go to the bookies; nothing is trimmed so long after a load
-    )
+    # Ledgers kept for readers that go to the bookies; so long after a load nothing is trimmed.
+    max_lease_ms: int = 60_000
     max_leases: int = 1_000  # per topic
     staged_ttl_ms: int = 10 * 60_000  # staged ledgers whose transaction was not heard of are deleted
     max_staged_ledgers: int = 10_000  # per topic

@@ -34,6 +34,7 @@ async def topic_stats(topic: Topic, ledger: LedgerList, state: str) -> dict[str,
         "ledgers": [
             {
                 "ledger": info.ledger_id,
+                "stored_ledger": info.stored_id,
                 "entries": info.entries,
                 "messages": info.messages,
                 "bytes": info.size,

@@ -5,7 +5,7 @@ Topics, cursors and the registry are written against these, so that their tests 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from magnetar.proto.errors import MagnetarError
@@ -53,14 +53,26 @@ class Writer(Reads, Protocol):
     async def close(self) -> Any:
         """The ledger is closed, its end fixed in metadata, when this returns."""
 
+    def detach(self) -> None:
+        """Leaves the ledger open and forgets it: somebody else writes it."""
+
 
 class Ledgers(Protocol):
     """`magnetar.ledger.LedgerClient`."""
 
     async def create(
-        self, *, ensemble_size: int, write_quorum: int, ack_quorum: int, properties: dict[str, str]
+        self,
+        *,
+        ensemble_size: int,
+        write_quorum: int,
+        ack_quorum: int,
+        properties: dict[str, str],
+        ledger_id: int | None = None,
     ) -> Writer:
-        """A new ledger, recorded in metadata when this returns."""
+        """A new ledger, recorded in metadata when this returns; `ledger_id`: from `next_id`, written down before."""
+
+    async def next_id(self) -> int:
+        """An id that no ledger had or will have, but for `create`; ids rise."""
 
     async def open(self, ledger_id: int, *, recover: bool) -> Reader:
         """A handle to read with. `recover` fences the ledger, settles its end and closes it first."""
@@ -70,6 +82,19 @@ class Ledgers(Protocol):
 
     def figures(self) -> Mapping[str, int]:
         """Bookies that can be written to, those in quarantine and the like, for /metrics."""
+
+
+class Bookies(Protocol):
+    """The part of `magnetar.ledger.BookieDirectory` that clients are told of; answers from memory."""
+
+    def writable(self) -> Sequence[str]:
+        """Ids of the bookies that take new entries."""
+
+    def address(self, bookie: str) -> tuple[str, int]:
+        """Where it listens. Raises BookieUnavailable if nobody knows."""
+
+    def labels(self, bookie: str) -> tuple[str, str]:
+        """Its rack and zone; "" is not known."""
 
 
 class VersionedValue(Protocol):

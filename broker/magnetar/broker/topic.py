@@ -35,6 +35,7 @@ from .consumer import Consumer, ConsumerPort
 from .core.acks import AckState, EntryKey, Position
 from .cursor import Cursor
 from .dispatcher import Dispatcher
+from .export import TopicExport
 from .managed_ledger import LedgerEvents, ManagedLedger, State
 from .positions import Start, find_position
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
@@ -42,6 +43,7 @@ from .records import cursor_path, cursors_path
 from .stats import topic_stats
 from .subscription import Subscription, check_type
 from .tail_cache import TopicCache
+from .upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
 
@@ -70,10 +72,11 @@ class Topic:
             components.clock,
             LedgerEvents(self._confirmed, self._append_soon, self._ledgers_changed, self._fenced),
         )
+        self.export = TopicExport(name, self.ledger, components)
+        self._upkeep = Upkeep(self.ledger, self.subscriptions, self.export, settings)
         self._append_scheduled = False
         # Confirmed in this wake-up, not yet told: ledger, entry, stored bytes, what it holds.
         self._told: list[tuple[int, int, bytes | None, GatheredEntry]] = []
-        self._trim_task: asyncio.Task[None] | None = None
         self._gone: MagnetarError | None = None
         self._ending: asyncio.Task[None] | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -86,10 +89,11 @@ class Topic:
 
     async def load(self, *, create: bool) -> None:
         """Takes the topic over and recovers its cursors. Raises TopicNotFound, TopicBusy."""
-        await self.ledger.open(create=create)
+        existed = await self.ledger.open(create=create)
         if self.ledger.list.record.deleting:
             await self._delete_rest()
-            await self.ledger.open(create=create)
+            existed = await self.ledger.open(create=create)
+        await self.export.load(taken_over=existed)
         path = cursors_path(self.name)
         for name in await self._components.metadata.children(path):
             cursor = self._cursor(name, AckState(self.ledger.list, (0, 0, 0)))
@@ -373,27 +377,14 @@ class Topic:
             subscription.ledgers_changed()
             subscription.wake()
 
-    async def _trim(self) -> None:
-        """Lets go of ledgers below the slowest durable cursor (rule 25).
-
-        A connected reader holds what it has not been sent, too: after a restart a subscription that comes back sooner
-        must not take the tail away from a reader that comes back later.
-        """
-        subscriptions = self.subscriptions.values()
-        marks = [subscription.cursor.durable_mark for subscription in subscriptions if subscription.durable]
-        if marks:  # what nobody subscribed to is kept: retention policies come with another issue
-            marks += [reader.dispatcher.read_position for reader in subscriptions if not reader.durable]
-            await self.ledger.trim(min(marks))
-
     def maintain(self) -> None:
-        """The regular round: closes an old ledger so that it can be trimmed, and trims."""
-        self.ledger.roll_if_older(self._settings.min_ledger_age_ms)
-        if self._trim_task is None and self._gone is None:
-            self._trim_task = self._background(self._trim())
-            self._trim_task.add_done_callback(self._trimmed)
+        """The regular round."""
+        if self._gone is None:
+            self._upkeep.round()
 
-    def _trimmed(self, task: asyncio.Task[None]) -> None:
-        self._trim_task = None
+    async def trimmed(self) -> None:
+        """A trimming that was under way is over; those that follow heed every cursor and lease that is there now."""
+        await self._upkeep.trimmed()
 
     @property
     def gone(self) -> MagnetarError | None:
@@ -453,7 +444,10 @@ class Topic:
             await self._ending
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
+        assert self._gone is not None
+        await self.export.stop(self._gone)
         await self.ledger.close()
+        await self._upkeep.stop()
 
     async def abandon(self) -> None:
         """Loading failed: lets go of what was begun, writes nothing."""
@@ -474,7 +468,9 @@ class Topic:
         self._fail_queued(error)
         self.producers.close_all(error)
         await self._end_subscriptions(error, fenced=True)
+        await self.export.stop(error)
         await self.ledger.close()
+        await self._upkeep.stop()
         await self.ledger.mark_deleting()
         await self._delete_rest()
 
@@ -484,6 +480,7 @@ class Topic:
             cursor = self._cursor(name, AckState(self.ledger.list, (0, 0, 0)))
             await cursor.adopt()
             await cursor.delete()
+        await self.export.staging.delete_all()
         await self.ledger.delete()
 
     async def stats(self) -> dict[str, Any]:

@@ -120,7 +120,9 @@ class Standalone:
             name = bookie.cookie.bookie_id
             transport = self._components.transport(name, bookie, self.settings.ledger)
             self._stops.push_async_callback(transport.close)
-            directory = StaticBookies({name: bookie_server.addresses[0]})
+            # Told to clients as well: never a wildcard, which nobody can connect to.
+            port = bookie_server.addresses[0][1]
+            directory = StaticBookies({name: (self.settings.daemon.host_for_clients, port)})
             self.broker, server = await start_broker(
                 self.settings, self._components, metadata, transport, directory, self._stops
             )
@@ -229,7 +231,7 @@ async def start_broker(
     daemon = settings.daemon
     ledgers = LedgerClient(metadata, transport, directory, settings.ledger, components.rng, components.clock)
     stops.push_async_callback(ledgers.close)
-    broker = Broker(metadata, ledgers, settings.broker, components.clock)
+    broker = Broker(metadata, ledgers, settings.broker, components.clock, directory)
     await broker.start()
     options = ConnectionOptions(
         name="broker", max_message_bytes=daemon.max_message_bytes, port_setting="port"

@@ -27,8 +27,6 @@ async def test_reserved_and_foreign_commands_are_answered() -> None:
         for command in (c.GetSchema, c.Transaction):
             with pytest.raises(Unsupported):
                 await client.ask(command)
-        with pytest.raises(Unsupported):
-            await client.ask(c.TopicLedgers, "orders")
         with pytest.raises(UnknownCommand):
             await client.ask(c.BookieInfo)
         with pytest.raises(Unsupported):
@@ -66,7 +64,8 @@ async def test_every_command_is_authorized() -> None:
     async with running_broker() as broker:
         client = FakeClient(broker)
         operations = (
-            "produce consume lookup list_topics topic_stats create_topic delete_topic delete_subscription"
+            "produce consume lookup list_topics topic_stats create_topic delete_topic delete_subscription "
+            "topic_ledgers keep_ledgers stage_ledgers attach_ledgers"
         )
         client.forbidden = set(operations.split())
         for command, fields in (
@@ -79,6 +78,15 @@ async def test_every_command_is_authorized() -> None:
             (c.CreateTopic, ("orders",)),
             (c.DeleteTopic, ("orders",)),
             (c.DeleteSubscription, ("orders", "s")),
+            (c.TopicLedgers, ("orders",)),
+            (c.AttachLedgers, ("orders", "q", 0)),
+            (c.KeepLedgers, ("orders",)),
+            (c.CreateStagedLedger, ("orders", "t")),
+            (c.GetLedgerMetadata, ("orders", 1)),
+            (c.PutLedgerMetadata, ("orders", 1, 0)),
+            (c.KeepStaged, ("orders", "t")),
+            (c.DiscardStaged, ("orders", "t")),
+            (c.QueryState, ("orders", "q")),
         ):
             with pytest.raises(NotAuthorized):
                 await client.ask(command, *fields)
@@ -118,6 +126,15 @@ async def test_mutated_frames_neither_crash_nor_stay(seed: int) -> None:
                         c.Subscribe(
                             1, rng.randrange(9), "orders", "x", "shared", ("time", rng.randrange(1 << 40))
                         ),
+                        c.TopicLedgers(1, "orders", rng.randrange(-2, 9), rng.randrange(-1, 9)),
+                        c.KeepLedgers(1, "orders", "", rng.randrange(99), rng.randrange(-2, 9)),
+                        c.AttachLedgers(1, "orders", "q", rng.randrange(-1, 9)),
+                        c.CreateStagedLedger(1, "orders", "t"),
+                        c.GetLedgerMetadata(1, "orders", rng.randrange(9)),
+                        c.PutLedgerMetadata(1, "orders", rng.randrange(9), 0),
+                        c.KeepStaged(1, "orders", "t", rng.randrange(99)),
+                        c.DiscardStaged(1, "orders", "t"),
+                        c.QueryState(1, "orders", "q"),
                     ]
                 )
                 header = bytearray(command.encode())

@@ -1,0 +1,196 @@
+"""ATTACH_LEDGERS: closed staged ledgers become part of the topic, all of a batch at once, each batch of a query once.
+
+1. A batch that is recorded already is done; what of its ledgers is still staged goes.
+2. Every ledger is looked at: staged, closed, and its last entry says how many messages it has.
+3. The topic's open ledger is closed, once what is pending there is confirmed; appending goes on afterwards in the next one.
+4. Position ids are drawn: they rise above all that the list had, so message ids grow along the topic.
+5. One compare-and-set of the ledger list: the rows, `attached[query] = batch`, and ledgers without entries among `trimmed`.
+   Before it nobody sees anything, after it everybody sees all. An outcome that is not known is settled by reading back; if
+   that fails too, the next change of the list meets the conflict, the topic is loaded anew, and whoever asks again learns
+   from the record whether the batch is done.
+6. The nodes of the staged ledgers go. A crash before that leaves nodes whose ledgers the list names: they mean nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple
+
+import msgspec
+
+from magnetar.ledger import LedgerMetadata
+from magnetar.metadata.paths import ledger_path
+from magnetar.proto.entry import Entry
+from magnetar.proto.errors import InvalidArgument, LedgerNotFound, TooManyRequests
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+
+from ..components import Components
+from ..managed_ledger import ManagedLedger
+from ..records import AttachedQuery, LedgerInfo
+from .names import check_text
+from .staging import Staging
+
+MAX_LEDGERS_PER_ATTACHMENT = 10_000
+_LOOKS_AT_ONCE = 16
+_decode_rows = msgspec.msgpack.Decoder(list[tuple[int, int, int, int]]).decode
+
+
+class Row(NamedTuple):
+    """What the asking side says of a ledger."""
+
+    stored_id: int
+    messages: int
+    first_append_ms: int
+    last_append_ms: int
+
+
+class Batch(NamedTuple):
+    """Which batch of which query; `remember_ms` 0: as the settings say."""
+
+    query: str
+    number: int
+    remember_ms: int = 0
+
+
+def decode_attachment(payload: bytes) -> list[Row]:
+    """The payload of AttachLedgers. Raises InvalidArgument."""
+    try:
+        rows = [Row(*row) for row in _decode_rows(payload)]
+    except msgspec.MsgspecError as error:
+        raise InvalidArgument(
+            "the ledgers to attach are not a msgpack array of [stored id, messages, first append ms, last append ms]: "
+            f"{error}"
+        ) from None
+    if len(rows) > MAX_LEDGERS_PER_ATTACHMENT:
+        raise InvalidArgument(f"{len(rows)} ledgers in one batch; at most {MAX_LEDGERS_PER_ATTACHMENT}")
+    if len({row.stored_id for row in rows}) < len(rows):
+        raise InvalidArgument("a ledger is listed twice in one batch")
+    for row in rows:
+        if not 0 <= row.messages < 1 << 63 or not 0 <= row.first_append_ms <= row.last_append_ms < 1 << 63:
+            raise InvalidArgument(f"ledger {row.stored_id} cannot have these figures: {list(row)}")
+    return rows
+
+
+class Attachments:
+    """Of one topic."""
+
+    def __init__(self, ledger: ManagedLedger[Any], staging: Staging, components: Components) -> None:
+        self._ledger = ledger
+        self._staging = staging
+        self._components = components
+        self._looks = asyncio.Semaphore(_LOOKS_AT_ONCE)
+
+    def last_batch(self, query: str) -> int:
+        """The answer to QueryState: -1 if nothing of this query is known."""
+        check_text("query", query)
+        known = self._ledger.list.record.attached.get(query)
+        return -1 if known is None else known.batch
+
+    async def attach(self, batch: Batch, rows: list[Row]) -> dict[str, Any]:
+        """The answer to AttachLedgers. Raises InvalidArgument for ledgers that cannot be attached; then nothing changed."""
+        if not 0 <= batch.number < 1 << 63 or batch.remember_ms < 0:
+            raise InvalidArgument(f"batch {batch.number} of query {batch.query!r} is not possible")
+        if self.last_batch(batch.query) >= batch.number:
+            return await self._done_before(rows)
+        looked = [asyncio.ensure_future(self._look(row)) for row in rows]
+        try:
+            infos = await asyncio.gather(*looked)
+        finally:
+            for look in looked:
+                look.cancel()
+        ids = await self._draw(sum(info.entries > 0 for info in infos))
+
+        async def work() -> dict[str, Any] | None:
+            return await self._commit(batch, infos, ids)
+
+        answer = await (self._ledger.between(work) if ids else self._ledger.revise(work))
+        return await self._done_before(rows) if answer is None else answer
+
+    async def _done_before(self, rows: list[Row]) -> dict[str, Any]:
+        await self._staging.drop(row.stored_id for row in rows)
+        return {"attached": False, "first": None, "end": list(self._ledger.list.end)}
+
+    async def _look(self, row: Row) -> LedgerInfo:
+        """Makes the ledger's row of the list, without its place. Raises InvalidArgument."""
+        async with self._looks:
+            stored_id = row.stored_id
+            await self._staging.require(stored_id)
+            found = await self._components.metadata.get(ledger_path(stored_id))
+            if found is None:
+                raise LedgerNotFound(f"staged ledger {stored_id} does not exist", ledger_id=stored_id)
+            metadata = LedgerMetadata.decode(found.value, stored_id)
+            if not metadata.closed:
+                raise InvalidArgument(f"staged ledger {stored_id} is not closed; its writer closes it first")
+            entries, messages, append_ms = metadata.last_entry + 1, 0, row.last_append_ms
+            if entries:
+                reader = await self._components.ledgers.open(stored_id, recover=False)
+                data = (await reader.read(entries - 1, entries - 1))[0]
+                entry = Entry(data, LEDGER_ENTRY_HEADER_BYTES)
+                messages, append_ms = entry.first_index + entry.message_count, entry.append_time_ms
+            if (messages, append_ms) != (row.messages, row.last_append_ms):
+                raise InvalidArgument(
+                    f"staged ledger {stored_id} has {messages} messages, appended until {append_ms}, and not "
+                    f"{row.messages} until {row.last_append_ms}"
+                )
+            return LedgerInfo(
+                -1, 0, entries, messages, metadata.length, row.first_append_ms, append_ms, True, stored_id
+            )
+
+    async def _draw(self, count: int) -> list[int]:
+        """Rising position ids."""
+        ids = []
+        for _ in range(count):
+            ids.append(await self._components.ledgers.next_id())
+            await asyncio.sleep(0)  # each is a synced write
+        return ids
+
+    async def _commit(self, batch: Batch, infos: list[LedgerInfo], ids: list[int]) -> dict[str, Any] | None:
+        """Steps 4 to 6, while nothing else changes the list. The answer; None: the batch was done before."""
+        ledgers = self._ledger.list
+        record = ledgers.record
+        if self.last_batch(batch.query) >= batch.number:
+            return None
+        for info in infos:
+            if info.stored_id not in self._staging or ledgers.stored(info.stored_id) is not None:
+                raise InvalidArgument(f"ledger {info.stored_id} was attached or discarded meanwhile")
+        attached = self._remembered(batch)
+        filled = [info for info in infos if info.entries]
+        if filled and ids[0] <= ledgers.highest_id:  # another ledger came meanwhile
+            ids[:] = await self._draw(len(filled))
+        next_index = record.next_index
+        for info, ledger_id in zip(filled, ids, strict=True):
+            info.ledger_id, info.first_index = ledger_id, next_index
+            next_index += info.messages
+        kept = [info for info in record.ledgers if info.entries or not info.closed]
+        empty = [info.stored_id for info in (*record.ledgers, *infos) if info.closed and not info.entries]
+        await ledgers.commit(
+            ledgers=kept + filled,
+            trimmed=record.trimmed + empty,
+            next_index=next_index,
+            attached=attached,
+        )
+        self._staging.left(info.stored_id for info in infos)
+        counters = self._components.published
+        counters.attached_ledgers += len(filled)
+        counters.attached_messages += sum(info.messages for info in filled)
+        first = filled[0].ledger_id if filled else None
+        return {"attached": True, "first": first, "end": list(ledgers.end)}
+
+    def _remembered(self, batch: Batch) -> dict[str, AttachedQuery]:
+        """What is known of queries once this batch is attached. Raises TooManyRequests."""
+        settings = self._components.settings
+        now = self._components.clock.now_ms()
+        kept = {
+            query: state
+            for query, state in self._ledger.list.record.attached.items()
+            if state.expires_ms > now and query != batch.query
+        }
+        if len(kept) >= settings.max_attached_queries:
+            raise TooManyRequests(
+                f"{len(kept)} queries attached ledgers to this topic and are remembered; a query that ends soon can ask "
+                "to be remembered for a shorter time, or raise the broker's max_attached_queries"
+            )
+        kept[batch.query] = AttachedQuery(
+            batch.number, now, now + (batch.remember_ms or settings.attached_query_ms)
+        )
+        return kept

@@ -1,0 +1,60 @@
+"""TOPIC_LEDGERS: the ledger list as of this moment, with what a reader needs to go to the bookies itself.
+
+All counts of a page are taken in one step, before anything is awaited; an open ledger counts what is confirmed then, which
+never changes. A page of 1,000 ledgers is about 250 KB and takes 30 ms of the broker, most of it to look which bookies the
+metadata names; a list of 10,000 is ten pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from magnetar.metadata.paths import ledger_path
+from magnetar.proto.errors import InvalidArgument
+
+from ..ledger_list import LedgerList
+from ..stores import Bookies, Metadata
+from .addresses import name_bookies
+
+MAX_LEDGERS_PER_PAGE = 1_000
+# A ledger whose ensemble changed often has large metadata; a page must fit into every peer's frame.
+MAX_PAGE_BYTES = 1024 * 1024
+_LEDGERS_PER_TURN = 50
+
+
+async def topic_ledgers(
+    ledgers: LedgerList, metadata: Metadata, bookies: Bookies | None, *, after: int, count: int
+) -> dict[str, Any]:
+    """The answer to TopicLedgers (WIRE.md). Raises InvalidArgument."""
+    if count < 1:
+        raise InvalidArgument(f"a page of {count} ledgers is not possible; ask for at least 1")
+    found = ledgers.after(after, min(count, MAX_LEDGERS_PER_PAGE) + 1)
+    rows = [
+        [
+            info.ledger_id, info.stored_id, info.first_index, info.entries, info.messages, info.size,
+            info.first_append_ms, info.last_append_ms, info.closed,
+        ]
+        for info in found
+    ]  # fmt: skip
+    end = ledgers.end
+    more = len(rows) > min(count, MAX_LEDGERS_PER_PAGE)
+    if more:
+        rows.pop()
+    told: list[list[Any]] = []
+    named: dict[str, str] = {}
+    size = 0
+    for number, row in enumerate(rows):
+        if number % _LEDGERS_PER_TURN == _LEDGERS_PER_TURN - 1:
+            await asyncio.sleep(0)
+        stored = await metadata.get(ledger_path(row[1]))
+        if stored is None and ledgers.info(row[0]) is None:
+            continue  # trimmed meanwhile
+        value = b"" if stored is None else stored.value
+        size += len(value) + 100
+        if told and size > MAX_PAGE_BYTES:
+            more = True
+            break
+        name_bookies(named, bookies, row[1], value)
+        told.append([*row, value])
+    return {"ledgers": told, "more": more, "end": list(end), "bookies": named}

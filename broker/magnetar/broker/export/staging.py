@@ -1,0 +1,358 @@
+"""Ledgers that tasks of a job write to the bookies, and that are not part of the topic before they are attached.
+
+    (none)  --create: id, node `staged/<id>`, ledger--> STAGED
+    STAGED  --attach: one compare-and-set of the ledger list--> ATTACHED; the node goes afterwards
+    STAGED  --discard, or nobody renewed its transaction: a compare-and-set that puts it among `trimmed`--> DISCARDED;
+              the ledger is deleted, the node goes
+
+The node is written before the ledger is made, so that no crash leaves a ledger that nobody finds; a node without a ledger
+is swept like one with it. Both ways out of STAGED are changes of the ledger list, made while nothing else changes it: an
+owner that lost the topic meets the conflict before it deletes anything, and one whose attachment has no known outcome
+cannot discard what it may have attached. What the list names is attached, whatever a node says.
+
+What is known of a transaction (when it was heard of last) is in memory; after a load every staged ledger has its full time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from magnetar.ledger import LedgerMetadata, LedgerState
+from magnetar.metadata.paths import ledger_path
+from magnetar.proto.errors import (
+    DataDirectoryError,
+    FinalError,
+    InvalidArgument,
+    LedgerClosed,
+    LedgerNotFound,
+    MagnetarError,
+    NotFoundInStore,
+    TooManyRequests,
+    TopicBusy,
+    VersionConflict,
+)
+from magnetar.proto.ids import TopicName
+
+from ..components import Components
+from ..managed_ledger import ManagedLedger
+from ..records import StagedRecord, replace, staged_ledger_path, staged_path
+from .addresses import name_bookies, writable_bookies
+from .names import check_text
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Transaction:
+    """Staged ledgers that live and go together."""
+
+    expires_at: float  # loop time, seconds
+    ttl_ms: int
+    ledgers: dict[int, None] = field(default_factory=dict)
+
+
+def _quorums(metadata: LedgerMetadata) -> tuple[int, int, int]:
+    return metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum
+
+
+class Staging:
+    """Of one topic. `load` before use, `stop` in the end."""
+
+    def __init__(
+        self,
+        name: TopicName,
+        ledger: ManagedLedger[Any],
+        components: Components,
+        now: Callable[[], float],
+    ) -> None:
+        """`now`: loop time in seconds."""
+        self._name = name
+        self._ledger = ledger
+        self._metadata = components.metadata
+        self._components = components
+        self._settings = components.settings
+        self._now = now
+        self._ledgers: dict[
+            int, str
+        ] = {}  # stored id -> transaction, of every staged ledger that is known here
+        self._transactions: dict[str, Transaction] = {}
+        self._creating: dict[asyncio.Task[dict[str, Any]], str] = {}  # for which transaction
+        self._clearing: dict[int, asyncio.Task[None]] = {}  # deletions of nodes that mean nothing any more
+        self._stopped: MagnetarError | None = None
+
+    def __len__(self) -> int:
+        return len(self._ledgers)
+
+    def __contains__(self, stored_id: int) -> bool:
+        return stored_id in self._ledgers
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Finds the staged ledgers that a former owner left."""
+        for child in await self._metadata.children(staged_path(self._name)):
+            await self._adopt(int(child))
+
+    async def _adopt(self, stored_id: int) -> bool:
+        """Reads one node; False if there is none that counts."""
+        path = staged_ledger_path(self._name, stored_id)
+        node = await self._metadata.get(path)
+        if node is None or stored_id in self._ledgers:
+            return stored_id in self._ledgers
+        if self._ledger.list.stored(stored_id) is not None:
+            self._clear([stored_id])
+            return False
+        try:
+            transaction = StagedRecord.decode(node.value, path).transaction
+        except DataDirectoryError as error:
+            _log.warning("topic %s: staged ledger %d will be deleted: %s", self._name, stored_id, error)
+            transaction = f"damaged-{stored_id}"
+        self._register(stored_id, transaction)
+        return True
+
+    def _register(self, stored_id: int, transaction: str) -> None:
+        self._ledgers[stored_id] = transaction
+        self._transaction(transaction).ledgers[stored_id] = None
+
+    def _transaction(self, name: str) -> Transaction:
+        known = self._transactions.get(name)
+        if known is None:
+            ttl_ms = self._settings.staged_ttl_ms
+            known = self._transactions[name] = Transaction(self._now() + ttl_ms / 1000, ttl_ms)
+        return known
+
+    def _forget(self, stored_id: int) -> None:
+        name = self._ledgers.pop(stored_id, None)
+        if name is not None:
+            known = self._transactions[name]
+            known.ledgers.pop(stored_id, None)
+            if not known.ledgers:
+                del self._transactions[name]
+
+    async def require(self, stored_id: int) -> None:
+        """The ledger is staged here, and its transaction lives. Raises InvalidArgument."""
+        if stored_id not in self._ledgers and not (0 <= stored_id < 1 << 63 and await self._adopt(stored_id)):
+            raise InvalidArgument(
+                f"ledger {stored_id} is not staged for topic {self._name}: it was attached or discarded, or its transaction "
+                f"was not renewed for staged_ttl_ms={self._settings.staged_ttl_ms}; write it again into a new one"
+            )
+        self._heard_of(self._ledgers[stored_id])
+
+    def _heard_of(self, transaction: str) -> None:
+        known = self._transactions.get(transaction)
+        if known is not None:
+            known.expires_at = max(known.expires_at, self._now() + known.ttl_ms / 1000)
+
+    # --- making and writing ------------------------------------------------------------------------------------------
+
+    async def create(self, transaction: str) -> dict[str, Any]:
+        """A new staged ledger; the answer to CreateStagedLedger (WIRE.md). Raises TooManyRequests, NotEnoughBookies."""
+        check_text("transaction", transaction)
+        self._check_served()
+        if len(self._ledgers) + len(self._creating) >= self._settings.max_staged_ledgers:
+            raise TooManyRequests(
+                f"topic {self._name} has {len(self._ledgers)} staged ledgers; attach or discard some, or raise the broker's "
+                "max_staged_ledgers"
+            )
+        self._heard_of(transaction)
+        # Not to be left half done when the caller's connection breaks.
+        task = asyncio.get_running_loop().create_task(self._create(transaction))
+        self._creating[task] = transaction
+        task.add_done_callback(self._created)
+        return await asyncio.shield(task)
+
+    def _created(self, task: asyncio.Task[dict[str, Any]]) -> None:
+        del self._creating[task]
+        if not task.cancelled():
+            task.exception()  # told to the caller, who may be gone
+
+    async def _create(self, transaction: str) -> dict[str, Any]:
+        settings, components = self._settings, self._components
+        stored_id = await components.ledgers.next_id()
+        # From here on it is found: if one of the next steps fails, or its outcome is not known, it is swept.
+        self._register(stored_id, transaction)
+        record = StagedRecord(transaction, components.clock.now_ms())
+        await self._metadata.create(staged_ledger_path(self._name, stored_id), record.encode())
+        writer = await components.ledgers.create(
+            ensemble_size=settings.ensemble_size,
+            write_quorum=settings.write_quorum,
+            ack_quorum=settings.ack_quorum,
+            properties={"kind": "topic", "topic": str(self._name)},
+            ledger_id=stored_id,
+        )
+        writer.detach()
+        return await self._describe(stored_id)
+
+    async def get(self, stored_id: int) -> dict[str, Any]:
+        """The answer to GetLedgerMetadata: of a staged ledger, or of one of the topic. InvalidArgument, LedgerNotFound."""
+        if self._ledger.list.stored(stored_id) is None:
+            await self.require(stored_id)
+        return await self._describe(stored_id)
+
+    async def _describe(self, stored_id: int) -> dict[str, Any]:
+        found = await self._metadata.get(ledger_path(stored_id))
+        if found is None:
+            raise LedgerNotFound(f"ledger {stored_id} does not exist", ledger_id=stored_id)
+        bookies = self._components.bookies
+        named: dict[str, str] = {}
+        name_bookies(named, bookies, stored_id, found.value)
+        return {
+            "ledger": stored_id,
+            "version": found.version,
+            "metadata": found.value,
+            "bookies": named,
+            "writable": writable_bookies(bookies),
+        }
+
+    async def put(self, stored_id: int, version: int, value: bytes) -> int:
+        """Compare-and-set of a staged ledger's metadata by its writer; the new version.
+
+        InvalidArgument, LedgerClosed: it is final; VersionConflict, unless what is stored is `value` (an answer was lost).
+        """
+        await self.require(stored_id)
+        try:
+            wanted = LedgerMetadata.decode(value, stored_id)
+        except FinalError as error:
+            raise InvalidArgument(
+                f"what is to be written is not metadata of ledger {stored_id}: {error}"
+            ) from None
+        path = ledger_path(stored_id)
+        found = await self._metadata.get(path)
+        if found is None:
+            raise LedgerNotFound(f"ledger {stored_id} does not exist", ledger_id=stored_id)
+        if found.version != version:
+            if found.value == value:
+                return found.version
+            raise VersionConflict(
+                f"the metadata of ledger {stored_id} has version {found.version}, not {version}"
+            )
+        current = LedgerMetadata.decode(found.value, stored_id)
+        if current.state is LedgerState.CLOSED:
+            raise LedgerClosed(f"ledger {stored_id} is closed; its metadata is final")
+        if wanted.state < current.state or _quorums(wanted) != _quorums(current):
+            raise InvalidArgument(
+                f"the metadata of ledger {stored_id} cannot go back, nor change its quorums"
+            )
+        return await replace(self._metadata, path, value, version)
+
+    # --- keeping and discarding --------------------------------------------------------------------------------------
+
+    def keep(self, transaction: str, ttl_ms: int) -> dict[str, int]:
+        """The transaction lives: the answer to KeepStaged."""
+        check_text("transaction", transaction)
+        if ttl_ms < 0:
+            raise InvalidArgument(f"staged ledgers cannot be kept for {ttl_ms} ms")
+        longest = self._settings.staged_ttl_ms
+        granted = min(ttl_ms or longest, longest)
+        known = self._transactions.get(transaction)
+        if known is not None:
+            known.ttl_ms = granted
+            known.expires_at = self._now() + granted / 1000
+        return {"ttl_ms": granted, "ledgers": 0 if known is None else len(known.ledgers)}
+
+    async def discard(self, transaction: str, stored_ids: list[int] | None) -> int:
+        """Deletes staged ledgers of a transaction, None: all; returns how many. What is attached stays."""
+        check_text("transaction", transaction)
+        self._check_served()
+        creating = [task for task, other in self._creating.items() if other == transaction]
+        if creating:
+            await asyncio.wait(creating)
+        if stored_ids is None:
+            known = self._transactions.get(transaction)
+            stored_ids = [] if known is None else list(known.ledgers)
+        return await self.drop(
+            stored_id for stored_id in stored_ids if self._ledgers.get(stored_id) == transaction
+        )
+
+    async def drop(self, stored_ids: Iterable[int]) -> int:
+        """Deletes those of these ledgers that are still staged; durable when it returns, the deletion follows."""
+        wanted = [stored_id for stored_id in dict.fromkeys(stored_ids) if stored_id in self._ledgers]
+        if not wanted:
+            return 0
+
+        async def work() -> list[int]:
+            staged = [stored_id for stored_id in wanted if stored_id in self._ledgers]
+            ledgers = self._ledger.list
+            gone = [stored_id for stored_id in staged if ledgers.stored(stored_id) is None]
+            if gone:
+                await ledgers.commit(trimmed=[*ledgers.record.trimmed, *gone])
+            self.left(staged)
+            return gone
+
+        return len(await self._ledger.revise(work))
+
+    def left(self, stored_ids: Iterable[int]) -> None:
+        """These ledgers are staged no more: the list says what became of them, so their nodes go."""
+        gone = list(stored_ids)
+        for stored_id in gone:
+            self._forget(stored_id)
+        self._clear(gone)
+
+    def _clear(self, stored_ids: list[int]) -> None:
+        if stored_ids:
+            task = asyncio.get_running_loop().create_task(self._delete_nodes(stored_ids))
+            self._clearing[id(task)] = task
+            task.add_done_callback(lambda done: self._clearing.pop(id(done), None))
+
+    async def _delete_nodes(self, stored_ids: list[int]) -> None:
+        """What fails is found at the next load."""
+        for stored_id in stored_ids:
+            try:
+                await self._metadata.delete(staged_ledger_path(self._name, stored_id))
+            except NotFoundInStore:
+                continue
+            except MagnetarError as error:
+                _log.warning("topic %s: the node of ledger %d stays: %s", self._name, stored_id, error)
+
+    async def sweep(self) -> int:
+        """The regular round: transactions that nobody renewed go; returns how many ledgers."""
+        if self._stopped is not None:
+            return 0
+        now = self._now()
+        busy = self._creating.values()  # what is not made yet cannot be deleted
+        expired = [
+            known
+            for name, known in self._transactions.items()
+            if known.expires_at <= now and name not in busy
+        ]
+        try:
+            gone = await self.drop(stored_id for known in expired for stored_id in known.ledgers)
+        except MagnetarError as error:
+            _log.warning("topic %s: staged ledgers are not swept yet: %s", self._name, error)
+            return 0
+        if gone:
+            _log.info("topic %s: %d staged ledgers that nobody kept are deleted", self._name, gone)
+        return gone
+
+    # --- ending ------------------------------------------------------------------------------------------------------
+
+    def _check_served(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
+
+    async def stop(self, error: MagnetarError) -> None:
+        """Nothing is staged any more; what was begun is done when this returns."""
+        self._stopped = error
+        if self._creating:
+            await asyncio.wait(list(self._creating))
+        if self._clearing:
+            await asyncio.wait(list(self._clearing.values()))
+
+    async def delete_all(self) -> None:
+        """The topic is being deleted, durably: so is everything staged. May be repeated. Raises TopicBusy."""
+        for child in await self._metadata.children(staged_path(self._name)):
+            try:
+                await self._components.ledgers.delete(int(child))
+            except LedgerNotFound:
+                pass
+            except MagnetarError as error:
+                raise TopicBusy(
+                    f"topic {self._name}: staged ledger {int(child)} could not be deleted; delete it again: {error}"
+                ) from error
+            await self._metadata.delete(staged_ledger_path(self._name, int(child)))
+        self._ledgers.clear()
+        self._transactions.clear()

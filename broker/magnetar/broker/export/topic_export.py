@@ -1,0 +1,59 @@
+"""What a topic offers to those who read and write its ledgers at the bookies."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from magnetar.proto.errors import InvalidArgument, MagnetarError
+from magnetar.proto.ids import TopicName
+
+from ..components import Components
+from ..managed_ledger import ManagedLedger
+from .attach import Attachments
+from .leases import Leases
+from .ledgers import topic_ledgers
+from .staging import Staging
+
+
+class TopicExport:
+    """Of one topic; made with it, loaded after its ledger list."""
+
+    def __init__(self, name: TopicName, ledger: ManagedLedger[Any], components: Components) -> None:
+        now = asyncio.get_running_loop().time
+        self._ledger = ledger
+        self._components = components
+        self.leases = Leases(components.settings, now)
+        self.staging = Staging(name, ledger, components, now)
+        self.attachments = Attachments(ledger, self.staging, components)
+
+    async def load(self, *, taken_over: bool) -> None:
+        """`taken_over`: the topic was there, so others may hold leases and staged ledgers of it."""
+        if taken_over:
+            self.leases.taken_over()
+            await self.staging.load()
+
+    async def ledgers(self, after: int, count: int) -> dict[str, Any]:
+        """The answer to TopicLedgers."""
+        components = self._components
+        return await topic_ledgers(
+            self._ledger.list, components.metadata, components.bookies, after=after, count=count
+        )
+
+    def keep_ledgers(self, lease: str, ttl_ms: int, first: int) -> int:
+        """Makes, renews or (`ttl_ms` 0) ends a lease; the ms granted. A trimming that is under way may not heed it."""
+        if ttl_ms == 0:
+            self.leases.release(lease)
+            return 0
+        if first < -1:
+            raise InvalidArgument(f"there is no ledger {first}; -1 means all of the topic")
+        return self.leases.keep(lease, ttl_ms, first)
+
+    def first_kept(self, first: int) -> int | None:
+        """The first ledger from `first` on that the topic has; None if there is none."""
+        found = self._ledger.list.after(max(first, 0) - 1, 1)
+        return found[0].ledger_id if found else None
+
+    async def stop(self, error: MagnetarError) -> None:
+        """The topic goes away."""
+        await self.staging.stop(error)

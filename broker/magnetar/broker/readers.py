@@ -1,0 +1,48 @@
+"""Open handles to read a topic's ledgers with: a few, by stored id; those who want the same one share its opening."""
+
+from __future__ import annotations
+
+import asyncio
+
+from .stores import Ledgers, Reader
+
+MAX_OPEN_READERS = 8
+
+
+class LedgerReaders:
+    """Use `reader`; `close` when done."""
+
+    def __init__(self, ledgers: Ledgers) -> None:
+        self._ledgers = ledgers
+        self._readers: dict[int, Reader] = {}  # in the order of opening
+        self._opening: dict[int, asyncio.Task[Reader]] = {}
+
+    async def reader(self, stored_id: int) -> Reader:
+        """A handle of a ledger that is not written here."""
+        reader = self._readers.get(stored_id)
+        if reader is not None:
+            return reader
+        task = self._opening.get(stored_id)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._open(stored_id))
+            self._opening[stored_id] = task
+            task.add_done_callback(lambda _: self._opening.pop(stored_id, None))
+        reader = await asyncio.shield(task)
+        if len(self._readers) >= MAX_OPEN_READERS:
+            del self._readers[next(iter(self._readers))]
+        self._readers[stored_id] = reader
+        return reader
+
+    async def _open(self, stored_id: int) -> Reader:
+        return await self._ledgers.open(stored_id, recover=False)
+
+    def forget(self, stored_id: int) -> None:
+        """The ledger is being deleted."""
+        self._readers.pop(stored_id, None)
+
+    async def close(self) -> None:
+        """Whoever waits for an opening is cancelled."""
+        openings = list(self._opening.values())
+        for opening in openings:
+            opening.cancel()
+        await asyncio.gather(*openings, return_exceptions=True)

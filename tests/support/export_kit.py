@@ -1,0 +1,159 @@
+"""A job's driver and tasks against a broker: they stage ledgers, write them to the bookies themselves, and attach them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import msgpack
+
+from magnetar.broker import Broker
+from magnetar.broker.records import TopicRecord, staged_path, topic_path
+from magnetar.ledger import (
+    LedgerClient,
+    LedgerMetadata,
+    LedgerSettings,
+    LedgerWriter,
+    LocalTransport,
+    StaticBookies,
+)
+from magnetar.metadata.store import Versioned
+from magnetar.proto import commands as c
+from magnetar.proto.batch import encode_batch
+from magnetar.proto.entry import encode_entry
+from magnetar.proto.errors import MagnetarError, TopicNotServed
+from support.bookies import Bookies
+from support.broker_kit import TOPIC, FakeClient, running_broker
+
+
+class BrokerMetadata:
+    """A task's metadata store: ledger metadata through the broker, and nothing else."""
+
+    def __init__(self, client: FakeClient, topic: str = "orders") -> None:
+        self.client = client
+        self.topic = topic
+        self.puts = 0
+
+    async def get(self, path: str) -> Versioned | None:
+        """GetLedgerMetadata."""
+        found = await self.client.ask(c.GetLedgerMetadata, self.topic, int(path.rsplit("/", 1)[1]))
+        return Versioned(found["metadata"], found["version"])
+
+    async def put(self, path: str, value: bytes, *, version: int) -> int:
+        """PutLedgerMetadata."""
+        self.puts += 1
+        ledger = int(path.rsplit("/", 1)[1])
+        answer = await self.client.ask(c.PutLedgerMetadata, self.topic, ledger, version, payload=value)
+        return int(answer["version"])
+
+
+class Job:
+    """The driver of one query, and its tasks. `bookies` are reached directly, the broker through `client`."""
+
+    def __init__(self, bookies: Bookies, broker: Broker, topic: str = "orders") -> None:
+        self.client = FakeClient(broker)
+        self.topic = topic
+        metadata: Any = BrokerMetadata(self.client, topic)
+        directory = StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 1)))
+        self.ledgers = LedgerClient(
+            metadata,
+            LocalTransport(bookies),
+            directory,
+            LedgerSettings(),
+            random.Random(1),
+            bookies.clock,
+        )
+
+    async def open(self, transaction: str = "t") -> LedgerWriter:
+        """A staged ledger, open."""
+        made = await self.client.ask(c.CreateStagedLedger, self.topic, transaction)
+        metadata = LedgerMetadata.decode(made["metadata"], made["ledger"])
+        return LedgerWriter(
+            self.ledgers._components, made["ledger"], metadata, made["version"], lambda writer: None
+        )
+
+    async def stage(
+        self, *entries: list[bytes], transaction: str = "t", time_ms: int = 2_000_000
+    ) -> list[int]:
+        """A task: an entry for each list of values, closed; its row for `attach`."""
+        writer = await self.open(transaction)
+        messages = 0
+        for values in entries:
+            batch = encode_batch(values, sequence_id=messages, publish_time_ms=time_ms)
+            entry = encode_entry(
+                [batch], [len(values)], [0], ["task"], first_index=messages, append_time_ms=time_ms
+            )
+            await appended(writer, entry)
+            messages += len(values)
+        await writer.close()
+        return [writer.ledger_id, messages, time_ms if entries else 0, time_ms if entries else 0]
+
+    def attach(self, batch: int, *rows: list[int], query: str = "q", **named: Any) -> Any:
+        """AttachLedgers."""
+        return self.client.ask(
+            c.AttachLedgers, self.topic, query, batch, payload=msgpack.packb(rows), **named
+        )
+
+    async def close(self) -> None:
+        """The job's process ends."""
+        await self.ledgers.close()
+        self.client.handler.connection_closed(None)
+
+
+async def appended(writer: LedgerWriter, payload: bytes) -> None:
+    """Waits for the confirmation."""
+    future = asyncio.get_running_loop().create_future()
+
+    def confirmed(_entry_id: int, _entry: bytes, error: MagnetarError | None) -> None:
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    writer.append(payload, confirmed)
+    await future
+
+
+def export_broker(bookies: Bookies, ledgers: LedgerClient, metadata: Any = None, **settings: Any) -> Any:
+    """A broker on these bookies, with one replica, which tells where they are."""
+    return running_broker(
+        ledgers,
+        metadata or bookies.metadata,
+        bookies=StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 3181))),
+        retry_initial_ms=1,
+        **settings,
+    )
+
+
+async def crash(broker: Broker) -> None:
+    """What a killed broker leaves: nothing written. Its tasks are cancelled so that the test ends clean."""
+    for topic in list(broker.topics.values()):
+        topic.ledger.fence(TopicNotServed("crash"))
+    await broker.close()
+
+
+async def record_of(bookies: Bookies) -> TopicRecord:
+    """The stored ledger list of "orders"."""
+    stored = await bookies.metadata.get(topic_path(TOPIC))
+    assert stored is not None
+    return TopicRecord.decode(stored.value, "")
+
+
+async def stored_ledgers(bookies: Bookies) -> list[int]:
+    """Ids of all ledgers in metadata."""
+    return [int(name) for name in await bookies.metadata.children("/ledgers")]
+
+
+async def staged_nodes(bookies: Bookies) -> list[int]:
+    """Stored ids of the staged ledgers of "orders" in metadata."""
+    return [int(name) for name in await bookies.metadata.children(staged_path(TOPIC))]
+
+
+async def read_all(broker: Broker, count: int) -> list[bytes]:
+    """By a new reader of "orders" from the start; it leaves afterwards."""
+    reader = FakeClient(broker)
+    await reader.consumer(9, "", durable=False, permits=1 << 20)
+    values = await reader.received(count)
+    reader.handler.connection_closed(None)
+    return values
