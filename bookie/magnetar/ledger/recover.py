@@ -72,8 +72,16 @@ class _Recovery:
 
     def _tell(self, events: Sequence[Event]) -> None:
         if not self._done.done():
-            handle = self._core.handle
-            self._carry_out([instruction for event in events for instruction in handle(event)])
+        instructions: list[Instruction] = []
+        for event in events:
+            if self._done.done():
+                return
+            instructions += self._core.handle(event)
+            if any(isinstance(instruction, ChooseBookies) for instruction in instructions):
+                # Answered before the next event: a second failure asks for bookies as well, and must know these.
+                self._carry_out(instructions)
+                instructions = []
+            self._carry_out(instructions)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         queue = deque(instructions)
