@@ -139,7 +139,8 @@ class BookieChannel:
         if self._link is not None:
             self._link.close()
         while self._ending:
-            await next(iter(self._ending)).closed
+            # Not the future itself: who is cancelled here must not cancel it for others who close.
+            await asyncio.wait([next(iter(self._ending)).closed])
 
     def _open(self) -> _Link | None:
         if self._closed:
@@ -420,7 +421,15 @@ class _Link:
             for entry_id, done in ledger.accepted.items():
                 done(self._bookie, ledger_id, entry_id, error.code)
         for (ledger_id, entry_id), (_, done, _) in pending.items():
-            done(self._bookie, ledger_id, entry_id, error.code)
+            try:
+                done(self._bookie, ledger_id, entry_id, error.code)
+            except Exception as failure:  # one ledger's; those of others must not wait for ever
+                self._loop.call_exception_handler(
+                    {
+                        "message": f"the callback of an add to bookie {self._bookie} failed",
+                        "exception": failure,
+                    }
+                )
 
     def _closed(self) -> None:
         self._channel.link_closed(self)
@@ -467,7 +476,9 @@ class _Link:
 
 def _both(first: AddCallback, second: AddCallback) -> AddCallback:
     def done(bookie: str, ledger_id: int, entry_id: int, code: int) -> None:
-        first(bookie, ledger_id, entry_id, code)
-        second(bookie, ledger_id, entry_id, code)
+        try:
+            first(bookie, ledger_id, entry_id, code)
+        finally:
+            second(bookie, ledger_id, entry_id, code)
 
     return done

@@ -1,0 +1,171 @@
+"""The ends of the TCP transport: who is cancelled takes nothing from others, and nothing is left behind."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from magnetar.proto.errors import BookieUnavailable, ConnectionLost, LedgerNotFound
+from unit.ledger.test_tcp_transport import FAST, Adds, Cluster, send
+
+PATIENT = replace(FAST, add_timeout_s=30.0, read_timeout_s=30.0, connect_timeout_s=30.0)
+
+
+@pytest_asyncio.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    cluster = Cluster()
+    yield cluster
+    await cluster.close()
+    async with asyncio.timeout(10):
+        while asyncio.all_tasks() != {asyncio.current_task()}:
+            await asyncio.sleep(0.002)
+
+
+class Silent:
+    """Takes connections, and says nothing: the handshake hangs."""
+
+    async def __aenter__(self) -> "Silent":
+        self.peers: list[asyncio.StreamWriter] = []
+        self.server = await asyncio.start_server(self._came, "127.0.0.1", 0)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def _came(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.peers.append(writer)
+
+    async def __aexit__(self, *_: object) -> None:
+        self.server.close()
+        for peer in self.peers:
+            peer.close()
+        await asyncio.gather(*(peer.wait_closed() for peer in self.peers), return_exceptions=True)
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_one_who_is_cancelled_while_connecting_takes_the_attempt_from_nobody(cluster: Cluster) -> None:
+    await cluster.start("b1")
+    for after in range(8):
+        transport = cluster.transport(PATIENT)
+        first = asyncio.create_task(transport.read_last_confirmed("b1", 9))
+        second = asyncio.create_task(transport.read_last_confirmed("b1", 9))
+        await turns(after)
+        if not first.done():
+            await cancelled(first)
+        with pytest.raises(LedgerNotFound):
+            await asyncio.wait_for(second, 5)
+        await transport.close()
+
+
+async def test_a_close_during_the_handshake_ends_everybody(cluster: Cluster) -> None:
+    async with Silent() as silent:
+        await cluster.start("b1")
+        cluster.servers["b1"].port, port = silent.port, cluster.servers["b1"].port
+        transport, adds = cluster.transport(PATIENT), Adds()
+        cluster.servers["b1"].port = port
+        reads = [asyncio.create_task(transport.read_last_confirmed("b1", 1)) for _ in range(3)]
+        send(transport, 1, 0, adds)
+        send(transport, 1, 1, adds, recovery=True)
+        async with asyncio.timeout(5):
+            while len(silent.peers) < 3:
+                await asyncio.sleep(0.002)
+        await asyncio.wait_for(transport.close(), 5)
+        results = await asyncio.gather(*reads, return_exceptions=True)
+        assert [type(result) for result in results] == [ConnectionLost] * 3
+        assert await adds.count(2) == [ConnectionLost.code] * 2
+
+
+async def test_who_is_cancelled_while_closing_takes_the_end_from_nobody(cluster: Cluster) -> None:
+    for after in range(6):
+        await cluster.start(f"b{after}")
+        transport = cluster.transport(PATIENT)
+        await transport.info(f"b{after}")
+        first = asyncio.create_task(transport.close())
+        second = asyncio.create_task(transport.close())
+        await turns(after)
+        if not first.done():
+            await cancelled(first)
+        await asyncio.wait_for(second, 5)
+        await asyncio.wait_for(transport.close(), 5)
+        assert all(not channel._ending for channel in transport._request_channels.values())
+
+
+async def test_calls_after_the_close_say_so_and_open_nothing(cluster: Cluster) -> None:
+    await cluster.start("b1")
+    transport, adds = cluster.transport(PATIENT), Adds()
+    await transport.close()
+    with pytest.raises(ConnectionLost, match="closed"):
+        await transport.info("b1")
+    transport.expect("b1")
+    send(transport, 1, 0, adds)
+    assert await adds.count(1) == [ConnectionLost.code]
+    assert cluster.servers["b1"].accepted == 0
+
+
+async def test_a_callback_that_fails_leaves_no_other_add_without_an_answer(cluster: Cluster) -> None:
+    await cluster.start("b1")
+    transport, adds = cluster.transport(PATIENT), Adds()
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    cluster.bookies["b1"].hold()
+    for number in range(5):
+        done: Any = broken if number == 2 else adds
+        send(transport, 1, number, done)
+    send(transport, 1, 2, adds)  # a second one who waits for the same entry
+    async with asyncio.timeout(5):
+        while cluster.bookies["b1"].adds < 5:
+            await asyncio.sleep(0.002)
+    await cluster.servers["b1"].stop()
+    assert await adds.count(5) == [ConnectionLost.code] * 5
+    assert [type(failure["exception"]) for failure in failures] == [ZeroDivisionError]
+
+
+async def test_an_unreachable_bookie_leaves_nothing(cluster: Cluster) -> None:
+    await cluster.start("b1")
+    transport = cluster.transport(PATIENT)
+    await cluster.servers["b1"].stop()
+    for _ in range(3):
+        with pytest.raises(BookieUnavailable):
+            await transport.info("b1")  # never held back by a backoff
+    channel = transport._request_channels["b1"]
+    async with asyncio.timeout(5):
+        while channel._link is not None or channel._ending:
+            await asyncio.sleep(0.002)
+    await transport.close()
+
+
+async def test_nothing_keeps_what_was_answered(cluster: Cluster) -> None:
+    """Waiters, timers and bytes go with their answers."""
+    await cluster.start("b1")
+    transport, adds = cluster.transport(replace(PATIENT, add_timeout_s=0.2)), Adds()
+    for number in range(50):
+        send(transport, 1, number, adds)
+        send(transport, 1, 1000 + number, adds, recovery=True)
+    await adds.count(100)
+    for channels in (transport._channels, transport._recovery_channels):
+        link = channels["b1"]._link
+        assert link is not None
+        assert link._pending == {}
+        assert link._outstanding_bytes == 0
+        assert link._unsent == []
+    link = transport._channels["b1"]._link
+    assert link is not None
+    async with asyncio.timeout(5):
+        while link._timer is not None:
+            await asyncio.sleep(0.005)
+    await transport.close()
