@@ -55,7 +55,8 @@ class _Recovery:
         self._reads = RecoveryReads(components, ledger_id, self._core, self._tell, self._fail)
         self._answered: list[Event] = []  # adds, in this turn of the loop
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._stored_at = self._loop.time()  # when a bookie stored an entry the last time
+        # Loop time since which bookies have too much to do and none has stored an entry.
+        self._stuck_since: float | None = None
         self._added = self._on_added  # one bound method for all adds
 
     async def run(self) -> LedgerMetadata:
@@ -71,7 +72,6 @@ class _Recovery:
             await asyncio.gather(*tasks, self._reads.close(), return_exceptions=True)
 
     def _tell(self, events: Sequence[Event]) -> None:
-        if not self._done.done():
         instructions: list[Instruction] = []
         for event in events:
             if self._done.done():
@@ -81,6 +81,7 @@ class _Recovery:
                 # Answered before the next event: a second failure asks for bookies as well, and must know these.
                 self._carry_out(instructions)
                 instructions = []
+        if not self._done.done():
             self._carry_out(instructions)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
@@ -139,17 +140,20 @@ class _Recovery:
     def _tell_answered(self) -> None:
         events, self._answered = self._answered, []
         if any(isinstance(event, AddStored) for event in events):
-            self._stored_at = self._loop.time()
+            self._stuck_since = None
         self._tell(events)
 
     def _retry_later(self) -> None:
+        if self._stuck_since is None:
+            self._stuck_since = self._loop.time()
         if self._retry_timer is None:
             self._retry_timer = self._loop.call_later(RETRY_PAUSE_S, self._retry)
 
     def _retry(self) -> None:
         self._retry_timer = None
+        now = self._loop.time()
         longest_s = MAX_ADD_TIMEOUTS * self._components.settings.add_timeout_s
-        self._tell([RetryDue(self._loop.time() - self._stored_at > longest_s)])
+        self._tell([RetryDue(now - (self._stuck_since or now) > longest_s)])
 
     async def _read_last_confirmed(self, bookie: str) -> None:
         try:
