@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from .batch_source import TopicReader
 from .options import ReadOptions
 from .schema import chosen_columns, topic_schema
+from .stream_source import TopicStreamReader
 
 
 class MagnetarDataSource(DataSource):
@@ -25,3 +26,7 @@ class MagnetarDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
         return TopicReader(ReadOptions.parse(self.options), chosen_columns(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """For `spark.readStream`."""
+        return TopicStreamReader(ReadOptions.parse(self.options), chosen_columns(schema))
