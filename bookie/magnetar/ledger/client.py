@@ -100,6 +100,13 @@ class LedgerClient:
         self._writers[writer] = None
         return writer
 
+    def adopt(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> LedgerWriter:
+        """The writer of a ledger that somebody else made for this client; nobody may have written to it before."""
+        self._check_open()
+        writer = LedgerWriter(self._components, ledger_id, metadata, version, self._forget)
+        self._writers[writer] = None
+        return writer
+
     async def next_id(self) -> int:
         """An id from the sequence of all ledgers, which no ledger will have unless it is given to `create`."""
         self._check_open()
