@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from itertools import permutations
 from typing import Any
 
-from magnetar.ledger.core.recovery import RecoveryCore, RecoveryState
+from magnetar.ledger.core.recovery import MAX_STARTS, RecoveryCore, RecoveryState
 from magnetar.ledger.core.writer import WriterCore, WriterState
 from magnetar.proto.errors import LedgerFenced
 
@@ -24,60 +24,77 @@ class Looks(CoreTable):
     def __init__(self, shape: Shape, core_checks: bool) -> None:
         super().__init__(shape, core_checks)
         self._ids = Numbers()  # of parts of keys
+        renamed = permutations(range(shape.bookies)) if shape.symmetric else [tuple(range(shape.bookies))]
         self._orders = [
-            (tuple(order), {self.names[old]: new for new, old in enumerate(order)})
-            for order in (permutations(range(shape.bookies)) if shape.symmetric else [range(shape.bookies)])
+            (tuple(order), {self.names[old]: new for new, old in enumerate(order)}) for order in renamed
         ]
-        self._core_keys: dict[tuple[int, int], int] = {}
-        self._message_keys: dict[tuple[int, int], int] = {}
+        # Recoverers do not have names either: by position in the key, and the client number that each gets there.
+        self._turns = [
+            (turn, (WRITER, *(turn.index(client) + 1 for client in range(shape.recoverers)), -1))
+            for turn in permutations(range(shape.recoverers))
+        ]
+        # Bookies' least look, and the orders that make it so.
+        self._bookie_orders: dict[tuple[int, ...], tuple[tuple[int, ...], list[int]]] = {}
+        self._core_keys: list[dict[int, int]] = [{-1: -1} for _ in self._orders]
+        self._meta_keys: list[dict[int, int]] = [{} for _ in self._orders]
+        self._message_keys: list[dict[int, int]] = [{} for _ in range(len(self._orders) * len(self._turns))]
         self._prefixes: dict[tuple[Any, ...], tuple[int, tuple[int, ...]]] = {}
 
     def key(self, state: State) -> Hashable:
-        """See Model: the least key of all orders of bookies."""
-        writer, recoverers, bookies, meta, messages, crashes, losses, confirmed, close_asked = state
+        """See Model: the least key of all orders of bookies and of recoverers."""
         found = self._prefixes.get(state[:4])
         if found is None:
-            found = self._prefixes[state[:4]] = self._prefix(writer, recoverers, bookies, meta)
+            found = self._prefixes[state[:4]] = self._prefix(*state[:4])
         prefix, orders = found
-        keys = self._message_keys
+        messages = state[4]
         best: list[int] | None = None
         for order in orders:
-            mail = []
-            for number in messages:
-                key = keys.get((order, number))
-                if key is None:
-                    key = keys[order, number] = self._message_key(order, number)
-                mail.append(key)
+            keys = self._message_keys[order]
+            try:
+                mail = [keys[number] for number in messages]
+            except KeyError:
+                for number in messages:
+                    if number not in keys:
+                        keys[number] = self._message_key(order, number)
+                mail = [keys[number] for number in messages]
             mail.sort()
             if best is None or mail < best:
                 best = mail
         assert best is not None
-        return (prefix, *best, -1, crashes, losses, confirmed, close_asked)
+        return (prefix, *best, -1, *state[5:])
 
     def _prefix(
         self, writer: int, recoverers: tuple[int, ...], bookies: tuple[int, ...], meta: int
     ) -> tuple[int, tuple[int, ...]]:
         """Of all but messages: its number, and the orders that make it least."""
-        symmetric = self.shape.symmetric
-        metadata, version = self.metas.things[meta]
-        best: tuple[Any, ...] | None = None
+        found = self._bookie_orders.get(bookies)
+        if found is None:
+            looks = [tuple(bookies[old] for old in order) for order, _ in self._orders]
+            least = min(looks)
+            found = (least, [index for index, look in enumerate(looks) if look == least])
+            self._bookie_orders[bookies] = found
+        renamed, indices = found
+        best: tuple[int, ...] | None = None
         orders: list[int] = []
-        for index, (order, numbers) in enumerate(self._orders):
-            key = (
-                tuple(bookies[old] for old in order),
-                self._ids.of(("meta", version, _metadata_key(metadata, numbers, symmetric)), None),
-                *(self._core_key(index, core) for core in (writer, *recoverers)),
+        turns = self._turns
+        for index in indices:
+            keys = self._core_keys[index]
+            cores = [keys[core] if core in keys else self._core_key(index, core) for core in recoverers]
+            look = (
+                self._meta_key(index, meta),
+                keys[writer] if writer in keys else self._core_key(index, writer),
             )
-            if best is None or key < best:
-                best, orders = key, [index]
-            elif key == best:
-                orders.append(index)
-        return self._ids.of(("prefix", best), None), tuple(orders)
+            for turn, (clients, _) in enumerate(turns):
+                key = (*look, *[cores[client] for client in clients])
+                if best is None or key < best:
+                    best, orders = key, [index * len(turns) + turn]
+                elif key == best:
+                    orders.append(index * len(turns) + turn)
+        assert best is not None
+        return self._ids.of(("prefix", renamed, best), None), tuple(orders)
 
     def _core_key(self, index: int, number: int) -> int:
-        if number < 0:
-            return -1
-        key = self._core_keys.get((index, number))
+        key = self._core_keys[index].get(number)
         if key is None:
             core, numbers = self.cores.things[number], self._orders[index][1]
             symmetric = self.shape.symmetric
@@ -86,10 +103,18 @@ class Looks(CoreTable):
                 if isinstance(core, WriterCore)
                 else _recovery_key(core, numbers, symmetric)
             )
-            key = self._core_keys[index, number] = self._ids.of(("core", look), None)
+            key = self._core_keys[index][number] = self._ids.of(("core", look), None)
         return key
 
-    def _message_key(self, index: int, number: int) -> int:
+    def _meta_key(self, index: int, meta: int) -> int:
+        key = self._meta_keys[index].get(meta)
+        if key is None:
+            look = self._meta_look(meta, self._orders[index][1])
+            key = self._meta_keys[index][meta] = self._ids.of(("meta", look), None)
+        return key
+
+    def _message_key(self, number_of_order: int, number: int) -> int:
+        index, turn = divmod(number_of_order, len(self._turns))
         kind, client, name, *rest = self.messages.things[number]
         numbers = self._orders[index][1]
         if kind in "alrALR":
@@ -100,7 +125,7 @@ class Looks(CoreTable):
             body = self._meta_look(name, numbers)
         else:
             body = name
-        return self._ids.of(("message", kind, client, body, *rest), None)
+        return self._ids.of(("message", kind, self._turns[turn][1][client], body, *rest), None)
 
     def _meta_look(self, meta: int, numbers: dict[str, int]) -> tuple[Any, ...]:
         metadata, version = self.metas.things[meta]
@@ -205,7 +230,9 @@ def _recovery_key(core: RecoveryCore, number: dict[str, int], symmetric: bool) -
     state = core.state
     if state is RecoveryState.DONE:
         return ("done",)
-    common = (state.value, core.starts, core.version, _metadata_key(core.metadata, number, symmetric))
+    # How often it started over matters only to when it gives up, which it never does here: versions are fewer.
+    assert core.starts < MAX_STARTS, "a recovery started over too often"
+    common = (state.value, core.version, _metadata_key(core.metadata, number, symmetric))
     if state is RecoveryState.FENCING:
         quorum = core._quorum
         known = _bits_key(quorum._known, core._reading, number)

@@ -16,13 +16,21 @@ transition costs some look-ups.
    would only add copies). Whether a bookie is fenced is forgotten when no add of the writer can come to it any more. A
    compare-and-set that comes too late is a read. Giving up what makes no difference to the sender is left out: it could as
    well stay in flight for ever.
-4. *Partial order* (`_alone`): when no fault is left to happen, and all that one client has in flight cannot meet anything
-   of the others', only its steps are explored; those of the others stay possible and lead to the same states. No
-   invariant is hidden by it: the steps taken first do not write metadata, and store copies only where that cannot hide that
-   the writer confirms an entry with too few (`_unseen`), so they can only make a violation show earlier. No run is
-   infinite, so nobody is put off for ever.
-5. *Names of bookies* do not matter when each has every entry. Ensembles are compared as sets then, so every choice that
-   depends on the order of positions or names branches: which spare is chosen, which replica is asked for the base.
+4. *Partial order* (`_alone`): when nothing that one client has in flight, or does by itself, can meet anything of the
+   others', only its steps are explored; those of the others stay possible and lead to the same states. Budgets of faults do not
+   spoil it: the client's first step of any path can be moved to the path's beginning, which spends no more in all, and a
+   path without a step of the client loses nothing by one without a fault. (A crash does: it is everybody's. So while one is
+   left, a request to a living bookie meets the others'.) No invariant is hidden by it: the steps taken first do not write
+   metadata, and store copies only where that cannot hide that the writer confirms an entry with too few (`_unseen`), so
+   they can only make a violation show earlier. No run is infinite, so nobody is put off for ever.
+5. *Names* do not matter: those of bookies when each has every entry (ensembles are compared as sets then, so every choice
+   that depends on the order of positions or names branches: which spare is chosen, which replica is asked for the base),
+   those of recoverers never. How often a recovery started over does not matter either as long as it never gives up for that.
+6. *With several recoverers* (`_powerless`), once the metadata are not OPEN any more, only what the others can notice of the
+   writer counts: what its adds still store, and up to where it confirms. Its metadata writes come too late from then on.
+   What makes it stop (a refusal, a loss, its own close) leaves everything to be as if it were merely slow, so it is not told;
+   good answers come at once when it has nothing more to append: a higher confirmation breaks whatever a lower one does. What
+   becomes of such a writer itself (does it hang, which end does it believe in) is explored in full with one recoverer.
 """
 
 from __future__ import annotations
@@ -36,7 +44,7 @@ from magnetar.ledger.core.recovery import RecoveryState
 from magnetar.ledger.core.writer import WriterCore, WriterState
 
 from .core_table import failure
-from .forgetting import REPAIR, Forgetting
+from .forgetting import NOBODY, Forgetting
 from .ledger_world import ABSENT, FENCED, LEDGER, UNAVAILABLE, WRITER, Shape, _end, lac_of
 from .looks import LIVE, State
 from .search import Broken
@@ -44,11 +52,23 @@ from .search import Broken
 _BUSY = (WriterState.CHANGING, WriterState.DRAINING, WriterState.SEALING, WriterState.JUDGING)
 
 
+def _in_order(message: tuple[Any, ...]) -> bool:
+    """Adds that are waited for, and their good answers: one connection carries them."""
+    return bool((message[0] == "a" and message[-1]) or (message[0] == "A" and not message[4]))
+
+
 class ReducedWorld(Forgetting):
     """A `Model`. Client 0 is the writer, the others recover."""
 
-    def __init__(self, shape: Shape, *, partial_order: bool = True, core_checks: bool = True) -> None:
-        super().__init__(shape, core_checks)
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        partial_order: bool = True,
+        core_checks: bool = True,
+        whole_writer: bool = False,
+    ) -> None:
+        super().__init__(shape, core_checks, whole_writer)
         self.partial_order = partial_order
         self._checked: dict[tuple[Any, ...], None] = {}
         self._busy: dict[int, bool] = {}
@@ -64,7 +84,7 @@ class ReducedWorld(Forgetting):
             (-1,) * shape.recoverers,
             (bookie,) * shape.bookies,
             self._meta(metadata, 0),
-            tuple(sorted(self._message(("l", REPAIR, name, False)) for name in shape.names[: shape.repairs])),
+            tuple(sorted(self._message(("l", NOBODY, name, False)) for name in shape.names[: shape.repairs])),
             shape.crashes,
             shape.losses,
             -1,
@@ -76,84 +96,102 @@ class ReducedWorld(Forgetting):
     def following(self, state: State) -> list[tuple[Any, ...]]:
         """See Model."""
         out: list[tuple[Any, ...]] = []
-        writer, recoverers, _bookies, meta, messages, crashes, losses, _, close_asked = state
-        alone = self._alone(state) if self.partial_order and not crashes and not losses else -1
-        lanes: dict[tuple[Any, ...], int] = {}
-        things = self.messages.things
-        if not self.shape.overtaking:
-            for number in messages:
-                message = things[number]
-                if (message[0] == "a" and message[-1]) or (message[0] == "A" and not message[4]):
-                    lane = message[:3]
-                    if lane not in lanes or message[3] < things[lanes[lane]][3]:
-                        lanes[lane] = number
-        last = -1
-        for number in messages:
-            if number == last:
-                continue
-            last = number
-            message = things[number]
-            if alone >= 0 and message[1] != alone:
-                continue
-            if lanes and lanes.get(message[:3], number) != number:
-                if (message[0] == "a" and message[-1]) or (message[0] == "A" and not message[4]):
-                    continue
-            self._message_steps(out, state, number, message)
+        writer, recoverers, _bookies, meta, messages, _crashes, _losses, _, close_asked = state
+        core = self.cores.things[writer]
+        powerless = self._powerless_in(meta)
+        deliverable = self._deliverable(messages)
+        if powerless and core.state is WriterState.DRAINING:
+            for number, message in deliverable:
+                if message[:2] == ("A", WRITER):
+                    self._message_steps(out, state, number, message)
+                    return out
+        alone = self._alone(state) if self.partial_order else -1
+        for number, message in deliverable:
+            if alone < 0 or (message[1] == alone and (message[0] in "ALRM" or message[-1])):
+                self._message_steps(out, state, number, message)
         if alone <= 0:
-            core = self.cores.things[writer]
-            if core.refusal() is None and core.last_add_pushed + 1 < self.shape.entries:
+            if self._appends(core):
                 self._tell(out, ("append",), state, WRITER, ("append",))
-            elif self.shape.writer_closes and not close_asked:
+            elif self.shape.writer_closes and not close_asked and not powerless:
                 self._tell(out, ("close",), (*state[:8], True), WRITER, ("close",))
         if alone < 0:
-            for client, core in enumerate(recoverers, 1):
-                if core < 0:
+            for client, number in enumerate(recoverers, 1):
+                if number < 0:
                     self._tell(out, ("begin", client), state, client, ("begin", meta))
                     break
         return out
 
+    def _deliverable(self, messages: tuple[int, ...]) -> list[tuple[int, tuple[Any, ...]]]:
+        """Each that may arrive next, once."""
+        things = self.messages.things
+        lanes: dict[tuple[Any, ...], int] = {}
+        if not self.shape.overtaking:
+            for number in messages:
+                message = things[number]
+                if _in_order(message):
+                    lane = message[:3]
+                    if lane not in lanes or message[3] < things[lanes[lane]][3]:
+                        lanes[lane] = number
+        out = []
+        last = -1
+        for number in messages:
+            if number != last:
+                last = number
+                message = things[number]
+                if not _in_order(message) or lanes.get(message[:3], number) == number:
+                    out.append((number, message))
+        return out
+
     def _alone(self, state: State) -> int:
         """The client whose steps are enough, or -1. See 4 above."""
-        writer, recoverers, bookies, meta, messages, *_, close_asked = state
+        writer, recoverers, _, _, messages, _, _, _, close_asked = state
         core = self.cores.things[writer]
-        moves = (core.refusal() is None and core.last_add_pushed + 1 < self.shape.entries) or (
-            self.shape.writer_closes and not close_asked
-        )
-        independent = True
+        closes = self.shape.writer_closes and not close_asked and not self._powerless_in(state[3])
+        moves = self._appends(core) or closes
+        mail: list[list[tuple[Any, ...]]] = [[] for _ in range(len(recoverers) + 1)]
         for number in messages:
-            kind, client, *rest = self.messages.things[number]
-            if client != WRITER:
-                continue
-            if kind == "m":
-                # In these states it fails, or fails to seal, alike whether it finds the ledger in recovery or closed.
-                doomed = self.metas.things[meta][0].state is not LedgerState.OPEN and rest[0] < 0
-                if not doomed or core.state not in (WriterState.CHANGING, WriterState.FAILED):
-                    independent = False
-            elif kind == "a":
-                alive, fenced, _ = self.bookies.things[bookies[self.names.index(rest[0])]]
-                if alive and not fenced:
-                    independent = False
-            moves = True
-        if independent and moves:
+            message = self.messages.things[number]
+            if message[1] != NOBODY and (message[0] in "ALRM" or message[-1]):
+                mail[message[1]].append(message)
+        if (moves or mail[WRITER]) and all(self._writers_own(state, core, m) for m in mail[WRITER]):
             return WRITER
-        if len(recoverers) != 1 or recoverers[0] < 0:
-            return -1
-        moves = False
-        for number in messages:
-            kind, client, *rest = self.messages.things[number]
-            if client == WRITER:
-                continue
-            if kind == "m":
-                return -1
-            if kind in "lra":
-                alive, fenced, entries = self.bookies.things[bookies[self.names.index(rest[0])]]
-                if kind == "a":
-                    if alive and rest[1] not in dict(entries) and not self._unseen(state, rest[1]):
-                        return -1
-                elif alive and not fenced:
-                    return -1
-            moves = True
-        return 1 if moves else -1
+        for client in range(1, len(recoverers) + 1):
+            if mail[client] and all(self._recoverers_own(state, client, m) for m in mail[client]):
+                return client
+        return -1
+
+    def _writers_own(self, state: State, core: WriterCore, message: tuple[Any, ...]) -> bool:
+        """Whether what happens to its message is the same before and after all that others can do."""
+        kind, _, name = message[:3]
+        if kind == "m":
+            # In these states it fails, or fails to seal, alike whether it finds the ledger in recovery or closed.
+            doomed = self.metas.things[state[3]][0].state is not LedgerState.OPEN and name < 0
+            return doomed and core.state in (WriterState.CHANGING, WriterState.FAILED)
+        if kind != "a":
+            return True
+        alive, fenced, _ = self.bookies.things[state[2][self._at[name]]]
+        return not alive or bool(fenced and not state[5])
+
+    def _recoverers_own(self, state: State, client: int, message: tuple[Any, ...]) -> bool:
+        """The same."""
+        kind, _, name = message[:3]
+        if kind == "m":
+            return bool(self.metas.things[state[3]][0].closed)
+        if kind in "ALRM":
+            return True
+        alive, fenced, entries = self.bookies.things[state[2][self._at[name]]]
+        if not alive:
+            return True
+        if state[5] or not fenced:
+            return False
+        if kind != "l" and any(have == message[3] for have, _ in entries):
+            return True
+        for other, number in enumerate(state[1], 1):
+            if other != client and (number < 0 or self.cores.things[number].state is not RecoveryState.DONE):
+                return False
+        if any(self.messages.things[number][:2] == ("a", NOBODY) for number in state[4]):
+            return False
+        return kind != "a" or self._unseen(state, message[3])
 
     def _unseen(self, state: State, entry_id: int) -> bool:
         """Whether one more copy cannot hide that the writer confirms an entry that has too few."""
@@ -176,14 +214,15 @@ class ReducedWorld(Forgetting):
         if kind == "m":
             self._metadata_steps(out, without, number, message)
             return
+        faults = client != WRITER or not self._powerless_in(meta)
         if kind in "ALRM":
             self._tell(out, ("arrives", number), without, client, (kind, *message[2:]))
-            if losses and not (kind == "A" and message[4] == UNAVAILABLE):
+            if losses and faults and not (kind == "A" and message[4] == UNAVAILABLE):
                 lost = (*without[:6], losses - 1, confirmed, close_asked)
                 told = ("M", "failed", 0) if kind == "M" else failure(message)
                 self._tell(out, ("lost", number), lost, client, told, useless=True)
             return
-        at = self.names.index(name)
+        at = self._at[name]
         alive, fenced, entries = self.bookies.things[bookies[at]]
         wanted = message[-1]
         if not alive:
@@ -204,11 +243,11 @@ class ReducedWorld(Forgetting):
             out.append((self._settled(answered), "arrives", number))
         else:
             self._tell(out, ("arrives", number), after, client, (answer[0], *answer[2:]))
-        if crashes:
+        if crashes and faults:
             gone = (*bookies[:at], self._bookie(False, fenced, entries), *bookies[at + 1 :])
             crashed = (writer, recoverers, gone, meta, rest, crashes - 1, losses, confirmed, close_asked)
             self._tell(out, ("dies", number), crashed, client, failure(message), useless=True)
-        if losses:
+        if losses and faults:
             late = self._with(rest, (self._message((*message[:-1], False)),))
             given_up = (*without[:4], late, crashes, losses - 1, confirmed, close_asked)
             self._tell(out, ("given up", number), given_up, client, failure(message), useless=True)
@@ -327,7 +366,7 @@ class ReducedWorld(Forgetting):
             self._check_entries(bookies, self.metas.things[meta][0], confirmed)
             self._checked[key] = None
         for client, number in enumerate((writer, *recoverers)):
-            if number < 0:
+            if number < 0 or (client == WRITER and self._powerless_in(meta)):
                 continue
             busy = self._busy.get(number)
             if busy is None:

@@ -57,6 +57,8 @@ def search(model: Model, *, max_states: int = 1 << 62, max_seconds: float = 1e9)
     first = 0  # number of the level's first state
     transitions = depth = 0
     while level:
+        # Most transitions lead to what another one of this level led to, under the same names: found without a key.
+        met: set[Any] = set()
         following_level: list[Any] = []
         for number, state in enumerate(level, first):
             if len(parents) >= max_states or time.perf_counter() - began > max_seconds:
@@ -69,6 +71,9 @@ def search(model: Model, *, max_states: int = 1 << 62, max_seconds: float = 1e9)
                 ) from error
             for choice, (following, *_) in enumerate(steps):
                 transitions += 1
+                if following in met:
+                    continue
+                met.add(following)
                 mark = hash(model.key(following))
                 if mark in seen:
                     continue
