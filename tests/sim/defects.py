@@ -327,14 +327,14 @@ def fence_is_not_durable() -> None:
 def normal_adds_pass_the_fence() -> None:
     """Rule 7."""
     admit = _adds._admit
-    _adds._admit = lambda self, entry, recovery, done: admit(self, entry, True, done)
+    _adds._admit = lambda self, entry, recovery, *rest: admit(self, entry, True, *rest)
 
 
 @_defect
 def recovery_adds_do_not_pass_the_fence() -> None:
     """Rule 7, the other way around."""
     admit = _adds._admit
-    _adds._admit = lambda self, entry, recovery, done: admit(self, entry, False, done)
+    _adds._admit = lambda self, entry, recovery, *rest: admit(self, entry, False, *rest)
 
 
 @_defect

@@ -49,6 +49,7 @@ class Office:
         self.metadata = metadata
         self.history = history
         self.plan = plan
+        self.power_fails: Callable[[], None] = lambda: None  # of all machines at once
         ensemble_size, write_quorum, ack_quorum = plan.quorums
         self.settings = LedgerSettings(
             ensemble_size=ensemble_size,
@@ -110,7 +111,7 @@ class Writer:
     async def run(self) -> None:
         """The process."""
         client, _ = await self._office.client()
-        writer: LedgerWriter = await self._office.until_done(client.create)
+        writer: LedgerWriter = await self._office.until_done(lambda: self.create(client))
         self.writer = writer
         self.story = self._office.history.created(writer.ledger_id, self._office.settings.ack_quorum)
         rng, gap_s = self._rng, self._office.plan.mean_burst_gap_s
@@ -122,6 +123,10 @@ class Writer:
             await client.close()
         elif self.stopping:
             await self._close(writer)
+
+    async def create(self, client: LedgerClient) -> LedgerWriter:
+        """The ledger."""
+        return await client.create()
 
     def _append(self, count: int) -> None:
         story, writer = self.story, self.writer

@@ -23,6 +23,8 @@ STALE_S = 1.5  # how long a writer lives on, at most, when its ledger was taken 
 class Cluster:
     """All of one run."""
 
+    writers: type[Writer] = Writer  # of the chains
+
     def __init__(self, loop: SimLoop, plan: Plan) -> None:
         self.loop = loop
         self.plan = plan
@@ -34,6 +36,7 @@ class Cluster:
             Machine(loop, self.metadata, f"b{number}", may_be_damaged=number < plan.victims)
             for number in range(plan.machines)
         ]
+        self.office.power_fails = self.power_fails
         self.clients: dict[str, SimProcess] = {}
         self.history.check_stored = self.check_stored
         self.tails: list[tuple[Tail, list[Story]]] = []
@@ -74,7 +77,7 @@ class Cluster:
         self.tails.append((tail, stories))
         self.launch(f"tail-{name}", tail.run(stories))
         while self.storming:
-            writer = Writer(self.office, f"writer-{name}")
+            writer = self.writers(self.office, f"writer-{name}")
             process = self.launch(f"writer-{name}", writer.run())
             if not await self._until(lambda writer=writer: writer.story is not None, 5.0):
                 process.kill()
