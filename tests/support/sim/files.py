@@ -123,7 +123,7 @@ class SimDisk:
 
     def used_bytes(self) -> int:
         """Bytes that files take, in whole pages."""
-        return sum(inode.pages() for inode in self.names.inodes()) * PAGE_BYTES
+        return self.names.pages() * PAGE_BYTES
 
     def call(self, kind: str, path: str, detail: object = "") -> None:
         """Every call of a mount passes here first. Raises OSError for a fault whose turn it is."""
@@ -332,7 +332,7 @@ class SimFile:
             raise storage_error(OSError(errno.EBADF, "Bad file descriptor"), "writing to", self.path)
         disk = self._disk
         needed = self._inode.pages_to_add(offset, len(data)) * PAGE_BYTES
-        if needed > disk.capacity_bytes - disk.used_bytes():
+        if needed and needed > disk.capacity_bytes - disk.used_bytes():
             disk.trace.fault("disk_full", self.path)
             raise storage_error(OSError(errno.ENOSPC, "No space left on device"), "writing to", self.path)
         if disk.rng.random() < disk.early_writeback:

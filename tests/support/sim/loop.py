@@ -27,10 +27,12 @@ import random
 import sys
 import traceback
 from asyncio import events
+from asyncio.tasks import _all_tasks  # type: ignore[attr-defined]
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from typing import Any, cast
+from typing import Any
 
+from support.sim.callbacks import SimFuture, SimHandle, SimTask
 from support.sim.network import SimNetwork
 from support.sim.process import Graveyard, ProcessKilled, SimProcess, current_process, owner_of
 from support.sim.trace import Trace
@@ -48,41 +50,13 @@ class SimulationDeadlock(AssertionError):
     """Nothing is ready, no timer is set, and what the test waits for is not done."""
 
 
-class SimFuture(asyncio.Future[Any]):
-    """A future whose place in a set does not depend on its address."""
-
-    number: int
-
-    def __new__(cls, *, loop: SimLoop) -> SimFuture:
-        future = super().__new__(cls)
-        future.number = next(loop.numbers)
-        return future
-
-    def __hash__(self) -> int:
-        return self.number
-
-
-class SimTask(asyncio.Task[Any]):
-    """A task whose place in a set does not depend on its address."""
-
-    number: int
-    owner: SimProcess | None = None
-
-    def __new__(cls, coroutine: Any, *, loop: SimLoop, **_: Any) -> SimTask:
-        task = super().__new__(cls)
-        task.number = next(loop.numbers)
-        return task
-
-    def __hash__(self) -> int:
-        return self.number
-
-
 class SimLoop(UnsimulatedParts):
     """The loop of one simulated run. `rng` is the source of all chance; `trace` of all truth."""
 
     def __init__(self, seed: int, *, trace: Trace | None = None, limit_seconds: float = 3600.0) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
+        self._chance = self.rng.random
         self.trace = trace if trace is not None else Trace()
         self.trace.now = lambda: (self._now, self.steps)
         self.numbers = itertools.count(1)
@@ -93,11 +67,11 @@ class SimLoop(UnsimulatedParts):
         self.failures: list[str] = []  # what callbacks and unwatched tasks raised
         self.processes: dict[str, SimProcess] = {}  # name -> latest incarnation
         self._now = 1.0
-        self._ready: deque[tuple[asyncio.Handle, SimProcess | None]] = deque()
-        # (when, tie broken by the seed, number, handle); cancelled handles are skipped when they come up
-        self._timers: list[tuple[float, float, int, asyncio.Handle, SimProcess | None]] = []
-        self._signals: dict[tuple[SimProcess | None, int], asyncio.Handle] = {}
-        self._readers: dict[int, asyncio.Handle] = {}
+        self._ready: deque[SimHandle] = deque()
+        # (when, tie broken by the seed, number, what); cancelled handles are skipped when they come up
+        self._timers: list[tuple[float, float, int, SimHandle | Callable[[], None]]] = []
+        self._signals: dict[tuple[SimProcess | None, int], SimHandle] = {}
+        self._readers: dict[int, SimHandle] = {}
         self._owner: SimProcess | None = None  # of the callback that runs
         self._running = False
         self._stopping = False
@@ -126,15 +100,16 @@ class SimLoop(UnsimulatedParts):
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
+    ) -> SimHandle:
         """First in, first out; dropped when the owning process is dead."""
-        self._check_closed()
+        if self._closed:
+            self._check_closed()
         if context is None:
             context = contextvars.copy_context()
-        handle = asyncio.Handle(callback, args, self, context)
         owner = owner_of(context)
+        handle = SimHandle(0.0, callback, args, context, owner)
         if owner is None or owner.alive:
-            self._ready.append((handle, owner))
+            self._ready.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
@@ -145,9 +120,9 @@ class SimLoop(UnsimulatedParts):
         callback: Callable[..., Any],
         *args: Any,
         context: contextvars.Context | None = None,
-    ) -> asyncio.TimerHandle:
+    ) -> SimHandle:
         """`delay` in virtual seconds."""
-        return self.call_at(self._now + max(delay, 0.0), callback, *args, context=context)
+        return self.call_at(self._now + delay if delay > 0.0 else self._now, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self,
@@ -155,67 +130,91 @@ class SimLoop(UnsimulatedParts):
         callback: Callable[..., Any],
         *args: Any,
         context: contextvars.Context | None = None,
-    ) -> asyncio.TimerHandle:
+    ) -> SimHandle:
         """`when` in the loop's time."""
-        self._check_closed()
+        if self._closed:
+            self._check_closed()
         if context is None:
             context = contextvars.copy_context()
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
         owner = owner_of(context)
+        handle = SimHandle(when, callback, args, context, owner)
         if owner is None or owner.alive:
-            heapq.heappush(self._timers, (when, self.rng.random(), next(self.numbers), handle, owner))
+            heapq.heappush(self._timers, (when, self._chance(), next(self.numbers), handle))
         return handle
 
-    def call_outside(self, delay: float, callback: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
+    def call_outside(self, delay: float, callback: Callable[..., Any], *args: Any) -> SimHandle:
         """A timer that belongs to no process: what the network, the disk or the test does."""
         return self.call_later(delay, callback, *args, context=contextvars.Context())
 
-    def requeue(self, handles: list[asyncio.Handle]) -> None:
+    def happens_at(self, when: float, event: Callable[[], None]) -> None:
+        """What a kernel does at this moment, by the way: no callback of anybody, and it cannot be taken back.
+
+        It may make callbacks ready and set timers, and must not run code of a process.
+        """
+        heapq.heappush(self._timers, (when, self._chance(), next(self.numbers), event))
+
+    def requeue(self, handles: list[SimHandle]) -> None:
         """Callbacks of a process that goes on after a pause."""
-        for handle in handles:
-            self._ready.append((handle, owner_of(cast(Any, handle)._context)))
+        self._ready.extend(handles)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         pass  # skipped when due
 
     def _turn(self) -> None:
         """One turn: due timers become ready, then what was ready at the start of the turn runs."""
-        if not self._ready:
+        ready, timers = self._ready, self._timers
+        if not ready:
             self._wait()
-        while self._timers and self._timers[0][0] <= self._now:
-            _, _, _, handle, owner = heapq.heappop(self._timers)
-            if not handle.cancelled():
-                self._ready.append((handle, owner))
-        for _ in range(len(self._ready)):
-            handle, owner = self._ready.popleft()
-            if handle.cancelled() or (owner is not None and not owner.alive):
+        while timers and timers[0][0] <= self._now:
+            due = heapq.heappop(timers)[3]
+            if not isinstance(due, SimHandle):
+                due()
+            elif not due._cancelled:
+                ready.append(due)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            owner = handle.owner
+            if handle._cancelled:
                 continue
-            if owner is not None and owner.paused:
-                owner.stalled.append(handle)
+            if owner is not None and (owner.paused or not owner.alive):
+                if owner.alive:
+                    owner.stalled.append(handle)
                 continue
             self.steps += 1
             self._now += CALLBACK_SECONDS
             self._owner = owner
-            handle._run()
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": f"exception in {handle!r}", "exception": error})
 
     def _wait(self) -> None:
-        while self._timers:
-            when, _, _, handle, owner = self._timers[0]
-            if handle.cancelled() or (owner is not None and not owner.alive):
-                heapq.heappop(self._timers)
-                continue
-            self._now = max(self._now, when)
-            if self._now > self.limit_seconds:
-                raise SimulationDeadlock(
-                    f"still busy after {self.limit_seconds} virtual seconds\n{self._waiting()}"
-                )
+        """Time goes on to the next timer that anybody still waits for."""
+        timers = self._timers
+        while timers:
+            when, _, _, due = timers[0]
+            if isinstance(due, SimHandle):
+                owner = due.owner
+                if due._cancelled or (owner is not None and not owner.alive):
+                    heapq.heappop(timers)
+                    continue
+            if when > self._now:
+                self._now = when
+                if when > self.limit_seconds:
+                    raise SimulationDeadlock(
+                        f"still busy after {self.limit_seconds} virtual seconds\n{self._waiting()}"
+                    )
             return
         raise SimulationDeadlock(f"nothing is left that could happen\n{self._waiting()}")
 
     def _waiting(self) -> str:
         lines = []
-        for task in sorted(asyncio.all_tasks(self), key=hash):
-            owner = task.owner if isinstance(task, SimTask) else None
+        for task in self.tasks():
+            if task.done():
+                continue
+            owner = task.owner
             frames = traceback.extract_stack(task.get_stack(limit=1)[-1], limit=1) if task.get_stack() else []
             where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"
             if owner is None or owner.alive:
@@ -239,17 +238,17 @@ class SimLoop(UnsimulatedParts):
         """See asyncio. Stops early, with SimulationFailed, at the first callback that fails."""
         task = future if isinstance(future, asyncio.Future) else self.create_task(future, name="main")
         # A finished test must not wait for what was still ready behind it, so no done callback is needed.
-        self._run_while(lambda: not task.done())
+        self._run_until(task.done)
         if not task.done():
             raise RuntimeError("the loop was stopped before the future was done")
         return task.result()
 
     def run_forever(self) -> None:
         """See asyncio."""
-        self._run_while(lambda: not self._stopping)
+        self._run_until(lambda: self._stopping)
         self._stopping = False
 
-    def _run_while(self, going_on: Callable[[], bool]) -> None:
+    def _run_until(self, done: Callable[[], bool]) -> None:
         self._check_closed()
         assert not self._running, "this loop is running already"
         old_hooks = sys.get_asyncgen_hooks()
@@ -259,7 +258,7 @@ class SimLoop(UnsimulatedParts):
         events._set_running_loop(self)
         self._running = True
         try:
-            while going_on():
+            while not done():
                 self._turn()
                 if self.failures:
                     self.check()
@@ -298,8 +297,8 @@ class SimLoop(UnsimulatedParts):
             return
         for process in self.processes.values():
             process.alive = False
-            self.graveyard.bury(process)
-        for task in sorted(asyncio.all_tasks(self), key=hash):
+            self.graveyard.bury(process, [])
+        for task in self.tasks():
             self.graveyard.keep(task)
         self._ready.clear()
         self._timers.clear()
@@ -332,14 +331,19 @@ class SimLoop(UnsimulatedParts):
     ) -> asyncio.Task[Any]:
         """See asyncio. The task belongs to the process of its context."""
         owner = owner_of(context) if context is not None else current_process()
-        task = SimTask(coro, loop=self, name=name or f"task-{self.steps}", context=context)
-        task.owner = owner
-        if owner is not None:
-            if owner.alive:
-                owner.tasks.add(task)
-            else:
-                self.graveyard.keep(task)
+        task = SimTask(coro, loop=self, name=name or "task", context=context)
+        task.loop, task.owner = self, owner
+        if owner is not None and not owner.alive:
+            self.graveyard.keep(task)
         return task
+
+    def tasks(self) -> list[SimTask]:
+        """All tasks that anybody holds, done or not, in the order in which they were made.
+
+        asyncio keeps a weak set of them anyway; one more of our own would cost a twentieth of a run. Those of dead
+        processes are in the graveyard and not here.
+        """
+        return sorted((task for task in list(_all_tasks) if getattr(task, "loop", None) is self), key=hash)
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """Runs the function inline, a little later; jobs that run at the same time may finish in any order."""
@@ -395,11 +399,12 @@ class SimLoop(UnsimulatedParts):
 
     # --- signals, readers ----------------------------------------------------------------------------------------
 
+    def _handle(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> SimHandle:
+        return SimHandle(0.0, callback, args, contextvars.copy_context(), current_process())
+
     def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         """Kept until `deliver_signal`; per process."""
-        self._signals[current_process(), sig] = asyncio.Handle(
-            callback, args, self, contextvars.copy_context()
-        )
+        self._signals[current_process(), sig] = self._handle(callback, args)
 
     def remove_signal_handler(self, sig: int) -> bool:
         """See asyncio."""
@@ -408,12 +413,12 @@ class SimLoop(UnsimulatedParts):
     def deliver_signal(self, process: SimProcess, sig: int) -> None:
         """What `kill -sig` would do to a process that handles it."""
         self.trace.record("signal", process.name, int(sig))
-        self._ready.append((self._signals[process, sig], process))
+        self._ready.append(self._signals[process, sig])
 
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         """`notify_readable` runs the callback."""
         number = fd if isinstance(fd, int) else fd.fileno()
-        self._readers[number] = asyncio.Handle(callback, args, self, contextvars.copy_context())
+        self._readers[number] = self._handle(callback, args)
 
     def remove_reader(self, fd: Any) -> bool:
         """See asyncio."""
@@ -423,13 +428,12 @@ class SimLoop(UnsimulatedParts):
         """A simulated descriptor has become readable."""
         handle = self._readers.get(fd)
         if handle is not None:
-            self._ready.append((handle, owner_of(cast(Any, handle)._context)))
+            self._ready.append(handle)
 
     # --- errors, debugging ---------------------------------------------------------------------------------------
 
-    def get_debug(self) -> bool:
-        """Always off."""
-        return False
+    # Always off. Each future and task asks when it is made, so this is a call without a frame: `bool()` is False.
+    get_debug = staticmethod(bool)
 
     def set_debug(self, enabled: bool) -> None:
         """Ignored."""

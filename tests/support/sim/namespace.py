@@ -11,7 +11,7 @@ import os
 import random
 from dataclasses import dataclass
 
-from support.sim.inode import Inode
+from support.sim.inode import PAGE_BYTES, Inode
 
 
 @dataclass
@@ -60,6 +60,10 @@ class Namespace:
     def inodes(self) -> list[Inode]:
         """All files, in the order of their names."""
         return [self._files[path] for path in self.paths()]
+
+    def pages(self) -> int:
+        """That all files take. Asked for with every write that makes one longer, so Inode.pages is written out."""
+        return sum([(inode.size + PAGE_BYTES - 1) // PAGE_BYTES for inode in self._files.values()])
 
     def create(self, path: str) -> Inode:
         """A new empty file."""

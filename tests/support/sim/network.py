@@ -151,8 +151,10 @@ class SimNetwork:
     def draw_latency(self) -> float:
         """Virtual seconds that one packet takes."""
         rng = self.loop.rng
-        latency = rng.uniform(*self.latency)
-        if rng.random() < self.tail_latency[0]:
+        chance = rng.random
+        least, most = self.latency
+        latency = least + (most - least) * chance()
+        if chance() < self.tail_latency[0]:
             latency += rng.expovariate(1 / self.tail_latency[1])
         return latency
 

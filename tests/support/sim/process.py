@@ -16,10 +16,12 @@ import contextlib
 import contextvars
 import warnings
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from asyncio.tasks import _unregister_task
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from support.sim.callbacks import SimHandle, SimTask
     from support.sim.loop import SimLoop
 
 _process: contextvars.ContextVar[SimProcess | None] = contextvars.ContextVar("sim_process", default=None)
@@ -50,9 +52,8 @@ class SimProcess:
         self.name = name
         self.alive = True
         self.paused = False
-        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self.generators: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
-        self.stalled: list[asyncio.Handle] = []  # callbacks that became due while paused, in order
+        self.stalled: list[SimHandle] = []  # callbacks that became due while paused, in order
         self._loop = loop
         self._context = contextvars.copy_context()
         self._context.run(_process.set, self)
@@ -76,7 +77,7 @@ class SimProcess:
             return
         self.alive = False
         self._loop.trace.record("kill", self.name)
-        self._loop.graveyard.bury(self)
+        self._loop.graveyard.bury(self, self._loop.tasks())
         self.stalled.clear()  # of a paused process; after the burial, since these may be all that holds a task
         for callback in self._at_death:
             callback()
@@ -111,10 +112,11 @@ class Graveyard:
         self._tasks: list[asyncio.Task[Any]] = []
         self._generators: list[AsyncGenerator[Any, Any]] = []
 
-    def bury(self, process: SimProcess) -> None:
-        """Takes over the tasks and generators of a process that has just died."""
-        for task in list(process.tasks):
-            self.keep(task)
+    def bury(self, process: SimProcess, tasks: Sequence[SimTask]) -> None:
+        """Takes over the generators, and those of the tasks that belonged to a process that has just died."""
+        for task in tasks:
+            if task.owner is process:
+                self.keep(task)
         self._generators += list(process.generators)
 
     def keep(self, task: asyncio.Task[Any]) -> None:
@@ -122,6 +124,7 @@ class Graveyard:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         if task.done():
             task._log_traceback = False
+        _unregister_task(task)
         self._tasks.append(task)
 
     def close(self) -> None:

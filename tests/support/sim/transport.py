@@ -50,11 +50,18 @@ class SimTransport(asyncio.Transport):
         self._protocol: asyncio.Protocol | None = None
         self._window = self._loop.rng.choice(WINDOWS)
         self._outgoing = bytearray()
-        self._unread = 0  # bytes sent that the peer's protocol has not got yet
+        self._unread = (
+            0  # bytes sent that the peer's protocol has not got, or of which this end does not know it yet
+        )
+        # (moment, bytes) of acknowledgements on their way here, in order. They are looked at when the window matters; a
+        # timer waits for the first only while bytes wait for room.
+        self._acknowledgements: deque[tuple[float, int]] = deque()
+        self._awaits_room = False  # such a timer is set
         self._wire: deque[bytes | None] = (
             deque()
         )  # pieces on their way to the peer, in order; None is the end
         self._due = 0  # pieces of _wire whose time has come; more than 0 only while the peer is stalled
+        self._delivering = False  # a _deliver is ready to run
         self._last_arrival = 0.0  # nothing sent later arrives before this moment
         self._arrived = bytearray()
         self._end_arrived = False
@@ -103,7 +110,7 @@ class SimTransport(asyncio.Transport):
         """See asyncio."""
         if self._reading_paused:
             self._reading_paused = False
-            self._soon(self._deliver)
+            self._deliver_soon()
 
     def get_write_buffer_size(self) -> int:
         """Bytes that the network has not taken yet."""
@@ -122,7 +129,7 @@ class SimTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Never blocks; what the window has no room for is buffered."""
-        if not isinstance(data, bytes | bytearray | memoryview):
+        if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError(f"data: a bytes-like object is required, not {type(data).__name__}")
         if self._eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
@@ -171,7 +178,7 @@ class SimTransport(asyncio.Transport):
         def connected() -> None:
             self._protocol = factory()
             self._protocol.connection_made(self)
-            self._soon(self._deliver)
+            self._deliver_soon()
             if started is not None and not started.done():
                 started.set_result(None)
 
@@ -209,8 +216,7 @@ class SimTransport(asyncio.Transport):
                 self._reset_peer()
             else:
                 self._arrived += piece
-        if not self.lost:
-            self._soon(self._deliver)
+        self._deliver_soon()
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -226,28 +232,40 @@ class SimTransport(asyncio.Transport):
 
     def _send(self) -> None:
         """Moves buffered bytes onto the wire as far as the window has room."""
-        while self._outgoing and self._unread < self._window:
-            size = min(len(self._outgoing), self._window - self._unread)
-            if self._network.cut_in_pieces and size > 1 and self._loop.rng.random() < 0.1:
+        outgoing, network, now = self._outgoing, self._network, self._loop.time()
+        acknowledgements = self._acknowledgements
+        while acknowledgements and acknowledgements[0][0] <= now:
+            self._unread -= acknowledgements.popleft()[1]
+        while outgoing and self._unread < self._window:
+            size = min(len(outgoing), self._window - self._unread)
+            if network.cut_in_pieces and size > 1 and self._loop.rng.random() < 0.1:
                 size = self._loop.rng.randrange(1, size)
-            piece = bytes(self._outgoing[:size])
-            del self._outgoing[:size]
+            piece = bytes(outgoing[:size])
+            del outgoing[:size]
             self._unread += size
             self._put_on_wire(piece)
+        if outgoing:
+            self._await_room()
 
     def _put_on_wire(self, piece: bytes | None) -> None:
         # An arrival takes the oldest piece, whichever it was made for: the order holds although latencies differ.
         self._wire.append(piece)
         arrival = max(self._loop.time() + self._network.draw_latency(), self._last_arrival)
         self._last_arrival = arrival
-        self._loop.call_at(arrival, self._piece_arrives, context=contextvars.Context())
+        self._loop.happens_at(arrival, self._piece_arrives)
 
     def _piece_arrives(self) -> None:
         self._due = min(self._due + 1, len(self._wire))
         self.peer.arrive()
 
+    def _deliver_soon(self) -> None:
+        if not self._delivering and not self.lost and (self._arrived or self._end_arrived):
+            self._delivering = True
+            self._soon(self._deliver)
+
     def _deliver(self) -> None:
         """Gives the protocol what has arrived, then the end of the stream."""
+        self._delivering = False
         if self.lost or self._protocol is None or self._reading_paused:
             return
         if self._arrived and not self._closing:
@@ -256,22 +274,34 @@ class SimTransport(asyncio.Transport):
                 size = self._loop.rng.randrange(1, size)
             data = bytes(self._arrived[:size])
             del self._arrived[:size]
-            self.peer._acknowledge_later(size)
+            self.peer._acknowledged_later(size)
             self._loop.trace.record("recv", self._name, size, digest(data))
             self._protocol.data_received(data)
-            self._soon(self._deliver)
+            self._deliver_soon()
         elif self._end_arrived and not self._end_told:
             self._end_told = True
             if not self._protocol.eof_received():
                 self.close()
 
-    def _acknowledge_later(self, size: int) -> None:
-        self._loop.call_at(
-            self._loop.time() + self._network.draw_latency(), self._acknowledged, size, context=self._context
-        )
+    def _acknowledged_later(self, size: int) -> None:
+        """The peer's protocol has got so many bytes; this end learns of it a latency later."""
+        acknowledgements = self._acknowledgements
+        moment = self._loop.time() + self._network.draw_latency()
+        if acknowledgements:
+            moment = max(moment, acknowledgements[-1][0])
+        acknowledgements.append((moment, size))
+        if self._outgoing:
+            self._await_room()
 
-    def _acknowledged(self, size: int) -> None:
-        self._unread -= size
+    def _await_room(self) -> None:
+        # Without an acknowledgement on its way the peer has not read yet: this is called again when it does.
+        if not self._awaits_room and self._acknowledgements and not self.lost:
+            self._awaits_room = True
+            self._loop.call_at(self._acknowledgements[0][0], self._room, context=self._context)
+
+    def _room(self) -> None:
+        """The first acknowledgement is here, and perhaps more of them."""
+        self._awaits_room = False
         if self.lost:
             return
         self._send()

@@ -35,6 +35,11 @@ class ModelLocationIndex:
         # What was written since; None: deleted.
         self._locations: dict[tuple[int, int], Location | None] = {}
         self._ledgers: dict[int, LedgerRecord | None] = {}
+        # What is there now, flushed or not, by ledger and entry; and for each ledger an entry above which was never one.
+        self._live: dict[int, dict[int, Location]] = {}
+        self._highest: dict[int, int] = {}
+        for (ledger_id, entry_id), location in self._storage.locations.items():
+            self._put(ledger_id, entry_id, location)
 
     def instance(self) -> int | None:
         """See `LocationIndex`."""
@@ -62,16 +67,20 @@ class ModelLocationIndex:
 
     def get(self, ledger_id: int, entry_id: int) -> Location | None:
         """See `LocationIndex`."""
-        key = (ledger_id, entry_id)
-        return self._locations[key] if key in self._locations else self._storage.locations.get(key)
+        ledger = self._live.get(ledger_id)
+        return ledger.get(entry_id) if ledger is not None else None
 
     def get_each(self, ledger_id: int, entry_ids: Sequence[int]) -> list[tuple[int, Location]]:
         """See `LocationIndex`."""
-        return [
-            (entry_id, location)
-            for entry_id in entry_ids
-            if (location := self.get(ledger_id, entry_id)) is not None
-        ]
+        ledger = self._live.get(ledger_id)
+        if ledger is None:
+            return []
+        if isinstance(entry_ids, range) and entry_ids.step > 0:
+            # Reading ahead asks for a hundred entries behind each, most of them behind the end of the ledger.
+            end = min(entry_ids.stop, self._highest[ledger_id] + 1)
+            entry_ids = range(entry_ids.start, end, entry_ids.step)
+        get = ledger.get
+        return [(entry_id, location) for entry_id in entry_ids if (location := get(entry_id)) is not None]
 
     def get_range(self, ledger_id: int, first: int, count: int) -> list[tuple[int, Location]]:
         """See `LocationIndex`."""
@@ -81,10 +90,8 @@ class ModelLocationIndex:
         self, ledger_id: int, after: int = NO_ENTRY, count: int = 1000
     ) -> list[tuple[int, Location]]:
         """See `LocationIndex`."""
-        found = [
-            (entry, place) for ledger, entry, place in self._all() if ledger == ledger_id and entry > after
-        ]
-        return found[:count]
+        rows = sorted(self._live.get(ledger_id, {}).items())
+        return [row for row in rows if row[0] > after][:count]
 
     def walk(
         self, after: tuple[int, int] | None = None, count: int = 1000
@@ -93,13 +100,21 @@ class ModelLocationIndex:
         return list(islice((row for row in self._all() if after is None or row[:2] > after), count))
 
     def _all(self) -> list[tuple[int, int, Location]]:
-        merged: dict[tuple[int, int], Location | None] = {**self._storage.locations, **self._locations}
-        return [(*key, location) for key in sorted(merged) if (location := merged[key]) is not None]
+        return [
+            (ledger_id, entry_id, location)
+            for ledger_id in sorted(self._live)
+            for entry_id, location in sorted(self._live[ledger_id].items())
+        ]
 
     def put_locations(self, locations: Sequence[tuple[int, int, Location]]) -> None:
         """See `LocationIndex`."""
         for ledger_id, entry_id, location in locations:
             self._locations[(ledger_id, entry_id)] = location
+            self._put(ledger_id, entry_id, location)
+
+    def _put(self, ledger_id: int, entry_id: int, location: Location) -> None:
+        self._live.setdefault(ledger_id, {})[entry_id] = location
+        self._highest[ledger_id] = max(self._highest.get(ledger_id, NO_ENTRY), entry_id)
 
     def replace_locations(self, moved: Sequence[tuple[int, int, Location, Location]]) -> int:
         """See `LocationIndex`."""
@@ -110,8 +125,9 @@ class ModelLocationIndex:
 
     def delete_locations(self, ledger_id: int) -> None:
         """See `LocationIndex`."""
-        for entry_id, _ in self.list_locations(ledger_id, count=1 << 62):
+        for entry_id in self._live.pop(ledger_id, {}):
             self._locations[(ledger_id, entry_id)] = None
+        self._highest.pop(ledger_id, None)
 
     def get_ledger(self, ledger_id: int) -> LedgerRecord | None:
         """See `LocationIndex`."""
