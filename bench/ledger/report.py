@@ -37,25 +37,28 @@ def _median(results: list[dict[str, Any]], figure: str) -> float:
 
 
 def _print_appends(rounds: list[Round], console: Console) -> None:
-    table = Table(title=f"Appends over loopback, medians of {len(rounds)}", title_justify="left")
+    title = (
+        f"Appends over loopback, medians of {len(rounds)}; CPU per append by process, of all bookies together"
+    )
+    table = Table(title=title, title_justify="left")
     for column in ("entries", "E/Qw/Qa", "load"):
         table.add_column(column, no_wrap=True)
     for column in ("appends/s", "MB/s", "p50 ms", "p99 ms"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("CPU us per append: client, and all bookies together", no_wrap=True)
     found = _results(rounds, "appends")
+    roles = dict.fromkeys(role for results in found.values() for role in results[0]["cpu_s"])
+    for role in roles:
+        table.add_column(f"CPU us: {role}", justify="right")
     for key, results in found.items():
         size, quorums, load = (
             key.partition("/")[0],
             key.partition("/")[2].rpartition("/")[0],
             key.rpartition("/")[2],
         )
-        cpu = {
-            role: statistics.median(
-                result["cpu_s"].get(role, 0.0) / result["appends"] * 1e6 for result in results
-            )
-            for role in results[0]["cpu_s"]
-        }
+        cpu = [
+            statistics.median(result["cpu_s"].get(role, 0.0) / result["appends"] * 1e6 for result in results)
+            for role in roles
+        ]
         table.add_row(
             name_of(int(size)),
             quorums,
@@ -64,7 +67,7 @@ def _print_appends(rounds: list[Round], console: Console) -> None:
             f"{_median(results, 'bytes_per_s') / 1e6:,.1f}",
             f"{_median(results, 'p50_ms'):.3f}",
             f"{_median(results, 'p99_ms'):.3f}",
-            "  ".join(f"{role} {us:,.0f}" for role, us in cpu.items()),
+            *(f"{us:,.1f}" for us in cpu),
         )
     if found:
         console.print(table)

@@ -20,8 +20,10 @@ from magnetar.cli.service_process import ServiceProcess, cpu_time
 BOOKIES = 3
 QUORUMS = ((1, 1, 1), (3, 2, 2), (3, 3, 2))
 SIZES = (1024, 64 << 10)
-MODES = ("full", "paced", "single")
+# As fast as it goes; several at a time at a rate; one at a time at a low rate; the next when the last is confirmed.
+MODES = ("full", "paced", "sparse", "single")
 RATES = {1024: 5000, 64 << 10: 250}
+SPARSE_RATE = 100
 # Of one writer: as many entries as a broker keeps outstanding, and no more bytes.
 WINDOW_ADDS, WINDOW_BYTES = 2048, 16 << 20
 UNCONFIRMED = 10_000
@@ -44,8 +46,8 @@ class Sizes:
 
     def count(self, mode: str, size: int) -> int:
         """Appends of a mode."""
-        if mode == "paced":
-            return int(self.paced_s * RATES[size])
+        if mode in ("paced", "sparse"):
+            return int(self.paced_s * rate_of(mode, size))
         return self.full[size] if mode == "full" else self.single[size]
 
 
@@ -130,6 +132,8 @@ class Round:
                     for mode in MODES:
                         self._append(bookies, size, quorums, mode)
         appends, ring = self.details["appends"], self.details["ring"]
+        self.figures["cpu_sparse"] = client_us(appends["1024/3/2/2/sparse"])
+        self.figures["cpu_bare"] = bare_us(SPARSE_RATE, self.sizes.count("sparse", 1024), 1024 + 60, 2)
         self.figures["cpu_full"] = client_us(appends["1024/3/2/2/full"])
         self.figures["cpu_paced"] = client_us(appends["1024/3/2/2/paced"])
         self.figures["cpu_full_3/3/2"] = client_us(appends["1024/3/3/2/full"])
@@ -146,7 +150,7 @@ class Round:
             size=size,
             count=self.sizes.count(mode, size),
             window=min(WINDOW_ADDS, WINDOW_BYTES // size),
-            rate=RATES[size],
+            rate=rate_of(mode, size),
         )
         self.details["appends"][f"{size}/{text_of(quorums)}/{mode}"] = result
         cpu = "  ".join(
@@ -263,6 +267,21 @@ def warm_up(bookies: list[ServiceProcess]) -> None:
 def client_us(result: dict[str, Any]) -> float:
     """Microseconds of the client's CPU per append."""
     return float(result["cpu_s"]["client"] / result["appends"] * 1e6)
+
+
+def rate_of(mode: str, size: int) -> int:
+    """Appends a second."""
+    return SPARSE_RATE if mode == "sparse" else RATES[size]
+
+
+def bare_us(rate: int, count: int, size: int, copies: int) -> float:
+    """Microseconds of CPU for each record that is sent so over bare sockets."""
+    arguments = [str(number) for number in (rate, count, size, copies)]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.ledger.bare", *arguments], stdout=subprocess.PIPE, text=True, check=True
+    )
+    found: dict[str, float] = json.loads(done.stdout)
+    return found["cpu_s"] / found["records"] * 1e6
 
 
 def text_of(quorums: tuple[int, int, int]) -> str:

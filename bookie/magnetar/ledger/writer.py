@@ -71,6 +71,7 @@ class LedgerWriter:
         self._lac_interval_s = components.settings.explicit_lac_interval_s
         self._lac_delay_s = self._lac_interval_s  # doubles while a bookie does not take it
         self._lac_timer: asyncio.TimerHandle | None = None
+        self._lac_seen = NO_ENTRY  # last_add_pushed when the timer fired last
         self._retry_timer: asyncio.TimerHandle | None = None
         self._history = ReadHistory()
         self._stuck: tuple[int, float] | None = None  # last_add_confirmed at the last pause, and since when
@@ -232,7 +233,7 @@ class LedgerWriter:
         if self._forces:
             self._end_forces(error)
         if self._lac_timer is None and self._lac_interval_s and error is None:
-            self._lac_timer = self._loop.call_later(self._lac_delay_s, self._idle_tick)
+            self._lac_timer = self._loop.call_later(self._lac_delay_s / 2, self._idle_tick)
 
     def _answer(self, adds: Sequence[PendingAdd]) -> None:
         raise AssertionError("only with deferred sync are adds answered before they are confirmed")
@@ -324,11 +325,17 @@ class LedgerWriter:
     # --- explicit LAC (rule 19) --------------------------------------------------------------------------------------
 
     def _idle_tick(self) -> None:
+        """Tells after half an interval without an append, and so within an interval after the last one.
+
+        A writer that appends now and then tells with its entries: it costs neither itself nor a journal anything here.
+        """
         self._lac_timer = None
-        if self._core.pending and self._core.sending and not self._core.idle_last_confirmed:
-            self._lac_timer = self._loop.call_later(self._lac_delay_s, self._idle_tick)
+        core = self._core
+        seen, self._lac_seen = self._lac_seen, core.last_add_pushed
+        if seen != self._lac_seen or (core.pending and core.sending and not core.idle_last_confirmed):
+            self._lac_timer = self._loop.call_later(self._lac_delay_s / 2, self._idle_tick)
         else:
-            self._run(self._core.handle(IdleTick()))
+            self._run(core.handle(IdleTick()))
 
     async def _tell_last_confirmed(self, bookies: tuple[str, ...], last_add_confirmed: int) -> None:
         tell = self._components.transport.write_last_confirmed
