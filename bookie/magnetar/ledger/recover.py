@@ -76,8 +76,9 @@ class _Recovery:
         for event in events:
             if self._done.done():
                 return
-            instructions += self._core.handle(event)
-            if any(isinstance(instruction, ChooseBookies) for instruction in instructions):
+            wanted = self._core.handle(event)
+            instructions += wanted
+            if any(isinstance(instruction, ChooseBookies) for instruction in wanted):
                 # Answered before the next event: a second failure asks for bookies as well, and must know these.
                 self._carry_out(instructions)
                 instructions = []

@@ -399,30 +399,26 @@ class RecoveryCore:
             known = position in self._failing or position in self._gone
         elif position in self._busy or not known:
             self._busy.setdefault(position, {})[entry_id] = None
-        return [] if known else self._fail_positions({position: code})
+        return [] if known else self._fail_position(position, code)
 
-    def _fail_positions(self, codes: dict[int, int]) -> list[Instruction]:
+    def _fail_position(self, position: int, code: int) -> list[Instruction]:
         bookies = self._changed.last_ensemble.bookies
-        self._failing.update(codes)
-        self._excluded.update((bookies[position], code) for position, code in codes.items())
-        exclude = dict.fromkeys((*bookies, *self._excluded))
-        return [ChooseBookies((position,), tuple(exclude)) for position in codes]
+        self._failing[position] = self._excluded[bookies[position]] = code
+        return [ChooseBookies((position,), tuple(dict.fromkeys((*bookies, *self._excluded))))]
 
     def _retry(self, expired: bool) -> list[Instruction]:
         """The pause is over; what was confirmed without the busy bookies they need not store."""
         if self._failing:
             return [RetryLater()] if self._busy else []
+        if expired and self._busy:  # one by one: there may be a bookie for some of them
+            failed = self._fail_position(self._busy.popitem()[0], TooManyRequests.code)
+            return [RetryLater(), *failed] if self._busy else failed
         busy, self._busy = self._busy, {}
-        if expired and busy:
-            return self._fail_positions(dict.fromkeys(busy, TooManyRequests.code))
         bookies = self._changed.last_ensemble.bookies
         instructions: list[Instruction] = []
         for position, refused in busy.items():
-            adds: list[tuple[int, bytes]] = []
-            for entry_id in sorted(refused):
-                found = self._entries.get(entry_id)
-                if found is not None and found.entry is not None and not found.acked & 1 << position:
-                    adds.append((entry_id, found.entry))
+            left = ((e, self._entries[e]) for e in sorted(refused) if e in self._entries)
+            adds = [(e, found.entry) for e, found in left if found.entry and not found.acked & 1 << position]
             if adds:
                 instructions.append(SendAdds(bookies[position], adds))
         return instructions
