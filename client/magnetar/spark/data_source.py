@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
 from pyspark.sql.types import StructType
 
+from magnetar.proto.errors import InvalidArgument
+
 from .batch_source import TopicReader
-from .options import ReadOptions
+from .options import ReadOptions, WriteOptions
 from .schema import chosen_columns, topic_schema
+from .sink import TopicStreamWriter, TopicWriter
 from .stream_source import TopicStreamReader
 
 
@@ -30,3 +39,18 @@ class MagnetarDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For `spark.readStream`."""
         return TopicStreamReader(ReadOptions.parse(self.options), chosen_columns(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """For `df.write`; a topic can only be appended to."""
+        _no_overwrite(overwrite)
+        return TopicWriter(WriteOptions.parse(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """For `df.writeStream`, output mode append or update."""
+        _no_overwrite(overwrite)
+        return TopicStreamWriter(WriteOptions.parse(self.options), schema)
+
+
+def _no_overwrite(overwrite: bool) -> None:
+    if overwrite:
+        raise InvalidArgument("a topic cannot be overwritten; use mode('append'), or outputMode('append')")

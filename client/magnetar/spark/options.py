@@ -14,7 +14,14 @@ value_schema           a DDL schema (Avro: its JSON) the value becomes columns o
 fail_on_data_loss      streams: whether trimmed data fails the query (true)
 max_rows_per_batch     streams: admission control (0: no bound)
 max_bytes_per_batch    the same in bytes
-subscription           streams: the durable subscription that keeps what the query still needs (made from the query's id)
+subscription           streams: the durable subscription that keeps what the query still needs (a new one, kept in the
+                       checkpoint)
+
+For writing: `service_url`, `topic`, `timeout_s`, and
+
+compression            none, lz4 or zstd (none)
+max_message_bytes      of a value and its key; not above that of the service (5m)
+query                  streams: names the query in place of Spark's id, for a checkpoint that is begun anew
 """
 
 from __future__ import annotations
@@ -99,6 +106,44 @@ class ReadOptions:
     def end_of(self, topic: str) -> Place:
         """Where it ends."""
         return self.end.get(topic, self.end.get("", "latest"))
+
+
+WRITE_OPTIONS: Final = (
+    "service_url", "topic", "path", "timeout_s", "compression", "max_message_bytes", "query", "checkpointlocation",
+)  # fmt: skip
+COMPRESSIONS: Final = ("none", "lz4", "zstd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """See the module docstring."""
+
+    service_url: str
+    topic: str  # full name
+    timeout_s: float = 30.0
+    compression: str = "none"
+    max_message_bytes: int = 5 << 20
+    query: str = ""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> WriteOptions:
+        """From what stood in `.option(...)`. Raises InvalidArgument."""
+        told = {name.lower(): str(value) for name, value in options.items()}
+        _check_names(told, WRITE_OPTIONS)
+        compression = told.get("compression", "none").lower()
+        if compression not in COMPRESSIONS:
+            raise InvalidArgument(
+                f"option compression is {compression!r}; want one of {', '.join(COMPRESSIONS)}"
+            )
+        topics, _ = _topics(told)
+        return cls(
+            service_url=_service(told.get("service_url", "")),
+            topic=topics[0],
+            timeout_s=_seconds("timeout_s", told.get("timeout_s", "30")),
+            compression=compression,
+            max_message_bytes=_size("max_message_bytes", told.get("max_message_bytes", "5m"), 1),
+            query=told.get("query", ""),
+        )
 
 
 def _check_names(told: Mapping[str, str], known: tuple[str, ...]) -> None:

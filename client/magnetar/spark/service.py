@@ -105,7 +105,7 @@ async def plan_of_topic(client: Client, topic: str, lease_s: float) -> TopicPlan
                     closed,
                 )
             )
-        bookies.update({bookie: _address(address) for bookie, address in found["bookies"].items()})
+        bookies.update({bookie: address(text) for bookie, text in found["bookies"].items()})
         more, end = found["more"], tuple(found["end"])
         after = ledgers[-1].position_id if ledgers else -1
     return TopicPlan(topic, ledgers, end, bookies, lease)
@@ -146,9 +146,10 @@ async def renewing(
             await task
 
 
-def _address(text: Any) -> tuple[str, int]:
+def address(text: Any) -> tuple[str, int]:
+    """Host and port of `host:port`."""
     host, _, port = str(text).rpartition(":")
     return host.strip("[]"), int(port)
 
 
-__all__ = ["TopicPlan", "asking", "connected", "keep", "plan_of_topic", "renewing", "topic_names"]
+__all__ = ["TopicPlan", "address", "asking", "connected", "keep", "plan_of_topic", "renewing", "topic_names"]
