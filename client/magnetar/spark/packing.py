@@ -1,0 +1,145 @@
+"""Rows to entries: what a task of a sink appends to its ledger. A few C calls per column of a batch, no code per row.
+
+Columns of a row to write: `value` (binary or string, required), `key` (binary or string), `properties` (map<string,string>),
+`event_time` (timestamp). Other columns of a topic (offset, message_id, ...) are the topic's to give and may stand there:
+they are passed over, so that what was read can be written as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
+
+from magnetar.proto.batch import encode_batch
+from magnetar.proto.compression import Compression
+from magnetar.proto.entry import encode_entry
+from magnetar.proto.errors import InvalidArgument
+
+from .schema import COLUMNS
+
+_BYTES: tuple[DataType, ...] = (BinaryType(), StringType())
+WRITTEN: dict[str, tuple[DataType, ...]] = {
+    "value": _BYTES,
+    "key": _BYTES,
+    "properties": (MapType(StringType(), StringType()),),
+    "event_time": (TimestampType(),),
+}
+BATCH_ROWS = 10_000
+# An entry is closed when it has so many bytes of values and keys; a single row may be larger.
+ENTRY_BYTES = 512 << 10
+ROW_BYTES = 16
+
+
+def check_written(schema: StructType) -> None:
+    """Raises InvalidArgument, which names the column and the cure."""
+    given = {field.name: field.dataType for field in schema.fields}
+    if "value" not in given:
+        raise InvalidArgument(
+            f"the rows to write have no column 'value', but {', '.join(given)}; name the one with the message so, "
+            "or pack several: to_json(struct('*')) AS value"
+        )
+    for name, data_type in given.items():
+        if name in WRITTEN:
+            # Whether values may be null in a map does not show in the messages.
+            wanted = [one.simpleString() for one in WRITTEN[name]]
+            if data_type.simpleString() not in wanted:
+                raise InvalidArgument(
+                    f"column {name!r} is of type {data_type.simpleString()}; cast it to {' or '.join(wanted)}"
+                )
+        elif name not in COLUMNS:
+            raise InvalidArgument(
+                f"a message has no column {name!r}: drop it, or pack it into the value: to_json(struct('*')) AS value"
+            )
+
+
+class PackedEntry(NamedTuple):
+    """An entry for a ledger."""
+
+    payload: bytes
+    messages: int
+
+
+class Packer:
+    """Numbers what one task writes: sequence ids and indexes in the ledger count up from 0."""
+
+    def __init__(self, producer: str, compression: Compression, max_message_bytes: int) -> None:
+        self._producer = producer
+        self._compression = compression
+        self._max_message_bytes = max_message_bytes
+        self.messages = 0
+
+    def pack(self, rows: pa.RecordBatch, now_ms: int) -> Iterator[PackedEntry]:
+        """Entries of about ENTRY_BYTES, in the order of the rows. Raises InvalidArgument for a row that is too large."""
+        values, keys = rows.column("value"), _keys(rows)
+        sizes = _sizes(values) if keys is None else pc.add(_sizes(values), _sizes(keys))
+        largest = pc.max(sizes).as_py() or 0
+        if largest > self._max_message_bytes:
+            raise InvalidArgument(
+                f"a row to write has {largest} bytes of value and key, and a message at most {self._max_message_bytes}; "
+                "store large values elsewhere and write where they are"
+            )
+        for start, length in _cuts(sizes):
+            yield self._entry(rows.slice(start, length), now_ms)
+
+    def _entry(self, rows: pa.RecordBatch, now_ms: int) -> PackedEntry:
+        columns = rows.schema.names
+        values = rows.column("value").cast(pa.binary())
+        keys = _keys(rows)
+        batch = encode_batch(
+            values.to_pylist(),
+            sequence_id=self.messages,
+            publish_time_ms=now_ms,
+            keys=None if keys is None else keys.to_pylist(),
+            properties=_properties(rows.column("properties")) if "properties" in columns else None,
+            event_times_ms=_times_ms(rows.column("event_time")) if "event_time" in columns else None,
+            compression=self._compression,
+        )
+        payload = encode_entry(
+            [batch], [len(values)], [0], [self._producer], first_index=self.messages, append_time_ms=now_ms
+        )
+        self.messages += len(values)
+        return PackedEntry(payload, len(values))
+
+
+def _keys(rows: pa.RecordBatch) -> pa.Array | None:
+    """None if no row has one. A text key stays text: consumers get the str that a Python producer would have sent."""
+    if "key" not in rows.schema.names:
+        return None
+    column = rows.column("key")
+    return None if column.null_count == len(column) else column
+
+
+def _sizes(column: pa.Array) -> pa.Array:
+    return pc.fill_null(pc.binary_length(column), 0).cast(pa.int64())
+
+
+def _cuts(sizes: pa.Array) -> Iterator[tuple[int, int]]:
+    """(start, length) of runs of rows for an entry each."""
+    ends = pc.cumulative_sum(pc.add(sizes, ROW_BYTES))
+    count, start, before = len(sizes), 0, 0
+    while start < count:
+        within = pc.less_equal(ends.slice(start, BATCH_ROWS), before + ENTRY_BYTES)
+        length = max(1, pc.sum(within).as_py() or 0)
+        yield start, length
+        before = ends[start + length - 1].as_py()
+        start += length
+
+
+def _properties(column: pa.Array) -> Sequence[Any] | None:
+    if column.null_count == len(column):
+        return None
+    return [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
+
+
+def _times_ms(column: pa.Array) -> Sequence[int | None] | None:
+    if column.null_count == len(column):
+        return None
+    times: list[int | None] = column.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_pylist()
+    return times
+
+
+__all__ = ["PackedEntry", "Packer", "check_written"]

@@ -1,0 +1,187 @@
+"""`write` and `writeStream`: each task writes a ledger of its own, the driver's commit attaches them all at once.
+
+What a batch is called decides what "exactly once" means: a stream's batches are (query id, batch id), which Spark repeats
+after a crash, so a batch that was attached before is found done. A batch write is called by chance: whoever runs it twice
+writes twice, as with files. A task that Spark runs twice writes two ledgers; one of them is named to the commit, the other
+goes with the discard that follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from magnetar.client import Client, connect
+from magnetar.proto.commands import AttachLedgers, DiscardStaged
+from magnetar.proto.compression import Compression
+
+from .options import WriteOptions
+from .packing import Packer, check_written
+from .staged import staged_ledger
+
+
+@dataclass
+class WrittenLedger(WriterCommitMessage):
+    """What a task tells the driver. A task without rows makes no ledger (-1)."""
+
+    query: str
+    batch: int
+    ledger_id: int
+    messages: int
+    first_ms: int
+    last_ms: int
+
+    @property
+    def transaction(self) -> str:
+        """What the ledgers of a batch are staged under."""
+        return transaction_of(self.query, self.batch)
+
+
+def transaction_of(query: str, batch: int) -> str:
+    """One batch of one query; an attempt that is repeated shares it with the one before."""
+    return f"{query}/{batch}"
+
+
+def write_task(
+    options: WriteOptions, query: str, batch: int, rows: Iterator[pa.RecordBatch]
+) -> WrittenLedger:
+    """Writes the rows of one task to a ledger."""
+    return asyncio.run(_write(options, query, batch, rows))
+
+
+async def _write(
+    options: WriteOptions, query: str, batch: int, rows: Iterator[pa.RecordBatch]
+) -> WrittenLedger:
+    first = next((one for one in rows if one.num_rows), None)
+    if first is None:
+        return WrittenLedger(query, batch, -1, 0, 0, 0)
+    context = TaskContext.get()
+    part = context.partitionId() if context else 0
+    packer = Packer(
+        f"spark-{query}-{part}", Compression.parse(options.compression), options.max_message_bytes
+    )
+    async with (
+        connect(options.service_url, operation_timeout=options.timeout_s, name="spark") as client,
+        staged_ledger(client, options.topic, transaction_of(query, batch), options.timeout_s) as ledger,
+    ):
+        first_ms = last_ms = _now_ms()
+        one: pa.RecordBatch | None = first
+        while one is not None:
+            last_ms = max(last_ms, _now_ms())
+            for entry in packer.pack(one, last_ms):
+                await ledger.append(entry.payload)
+            one = next(rows, None)
+        await ledger.close()
+        return WrittenLedger(query, batch, ledger.ledger_id, packer.messages, first_ms, last_ms)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def attach(options: WriteOptions, messages: list[WrittenLedger | None]) -> bool:
+    """Publishes what the tasks wrote; False if this batch was published before. In the order of the tasks."""
+    written = [message for message in messages if message is not None]
+    ledgers = [message for message in written if message.ledger_id >= 0]
+    if not ledgers:
+        return False
+    query, batch = ledgers[0].query, ledgers[0].batch
+
+    async def run(client: Client) -> bool:
+        rows = [[one.ledger_id, one.messages, one.first_ms, one.last_ms] for one in ledgers]
+        command = AttachLedgers(0, options.topic, query, batch)
+        done = await client.request(command, topic=options.topic, payload=msgpack.packb(rows))
+        await client.request(
+            DiscardStaged(0, options.topic, transaction_of(query, batch)), topic=options.topic
+        )
+        return bool(done["attached"])
+
+    return bool(_ask(options, run))
+
+
+def discard(options: WriteOptions, query: str, batch: int) -> None:
+    """Deletes what the tasks of a batch wrote."""
+
+    async def run(client: Client) -> None:
+        await client.request(
+            DiscardStaged(0, options.topic, transaction_of(query, batch)), topic=options.topic
+        )
+
+    _ask(options, run)
+
+
+def _ask(options: WriteOptions, work: Any) -> Any:
+    async def run() -> Any:
+        async with connect(options.service_url, operation_timeout=options.timeout_s, name="spark") as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+class TopicWriter(DataSourceArrowWriter):
+    """`df.write.format("magnetar")`, mode append."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        check_written(schema)
+        self._options = options
+        self._query = f"write-{random.SystemRandom().getrandbits(64):016x}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenLedger:
+        """In a task."""
+        return write_task(self._options, self._query, 0, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """In the driver, when all tasks succeeded."""
+        attach(self._options, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """In the driver, when one did not."""
+        discard(self._options, self._query, 0)
+
+
+class TopicStreamWriter(DataSourceStreamArrowWriter):
+    """`df.writeStream.format("magnetar")`. The query's id names its batches unless the option `query` does."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        check_written(schema)
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenLedger:
+        """In a task."""
+        properties = _task_properties()
+        query = self._options.query or properties.get("sql.streaming.queryId", "")
+        batch = int(properties.get("streaming.sql.batchId", "-1"))
+        assert query, f"Spark names no streaming query: {properties}"
+        assert batch >= 0, f"Spark numbers no micro-batch: {properties}"
+        return write_task(self._options, query, batch, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """In the driver; Spark repeats a batch whose commit it does not know to have succeeded."""
+        attach(self._options, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """In the driver. Without a message the query's name is not known: the sweep finds what its tasks left."""
+        for message in messages:
+            if isinstance(message, WrittenLedger):
+                discard(self._options, message.query, batchId)
+                return
+
+
+def _task_properties() -> Mapping[str, str]:
+    context = TaskContext.get()
+    assert context is not None
+    names = ("sql.streaming.queryId", "streaming.sql.batchId")
+    return {name: value for name in names if (value := context.getLocalProperty(name)) is not None}
+
+
+__all__ = ["TopicStreamWriter", "TopicWriter", "WrittenLedger"]

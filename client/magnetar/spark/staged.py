@@ -1,0 +1,169 @@
+"""The ledger of one task of a sink: made and closed through the broker, written to the bookies by the task itself.
+
+The ledger client runs here as a whole (quorums, ensemble changes, retries); only its metadata store is the broker, which
+keeps and compares the metadata of staged ledgers for those who may not reach the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from magnetar.client import Client
+from magnetar.ledger import (
+    LedgerClient,
+    LedgerMetadata,
+    LedgerSettings,
+    LedgerWriter,
+    StaticBookies,
+    TcpTransport,
+)
+from magnetar.metadata.paths import LEDGERS_PATH, ledger_of_name
+from magnetar.metadata.store import Operation, Session, Versioned, Watch
+from magnetar.proto.commands import CreateStagedLedger, GetLedgerMetadata, KeepStaged, PutLedgerMetadata
+from magnetar.proto.errors import LedgerNotFound, MagnetarError, Unsupported
+from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.connection import ConnectionOptions
+
+from .bookies import MAX_FRAME_BYTES
+from .service import address
+
+RENEWALS_PER_TTL = 4
+# Payload bytes that are appended and not confirmed.
+MAX_IN_FLIGHT_BYTES = 16 << 20
+
+
+class BrokerMetadata:
+    """MetadataStore of one topic's ledgers, as far as their writer needs one."""
+
+    def __init__(self, client: Client, topic: str) -> None:
+        self._client = client
+        self._topic = topic
+
+    async def get(self, path: str) -> Versioned | None:
+        """See MetadataStore."""
+        try:
+            found = await self._client.request(
+                GetLedgerMetadata(0, self._topic, _ledger(path)), topic=self._topic
+            )
+        except LedgerNotFound:
+            return None
+        return Versioned(found["metadata"], found["version"])
+
+    async def put(self, path: str, value: bytes, *, version: int) -> int:
+        """See MetadataStore."""
+        command = PutLedgerMetadata(0, self._topic, _ledger(path), version)
+        found = await self._client.request(command, topic=self._topic, payload=value)
+        return int(found["version"])
+
+    async def create(self, path: str, value: bytes, *, session: Session | None = None) -> int:
+        """The broker makes ledgers."""
+        raise Unsupported(f"{path} cannot be made by a task")
+
+    async def delete(self, path: str, *, version: int | None = None) -> None:
+        """The broker deletes ledgers."""
+        raise Unsupported(f"{path} cannot be deleted by a task")
+
+    async def children(self, path: str) -> list[str]:
+        """Nothing is listed here."""
+        raise Unsupported(f"{path} cannot be listed by a task")
+
+    async def next_id(self, name: str) -> int:
+        """The broker numbers ledgers."""
+        raise Unsupported(f"{name} is not numbered by a task")
+
+    async def commit(self, operations: Sequence[Operation]) -> None:
+        """Not needed by a writer."""
+        raise Unsupported("a task changes one ledger at a time")
+
+    def watch(self, path: str, callback: Any) -> Watch:
+        """Not needed by a writer."""
+        raise Unsupported(f"{path} cannot be watched by a task")
+
+    async def open_session(self, timeout_s: float) -> Session:
+        """Not needed by a writer."""
+        raise Unsupported("a task has no metadata session")
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def _ledger(path: str) -> int:
+    ledger_id = ledger_of_name(path.removeprefix(LEDGERS_PATH + "/"))
+    assert ledger_id is not None, path
+    return ledger_id
+
+
+class StagedLedger:
+    """Appends entries and says what became of them all."""
+
+    def __init__(self, writer: LedgerWriter) -> None:
+        self.ledger_id = writer.ledger_id
+        self._writer = writer
+        self._in_flight = 0
+        self._error: MagnetarError | None = None
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def append(self, payload: bytes) -> None:
+        """Waits for room, not for the confirmation. Raises what an earlier entry failed with."""
+        await self._room.wait()
+        if self._error is not None:
+            raise self._error
+        self._in_flight += len(payload)
+        if self._in_flight >= MAX_IN_FLIGHT_BYTES:
+            self._room.clear()
+
+        def confirmed(_entry_id: int, _entry: bytes, error: MagnetarError | None) -> None:
+            self._in_flight -= len(payload)
+            self._error = self._error or error
+            if error is not None or self._in_flight < MAX_IN_FLIGHT_BYTES:
+                self._room.set()
+
+        self._writer.append(payload, confirmed)
+
+    async def close(self) -> None:
+        """All entries are confirmed and the ledger is closed when this returns; else it raises why not."""
+        metadata = await self._writer.close()
+        if self._error is not None:
+            raise self._error
+        assert metadata.last_entry == self._writer.last_add_confirmed
+
+
+@contextlib.asynccontextmanager
+async def staged_ledger(
+    client: Client, topic: str, transaction: str, timeout_s: float
+) -> AsyncIterator[StagedLedger]:
+    """A new staged ledger. Whoever leaves without `close` leaves it to the sweep, or to the driver's abort."""
+    made = await client.request(CreateStagedLedger(0, topic, transaction), topic=topic)
+    bookies = {bookie: address(text) for bookie, text in made["bookies"].items()}
+    bookies.update({row[0]: address(row[1]) for row in made["writable"]})
+    settings = LedgerSettings(add_timeout_s=timeout_s)
+    directory = StaticBookies(bookies)
+    transport = TcpTransport(
+        directory, settings, ConnectionOptions("spark", max_message_bytes=MAX_FRAME_BYTES)
+    )
+    ledgers = LedgerClient(
+        BrokerMetadata(client, topic), transport, directory, settings, random.Random(), SystemClock()
+    )
+    keeping = asyncio.create_task(_keep(client, topic, transaction))
+    try:
+        metadata = LedgerMetadata.decode(made["metadata"], made["ledger"])
+        yield StagedLedger(ledgers.adopt(made["ledger"], metadata, made["version"]))
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await ledgers.close()
+        await transport.close()
+
+
+async def _keep(client: Client, topic: str, transaction: str) -> None:
+    while True:
+        kept = await client.request(KeepStaged(0, topic, transaction), topic=topic)
+        await asyncio.sleep(kept["ttl_ms"] / 1000 / RENEWALS_PER_TTL)
+
+
+__all__ = ["StagedLedger", "staged_ledger"]
