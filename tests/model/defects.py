@@ -18,6 +18,7 @@ from magnetar.ledger.core.pending import PendingAdd
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.core.recovery import RecoveryCore, RecoveryState
 from magnetar.ledger.core.writer import WriterCore, WriterState
+from magnetar.proto.errors import BookieUnavailable
 from magnetar.proto.ledger_entry import encode_ledger_entry
 
 from . import forgetting
@@ -343,6 +344,130 @@ def recovery_adds_do_not_pass_the_fence(patch: Patch) -> None:
     patch.setattr(ReducedWorld, "_at_bookie", at_bookie)
 
 
+def an_unreachable_bookie_counts_as_known(patch: Patch) -> None:
+    """Rule 13: only "ok", "no such entry" and "no such ledger" are knowledge."""
+    patch.setattr("magnetar.ledger.core.last_confirmed._KNOWN_CODES", frozenset(range(200)))
+
+
+def one_answer_covers_the_ensemble(patch: Patch) -> None:
+    """Rule 13: every write set needs fewer than Qa unknown bookies."""
+    patch.setattr(Striping, "covered", lambda self, known: known != 0)
+
+
+def recovery_reads_do_not_fence(patch: Patch) -> None:
+    """Rule 14; apache/bookkeeper #2614: covered without this bookie, it says "no such entry", and then takes the entry."""
+    right = ReducedWorld._at_bookie
+
+    def at_bookie(
+        self: ReducedWorld, message: tuple[Any, ...], alive: bool, fenced: bool, entries: Any
+    ) -> tuple[tuple[Any, ...], int]:
+        answer, bookie = right(self, message, alive, fenced, entries)
+        return answer, self._bookie(alive, fenced, entries) if message[0] == "r" else bookie
+
+    patch.setattr(ReducedWorld, "_at_bookie", at_bookie)
+
+
+def recovery_ignores_where_the_last_ensemble_begins(patch: Patch) -> None:
+    """Rule 15: what lies before it is confirmed, and not on its bookies."""
+    right = RecoveryCore._read_base
+
+    def read_base(self: RecoveryCore, last_add_confirmed: int) -> list[Instruction]:
+        metadata = self.metadata
+        ensembles = (replace(metadata.ensembles[0], bookies=metadata.last_ensemble.bookies),)
+        self.metadata = replace(metadata, ensembles=ensembles)
+        instructions = right(self, last_add_confirmed)
+        self.metadata = metadata
+        return instructions
+
+    patch.setattr(RecoveryCore, "_read_base", read_base)
+
+
+def the_changed_ensemble_begins_behind_the_next_re_add(patch: Patch) -> None:
+    """Rule 15: entries that are found and not yet on Qa bookies belong to it."""
+    right = RecoveryCore._replace
+
+    def change(self: RecoveryCore, chosen: dict[int, str]) -> list[Instruction]:
+        before = self._changed
+        instructions = right(self, chosen)
+        bookies = self._changed.last_ensemble.bookies
+        self._changed = before.with_ensemble(max(self._next_add, before.last_ensemble.first_entry), bookies)
+        return instructions
+
+    patch.setattr(RecoveryCore, "_replace", change)
+
+
+def metadata_are_written_whatever_the_version(patch: Patch) -> None:
+    """Rule 16: each step by compare-and-set."""
+    right = ReducedWorld._metadata_steps
+
+    def steps(self: ReducedWorld, out: Any, state: Any, number: int, message: tuple[Any, ...]) -> None:
+        metadata, current = self.metas.things[state[3]]
+        if message[2] >= 0 and not metadata.closed:
+            written = self._meta(self.metas.things[message[2]][0], current + 1)
+            message = (*message[:2], written, current, *message[4:])
+        right(self, out, state, number, message)
+
+    patch.setattr(ReducedWorld, "_metadata_steps", steps)
+    patch.setattr(ReducedWorld, "_still_does", lambda self, message, bookie, meta: True)
+    patch.setattr(
+        ReducedWorld, "_writers_fate", lambda self, message, core, bookie, meta: self._message(message)
+    )
+
+
+def the_writer_closes_over_a_recovery(patch: Patch) -> None:
+    """Rule 16: a writer that finds IN_RECOVERY stops."""
+    right = WriterCore._judge
+
+    def judge(self: WriterCore, found: LedgerMetadata) -> list[Instruction]:
+        if found.state is LedgerState.IN_RECOVERY and self.state is WriterState.SEALING:
+            return self._seal()
+        return right(self, found)
+
+    patch.setattr(WriterCore, "_judge", judge)
+
+
+def the_changed_ensemble_begins_with_the_last_confirmed_entry(patch: Patch) -> None:
+    """Rule 17: at LAC+1; the new bookie lacks what was confirmed before."""
+    right = WriterCore._change_ensemble
+
+    def change(self: WriterCore, bookies: dict[int, str]) -> list[Instruction]:
+        (write,) = right(self, bookies)
+        assert isinstance(write, WriteMetadata)
+        assert self._changing_to is not None
+        first = max(self.last_add_confirmed, self.metadata.last_ensemble.first_entry)
+        return [replace(write, metadata=self.metadata.with_ensemble(first, self._changing_to))]
+
+    patch.setattr(WriterCore, "_change_ensemble", change)
+
+
+def what_failed_during_a_change_is_sent_to_again(patch: Patch) -> None:
+    """Rule 18: failures during a change are handled before the next send, not taken for those that were replaced."""
+    right = WriterCore._add_failed
+
+    def failed(self: WriterCore, bookie: str, entry_id: int, code: int) -> list[Instruction]:
+        if self.state is WriterState.CHANGING and code == BookieUnavailable.code:
+            return []
+        return right(self, bookie, entry_id, code)
+
+    patch.setattr(WriterCore, "_add_failed", failed)
+
+
+def adds_tell_what_is_pushed_as_confirmed(patch: Patch) -> None:
+    """Rule 19: the piggybacked LAC lags; it never runs ahead."""
+    right = WriterCore.append
+
+    def append(self: WriterCore, payload: bytes, context: Any) -> Any:
+        last = self.last_add_confirmed
+        entry_id, length = self.last_add_pushed + 1, self.length + len(payload)
+        _, bookies = right(self, payload, context)
+        assert self.last_add_confirmed == last
+        entry = encode_ledger_entry(LEDGER, entry_id, entry_id - 1, length, payload)
+        self.pending[-1].entry = entry
+        return entry, bookies
+
+    patch.setattr(WriterCore, "append", append)
+
+
 @dataclass(frozen=True, slots=True)
 class Planted:
     """A defect and where to look for it."""
@@ -391,4 +516,14 @@ PLANTED = [
     Planted(fences_are_lost, ONE),
     Planted(a_bookie_without_the_ledger_is_not_fenced, ONE),
     Planted(recovery_adds_do_not_pass_the_fence, ONE),
+    Planted(an_unreachable_bookie_counts_as_known, replace(ONE, entries=2, losses=2)),
+    Planted(one_answer_covers_the_ensemble, replace(ONE, ensemble_size=3, write_quorum=3)),
+    Planted(recovery_reads_do_not_fence, ONE),
+    Planted(recovery_ignores_where_the_last_ensemble_begins, replace(ONE, losses=1)),
+    Planted(the_changed_ensemble_begins_behind_the_next_re_add, replace(ONE, losses=1)),
+    Planted(metadata_are_written_whatever_the_version, replace(ONE, recoverers=2)),
+    Planted(the_writer_closes_over_a_recovery, ONE),
+    Planted(the_changed_ensemble_begins_with_the_last_confirmed_entry, replace(QUIET, losses=1)),
+    Planted(what_failed_during_a_change_is_sent_to_again, replace(QUIET, entries=1, bookies=4, losses=2)),
+    Planted(adds_tell_what_is_pushed_as_confirmed, replace(ONE, entries=2)),
 ]

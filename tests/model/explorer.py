@@ -54,9 +54,11 @@ class Explored:
 class Violation(AssertionError):
     """An invariant that does not hold, with the shortest way to it."""
 
-    def __init__(self, reason: str, path: list[str]) -> None:
+    def __init__(self, reason: str, path: list[str], turns: list[int] | None = None, states: int = 0) -> None:
         self.reason = reason
         self.path = path
+        self.turns = turns or []  # which of a state's steps was taken each time, to walk the way again
+        self.states = states  # seen until then
         steps = "\n".join(f"  {number:2}. {step}" for number, step in enumerate(path, 1))
         super().__init__(f"{reason}\nafter\n{steps}")
 

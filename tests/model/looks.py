@@ -142,7 +142,7 @@ class Looks(CoreTable):
         what, number = action
         message = self.messages.things[number]
         if message[1] < 0:
-            return f"{message[2]} is being repaired and fences the ledger"
+            return self._describe_orphan(message)
         who = "writer" if message[1] == WRITER else f"recoverer {message[1]}"
         tail = {
             "arrives": "arrives",
@@ -152,6 +152,23 @@ class Looks(CoreTable):
             "given up": "is given up, and still on its way",
         }[what]
         return f"{self._describe(message, who)} {tail}"
+
+    def picture(self, state: State) -> str:
+        """What is there, in a line: bookies, metadata, clients."""
+        writer, recoverers, bookies, meta, messages, crashes, losses, confirmed, _ = state
+        parts = []
+        for name, number in zip(self.names, bookies):
+            alive, fenced, entries = self.bookies.things[number]
+            kept = ",".join(str(entry_id) for entry_id, _ in entries)
+            parts.append(f"{name}{{{kept}}}{' fenced' if fenced else ''}{'' if alive else ' DEAD'}")
+        clients = [f"writer {self.cores.things[writer].state.value}, confirmed to {confirmed}"]
+        for client, number in enumerate(recoverers, 1):
+            told = self.cores.things[number].state.value if number >= 0 else "not begun"
+            clients.append(f"recoverer {client} {told}")
+        return (
+            f"{' '.join(parts)} | {self._meta_text(meta)} | {', '.join(clients)} | {len(messages)} on their way, "
+            f"{crashes}+{losses} faults left"
+        )
 
     def _describe(self, message: tuple[Any, ...], who: str) -> str:
         match message:
@@ -175,6 +192,16 @@ class Looks(CoreTable):
             case _:
                 raise AssertionError(message)
         return text if wanted else f"{text}, given up long since,"
+
+    def _describe_orphan(self, message: tuple[Any, ...]) -> str:
+        """Nobody waits for it."""
+        if message[0] == "l" and self.shape.repairs:
+            return f"{message[2]} fences the ledger: it is being repaired, or somebody's fence came late"
+        if message[0] == "l":
+            return f"a recoverer's fence that was given up or is not waited for comes to {message[2]}"
+        if message[0] == "a":
+            return f"a recoverer's add of entry {message[3]} that was given up comes to {message[2]}"
+        return f"a metadata write that was given up is carried out: {self._meta_text(message[2])}"
 
     def _meta_text(self, meta: int) -> str:
         if meta < 0:

@@ -17,18 +17,18 @@ transition costs some look-ups.
    compare-and-set that comes too late is a read. Giving up what makes no difference to the sender is left out: it could as
    well stay in flight for ever.
 4. *Partial order* (`_alone`): when nothing that one client has in flight, or does by itself, can meet anything of the
-   others', only its steps are explored; those of the others stay possible and lead to the same states. Budgets of faults do not
-   spoil it: the client's first step of any path can be moved to the path's beginning, which spends no more in all, and a
-   path without a step of the client loses nothing by one without a fault. (A crash does: it is everybody's. So while one is
-   left, a request to a living bookie meets the others'.) No invariant is hidden by it: the steps taken first do not write
-   metadata, and store copies only where that cannot hide that the writer confirms an entry with too few (`_unseen`), so
-   they can only make a violation show earlier. No run is infinite, so nobody is put off for ever.
+   others', only its steps are explored; those of the others stay possible and lead to the same states. Budgets of faults
+   do not spoil it: the client's first step of any path can be moved to the path's beginning, which spends no more in all,
+   and a path without a step of the client loses nothing by one without a fault. (A crash does: it is everybody's. So while
+   one is left, a request to a living bookie meets the others'.) No invariant is hidden by it: the steps taken first do not
+   write metadata, and store copies only where that cannot hide that the writer confirms an entry with too few (`_unseen`),
+   so they can only make a violation show earlier. No run is infinite, so nobody is put off for ever.
 5. *Names* do not matter: those of bookies when each has every entry (ensembles are compared as sets then, so every choice
    that depends on the order of positions or names branches: which spare is chosen, which replica is asked for the base),
    those of recoverers never. How often a recovery started over does not matter either as long as it never gives up for that.
 6. *With several recoverers* (`_powerless`), once the metadata are not OPEN any more, only what the others can notice of the
    writer counts: what its adds still store, and up to where it confirms. Its metadata writes come too late from then on.
-   What makes it stop (a refusal, a loss, its own close) leaves everything to be as if it were merely slow, so it is not told;
+   What makes it stop (a refusal, a loss, its own close) leaves everything as if it were merely slow, so it is not told;
    good answers come at once when it has nothing more to append: a higher confirmation breaks whatever a lower one does. What
    becomes of such a writer itself (does it hang, which end does it believe in) is explored in full with one recoverer.
 """
@@ -45,6 +45,7 @@ from magnetar.ledger.core.writer import WriterCore, WriterState
 
 from .core_table import failure
 from .forgetting import NOBODY, Forgetting
+from .invariants import broken, check_ledger, copies_of
 from .ledger_world import ABSENT, FENCED, LEDGER, UNAVAILABLE, WRITER, Shape, _end, lac_of
 from .looks import LIVE, State
 from .search import Broken
@@ -201,7 +202,8 @@ class ReducedWorld(Forgetting):
             return False
         if entry_id <= confirmed or core.error is not None or core.state not in LIVE:
             return True
-        return len(self._copies(bookies, metadata, entry_id)) >= self.shape.ack_quorum
+        stored = {name: self.bookies.things[number][2] for name, number in zip(self.names, bookies)}
+        return len(copies_of(stored, metadata, entry_id)) >= self.shape.ack_quorum
 
     def _message_steps(
         self, out: list[tuple[Any, ...]], state: State, number: int, message: tuple[Any, ...]
@@ -263,7 +265,7 @@ class ReducedWorld(Forgetting):
                 have = dict(entries)
                 if have.setdefault(entry_id, entry) != entry:
                     raise Broken(
-                        f"entry {entry_id} has two contents at bookie {name}",
+                        broken("no divergence", f"entry {entry_id} has two contents at bookie {name}"),
                         ("arrives", self._message(message)),
                     )
                 return ("A", client, name, entry_id, 0), self._bookie(
@@ -288,7 +290,7 @@ class ReducedWorld(Forgetting):
         after = state
         if proposed >= 0 and version == current:
             if metadata.closed:
-                raise Broken("a closed ledger was written again", ("arrives", number))
+                raise Broken(broken("final", "a closed ledger was written again"), ("arrives", number))
             after = (writer, recoverers, bookies, proposed, *state[4:])
             answer = ("M", "written", version + 1)
         if not wanted:
@@ -331,12 +333,16 @@ class ReducedWorld(Forgetting):
                     recoverers = (*recoverers[: client - 1], following, *recoverers[client:])
                 known = confirmed
                 for last in told:
-                    assert last > known, "an entry was confirmed twice"
+                    assert last > known, broken("order", f"entry {last} is confirmed after entry {known}")
                     known = last
                 if end is not None:
                     now = self.metas.things[meta][0]
-                    assert now.closed, "somebody believes in an end that nobody wrote"
-                    assert end == _end(now), "somebody believes in another end"
+                    assert now.closed, broken(
+                        "one end", f"client {client} believes in an end that nobody wrote"
+                    )
+                    assert end == _end(now), broken(
+                        "one end", f"client {client} believes in {end}, written was {_end(now)}"
+                    )
                 result = self._settled(
                     (
                         writer,
@@ -354,16 +360,17 @@ class ReducedWorld(Forgetting):
         except Broken:
             raise
         except AssertionError as error:
-            raise Broken(str(error) or _where(error), action) from error
+            raise Broken(str(error) or broken("the cores' own", _where(error)), action) from error
 
     # --- what must hold ----------------------------------------------------------------------------------------------
 
     def check(self, state: State) -> None:
-        """See Model; the invariants are those of `ledger_world`."""
+        """See Model."""
         writer, recoverers, bookies, meta, messages, _, _, confirmed, _ = state
         key = (bookies, meta, confirmed)
         if key not in self._checked:
-            self._check_entries(bookies, self.metas.things[meta][0], confirmed)
+            stored = [self.bookies.things[number][2] for number in bookies]
+            check_ledger(stored, self.names, self.metas.things[meta][0], confirmed)
             self._checked[key] = None
         for client, number in enumerate((writer, *recoverers)):
             if number < 0 or (client == WRITER and self._powerless_in(meta)):
@@ -378,33 +385,13 @@ class ReducedWorld(Forgetting):
                 self._busy[number] = busy
             if busy and not any(self._awaited(message, client) for message in messages):
                 state_name = self.cores.things[number].state
-                raise AssertionError(f"client {client} hangs in {state_name}: no answer can come")
+                raise AssertionError(
+                    broken("nobody hangs", f"client {client} waits in {state_name}, and no answer can come")
+                )
 
     def _awaited(self, number: int, client: int) -> bool:
         message = self.messages.things[number]
         return message[1] == client and (message[0] in "ALRM" or message[-1])
-
-    def _check_entries(self, bookies: tuple[int, ...], metadata: LedgerMetadata, confirmed: int) -> None:
-        if metadata.closed:
-            assert metadata.last_entry >= confirmed, (
-                f"truncated: closed at entry {metadata.last_entry}, entry {confirmed} was acknowledged"
-            )
-            assert metadata.length == metadata.last_entry + 1, "each entry has one byte of payload"
-        for entry_id in range(max(confirmed, metadata.last_entry) + 1):
-            copies = self._copies(bookies, metadata, entry_id)
-            assert len(copies) >= self.shape.ack_quorum, (
-                f"entry {entry_id} is stored by {len(copies)} bookies of its write set"
-            )
-            assert len(dict.fromkeys(copies)) == 1, f"the copies of entry {entry_id} differ"
-
-    def _copies(self, bookies: tuple[int, ...], metadata: LedgerMetadata, entry_id: int) -> list[bytes]:
-        """At the write set that the metadata say."""
-        ensemble = metadata.ensemble_of(entry_id).bookies
-        copies = []
-        for position in metadata.striping.write_set(entry_id):
-            entries = self.bookies.things[bookies[self.names.index(ensemble[position])]][2]
-            copies += [entry for number, entry in entries if number == entry_id]
-        return copies
 
 
 def _where(error: AssertionError) -> str:

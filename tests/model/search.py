@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any, Protocol
 
 from .explorer import Explored, Violation
@@ -46,8 +46,8 @@ class Broken(AssertionError):
 
 
 def search(model: Model, *, max_states: int = 1 << 62, max_seconds: float = 1e9) -> Explored:
-    """Raises Violation, with a shortest way."""
-    began = time.perf_counter()
+    """Raises Violation, with a shortest way. `max_seconds` are of CPU, so are those of the result."""
+    began = time.process_time()
     start = model.start()
     model.check(start)
     # 64-bit hashes: among 10^7 states two different ones share one with a chance of 3 in 10^6.
@@ -61,14 +61,14 @@ def search(model: Model, *, max_states: int = 1 << 62, max_seconds: float = 1e9)
         met: set[Any] = set()
         following_level: list[Any] = []
         for number, state in enumerate(level, first):
-            if len(parents) >= max_states or time.perf_counter() - began > max_seconds:
-                return Explored(len(parents), transitions, depth, time.perf_counter() - began, False)
+            if len(parents) >= max_states or time.process_time() - began > max_seconds:
+                return Explored(len(parents), transitions, depth, time.process_time() - began, False)
             try:
                 steps = model.following(state)
             except Broken as error:
-                raise Violation(
-                    str(error), [*_walk(model, parents, choices, number), model.text(error.action)]
-                ) from error
+                turns = _turns(parents, choices, number)
+                steps_to = [*_walk(model, turns), model.text(error.action)]
+                raise Violation(str(error), steps_to, turns, len(parents)) from error
             for choice, (following, *_) in enumerate(steps):
                 transitions += 1
                 if following in met:
@@ -83,21 +83,30 @@ def search(model: Model, *, max_states: int = 1 << 62, max_seconds: float = 1e9)
                 try:
                     model.check(following)
                 except AssertionError as error:
-                    raise Violation(str(error), _walk(model, parents, choices, len(parents) - 1)) from error
+                    turns = _turns(parents, choices, len(parents) - 1)
+                    raise Violation(str(error), _walk(model, turns), turns, len(parents)) from error
                 following_level.append(following)
         first += len(level)
         level = following_level
         depth += 1
-    return Explored(len(parents), transitions, depth, time.perf_counter() - began, True)
+    return Explored(len(parents), transitions, depth, time.process_time() - began, True)
 
 
-def _walk(model: Model, parents: array[int], choices: array[int], number: int) -> list[str]:
+def _turns(parents: array[int], choices: array[int], number: int) -> list[int]:
     turns: list[int] = []
     while number > 0:
         turns.append(choices[number])
         number = parents[number]
-    state, steps = model.start(), []
-    for turn in reversed(turns):
+    return turns[::-1]
+
+
+def _walk(model: Model, turns: list[int]) -> list[str]:
+    return [text for text, _ in walk(model, turns)]
+
+
+def walk(model: Model, turns: list[int]) -> Iterator[tuple[str, Any]]:
+    """The way again: each step and the state after it. Raises Broken where the last step breaks something."""
+    state = model.start()
+    for turn in turns:
         state, *action = model.following(state)[turn]
-        steps.append(model.text(tuple(action)))
-    return steps
+        yield model.text(tuple(action)), state
