@@ -1,0 +1,192 @@
+"""Publishers, jobs, consumers, trims, deletions of attempts and crashes of the broker in random order, against a model.
+
+What must hold all the time: every batch that was attached is there once, whole and in one place; published messages are in
+order, none that was confirmed is missing; nothing staged outlives its sweep. A failing seed is replayed by its number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from magnetar.ledger import LedgerClient
+from magnetar.proto import commands as c
+from magnetar.proto.errors import MagnetarError
+from support.bookies import Bookies
+from support.broker_kit import TOPIC, FakeClient, settle
+from support.export_kit import (
+    Job,
+    crash,
+    export_broker,
+    read_all,
+    record_of,
+    staged_nodes,
+    stored_ledgers,
+)
+
+STEPS = 40
+
+
+class Walk:
+    """One run. Published values are numbers; those of a batch begin with q."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.bookies = Bookies("b1", "b2")
+        self.published = 0
+        self.batch = 0
+        self.attached: list[list[bytes]] = []
+
+    async def run(self) -> None:
+        left = STEPS
+        while left > 0:
+            ledgers = self.bookies.client()
+            try:
+                left = await self._life(ledgers, left)
+            finally:
+                await ledgers.close()
+
+    async def _life(self, ledgers: LedgerClient, left: int) -> int:
+        """A broker until it crashes or the run ends."""
+        rng = self.rng
+        async with export_broker(
+            self.bookies, ledgers, max_ledger_entries=rng.randrange(1, 5), max_lease_ms=1
+        ) as broker:
+            self.client = FakeClient(broker)
+            self.epoch = (await self.client.producer())["epoch"]
+            self.job = Job(self.bookies, broker)
+            self.sent = 0
+            while left > 0:
+                left -= 1
+                step = rng.choice(
+                    [self._publish] * 4
+                    + [self._attach] * 4
+                    + [self._abort, self._replay, self._trim, self._hold]
+                )
+                await step(broker)
+                if rng.random() < 0.08:
+                    await self._check(broker)
+                    await crash(broker)
+                    await self.job.ledgers.close()
+                    return left
+            await self._check(broker)
+            await self.job.ledgers.close()
+        return 0
+
+    async def _publish(self, _broker: Any) -> None:
+        for _ in range(self.rng.randrange(1, 4)):
+            self.client.publish(b"%d" % self.published, first=self.sent, epoch=self.epoch)
+            self.published += 1
+            self.sent += 1
+            if self.rng.random() < 0.5:
+                await settle(self.rng.randrange(4))
+
+    async def _stage(self) -> tuple[list[list[int]], list[bytes]]:
+        rows, values = [], []
+        for task in range(self.rng.randrange(1, 4)):
+            entries = [
+                [
+                    b"q%d.%d.%d.%d" % (self.batch, task, entry, index)
+                    for index in range(self.rng.randrange(1, 3))
+                ]
+                for entry in range(self.rng.randrange(3))
+            ]
+            rows.append(await self.job.stage(*entries))
+            values += [value for entry in entries for value in entry]
+        return rows, values
+
+    async def _attach(self, broker: Any) -> None:
+        rows, values = await self._stage()
+        before = self.published
+        attempts = [self.job.attach(self.batch, *rows) for _ in range(self.rng.randrange(1, 3))]
+        if self.rng.random() < 0.5:
+            await self._publish(broker)
+        answers = await asyncio.gather(*attempts, return_exceptions=True)
+        assert any(isinstance(answer, dict) and answer["attached"] for answer in answers), (before, answers)
+        self.batch += 1
+        self.attached.append(values)
+
+    async def _abort(self, _broker: Any) -> None:
+        await self._stage()
+        await self.job.client.ask(c.DiscardStaged, "orders", "t")
+
+    async def _replay(self, _broker: Any) -> None:
+        """A task's second run, after the batch was attached."""
+        if self.batch:
+            rows, _ = await self._stage()
+            assert not (await self.job.attach(self.batch - 1, *rows))["attached"]
+
+    async def _hold(self, broker: Any) -> None:
+        """The bookies answer late: what is pending must be waited for."""
+        rows, values = await self._stage()
+        for bookie in self.bookies.values():
+            bookie._held = []
+        await self._publish(broker)
+        attaching = self.job.attach(self.batch, *rows)
+        await settle(self.rng.randrange(30))
+        for bookie in self.bookies.values():
+            bookie.release()
+        assert (await attaching)["attached"]
+        self.batch += 1
+        self.attached.append(values)
+
+    async def _trim(self, broker: Any) -> None:
+        """A durable subscription that acknowledges what it gets; sometimes a lease."""
+        consumer = FakeClient(broker)
+        await consumer.consumer(5, "done")
+        await settle(20)
+        rows = [message.row() for message in consumer.messages]
+        if rows:
+            await consumer.ack(*rows[: self.rng.randrange(len(rows) + 1)], consumer_id=5)
+        lease = None
+        if self.rng.random() < 0.3:
+            lease = await self.client.ask(c.KeepLedgers, "orders", "", 60_000)
+        topic = broker.topics[str(TOPIC)]
+        await asyncio.sleep(0.002)
+        topic.maintain()
+        await topic.trimmed()
+        if lease is not None:
+            first = (
+                topic.ledger.list.record.ledgers[0].ledger_id if topic.ledger.list.record.ledgers else None
+            )
+            assert first == lease["first"] or topic.export.leases.mark() is None
+        await consumer.ask(c.Unsubscribe, 5)
+
+    async def _check(self, broker: Any) -> None:
+        await self.client.confirmed(self.sent)
+        topic = broker.topics[str(TOPIC)]
+        list_ = topic.ledger.list
+        kept = list_.record.ledgers
+        total = list_.message_count - (kept[0].first_index if kept else list_.message_count)
+        found = await read_all(broker, total) if total else []
+        published = [value for value in found if not value.startswith(b"q")]
+        everything = [b"%d" % number for number in range(self.published)]
+        assert published == everything[len(everything) - len(published) :]
+        flat = [value for values in self.attached for value in values]
+        batches = [value for value in found if value.startswith(b"q")]
+        assert batches == flat[len(flat) - len(batches) :]
+        assert list_.message_count == self.published + len(flat)
+        ids = [info.ledger_id for info in kept]
+        assert ids == sorted(ids)
+        await self.job.client.ask(c.DiscardStaged, "orders", "t")
+        await settle()
+        assert await staged_nodes(self.bookies) == []
+        record = await record_of(self.bookies)
+        listed = {info.stored_id for info in record.ledgers} | {info.stored_id for info in kept}
+        topics = []
+        for stored_id in await stored_ledgers(self.bookies):
+            node = await self.bookies.metadata.get(f"/ledgers/{stored_id:020d}")
+            if node is not None and b"cursor" not in node.value:
+                topics.append(stored_id)
+        assert set(topics) <= listed, "orphans"
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_a_random_walk(seed: int) -> None:
+    try:
+        await Walk(seed).run()
+    except MagnetarError as error:
+        raise AssertionError(f"seed {seed}: {error!r}") from error
