@@ -387,15 +387,15 @@ class _Link:
         try:
             host, port = self._channel.bookies.address(self._bookie)
             return await open_connection(host, port, self, self._channel.options)
-        except MagnetarError as error:
-            raise BookieUnavailable(f"bookie {self._bookie} cannot be reached: {error.message}") from error
+        except Exception as error:  # such as a host name that is none
+            reason = error.message if isinstance(error, MagnetarError) else repr(error)
+            raise BookieUnavailable(f"bookie {self._bookie} cannot be reached: {reason}") from error
 
     def _connect_ended(self, task: asyncio.Task[Connection]) -> None:
         if task.cancelled():
             self._closed()
         elif (error := task.exception()) is not None:
-            if not isinstance(error, MagnetarError):
-                error = BookieUnavailable(f"bookie {self._bookie} cannot be reached: {error!r}")
+            assert isinstance(error, BookieUnavailable)
             self._give_up(error)
             self._closed()
 

@@ -95,7 +95,11 @@ class BookieSurvey:
         """Whether it takes adds, or says that it is read-only: whether it will do to ask it again later."""
         try:
             facts = BookieFacts.of(await self._transport.info(bookie))
-        except MagnetarError as error:
+        except Exception as error:
+            if not isinstance(
+                error, MagnetarError
+            ):  # our own bug, which must not end the survey of this bookie
+                _log.exception("asking bookie %s how it is failed", bookie)
             self._bookies.lost(bookie)
             self._say(bookie, f"does not answer: {error}")
             return False

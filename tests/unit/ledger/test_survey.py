@@ -253,3 +253,16 @@ async def test_a_start_that_is_cancelled_leaves_no_task() -> None:
     assert isinstance((await asyncio.gather(starting, return_exceptions=True))[0], asyncio.CancelledError)
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("survey")]
     assert room.directory.on_suspected is None
+
+
+async def test_a_bug_in_an_answer_does_not_end_the_survey_of_a_bookie(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    a = Asked(zone="z")
+    good, bad = dict(a.told), [1]
+    async with Room(0.02, a=a, b=Asked()) as room:
+        a.told = bad  # type: ignore[assignment]
+        await room.until(("b",))
+        assert "asking bookie a how it is failed" in caplog.text
+        a.told = good
+        await room.until(("a", "b"))

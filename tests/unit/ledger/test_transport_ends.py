@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from magnetar.ledger import StaticBookies, TcpTransport
 from magnetar.proto.errors import BookieUnavailable, ConnectionLost, LedgerNotFound
+from magnetar.runtime.connection import ConnectionOptions
 from unit.ledger.test_tcp_transport import FAST, Adds, Cluster, send
 
 PATIENT = replace(FAST, add_timeout_s=30.0, read_timeout_s=30.0, connect_timeout_s=30.0)
@@ -168,4 +170,14 @@ async def test_nothing_keeps_what_was_answered(cluster: Cluster) -> None:
     async with asyncio.timeout(5):
         while link._timer is not None:
             await asyncio.sleep(0.005)
+    await transport.close()
+
+
+async def test_an_address_that_is_none_is_an_unreachable_bookie(cluster: Cluster) -> None:
+    directory = StaticBookies({"b1": ("x" * 300, 1)})
+    transport, adds = TcpTransport(directory, PATIENT, ConnectionOptions("test")), Adds()
+    with pytest.raises(BookieUnavailable, match="bookie b1 cannot be reached"):
+        await transport.info("b1")
+    send(transport, 1, 0, adds)
+    assert await adds.count(1) == [BookieUnavailable.code]
     await transport.close()
