@@ -11,7 +11,7 @@ States, and what moves them (one place each):
       --> FENCED    another owner: version conflict, or a fenced ledger
     WRITING   `append` is taken while `accepting`
       --> ROLLING   an append failed (rule 24), or limits were reached or `between` asks, and nothing is pending any more
-      --> FENCED    the ledger was fenced
+      --> FENCED    the ledger was fenced, or bookies take no entry of that size
     FENCED, CLOSED  final
 
 Rule 23: opening recovers and closes the last ledger and then writes the list by compare-and-set, even if nothing changed:
@@ -35,6 +35,7 @@ from magnetar.proto.errors import (
     LedgerNotFound,
     MagnetarError,
     MessageLost,
+    MessageTooLarge,
     ServiceNotReady,
     TopicBusy,
     TopicNotServed,
@@ -85,6 +86,7 @@ class ManagedLedger(Generic[T]):
         self._pending: deque[PendingEntry[T]] = deque()
         self.outstanding_bytes = 0
         self._due = False  # limits were reached: no more appends to this ledger
+        self._pause_ms = settings.retry_initial_ms  # doubles until an entry is confirmed
         # At most one is rolling over; one before it may still be deleting what it let go of.
         self._rolls: dict[int, asyncio.Task[None]] = {}
         self._readers = LedgerReaders(ledgers)
@@ -194,6 +196,8 @@ class ManagedLedger(Generic[T]):
             segment.live = False
             if isinstance(error, LedgerFenced):
                 self._fence(error)
+            elif isinstance(error, MessageTooLarge):  # in the next ledger as well
+                self._fence(TopicNotServed(f"topic {self.name} cannot be written: {error}"))
             else:
                 _log.warning("topic %s: ledger %d failed: %s", self.name, segment.info.ledger_id, error)
                 self._roll()
@@ -206,6 +210,7 @@ class ManagedLedger(Generic[T]):
         pending = self._pending.popleft()
         assert pending.entry_id == entry_id
         self.outstanding_bytes -= len(pending.payload)
+        self._pause_ms = self._settings.retry_initial_ms
         info.entries = entry_id + 1
         info.messages += pending.messages
         info.size += len(pending.payload)
@@ -236,7 +241,11 @@ class ManagedLedger(Generic[T]):
         return True
 
     async def _next_ledger(self) -> None:
-        delay_ms = self._settings.retry_initial_ms
+        failed = self._segment
+        if failed is not None and not failed.live and not failed.info.entries:
+            await (
+                self._pause()
+            )  # it took nothing: the next one may fail as fast, and leave a ledger each time
         while True:
             try:
                 async with self._list_lock:
@@ -254,8 +263,7 @@ class ManagedLedger(Generic[T]):
                 _log.exception("topic %s: rolling over failed", self.name)
                 self._fence(TopicNotServed(f"topic {self.name} failed here: {error!r}"))
                 return
-            await asyncio.sleep(delay_ms / 1000)
-            delay_ms = min(delay_ms * 2, self._settings.retry_max_ms)
+            await self._pause()
         self._due = False
         if self._segment is None:
             self.state = State.IDLE
@@ -268,6 +276,10 @@ class ManagedLedger(Generic[T]):
             asyncio.get_running_loop().call_soon(self._roll_for_between)
         async with self._list_lock:
             await self._delete_trimmed()
+
+    async def _pause(self) -> None:
+        pause_ms, self._pause_ms = self._pause_ms, min(self._pause_ms * 2, self._settings.retry_max_ms)
+        await asyncio.sleep(pause_ms / 1000)
 
     # --- changes of the list from outside ----------------------------------------------------------------------------
 
@@ -315,15 +327,7 @@ class ManagedLedger(Generic[T]):
             return
         segment.live = False
         info = segment.info
-        try:
-            await segment.writer.close()
-            last = segment.writer.last_add_confirmed
-        except LedgerFenced:
-            raise
-        except MagnetarError as error:
-            # Not closed by us: settle its end the way a new owner would.
-            _log.warning("topic %s: ledger %d is closed by recovery: %s", self.name, info.ledger_id, error)
-            last = (await self._ledgers.open(info.stored_id, recover=True)).last_add_confirmed
+        last = await segment.settle(self._ledgers)
         while self._pending and 0 <= self._pending[0].entry_id <= last:
             self._confirm(info, self._pending[0].entry_id, None)
         for pending in self._pending:

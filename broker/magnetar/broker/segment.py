@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import LedgerFenced, MagnetarError
 
 from .records import LedgerInfo
-from .stores import Writer
+from .stores import Ledgers, Writer
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 EntryDone = Callable[["Segment", int, bytes | None, MagnetarError | None], None]
@@ -50,10 +53,11 @@ class PendingEntry(Generic[T]):
 class Segment:
     """The open ledger. `live` False: it was left, and whatever it still reports is ignored (rule 24)."""
 
-    __slots__ = ("_done", "info", "live", "next_message", "opened_ms", "writer")
+    __slots__ = ("_done", "_recovering", "info", "live", "next_message", "opened_ms", "writer")
 
     def __init__(self, writer: Writer, info: LedgerInfo, opened_ms: int, done: EntryDone) -> None:
         self._done = done
+        self._recovering = False
         self.writer = writer
         self.info = info
         self.opened_ms = opened_ms
@@ -64,3 +68,20 @@ class Segment:
         """`ConfirmCallback` of every append."""
         if self.live:
             self._done(self, entry_id, entry, error)
+
+    async def settle(self, ledgers: Ledgers) -> int:
+        """Closes the ledger and returns its last entry. LedgerFenced: another owner did, or is about to.
+
+        What its writer cannot close is recovered, the way a new owner would do it, in later attempts as well: that fences
+        the writer, which would then take this very recovery for another owner's.
+        """
+        if not self._recovering:
+            try:
+                await self.writer.close()
+                return self.writer.last_add_confirmed
+            except LedgerFenced:
+                raise
+            except MagnetarError as error:
+                _log.warning("ledger %d is closed by recovery: %s", self.info.ledger_id, error)
+                self._recovering = True
+        return (await ledgers.open(self.info.stored_id, recover=True)).last_add_confirmed
