@@ -414,18 +414,6 @@ def metadata_are_written_whatever_the_version(patch: Patch) -> None:
     )
 
 
-def the_writer_closes_over_a_recovery(patch: Patch) -> None:
-    """Rule 16: a writer that finds IN_RECOVERY stops."""
-    right = WriterCore._judge
-
-    def judge(self: WriterCore, found: LedgerMetadata) -> list[Instruction]:
-        if found.state is LedgerState.IN_RECOVERY and self.state is WriterState.SEALING:
-            return self._seal()
-        return right(self, found)
-
-    patch.setattr(WriterCore, "_judge", judge)
-
-
 def the_changed_ensemble_begins_with_the_last_confirmed_entry(patch: Patch) -> None:
     """Rule 17: at LAC+1; the new bookie lacks what was confirmed before."""
     right = WriterCore._change_ensemble
@@ -517,12 +505,11 @@ PLANTED = [
     Planted(a_bookie_without_the_ledger_is_not_fenced, ONE),
     Planted(recovery_adds_do_not_pass_the_fence, ONE),
     Planted(an_unreachable_bookie_counts_as_known, replace(ONE, entries=2, losses=2)),
-    Planted(one_answer_covers_the_ensemble, replace(ONE, ensemble_size=3, write_quorum=3)),
+    Planted(one_answer_covers_the_ensemble, replace(ONE, entries=2, ensemble_size=3, write_quorum=3)),
     Planted(recovery_reads_do_not_fence, ONE),
-    Planted(recovery_ignores_where_the_last_ensemble_begins, replace(ONE, losses=1)),
+    Planted(recovery_ignores_where_the_last_ensemble_begins, replace(ONE, entries=2, losses=1)),
     Planted(the_changed_ensemble_begins_behind_the_next_re_add, replace(ONE, losses=1)),
-    Planted(metadata_are_written_whatever_the_version, replace(ONE, recoverers=2)),
-    Planted(the_writer_closes_over_a_recovery, ONE),
+    Planted(metadata_are_written_whatever_the_version, replace(ONE, losses=1)),
     Planted(the_changed_ensemble_begins_with_the_last_confirmed_entry, replace(QUIET, losses=1)),
     Planted(what_failed_during_a_change_is_sent_to_again, replace(QUIET, entries=1, bookies=4, losses=2)),
     Planted(adds_tell_what_is_pushed_as_confirmed, replace(ONE, entries=2)),

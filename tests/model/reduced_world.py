@@ -14,8 +14,7 @@ transition costs some look-ups.
    changed is asserted), requests nobody waits for that would find their work done, adds at bookies that no ensemble names
    any more (the change began past all that was confirmed there), re-adds nobody waits for when nobody else recovers (they
    would only add copies). Whether a bookie is fenced is forgotten when no add of the writer can come to it any more. A
-   compare-and-set that comes too late is a read. Giving up what makes no difference to the sender is left out: it could as
-   well stay in flight for ever.
+   compare-and-set that comes too late is a read.
 4. *Partial order* (`_alone`): when nothing that one client has in flight, or does by itself, can meet anything of the
    others', only its steps are explored; those of the others stay possible and lead to the same states. Budgets of faults
    do not spoil it: the client's first step of any path can be moved to the path's beginning, which spends no more in all,
@@ -222,7 +221,7 @@ class ReducedWorld(Forgetting):
             if losses and faults and not (kind == "A" and message[4] == UNAVAILABLE):
                 lost = (*without[:6], losses - 1, confirmed, close_asked)
                 told = ("M", "failed", 0) if kind == "M" else failure(message)
-                self._tell(out, ("lost", number), lost, client, told, useless=True)
+                self._tell(out, ("lost", number), lost, client, told)
             return
         at = self._at[name]
         alive, fenced, entries = self.bookies.things[bookies[at]]
@@ -248,11 +247,11 @@ class ReducedWorld(Forgetting):
         if crashes and faults:
             gone = (*bookies[:at], self._bookie(False, fenced, entries), *bookies[at + 1 :])
             crashed = (writer, recoverers, gone, meta, rest, crashes - 1, losses, confirmed, close_asked)
-            self._tell(out, ("dies", number), crashed, client, failure(message), useless=True)
+            self._tell(out, ("dies", number), crashed, client, failure(message))
         if losses and faults:
             late = self._with(rest, (self._message((*message[:-1], False)),))
             given_up = (*without[:4], late, crashes, losses - 1, confirmed, close_asked)
-            self._tell(out, ("given up", number), given_up, client, failure(message), useless=True)
+            self._tell(out, ("given up", number), given_up, client, failure(message))
 
     def _at_bookie(
         self, message: tuple[Any, ...], alive: bool, fenced: bool, entries: tuple[tuple[int, bytes], ...]
@@ -317,16 +316,13 @@ class ReducedWorld(Forgetting):
         state: State,
         client: int,
         stimulus: tuple[Any, ...],
-        useless: bool = False,
     ) -> None:
-        """Appends what becomes of `state` when a core is told something; `useless`: not what leaves the core as it was."""
+        """Appends what becomes of `state` when a core is told something."""
         writer, recoverers, bookies, meta, messages, crashes, losses, confirmed, close_asked = state
         core = writer if client == WRITER else recoverers[client - 1]
         try:
             outcomes = self._step(client, core, stimulus)
             for following, sends, told, end in outcomes:
-                if useless and following == core and not sends:
-                    continue
                 if client == WRITER:
                     writer = following
                 else:
