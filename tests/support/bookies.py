@@ -48,6 +48,7 @@ class FakeBookie:
         self.calls: list[tuple[Any, ...]] = []  # what was asked, adds excepted
         self.adds = 0
         self.forces = 0
+        self.hold_durable = False  # a disk that does not sync what was deferred
         self.unsynced: list[tuple[int, int, Done]] = []  # deferred adds that nothing has synced
         self._held: list[tuple[int, int, Done]] | None = None
         self._reads_go = asyncio.Event()
@@ -103,6 +104,8 @@ class FakeBookie:
         self._sync()
 
     def _sync(self) -> None:
+        if self.hold_durable:
+            return
         unsynced, self.unsynced = self.unsynced, []
         for ledger_id, entry_id, done in unsynced:
             self._done(ledger_id, entry_id, done)
