@@ -20,13 +20,21 @@ from magnetar.ledger.core.metadata import LedgerMetadata, LedgerState
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.paths import ledger_path
 from magnetar.metadata.store import Versioned
-from magnetar.proto.errors import BookieUnavailable, ConnectionLost, MagnetarError, RequestTimeout
+from magnetar.proto.errors import (
+    BookieUnavailable,
+    ConnectionLost,
+    MagnetarError,
+    RequestTimeout,
+    TooManyRequests,
+)
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
 from support.bookies import Bookies, Confirmations, Done, FakeBookie
 
 SETTINGS = LedgerSettings(explicit_lac_interval_s=0.001, speculative_read_s=0.002, suspect_bookie_s=0.01)
 SHAPES = [(1, 1, 1), (2, 2, 1), (3, 3, 2), (3, 2, 2), (4, 3, 2)]
-SEEDS = 40
+import os
+
+SEEDS = int(os.environ.get("S", "40"))
 
 
 async def turns(count: int) -> None:
@@ -98,7 +106,7 @@ class Reached:
     def __init__(self, bookie: FakeBookie, rng: random.Random) -> None:
         self._bookie = bookie
         self._rng = rng
-        self.cut = ""  # "requests" or "answers" get lost
+        self.cut = ""  # "requests" or "answers" get lost, or it is "busy": takes no adds
         self.accepting = True
         self.on_accepting: list[Callable[[], None]] = []
 
@@ -112,6 +120,9 @@ class Reached:
         ledger_id, entry_id = header.ledger_id, header.entry_id
         if self.cut == "requests":
             loop.call_soon(done, ledger_id, entry_id, BookieUnavailable.code)
+            return
+        if self.cut == "busy":
+            loop.call_soon(done, ledger_id, entry_id, TooManyRequests.code)
             return
         if self.cut == "answers":
             self._bookie.add(entry, recovery=recovery, done=lambda *_: None)
@@ -165,7 +176,7 @@ class Play:
             await turns(self.rng.randint(1, 12))
             view = self.rng.choice(self.views)
             reached = view[self.rng.choice(sorted(view))]
-            reached.cut = self.rng.choice(["", "", "requests", "answers"])
+            reached.cut = self.rng.choice(["", "", "requests", "answers", "busy", "busy"])
 
     async def write(self, client: LedgerClient, heard: Confirmations) -> int:
         size, write_quorum, ack_quorum = self.shape
@@ -246,9 +257,11 @@ class Play:
 
 
 @pytest.fixture(autouse=True)
-def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_and_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "WINDOW_ENTRIES", 16)
     monkeypatch.setattr(recovery, "RUN_ENTRIES", 4)
+    monkeypatch.setattr("magnetar.ledger.writer.RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr("magnetar.ledger.recover.RETRY_PAUSE_S", 0.001)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "/".join(map(str, shape)))
