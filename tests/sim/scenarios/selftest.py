@@ -1,7 +1,7 @@
 """A scenario that goes wrong on purpose, so that the runner can be seen to notice.
 
 Seed 3 violates an invariant, seed 5 ends its process, seed 7 lets the order of a set of strings into the trace; the others
-are well.
+are well. `earlier` counts seeds that were played in the same process before: none.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import os
 from support.sim import SimLoop, Trace
 
 EXPECTED_FAULTS = ("selftest",)
+_played: list[int] = []
 
 
 def play(seed: int, trace: Trace) -> dict[str, int]:
     """See the module."""
     loop = SimLoop(seed, trace=trace)
+    _played.append(seed)
 
     async def main() -> None:
         await asyncio.sleep(1)
@@ -30,4 +32,4 @@ def play(seed: int, trace: Trace) -> dict[str, int]:
 
     loop.run(main())
     loop.close()
-    return {"runs": 1}
+    return {"runs": 1, "earlier": len(_played) - 1}

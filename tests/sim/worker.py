@@ -1,0 +1,171 @@
+"""Processes that play seeds: a fresh interpreter that has imported everything, and forks once for each seed.
+
+    runner ──seed──> worker (own PYTHONHASHSEED, plays nothing itself) ──fork──> child plays it, prints its report, is gone
+           <────────────────────────── report, one line of JSON ───────────────────┘
+
+So each seed finds the same untouched modules, as `--seed N` alone does, whatever was played before it; memory does not grow;
+the import (0.6 s, more than a run of ledgers) and the collection of a run's garbage are not paid for each; and a seed that
+ends or hangs its process takes no other along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from typing import IO
+
+from sim import defects
+from sim.report import Report, Scenario
+from support.sim import Trace
+
+SEED_TIMEOUT_S = 60.0  # real seconds; a run that needs more hangs in a callback
+SEEDS_A_WORKER = 500  # then a fresh one, with another PYTHONHASHSEED
+TOLD_BYTES = 6000  # of what a dead child has written to its standard error
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def scenario_named(name: str) -> tuple[Scenario, tuple[str, ...]]:
+    """`play` and `EXPECTED_FAULTS` of the module sim.scenarios.NAME."""
+    module = importlib.import_module(f"sim.scenarios.{name}")
+    return module.play, module.EXPECTED_FAULTS
+
+
+def play(scenario: str, seed: int, *, echo: bool = False) -> Report:
+    """One seed in this process."""
+    function, _ = scenario_named(scenario)
+    trace = Trace(echo=print if echo else None)
+    if not echo:
+        logging.disable(logging.CRITICAL)  # formatting and writing them is a tenth of a run
+    report = Report(seed)
+    started, used = time.perf_counter(), time.process_time()
+    try:
+        report.counts = function(seed, trace)
+    except Exception as error:
+        report.error = "".join(traceback.format_exception(error))
+    report.seconds, report.cpu_s = time.perf_counter() - started, time.process_time() - used
+    report.trace_hash, report.events, report.faults = trace.hexdigest(), trace.events, dict(trace.faults)
+    return report
+
+
+class Worker:
+    """The runner's end of a worker process; one seed at a time. Not for two threads at once.
+
+    `hash_seed` is the PYTHONHASHSEED of its first process; each later one has the next.
+    """
+
+    def __init__(self, scenario: str, hash_seed: int, defect: str = "") -> None:
+        self._scenario = scenario
+        self._hash_seed = hash_seed
+        self._defect = defect
+        self._process: subprocess.Popen[str] | None = None
+        self._played = 0  # by this process
+        self._stopped = False
+
+    def play(self, seed: int) -> Report:
+        """Plays it. A worker that dies over it (one that was killed from outside) is a failure of the seed."""
+        process = self._process
+        if process is None or self._played >= SEEDS_A_WORKER:
+            self.close()
+            process = self._process = self._start()
+        self._played += 1
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(f"{seed}\n")
+            process.stdin.flush()
+        for line in process.stdout:
+            if line.startswith("{"):
+                return Report.from_line(line)
+        self.close()
+        return Report(seed, error=f"the worker process ended with code {process.returncode}")
+
+    def stop(self) -> None:
+        """What it plays is given up, and nothing is played any more. For another thread than that which plays and closes."""
+        self._stopped = True
+        if self._process is not None:
+            _kill(self._process)
+
+    def close(self) -> None:
+        """Ends the process. May be called again."""
+        process, self._process, self._played = self._process, None, 0
+        if process is not None:
+            _kill(process)
+            process.communicate()  # closes the pipes, waits
+
+    def _start(self) -> subprocess.Popen[str]:
+        path = os.pathsep.join(filter(None, (TESTS, os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONHASHSEED": str(self._hash_seed), "PYTHONPATH": path}
+        self._hash_seed += 1
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sim.worker", self._scenario, self._defect],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the runner, which then ends the whole group
+        )
+        if self._stopped:
+            _kill(process)
+        return process
+
+
+def _kill(worker: subprocess.Popen[str]) -> None:
+    """With the child that plays."""
+    if worker.returncode is None:  # else its number may be somebody else's by now
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+
+
+def work(scenario: str, seeds: IO[str]) -> None:
+    """What a worker process does: a fork, and a line on standard output, for each seed that it reads."""
+    scenario_named(scenario)
+    gc.collect()
+    gc.freeze()  # what was imported is shared with all children, and no collection of theirs touches it
+    with tempfile.TemporaryFile() as told:  # what a child writes to its standard error
+        for line in seeds:
+            seed = int(line)
+            told.seek(0)
+            told.truncate()
+            child = os.fork()
+            if not child:
+                _play_and_exit(scenario, seed, told.fileno())
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if code:
+                told.seek(max(0, told.seek(0, os.SEEK_END) - TOLD_BYTES))
+                text = told.read().decode(errors="replace")
+                _write_line(Report(seed, error=f"the process ended with code {code}\n{text}"))
+
+
+def _play_and_exit(scenario: str, seed: int, standard_error: int) -> None:
+    code = 1
+    try:
+        os.dup2(standard_error, 2)
+        faulthandler.dump_traceback_later(SEED_TIMEOUT_S, exit=True)
+        _write_line(play(scenario, seed))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # nothing of the simulated processes needs to be tidied up
+
+
+def _write_line(report: Report) -> None:
+    data = memoryview(f"{report.to_line()}\n".encode())
+    while data:
+        data = data[os.write(1, data) :]
+
+
+if __name__ == "__main__":
+    if sys.argv[2]:
+        defects.plant(sys.argv[2])
+    work(sys.argv[1], sys.stdin)
