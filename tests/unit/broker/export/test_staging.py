@@ -196,13 +196,14 @@ async def test_transactions_are_swept_unless_they_are_heard_of(
             await job.client.ask(c.KeepStaged, "orders", "alive", -1)
         for transaction in staged._transactions.values():
             transaction.expires_at -= 61
-        for request in (
-            lambda: job.client.ask(c.KeepStaged, "orders", "alive"),
-            lambda: job.client.ask(c.GetLedgerMetadata, "orders", alive[0]),
-            lambda: job.client.ask(c.CreateStagedLedger, "orders", "alive"),
-        ):
+        requests: list[tuple[type[c.Command], Any]] = [
+            (c.KeepStaged, "alive"),
+            (c.GetLedgerMetadata, alive[0]),
+            (c.CreateStagedLedger, "alive"),
+        ]
+        for command, field in requests:
             staged._transactions["alive"].expires_at -= 61
-            await request()
+            await job.client.ask(command, "orders", field)
             assert staged._transactions["alive"].expires_at > asyncio.get_running_loop().time()
         broker.topics[str(TOPIC)].maintain()
         await settle()

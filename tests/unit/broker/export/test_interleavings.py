@@ -1,0 +1,353 @@
+"""What happens in between: requests that meet a roll-over, a trimming, a creation or a deletion that is under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from magnetar.broker.segment import State
+from magnetar.ledger import LedgerClient
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto import commands as c
+from magnetar.proto.errors import BookieUnavailable, MagnetarError, TopicNotServed
+from support.bookies import Bookies
+from support.broker_kit import TOPIC, FakeClient, settle
+from support.export_kit import Job, export_broker, read_all, record_of, staged_nodes, stored_ledgers
+
+
+class Gate(MemoryMetadataStore):
+    """A metadata store in which writes of one kind wait at a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed: Callable[[str, str], bool] = lambda _kind, _path: False
+        self.waiting = 0
+        self._open = asyncio.Event()
+        self.fail_deletes = False
+
+    def shut(self, kind: str, prefix: str) -> None:
+        """From now on `kind` of what begins with `prefix` waits."""
+        self._open.clear()
+        self.closed = lambda asked, path: asked == kind and path.startswith(prefix)
+
+    def open(self) -> None:
+        """Everybody goes on."""
+        self.closed = lambda _kind, _path: False
+        self._open.set()
+
+    async def reached(self) -> None:
+        """Somebody waits at the gate."""
+        async with asyncio.timeout(5):
+            while not self.waiting:
+                await asyncio.sleep(0)
+
+    async def _pass(self, kind: str, path: str) -> None:
+        if self.closed(kind, path):
+            self.waiting += 1
+            await self._open.wait()
+            self.waiting -= 1
+
+    async def put(self, path: str, value: bytes, *, version: int) -> int:
+        await self._pass("put", path)
+        return await super().put(path, value, version=version)
+
+    async def create(self, path: str, value: bytes, *, session: Any = None) -> int:
+        await self._pass("create", path)
+        return await super().create(path, value, session=session)
+
+    async def delete(self, path: str, *, version: int | None = None) -> None:
+        if self.fail_deletes and path.startswith("/ledgers"):
+            raise MagnetarError("not now")
+        await super().delete(path, version=version)
+
+
+@pytest.fixture
+async def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+async def bookies(gate: Gate) -> Bookies:
+    return Bookies("b1", "b2", metadata=gate)
+
+
+@pytest.fixture
+async def ledgers(bookies: Bookies) -> AsyncIterator[LedgerClient]:
+    client = bookies.client()
+    yield client
+    await client.close()
+
+
+def loaded(broker: Any) -> Any:
+    return broker.topics[str(TOPIC)]
+
+
+async def published(broker: Any, *values: bytes) -> FakeClient:
+    client = FakeClient(broker)
+    answer = await client.producer()
+    client.publish(*values, epoch=answer["epoch"])
+    await client.confirmed(len(values))
+    return client
+
+
+def after_drawing(broker: Any, then: Callable[[list[int]], Any]) -> None:
+    """`then` happens once, when the next attachment has drawn its position ids."""
+    attachments = loaded(broker).export.attachments
+    draw = attachments._draw
+
+    async def drawn(count: int) -> list[int]:
+        attachments._draw = draw
+        ids: list[int] = await draw(count)
+        await then(ids)
+        return ids
+
+    attachments._draw = drawn
+
+
+async def test_a_ledger_that_comes_after_the_ids_were_drawn(bookies: Bookies, ledgers: LedgerClient) -> None:
+    async with export_broker(bookies, ledgers, max_ledger_entries=1) as broker:
+        client = await published(broker, b"0")
+        job = Job(bookies, broker)
+        row = await job.stage([b"x"])
+        used: list[int] = []
+
+        async def publish(ids: list[int]) -> None:
+            used.extend(ids)
+            for number in (1, 2):
+                client.publish(b"%d" % number, first=number)
+                await client.confirmed(number + 1)
+            await settle()  # the next ledger is open, and empty
+
+        after_drawing(broker, publish)
+        answer = await job.attach(0, row)
+        assert answer["first"] > used[0]
+        record = await record_of(bookies)
+        ids = [info.ledger_id for info in record.ledgers]
+        assert ids == sorted(ids)
+        assert all(info.entries for info in record.ledgers), "the empty ledger that was open is gone as well"
+        assert await read_all(broker, 4) == [b"0", b"1", b"2", b"x"]
+
+
+async def test_a_subscription_at_the_end_of_a_list_without_ledgers(
+    gate: Gate, bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    """Its end lies below ids that were drawn, whatever was discarded since and is not deleted yet."""
+    async with export_broker(bookies, ledgers) as broker:
+        job = Job(bookies, broker)
+        row = await job.stage([b"x"])
+        consumer = FakeClient(broker)
+
+        async def discard_and_subscribe(_ids: list[int]) -> None:
+            (await job.open("late")).detach()
+            gate.fail_deletes = True
+            await job.client.ask(c.DiscardStaged, "orders", "late")
+            assert loaded(broker).ledger.list.record.trimmed
+            await consumer.consumer(start=("latest", None))
+
+        after_drawing(broker, discard_and_subscribe)
+        await job.attach(0, row)
+        assert await consumer.received(1) == [b"x"]
+
+
+async def test_rule_24_what_failed_before_an_attachment_is_appended_behind_it(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    async with export_broker(bookies, ledgers) as broker:
+        client = await published(broker, b"0")
+        job = Job(bookies, broker)
+        row = await job.stage([b"x"])
+        adds = {name: bookie.add for name, bookie in bookies.items()}
+
+        def refuse(entry: bytes, *, recovery: bool, done: Any, deferred: bool = False) -> None:
+            ledger_id, entry_id = int.from_bytes(entry[:8], "big"), int.from_bytes(entry[8:16], "big")
+            asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, BookieUnavailable.code)
+
+        for bookie in bookies.values():
+            bookie.add = refuse  # type: ignore[method-assign]
+        client.publish(b"1", first=1)
+        attaching = job.attach(0, row)
+        await settle(100)
+        for name, bookie in bookies.items():
+            bookie.add = adds[name]  # type: ignore[method-assign]
+        assert (await attaching)["attached"]
+        await client.confirmed(2)  # without anything that would wake the topic
+        client.publish(b"2", first=2)
+        await client.confirmed(3)
+        values = await read_all(broker, 4)
+        assert [value for value in values if value != b"x"] == [b"0", b"1", b"2"]
+        assert loaded(broker).ledger.outstanding_bytes == 0
+
+
+async def test_an_attachment_that_comes_while_the_next_ledger_is_made(
+    gate: Gate, bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    async with export_broker(bookies, ledgers) as broker:
+        job = Job(bookies, broker)
+        row, second = await job.stage([b"x"]), await job.stage([b"y"])
+        client = FakeClient(broker)
+        await client.producer()
+        gate.shut("put", "/topics")
+        client.publish(b"0")
+        await gate.reached()
+        attaching = [job.attach(0, row), job.attach(0, second, query="other")]
+        await settle()
+        client.publish(b"1", first=1)
+        gate.open()
+        for answer in attaching:
+            assert (await asyncio.wait_for(answer, 5))["attached"]
+        await client.confirmed(2)
+        values = await read_all(broker, 4)
+        assert values[0] == b"0", "who was first is first"
+        assert sorted(values) == [b"0", b"1", b"x", b"y"]
+
+
+async def test_a_fence_answers_who_waits_for_the_ledger_to_be_closed(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    async with export_broker(bookies, ledgers) as broker:
+        client = await published(broker, b"0")
+        job = Job(bookies, broker)
+        row = await job.stage([b"x"])
+        for bookie in bookies.values():
+            bookie._held = []
+        client.publish(b"1", first=1)
+        attaching = job.attach(0, row)
+        await settle(100)
+        ledger = loaded(broker).ledger
+        assert ledger._between, "in line, behind what is pending"
+        assert ledger.state is State.WRITING
+        ledger.fence(TopicNotServed("lost"))
+        with pytest.raises(TopicNotServed, match="lost"):
+            await asyncio.wait_for(attaching, 5)
+        for bookie in bookies.values():
+            bookie.release()
+
+
+async def test_a_close_waits_for_an_attachment_that_is_being_stored(
+    gate: Gate, bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    async with export_broker(bookies, ledgers) as broker:
+        job = Job(bookies, broker)
+        row = await job.stage([b"x"])
+        gate.shut("put", "/topics")
+        attaching = job.attach(0, row)
+        await gate.reached()
+        closing = asyncio.ensure_future(broker.close())
+        await settle()
+        assert not attaching.done()
+        gate.open()
+        await closing
+        assert (await attaching)["attached"]
+    assert [info.stored_id for info in (await record_of(bookies)).ledgers] == [row[0]]
+
+
+async def test_a_caller_who_leaves_the_line_attaches_nothing(bookies: Bookies, ledgers: LedgerClient) -> None:
+    async with export_broker(bookies, ledgers) as broker:
+        client = await published(broker, b"0")
+        job = Job(bookies, broker)
+        row = await job.stage([b"x"])
+        for bookie in bookies.values():
+            bookie._held = []
+        client.publish(b"1", first=1)
+        job.attach(0, row)
+        await settle(100)
+        job.client.handler.connection_closed(None)
+        await settle()
+        for bookie in bookies.values():
+            bookie.release()
+        await client.confirmed(2)
+        assert await read_all(broker, 2) == [b"0", b"1"]
+        again = Job(bookies, broker)
+        assert (await again.attach(0, row))["attached"]
+
+
+async def consumed(broker: Any, count: int) -> FakeClient:
+    client = FakeClient(broker)
+    await client.producer()
+    await client.consumer()
+    for number in range(count):
+        client.publish(b"%d" % number, first=number)
+        await client.confirmed(number + 1)
+    await client.received(count)
+    await client.ack(*[message.row() for message in client.messages])
+    await settle()
+    return client
+
+
+async def test_a_lease_that_comes_while_a_trimming_waits_is_heeded(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    async with export_broker(bookies, ledgers, max_ledger_entries=1) as broker:
+        client = await consumed(broker, 4)
+        topic = loaded(broker)
+        ids = [info.ledger_id for info in topic.ledger.list.record.ledgers]
+        async with topic.ledger._list_lock:
+            topic.maintain()
+            await settle()
+            asked = client.ask(c.KeepLedgers, "orders", "", 60_000)
+            await settle()
+        assert (await asked)["first"] == ids[0]
+        assert [info.ledger_id for info in (await record_of(bookies)).ledgers] == ids
+
+
+async def test_a_lease_that_comes_while_a_trimming_is_stored_is_told_what_is_left(
+    gate: Gate, bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    async with export_broker(bookies, ledgers, max_ledger_entries=1) as broker:
+        client = await consumed(broker, 4)
+        topic = loaded(broker)
+        ids = [info.ledger_id for info in topic.ledger.list.record.ledgers]
+        gate.shut("put", "/topics")
+        topic.maintain()
+        await gate.reached()
+        asked = client.ask(c.KeepLedgers, "orders", "", 60_000)
+        await settle()
+        assert not asked.done()
+        gate.open()
+        first = (await asked)["first"]
+        kept = [info.ledger_id for info in (await record_of(bookies)).ledgers]
+        assert kept != ids
+        assert first == (kept[0] if kept else None)
+
+
+@pytest.mark.parametrize("step", ["/topics", "/ledgers"], ids=["node", "ledger"])
+@pytest.mark.parametrize("command", [c.DiscardStaged, c.DeleteTopic])
+async def test_what_is_being_made_is_not_left_behind(
+    gate: Gate, bookies: Bookies, ledgers: LedgerClient, step: str, command: Any
+) -> None:
+    async with export_broker(bookies, ledgers) as broker:
+        client = FakeClient(broker)
+        await client.ask(c.CreateTopic, "orders")
+        gate.shut("create", step)
+        making = client.ask(c.CreateStagedLedger, "orders", "t")
+        await gate.reached()
+        fields = ("orders", "t") if command is c.DiscardStaged else ("orders", True)
+        ending = client.ask(command, *fields)
+        await settle()
+        assert not ending.done()
+        gate.open()
+        await ending
+        await asyncio.wait([making])
+        await settle()
+        assert await stored_ledgers(bookies) == []
+        assert await staged_nodes(bookies) == []
+
+
+async def test_what_is_being_made_is_not_swept(gate: Gate, bookies: Bookies, ledgers: LedgerClient) -> None:
+    async with export_broker(bookies, ledgers) as broker:
+        client = FakeClient(broker)
+        await client.ask(c.CreateTopic, "orders")
+        gate.shut("create", "/ledgers")
+        making = client.ask(c.CreateStagedLedger, "orders", "t")
+        await gate.reached()
+        staging = loaded(broker).export.staging
+        staging._transactions["t"].expires_at = 0.0
+        assert await staging.sweep() == 0
+        gate.open()
+        made = await making
+        assert await stored_ledgers(bookies) == [made["ledger"]]
+        assert await staging.sweep() == 1
+        assert await stored_ledgers(bookies) == []
