@@ -92,7 +92,7 @@ def test_interrupted_soak_tells_what_it_has_and_leaves_no_process(
         assert json.loads(kept.read_text())["state"] == "running"
         tasks = Path(f"/proc/{soak.pid}/task").iterdir()
         children = [child for task in tasks for child in (task / "children").read_text().split()]
-        assert len(children) == 2
+        assert children  # one of two, if the other has not begun yet
         soak.send_signal(number)
         printed = soak.stdout.read()
     assert soak.returncode == 130
