@@ -229,13 +229,16 @@ async def test_a_close_that_is_cut_anywhere_goes_on(failing: bool) -> None:
     assert await at_every_point(play) > 3
 
 
-async def test_a_client_that_is_closed_anywhere_in_the_life_of_a_ledger_leaves_what_was_confirmed() -> None:
+@pytest.mark.parametrize("deferred", [False, True])
+async def test_a_client_that_is_closed_anywhere_in_the_life_of_a_ledger_leaves_what_was_confirmed(
+    deferred: bool,
+) -> None:
     """A stop of the process, in order: adds in flight, an ensemble change and a close are cut."""
 
     async def play(after: int) -> bool:
         bookies = Bookies("b1", "b2", "b3", "b4", metadata=SlowStore())
         client = bookies.client(NO_LAC)
-        writer = await client.create()
+        writer = await client.create(deferred_sync=deferred)
         confirmed = Confirmations()
 
         async def live() -> None:
@@ -243,6 +246,8 @@ async def test_a_client_that_is_closed_anywhere_in_the_life_of_a_ledger_leaves_w
             for n in range(5):
                 writer.append(b"%d" % n, confirmed)
                 await turns(1)
+            await writer.force()
+            assert writer.last_add_confirmed == 4
             await writer.close()
 
         living = asyncio.create_task(live())
@@ -250,11 +255,12 @@ async def test_a_client_that_is_closed_anywhere_in_the_life_of_a_ledger_leaves_w
         ended = living.done()
         await client.close()
         heard = len(confirmed.ids)
+        durable = list(range(writer.last_add_confirmed + 1))
         async with asyncio.timeout(5):
             (result,) = await asyncio.gather(living, return_exceptions=True)
         assert result is None or isinstance(result, AlreadyClosed), repr(result)
         assert len(confirmed.ids) == heard, "nobody is called back after detaching"
-        await judge(bookies, writer.ledger_id, confirmed.ids)
+        await judge(bookies, writer.ledger_id, durable if deferred else confirmed.ids)
         return ended
 
     assert await at_every_point(play) > 10

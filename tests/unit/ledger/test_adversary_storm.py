@@ -32,9 +32,7 @@ from support.bookies import Bookies, Confirmations, Done, FakeBookie
 
 SETTINGS = LedgerSettings(explicit_lac_interval_s=0.001, speculative_read_s=0.002, suspect_bookie_s=0.01)
 SHAPES = [(1, 1, 1), (2, 2, 1), (3, 3, 2), (3, 2, 2), (4, 3, 2)]
-import os
-
-SEEDS = int(os.environ.get("S", "40"))
+SEEDS = 40
 
 
 async def turns(count: int) -> None:
