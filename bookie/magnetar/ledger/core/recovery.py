@@ -160,7 +160,11 @@ class RecoveryCore:
 
     def handle(self, event: Event) -> list[Instruction]:
         """Takes an event; answers to questions of a state that is over are ignored."""
-        match event:
+        match event:  # the frequent ones first
+            case AddStored(bookie, entry_id) if self.state is RecoveryState.ENTRIES:
+                return self._added(bookie, entry_id)
+            case EntryRead() if self.state is RecoveryState.ENTRIES:
+                return self._entry_read(event)
             case MetadataWritten(version):
                 return self._metadata_written(version)
             case MetadataFound(metadata, version):
@@ -175,12 +179,8 @@ class RecoveryCore:
                 return []
             case EntryRead() if self.state is RecoveryState.BASE:
                 return self._base_read(event)
-            case EntryRead() if self.state is RecoveryState.ENTRIES:
-                return self._entry_read(event)
             case BookieSlow(bookie) if self.state in (RecoveryState.BASE, RecoveryState.ENTRIES):
                 return self._slow(bookie)
-            case AddStored(bookie, entry_id) if self.state is RecoveryState.ENTRIES:
-                return self._added(bookie, entry_id)
             case AddFailed(bookie, entry_id, code) if self.state is RecoveryState.ENTRIES:
                 return self._add_failed(bookie, entry_id, code)
             case RetryDue(expired) if self.state is RecoveryState.ENTRIES:
@@ -329,6 +329,7 @@ class RecoveryCore:
     def _decide(self) -> list[Instruction]:
         """Goes through the entries in order as far as their fate is known."""
         instructions: list[Instruction] = []
+        before = self._next_add
         while self._last is None and self._next_add < self._next_read:
             found = self._entries[self._next_add]
             if found.entry is not None:
@@ -343,6 +344,10 @@ class RecoveryCore:
                 return self._fail(self._unreadable(self._next_add, found.codes))
             else:
                 break
+        if self._last is None and self._next_add == before:
+            return []
+        if self._gone and (error := self._unreachable_quorum("", before)):
+            return self._fail(error)
         return instructions + self._after_adds()
 
     def _drop(self, entry_id: int) -> None:
@@ -355,18 +360,14 @@ class RecoveryCore:
         for position in self._busy:
             if self.striping.mask(entry_id) & 1 << position:
                 self._busy[position][entry_id] = None
-        return [
-            SendAdds(bookies[position], [(entry_id, entry)])
-            for position in self.striping.write_set(entry_id)
-            if position not in self._gone and position not in self._failing and position not in self._busy
-        ]
+        without = (*self._gone, *self._failing, *self._busy)
+        write_set, adds = self.striping.write_set(entry_id), [(entry_id, entry)]
+        return [SendAdds(bookies[position], adds) for position in write_set if position not in without]
 
     def _after_adds(self) -> list[Instruction]:
         """Drops what has its quorum, in order; then closes or reads on."""
         if self._failing:
             return []
-        if self._gone and (error := self._unreachable_quorum("")):
-            return self._fail(error)
         while self._first < self._next_add:
             if self._entries[self._first].acked.bit_count() < self.striping.ack_quorum:
                 break
@@ -383,7 +384,7 @@ class RecoveryCore:
         if found is None or bookie not in bookies:
             return []
         found.acked |= (1 << bookies.index(bookie)) & self.striping.mask(entry_id)
-        return self._after_adds()
+        return self._after_adds() if entry_id == self._first else []
 
     # --- bookies that fail -------------------------------------------------------------------------------------------
 
@@ -445,13 +446,13 @@ class RecoveryCore:
         """Goes on with the bookies that are left, as long as Qa of each write set are; busy ones may stay."""
         self._gone.update(dict.fromkeys(position for position in self._failing if position not in self._busy))
         self._failing.clear()
-        error = self._unreachable_quorum(reason)
+        error = self._unreachable_quorum(reason, self._first)
         if error:
             return self._fail(error)
         return [*([RetryLater()] if self._busy else []), *self._after_adds()]
 
-    def _unreachable_quorum(self, reason: str) -> NotEnoughBookies | None:
-        for entry_id in range(self._first, self._next_add):
+    def _unreachable_quorum(self, reason: str, first: int) -> NotEnoughBookies | None:
+        for entry_id in range(first, self._next_add):
             write_set = self.striping.write_set(entry_id)
             stored = self._entries[entry_id].acked
             usable = sum(1 for p in write_set if p not in self._gone or stored & 1 << p)
