@@ -18,7 +18,6 @@ from magnetar.ledger import (
     LedgerSettings,
     LedgerWriter,
     RegisteredBookies,
-    TcpTransport,
 )
 from magnetar.proto.errors import (
     EntryDamaged,
@@ -32,6 +31,7 @@ from sim.ledgers.history import History, Story
 from sim.ledgers.machines import CONNECTION
 from sim.ledgers.metadata import MetadataService
 from sim.ledgers.plan import Plan
+from sim.ledgers.witness import WatchedTransport, Witness
 from support.sim import SimClock, SimLoop
 
 RETRY_S = 0.1
@@ -50,6 +50,7 @@ class Office:
         self.history = history
         self.plan = plan
         self.power_fails: Callable[[], None] = lambda: None  # of all machines at once
+        self.witness = Witness()
         ensemble_size, write_quorum, ack_quorum = plan.quorums
         self.settings = LedgerSettings(
             ensemble_size=ensemble_size,
@@ -63,9 +64,10 @@ class Office:
             explicit_lac_interval_s=plan.explicit_lac_s,
             explicit_lac_backoff_max_s=1.0,
             suspect_bookie_s=1.0,
+            max_outstanding_bytes=1024 * 1024,
         )
 
-    async def client(self) -> tuple[LedgerClient, TcpTransport]:
+    async def client(self) -> tuple[LedgerClient, WatchedTransport]:
         """Of the calling process."""
         loop = self.loop
         metadata = self.metadata.view()
@@ -75,10 +77,17 @@ class Office:
             bookies.append(await RegisteredBookies.open(metadata))
 
         await self.until_done(open_directory)
-        transport = TcpTransport(bookies[0], self.settings, CONNECTION)
+        transport = WatchedTransport(self.witness, bookies[0], self.settings, CONNECTION)
         rng = random.Random(loop.rng.getrandbits(64))
         client = LedgerClient(metadata, transport, bookies[0], self.settings, rng, SimClock(loop))
         return client, transport
+
+    async def open(self, client: LedgerClient, story: Story, who: str) -> LedgerReader:
+        """For reading what is confirmed so far."""
+        floor = story.floor
+        reader: LedgerReader = await self.until_done(lambda: client.open(story.ledger_id, recover=False))
+        self.history.asked_enough(story, floor, reader.last_add_confirmed, who)
+        return reader
 
     async def until_done(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
         """Retries what says that it can be retried."""
@@ -101,6 +110,8 @@ class Writer:
         self.quiet = False  # True: appends nothing more
         self.detaching = False
         self.limit = 1 << 30  # entries
+        self.bursts: tuple[int, ...] = (1, 1, 2, 5, 12)  # entries at a time
+        self.sizes: tuple[int, ...] = SIZES  # payload bytes
         self.error: MagnetarError | None = None  # why appends fail
         self.closed = False
         self.writer: LedgerWriter | None = None
@@ -117,11 +128,11 @@ class Writer:
         rng, gap_s = self._rng, self._office.plan.mean_burst_gap_s
         while self.error is None and not (self.stopping or self.detaching):
             if not self.quiet:
-                self._append(rng.choice((1, 1, 2, 5, 12)))
+                self._append(rng.choice(self.bursts))
             await asyncio.sleep(rng.expovariate(1 / gap_s))
         if self.detaching:
             await client.close()
-        elif self.stopping:
+        elif self.stopping or rng.random() < self._office.plan.close_after_failure:
             await self._close(writer)
 
     async def create(self, client: LedgerClient) -> LedgerWriter:
@@ -135,7 +146,7 @@ class Writer:
         for _ in range(count):
             if len(story.sent) - story.confirmed > MAX_OUTSTANDING or len(story.sent) >= self.limit:
                 return
-            payload = b"%d/%d/" % (story.ledger_id, len(story.sent)) + bytes(self._rng.choice(SIZES))
+            payload = b"%d/%d/" % (story.ledger_id, len(story.sent)) + bytes(self._rng.choice(self.sizes))
             entry_id = writer.append(payload, self._confirmed)
             if entry_id >= 0:
                 self._office.history.sent(story, entry_id, payload)
@@ -232,9 +243,9 @@ class Tail:
             self.done[story.ledger_id] = None
             position += 1
 
-    async def _follow(self, client: LedgerClient, transport: TcpTransport, story: Story) -> None:
+    async def _follow(self, client: LedgerClient, transport: WatchedTransport, story: Story) -> None:
         office = self.office
-        reader: LedgerReader = await office.until_done(lambda: client.open(story.ledger_id, recover=False))
+        reader = await office.open(client, story, self.name)
         if self._rng.random() < 0.5:
             await self._follow_by_polls(reader, story)
             return
@@ -249,7 +260,9 @@ class Tail:
                 await asyncio.sleep(self._rng.uniform(0.01, 0.1))
             else:
                 await self._long_poll(transport, reader, story)
+            floor = story.floor
             await office.until_done(reader.read_last_confirmed)
+            office.history.asked_enough(story, floor, reader.last_add_confirmed, self.name)
 
     async def _follow_by_polls(self, reader: LedgerReader, story: Story) -> None:
         """The client's own way: long polls at several bookies, a watch on the metadata."""
@@ -275,7 +288,7 @@ class Tail:
                 entry_id += 1
             self.next[story.ledger_id] = entry_id
 
-    async def _long_poll(self, transport: TcpTransport, reader: LedgerReader, story: Story) -> None:
+    async def _long_poll(self, transport: WatchedTransport, reader: LedgerReader, story: Story) -> None:
         """Asks one bookie of the ensemble; it may answer anything that is confirmed."""
         bookie = self._rng.choice(reader.metadata.last_ensemble.bookies)
         known = reader.last_add_confirmed

@@ -8,16 +8,19 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
+from magnetar.ledger import LedgerMetadata
+from magnetar.ledger.core.metadata import LedgerState
 from sim.history import Violation
+from sim.ledgers.ambush import Ambushes
 from sim.ledgers.clients import Office, Tail, Writer, delete, recover
-from sim.ledgers.history import History, Story
+from sim.ledgers.history import History, Story, check_change
 from sim.ledgers.machines import Machine
 from sim.ledgers.metadata import SERVICE, Chances, MetadataService
 from sim.ledgers.plan import Plan
 from support.sim import SimLoop, SimProcess
 
+MOST_LOOKED_AT = 100  # confirmed entries, at a change of ensembles
 LEAST_ACKNOWLEDGED = 40  # a storm goes on, milder, until so much was
-STALE_S = 1.5  # how long a writer lives on, at most, when its ledger was taken over
 
 
 class Cluster:
@@ -33,12 +36,20 @@ class Cluster:
         self.metadata.chances = plan.chances
         self.office = Office(loop, self.metadata, self.history, plan)
         self.machines = [
-            Machine(loop, self.metadata, f"b{number}", may_be_damaged=number < plan.victims)
-            for number in range(plan.machines)
+            Machine(
+                loop, self.metadata, f"b{number}", may_be_damaged=number < plan.victims, group_wait_ms=wait_ms
+            )
+            for number, wait_ms in enumerate(plan.group_wait_ms)
         ]
         self.office.power_fails = self.power_fails
         self.clients: dict[str, SimProcess] = {}
+        self.ambushes = Ambushes(loop, self.metadata, self.machines)
         self.history.check_stored = self.check_stored
+        self.history.excused = lambda story: any(machine.damaged for machine in self.machines)
+        self.metadata.on_change = self._metadata_changed
+        self.metadata.on_send = self.ambushes.sent
+        self.office.witness.on_re_add = self.ambushes.re_add
+        self.office.witness.deleting = lambda ledger_id: self.history.ledgers[ledger_id].deleting
         self.tails: list[tuple[Tail, list[Story]]] = []
         self.storming = True
         self._names = 0
@@ -85,13 +96,23 @@ class Cluster:
             story = writer.story
             assert story is not None
             stories.append(story)
-            await asyncio.sleep(self.loop.rng.uniform(*self.plan.turn_s))
+            await self._turn(process, story)
             await self._end(writer, process)
             if story.closed is None:
                 await self._take_over(story)
-            self.loop.call_outside(self.loop.rng.uniform(0.0, STALE_S), process.kill)
-            if story.closed is not None and self.loop.rng.random() < 0.2:
+            self.loop.call_outside(self.loop.rng.uniform(0.0, self.plan.stale_s), process.kill)
+            if story.closed is not None and self.loop.rng.random() < self.plan.delete:
                 self.launch("deleter", delete(self.office, story))
+
+    async def _turn(self, process: SimProcess, story: Story) -> None:
+        rng = self.loop.rng
+        seconds = rng.uniform(*self.plan.turn_s)
+        if rng.random() < self.plan.squeeze:
+            for _ in range(rng.choice((1, 1, 2))):
+                self.loop.call_outside(
+                    seconds * rng.uniform(0.1, 1.0), self.ambushes.squeeze, process, story.ledger_id
+                )
+        await asyncio.sleep(seconds)
 
     async def _end(self, writer: Writer, process: SimProcess) -> None:
         rng = self.loop.rng
@@ -125,7 +146,9 @@ class Cluster:
         rng = self.loop.rng
         for _ in range(rng.choice((1, 1, 2, 3))):
             process = self.launch("recoverer", recover(self.office, story, f"recoverer {self._names + 1}"))
-            if rng.random() < 0.25:
+            if rng.random() < self.plan.ambush:
+                self.ambushes.lie_in_wait(process, story)
+            elif rng.random() < 0.25:
                 self.loop.trace.fault("recoverer_crash", process.name)
                 self.loop.call_outside(rng.uniform(0.0, 0.1), process.kill)
             await asyncio.sleep(rng.expovariate(1 / 0.02))
@@ -203,11 +226,38 @@ class Cluster:
         write_set = [bookies[position] for position in node.striping.write_set(entry_id)]
         by_name = {machine.name: machine for machine in self.machines}
         have = [name for name in write_set if by_name[name].may_have(story.ledger_id, entry_id)]
+        acked = self.office.witness.acks(story.ledger_id, entry_id)
+        if node.state is LedgerState.OPEN:  # a recoverer may have put it elsewhere
+            have = [name for name in have if name in acked]
         if len(have) < story.ack_quorum:
             raise Violation(
                 f"ledger {story.ledger_id}: entry {entry_id} was acknowledged and is on {have} only; its write set is "
                 f"{write_set}"
             )
+
+    def _metadata_changed(
+        self, process: str, ledger_id: int, before: LedgerMetadata, after: LedgerMetadata
+    ) -> None:
+        story = self.history.ledgers.get(ledger_id)
+        if story is not None:
+            check_change(story, before, after, process)
+            if before.ensembles != after.ensembles:
+                self._check_recorded(story, after)
+        self.ambushes.changed(process, after)
+
+    def _check_recorded(self, story: Story, metadata: LedgerMetadata) -> None:
+        """Whenever ensembles change: what was confirmed of the last two of them stands where they say."""
+        first = metadata.ensembles[-2:][0].first_entry
+        by_name = {machine.name: machine for machine in self.machines}
+        for entry_id in range(max(first, story.confirmed - MOST_LOOKED_AT), story.confirmed + 1):
+            bookies = metadata.ensemble_of(entry_id).bookies
+            write_set = [bookies[position] for position in metadata.striping.write_set(entry_id)]
+            have = [name for name in write_set if by_name[name].may_have(story.ledger_id, entry_id)]
+            if len(have) < story.ack_quorum:
+                raise Violation(
+                    f"ledger {story.ledger_id}: its metadata now has the confirmed entry {entry_id} on {write_set}, "
+                    f"and it is on {have} only"
+                )
 
     def power_fails(self) -> None:
         """All machines at once."""
@@ -218,6 +268,8 @@ class Cluster:
     def heal(self) -> None:
         """Nothing planted fires any more; what is partitioned, is not."""
         network = self.loop.network
+        self.ambushes.over = True
+        self.metadata.slow.clear()
         network.unblock_all()
         network.latency, network.tail_latency = (30e-6, 400e-6), (0.0, 0.02)
         self.metadata.chances = Chances()

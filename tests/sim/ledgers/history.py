@@ -28,6 +28,7 @@ class Story:
     seen: int = NONE  # last entry that a reader was told to be confirmed
     closed: tuple[int, int] | None = None  # last entry, length
     closed_by: str = ""
+    floor: int = NONE  # last-add-confirmed that a confirmed entry carries: who asks enough bookies learns it
     closes: int = 0  # how often somebody was told of the end
     deleting: bool = False  # from here on it may be gone
 
@@ -43,6 +44,8 @@ class History:
         self.deleted = 0
         # Looks whether an acknowledged entry is where the metadata says.
         self.check_stored: Callable[[Story, int], None] = lambda story, entry_id: None
+        # Whether a bookie of the ledger has lost what it knew.
+        self.excused: Callable[[Story], bool] = lambda story: False
         self._told: dict[tuple[str, int], int] = {}  # (reader, ledger) -> highest LAC
 
     def created(self, ledger_id: int, ack_quorum: int) -> Story:
@@ -68,6 +71,7 @@ class History:
             )
         self._same_bytes(story, entry_id, entry, "the writer")
         story.confirmed = entry_id
+        story.floor = max(story.floor, decode_ledger_entry_header(entry).last_add_confirmed)
         self.check_stored(story, entry_id)
         if story.closed is not None and entry_id > story.closed[0]:
             raise Violation(
@@ -109,6 +113,13 @@ class History:
             self._told[who, story.ledger_id] = last
             story.seen = max(story.seen, last)
 
+    def asked_enough(self, story: Story, floor: int, last: int, who: str) -> None:
+        """Somebody asked the ensemble for the end when `floor` was known to Qa bookies of each write set (rule 13)."""
+        if last < floor and not self.excused(story):
+            raise Violation(
+                f"ledger {story.ledger_id}: {who} was told that {last} is confirmed; a confirmed entry carried {floor}"
+            )
+
     def read(self, story: Story, entry_id: int, entry: bytes, who: str) -> None:
         """Somebody was given an entry: the same bytes as everybody else, what the writer sent."""
         self.reads += 1
@@ -148,3 +159,19 @@ class History:
             "raced": sum(story.closes > 1 for story in self.ledgers.values()),
             "deleted": self.deleted,
         }
+
+
+def check_change(story: Story, before: LedgerMetadata, after: LedgerMetadata, who: str) -> None:
+    """What a compare-and-set may do with a ledger's metadata (rules 16 and 17)."""
+    name = f"ledger {story.ledger_id}: {who}"
+    if before.closed and before != after:
+        raise Violation(f"{name} changed the metadata of a closed ledger from {before} to {after}")
+    if after.state < before.state:
+        raise Violation(f"{name} took its state back from {before.state.name} to {after.state.name}")
+    if after.closed and after.last_entry < story.confirmed:
+        raise Violation(f"{name} truncates it to {after.last_entry}; {story.confirmed} is confirmed")
+    for ensemble in after.ensembles:
+        if len(dict.fromkeys(ensemble.bookies)) != after.ensemble_size:
+            raise Violation(f"{name} wrote the invalid ensemble {ensemble}")
+    if after.ensembles[: len(before.ensembles) - 1] != before.ensembles[:-1]:
+        raise Violation(f"{name} changed ensembles that are over: {before.ensembles} to {after.ensembles}")

@@ -7,10 +7,13 @@ import contextlib
 import dataclasses
 import errno
 import random
+from collections.abc import Callable
+from typing import Any
 
 from magnetar.bookie import Bookie, BookieSettings, inline_components
 from magnetar.bookie.gc import MetadataLedgers
 from magnetar.bookie.index import ModelStorage
+from magnetar.bookie.read_only import clear_read_only, marker_path, set_read_only
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.proto.errors import AlreadyExists, MagnetarError
@@ -54,7 +57,15 @@ CONNECTION = ConnectionOptions("sim", ping_interval_s=1.0, handshake_timeout_s=1
 class Machine:
     """One machine. `may_be_damaged`: bits of its entry logs may flip, so it may refuse to start again, for good."""
 
-    def __init__(self, loop: SimLoop, metadata: MetadataService, name: str, *, may_be_damaged: bool) -> None:
+    def __init__(
+        self,
+        loop: SimLoop,
+        metadata: MetadataService,
+        name: str,
+        *,
+        may_be_damaged: bool,
+        group_wait_ms: float = 0.0,
+    ) -> None:
         self.loop = loop
         self.name = name
         self.may_be_damaged = may_be_damaged
@@ -75,7 +86,10 @@ class Machine:
         )
         self._metadata = metadata
         self._may_fail = 0  # failures of the disk that were planted: the bookie may stop by itself
-        self._settings = dataclasses.replace(SETTINGS, bookie_id=name)
+        self._read_only_until = 0.0  # by its operator
+        self._settings = dataclasses.replace(
+            SETTINGS, bookie_id=name, journal_group_max_wait_ms=group_wait_ms
+        )
 
     def start(self) -> None:
         """Starts a process for the bookie."""
@@ -111,8 +125,8 @@ class Machine:
         kind = rng.choice(("sync", "sync", "write", "sync_directory"))
         self.disk.fail(kind, skip=rng.randrange(40), error=errno.EIO)
 
-    def fill_disk(self, seconds: float) -> None:
-        """No space for so long."""
+    def fill_disk(self, seconds: float, *, at_once: bool = False) -> None:
+        """No space for so long. `at_once`: the bookie looks now, instead of half a second later at most."""
         self._may_fail += 1
         self.loop.trace.fault("no_space", self.name)
         whole = self.disk.capacity_bytes
@@ -122,6 +136,45 @@ class Machine:
             self.disk.capacity_bytes = max(whole, self.disk.capacity_bytes)
 
         self.loop.call_outside(seconds, free)
+        if at_once:
+            self._operate(look_at_disk)
+
+    def delay_journal(self, wait_s: float, seconds: float) -> None:
+        """Syncs are late, and everything else is not, as behind a journal writer of its own (the inline one blocks)."""
+        bookie = self.bookie
+        if bookie is None:
+            return
+        for journal in bookie.journals.all:
+            device: Any = journal._device
+            self.loop.call_outside(seconds, setattr, device, "_wait_s", device._wait_s)
+            device._wait_s = wait_s
+
+    def turn_read_only(self, seconds: float) -> None:
+        """By its operator; recoveries may still add."""
+        self.loop.trace.fault("read_only", self.name)
+        self._read_only_until = max(self._read_only_until, self.loop.time() + seconds)
+        self._operate(self._mark_read_only)
+        self.loop.call_outside(seconds + 0.001, self._operate, self._mark_read_only)
+
+    def _mark_read_only(self, bookie: Bookie) -> None:
+        files, layout = bookie.components.files, bookie.layout
+        if self.loop.time() < self._read_only_until:
+            set_read_only(files, layout, "simulated")
+        elif files.exists(marker_path(layout)):
+            clear_read_only(files, layout)
+        look_at_disk(bookie)
+
+    def _operate(self, work: Callable[[Bookie], None]) -> None:
+        """Somebody does something with the bookie, on its machine; what of it fails with the disk is tried no more."""
+        bookie, process = self.bookie, self.process
+        if bookie is None or process is None:
+            return
+
+        async def operate() -> None:
+            with contextlib.suppress(MagnetarError):
+                work(bookie)
+
+        process.spawn(operate(), name="operator")
 
     def flip_bit(self) -> bool:
         """Silent damage of an entry log; False if there is none."""
@@ -153,6 +206,8 @@ class Machine:
         self.disk.clear_faults()
         self.disk.capacity_bytes = 1 << 40
         self.disk.sync_seconds = (50e-6, 1e-3)
+        self._read_only_until = 0.0
+        self._operate(self._mark_read_only)
 
     def end_of_faults(self) -> None:
         """From here on a bookie that stops by itself is a failure."""
@@ -216,6 +271,7 @@ class Machine:
             raise bookie.failure
         await BookieServer.start(bookie, self.name, PORT, CONNECTION)
         self.bookie = bookie
+        self._operate(self._mark_read_only)
         self.loop.trace.record("ready", self.name)
         process.spawn(self._register(metadata), name="registration")
         await failed
@@ -260,3 +316,8 @@ class Machine:
         """A sync stops this process, and nobody else."""
         if self.process is not None:
             self.process.busy(seconds)
+
+
+def look_at_disk(bookie: Bookie) -> None:
+    """What it does twice a second by itself."""
+    bookie._look_at_disk()

@@ -19,7 +19,7 @@ from typing import Any
 from magnetar.ledger import LedgerMetadata
 from magnetar.metadata.local import LocalMetadataStore, LocalSession
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.metadata.paths import ledger_path
+from magnetar.metadata.paths import LEDGERS_PATH, ledger_of_name, ledger_path
 from magnetar.metadata.store import Create, Operation, Session, Versioned
 from magnetar.proto.errors import AlreadyClosed, MagnetarError, RequestTimeout
 from support.sim import SimLoop, SimProcess, current_process
@@ -47,6 +47,12 @@ class MetadataService:
         self.truth: LocalMetadataStore = MemoryMetadataStore()
         self.chances = Chances()
         self.sessions: list[ServiceSession] = []
+        # Names of processes -> seconds that each way takes longer for them.
+        self.slow: dict[str, float] = {}
+        # Told of each change of a ledger in the moment in which it becomes true: who, ledger, before, after.
+        self.on_change: Callable[[str, int, LedgerMetadata, LedgerMetadata], None] = lambda *change: None
+        # Told when a process sends one: who, path, value.
+        self.on_send: Callable[[str, str, bytes], None] = lambda *sent: None
         self._decoded: dict[int, tuple[int, LedgerMetadata]] = {}
 
     def view(self) -> ServiceClient:
@@ -65,10 +71,22 @@ class MetadataService:
             known = self._decoded[ledger_id] = (node.version, LedgerMetadata.decode(node.value, ledger_id))
         return known[1]
 
-    def travel_s(self) -> float:
+    async def put(self, process: str, path: str, value: bytes, version: int) -> int:
+        """See MetadataStore."""
+        folder, _, name = path.rpartition("/")
+        ledger_id = ledger_of_name(name) if folder == LEDGERS_PATH else None
+        before = None if ledger_id is None else self.ledger(ledger_id)
+        new = await self.truth.put(path, value, version=version)
+        if ledger_id is not None and before is not None:
+            after = self.ledger(ledger_id)
+            assert after is not None
+            self.on_change(process, ledger_id, before, after)
+        return new
+
+    def travel_s(self, process: str = "") -> float:
         """One way."""
         rng = self.loop.rng
-        seconds = rng.uniform(*self.chances.latency_s)
+        seconds = rng.uniform(*self.chances.latency_s) + self.slow.get(process, 0.0)
         if self.chances.slow and rng.random() < self.chances.slow:
             seconds += rng.uniform(0.01, 0.5)
         return seconds
@@ -203,7 +221,9 @@ class ServiceClient:
 
     async def put(self, path: str, value: bytes, *, version: int) -> int:
         """See MetadataStore."""
-        new: int = await self.ask(lambda: self.service.truth.put(path, value, version=version))
+        name = self.process.name
+        self.service.on_send(name, path, value)
+        new: int = await self.ask(lambda: self.service.put(name, path, value, version))
         return new
 
     async def delete(self, path: str, *, version: int | None = None) -> None:
@@ -260,7 +280,7 @@ class ServiceClient:
             if lost_answer:
                 loop.trace.fault("metadata_answer_lost", self.process.name)
             else:
-                loop.call_outside(service.travel_s(), answered, result, error)
+                loop.call_outside(service.travel_s(self.process.name), answered, result, error)
 
         def answered(result: Any, error: MagnetarError | None) -> None:
             if answer.done() or loop.network.partitioned or loop.network.blocked(SERVICE, self.process.name):
@@ -274,7 +294,7 @@ class ServiceClient:
         if lost_request:
             loop.trace.fault("metadata_request_lost", self.process.name)
         else:
-            loop.call_outside(service.travel_s(), arrive)
+            loop.call_outside(service.travel_s(self.process.name), arrive)
         return await answer
 
     @staticmethod

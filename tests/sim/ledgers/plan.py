@@ -55,6 +55,12 @@ class Plan:
     turn_s: tuple[float, float]  # how long a writer writes
     mean_burst_gap_s: float
     explicit_lac_s: float
+    group_wait_ms: tuple[float, ...]  # of each machine: how long its journal waits for company
+    squeeze: float  # chance of a writer that two of its bookies fail it at once
+    ambush: float  # chance of a recoverer that something breaks at the worst moment
+    close_after_failure: float  # chance of an owner whose append failed to close the ledger; else it is gone
+    delete: float  # chance of a ledger to be deleted right after its end
+    stale_s: float  # how long a writer lives on, at most, when its ledger was taken over
     latency_s: tuple[float, float]
     late_packets: tuple[float, float]
     chances: Chances = field(default_factory=Chances)
@@ -63,7 +69,7 @@ class Plan:
 def draw(rng: random.Random) -> Plan:
     """The plan of a seed."""
     quorums = rng.choice(QUORUMS)
-    machines = min(MAX_MACHINES, max(3, quorums[0] + rng.choice((0, 1, 1, 2))))
+    machines = min(MAX_MACHINES, max(3, quorums[0] + rng.choice((0, 1, 2, 2))))
     victims = max(0, min(quorums[2] - 1, machines - quorums[0])) if rng.random() < 0.6 else 0
     faults = tuple(name for name in FAULTS if rng.random() < 0.55) or ("crash_power",)
     chances = Chances(
@@ -79,12 +85,24 @@ def draw(rng: random.Random) -> Plan:
         tuple(rng.uniform(0.3, 3.0) for _ in faults),
         mean_gap_s=rng.choice((0.1, 0.2, 0.4, 0.8)),
         storm_s=rng.uniform(3.0, 6.0),
-        chains=rng.choice((1, 2)),
+        chains=rng.choice((1, 2, 3)),
         ends=tuple(rng.choice(ENDS) for _ in range(4)),
-        turn_s=rng.choice(((0.05, 0.4), (0.2, 1.2), (0.5, 2.5))),
+        turn_s=rng.choice(((0.05, 0.4), (0.1, 0.7), (0.3, 2.0))),
         mean_burst_gap_s=rng.choice((0.01, 0.03, 0.08)),
         explicit_lac_s=rng.choice((0.03, 0.1, 0.3)),
+        group_wait_ms=_group_waits(rng, machines),
+        squeeze=rng.choice((0.0, 0.4, 0.9)),
+        ambush=rng.choice((0.2, 0.6, 1.0)),
+        close_after_failure=rng.choice((0.0, 0.5, 1.0)),
+        delete=rng.choice((0.1, 0.2, 0.6)),
+        stale_s=rng.choice((1.5, 1.5, 4.0)),
         latency_s=rng.choice(((30e-6, 400e-6), (100e-6, 3e-3), (1e-3, 20e-3))),
         late_packets=rng.choice(((0.0, 0.02), (0.01, 0.02), (0.05, 0.1))),
         chances=chances,
     )
+
+
+def _group_waits(rng: random.Random, machines: int) -> tuple[float, ...]:
+    if rng.random() < 0.5:
+        return (0.0,) * machines
+    return tuple(rng.choice((0.0, 3.0, 12.0, 40.0)) for _ in range(machines))

@@ -54,6 +54,13 @@ EXPECTED_FAULTS = (
     "writer_gap",
     "recoverer_crash",
     "uncached_read",
+    "read_only",
+    "squeeze",
+    "squeeze_refused",
+    "ambush_marked",
+    "ambush_re_add",
+    "ambush_replaced",
+    "ambush_closing",
 )
 CONVERGED_WITHIN_S = 60.0
 CALM_S = 3.5  # the last pause, partition and restart are over
@@ -111,7 +118,7 @@ async def check_idle_ledger(cluster: Cluster, last: Writer) -> None:
 
     async def look(found: list[int]) -> None:
         client, _ = await cluster.office.client()
-        reader = await cluster.office.until_done(lambda: client.open(story.ledger_id, recover=False))
+        reader = await cluster.office.open(client, story, "the last reader")
         cluster.history.last_confirmed(story, reader.last_add_confirmed, "the last reader")
         found.append(reader.last_add_confirmed)
 
@@ -145,8 +152,51 @@ async def check_hung_bookie(cluster: Cluster) -> None:
     next(machine for machine in cluster.machines if machine.name == hung).pause(HANG_S)
     writer.limit += HANG_ENTRIES
     await _until_confirmed(cluster, writer, writer.limit, HANG_S - 0.5)
-    writer.stopping = True
-    await asyncio.sleep(HANG_S)
+    writer.detaching = True
+    await asyncio.sleep(HANG_S - 1.0)
+    await _recover_beside_hung_bookie(cluster, writer)
+
+
+async def _recover_beside_hung_bookie(cluster: Cluster, writer: Writer) -> None:
+    """One that hangs delays a recovery no longer than a writer: it is fenced, read and closed without it."""
+    story, core = writer.story, writer.writer
+    assert story is not None
+    assert core is not None
+    if story.ack_quorum == 1:  # then it may be the only one that knows the end
+        return
+    hung = cluster.loop.rng.choice(core.metadata.last_ensemble.bookies)
+    next(machine for machine in cluster.machines if machine.name == hung).pause(HANG_S)
+    cluster.launch("recoverer-hang", recover(cluster.office, story, "recoverer beside a hung bookie"))
+    await asyncio.sleep(HANG_S - 0.5)
+    if story.closed is None:
+        raise Violation(
+            f"ledger {story.ledger_id} is not recovered after {HANG_S - 0.5} s: bookie {hung} hangs"
+        )
+    await asyncio.sleep(0.5)
+
+
+async def check_memory(cluster: Cluster) -> None:
+    """With Qa < Qw entries are confirmed without a bookie that stands still; what waits for it is bounded."""
+    _, write_quorum, ack_quorum = cluster.plan.quorums
+    if ack_quorum == write_quorum or any(machine.bookie is None for machine in cluster.machines):
+        return
+    if cluster.loop.rng.random() < 0.6:  # it costs as much as all the rest
+        return
+    writer = Writer(cluster.office, "writer beside a slow bookie")
+    writer.sizes, writer.bursts, writer.limit = (7000,), (24,), 200  # 1.4 MB
+    process = cluster.launch("writer-slow", writer.run())
+    await _until_confirmed(cluster, writer, 1, 20.0)
+    assert writer.writer is not None
+    slow = cluster.loop.rng.choice(writer.writer.metadata.last_ensemble.bookies)
+    next(machine for machine in cluster.machines if machine.name == slow).pause(0.45)
+    limit = cluster.office.settings.max_outstanding_bytes
+    until = cluster.loop.time() + 0.4
+    while cluster.loop.time() < until:
+        await asyncio.sleep(0.02)
+        waits = cluster.office.witness.outstanding.get((process.name, slow), 0)
+        if waits > limit:
+            raise Violation(f"{waits} bytes wait for {slow}, max_outstanding_bytes={limit} may")
+    writer.detaching = True
 
 
 async def _until_confirmed(cluster: Cluster, writer: Writer, entries: int, seconds: float) -> None:
@@ -245,7 +295,7 @@ def play(seed: int, trace: Trace) -> dict[str, int]:
     async def main() -> None:
         cluster.start()
         await asyncio.sleep(0.3)
-        chains = [loop.create_task(cluster.chain(name)) for name in "ab"[: cluster.plan.chains]]
+        chains = [loop.create_task(cluster.chain(name)) for name in "abc"[: cluster.plan.chains]]
         await cluster.storm()
         cluster.heal()
         await asyncio.wait([loop.create_task(asyncio.sleep(CALM_S)), *chains])
@@ -254,6 +304,7 @@ def play(seed: int, trace: Trace) -> dict[str, int]:
         cluster.end_of_faults()
         last = await converge(cluster)
         await check_hung_bookie(cluster)
+        await check_memory(cluster)
         await check_idle_ledger(cluster, last)
         await check_everything(cluster, last)
         counts = cluster.history.counts()

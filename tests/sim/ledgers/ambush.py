@@ -1,0 +1,171 @@
+"""Faults that wait for their moment: those of a storm meet the few milliseconds of an ensemble change or a close too rarely.
+
+A squeeze of a writer, one of:
+
+    late       the answers of one bookie of its ensemble are late, another one fails meanwhile, and the metadata service
+               takes its time with the change: answers arrive before, while and after the new ensemble is recorded
+    refused    a bookie that has adds to sync refuses those that follow: it is replaced, and acknowledges what it has later
+
+An ambush of a recoverer, one of:
+
+    marked     it dies soon after its IN_RECOVERY is true: the writer goes on between fenced and other bookies
+    re_add     the bookie that it re-adds to fails, while another bookie does not answer it
+    replaced   the same, and it dies when it re-adds to a bookie that is not in the metadata
+    closing    it dies or stands still when it has sent its closing compare-and-set
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from magnetar.ledger import LedgerMetadata
+from magnetar.ledger.core.metadata import LedgerState
+from sim.ledgers.history import Story
+from sim.ledgers.machines import Machine
+from sim.ledgers.metadata import MetadataService
+from support.sim import SimLoop, SimProcess
+
+KINDS = (
+    "marked",
+    "marked",
+    "re_add",
+    "re_add",
+    "replaced",
+    "replaced",
+    "replaced",
+    "replaced",
+    "closing",
+    "closing",
+)
+FAILURES = ("crash", "power", "full", "cut", "cut")
+
+
+@dataclass
+class _Ambush:
+    kind: str
+    process: SimProcess
+    story: Story
+    re_adds: int  # that pass before something happens
+
+
+class Ambushes:
+    """Of one run. Told by the witness and by the metadata service; what happens, happens in a later turn of the loop."""
+
+    def __init__(self, loop: SimLoop, metadata: MetadataService, machines: list[Machine]) -> None:
+        self.over = False
+        self._loop = loop
+        self._metadata = metadata
+        self._machines = {machine.name: machine for machine in machines}
+        self._waiting: dict[str, _Ambush] = {}  # process -> what waits for it
+
+    # --- writers -----------------------------------------------------------------------------------------------------
+
+    def squeeze(self, process: SimProcess, ledger_id: int) -> None:
+        """Two of the ledger's bookies at once, for up to 0.3 s."""
+        rng, network = self._loop.rng, self._loop.network
+        metadata = self._metadata.ledger(ledger_id)
+        if self.over or not process.alive or metadata is None or metadata.ensemble_size < 2:
+            return
+        if rng.random() < 0.4:
+            self._refuse(process, metadata)
+            return
+        late, failing = rng.sample(metadata.last_ensemble.bookies, 2)
+        self._loop.trace.fault("squeeze", process.name, late, failing)
+        seconds = rng.choice((rng.uniform(0.003, 0.03), rng.uniform(0.03, 0.2)))
+        network.block(late, process.name, seconds)
+        slow_s = rng.choice((0.0, rng.uniform(0.0, seconds)))
+        self._metadata.slow[process.name] = slow_s
+        self._loop.call_outside(seconds + 2 * slow_s + 0.1, self._metadata.slow.pop, process.name, None)
+        self._loop.call_outside(rng.uniform(0.0, seconds), self._fail, failing, process)
+        if rng.random() < 0.3:
+            self._loop.call_outside(rng.uniform(0.0, 2 * seconds), self._fail, late, process)
+
+    def _refuse(self, process: SimProcess, metadata: LedgerMetadata) -> None:
+        rng = self._loop.rng
+        bookies = metadata.last_ensemble.bookies
+        refusing = rng.choice(bookies)
+        self._loop.trace.fault("squeeze_refused", process.name, refusing)
+        for name, machine in self._machines.items():
+            if name == refusing or name not in bookies:  # who replaces it shall not be faster
+                machine.delay_journal(rng.uniform(0.03, 0.2), 0.6)
+        machine = self._machines[refusing]
+        read_only = rng.choice((machine.turn_read_only, partial(machine.fill_disk, at_once=True)))
+        self._loop.call_outside(rng.uniform(0.02, 0.15), read_only, rng.uniform(0.2, 1.0))
+
+    def _fail(self, bookie: str, process: SimProcess, recovery: bool = False) -> None:
+        """One of the ways in which a bookie makes its adds fail; an operator's "read-only" lets recoveries pass."""
+        rng, machine = self._loop.rng, self._machines[bookie]
+        if self.over:
+            return
+        match rng.choice(FAILURES if recovery else (*FAILURES, "operator")):
+            case "crash":
+                machine.crash(False)
+            case "power":
+                machine.crash(True)
+            case "operator":
+                machine.turn_read_only(rng.uniform(0.2, 1.0))
+            case "full":
+                machine.fill_disk(rng.uniform(0.3, 1.5), at_once=True)
+            case "cut":
+                names = {bookie, process.name}
+                for link in self._loop.network.live_links():
+                    ends = {end.process.name for end in (link.client, link.server) if end.process is not None}
+                    if ends == names:
+                        self._loop.trace.fault("cut", link.number)
+                        link.cut()
+
+    # --- recoverers --------------------------------------------------------------------------------------------------
+
+    def lie_in_wait(self, process: SimProcess, story: Story) -> None:
+        """For a recoverer that has just been started."""
+        rng = self._loop.rng
+        kind = rng.choice(KINDS)
+        self._waiting[process.name] = _Ambush(kind, process, story, rng.choice((0, 0, 0, 1, 3)))
+        metadata = self._metadata.ledger(story.ledger_id)
+        if kind in ("re_add", "replaced") and metadata is not None and rng.random() < 0.5:
+            silent = rng.choice(metadata.last_ensemble.bookies)
+            self._loop.network.block(silent, process.name, rng.uniform(0.2, 1.2))
+
+    def re_add(self, process: str, bookie: str, ledger_id: int) -> None:
+        """A recoverer sends one."""
+        ambush = self._waiting.get(process)
+        if ambush is None or self.over or ambush.kind not in ("re_add", "replaced"):
+            return
+        rng = self._loop.rng
+        metadata = self._metadata.ledger(ledger_id)
+        if metadata is not None and bookie not in metadata.last_ensemble.bookies:
+            if ambush.kind == "replaced":
+                self._spring(ambush)
+                self._loop.call_outside(rng.choice((0.0, rng.uniform(0.0, 0.008))), ambush.process.kill)
+            return
+        ambush.re_adds -= 1
+        if ambush.re_adds == -1:
+            if ambush.kind == "re_add":
+                self._spring(ambush)
+            self._loop.call_outside(0.0, self._fail, bookie, ambush.process, True)
+
+    def sent(self, process: str, path: str, value: bytes) -> None:
+        """A process sends a change of metadata."""
+        ambush = self._waiting.get(process)
+        if ambush is None or self.over or ambush.kind != "closing":
+            return
+        if LedgerMetadata.decode(value, ambush.story.ledger_id).closed:
+            rng = self._loop.rng
+            self._spring(ambush)
+            if rng.random() < 0.6:
+                self._loop.call_outside(rng.uniform(0.0, 0.005), ambush.process.kill)
+            else:
+                self._loop.call_outside(0.0, ambush.process.pause, rng.uniform(0.1, 1.0))
+
+    def changed(self, process: str, metadata: LedgerMetadata) -> None:
+        """A change of metadata is true."""
+        ambush = self._waiting.get(process)
+        if ambush is not None and not self.over and ambush.kind == "marked":
+            if metadata.state is LedgerState.IN_RECOVERY:
+                self._spring(ambush)
+                self._loop.call_outside(self._loop.rng.uniform(0.0, 0.02), ambush.process.kill)
+
+    def _spring(self, ambush: _Ambush) -> None:
+        del self._waiting[ambush.process.name]
+        self._loop.trace.fault(f"ambush_{ambush.kind}", ambush.process.name)
