@@ -29,7 +29,6 @@ from magnetar.proto.errors import (
     LedgerClosed,
     LedgerFenced,
     MagnetarError,
-    MessageTooLarge,
     RequestTimeout,
     TooManyRequests,
 )
@@ -242,7 +241,7 @@ class WriterCore:
             return []  # also once sealing: with Qa < Qw answers come after the last confirmation; the metadata decides
         if code == LedgerFenced.code:
             return self._fail(writer_errors.fenced_at(self.ledger_id, bookie))
-        if code == MessageTooLarge.code and entry_id > self.last_add_confirmed:
+        if code in writer_errors.TOO_LARGE and entry_id > self.last_add_confirmed:
             # Not the bookie's fault: the next one would say the same, and the one after it.
             return self._fail(writer_errors.too_large(self.ledger_id, entry_id, bookie))
         bit = self._bits.get(bookie)

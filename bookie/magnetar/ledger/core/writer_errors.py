@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from magnetar.proto.errors import (
     ERRORS_BY_CODE,
     AlreadyClosed,
+    FrameTooLarge,
     LedgerFenced,
     MessageTooLarge,
     NotEnoughBookies,
 )
 
 from .metadata import Bookies, LedgerState
+
+# Codes of an entry that the bookie, or the connection to it, does not take for its size.
+TOO_LARGE = frozenset((MessageTooLarge.code, FrameTooLarge.code))
 
 
 def fenced_at(ledger_id: int, bookie: str) -> LedgerFenced:
