@@ -131,6 +131,11 @@ async def test_reads(service: Service) -> None:
         )
         with pytest.raises(InvalidArgument):
             await request(command, timeout=5)
+    # A stripe fences as every read does.
+    fencing = ReadEntries(client.connection.next_request_id(), 2, 4, 90, fence=True, cycle=3, residues=0b010)
+    with pytest.raises(EntryNotFound):
+        await request(fencing, timeout=5)
+    assert await client.add(entry(2, 0)) == [(2, 0, LedgerFenced.code)]
     with pytest.raises(InvalidArgument, match="5 to 4"):
         await request(ReadEntries(client.connection.next_request_id(), 1, 5, 4), timeout=5)
     with pytest.raises(EntryNotFound):

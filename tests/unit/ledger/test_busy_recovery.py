@@ -1,4 +1,4 @@
-"""Recoveries over bookies that refuse re-adds because they have too much to do (a small write cache, a slow disk)."""
+"""Recoveries over bookies that refuse re-adds: too much to do (a small write cache, a slow disk), or gone."""
 
 import asyncio
 import itertools
@@ -8,11 +8,10 @@ import pytest
 
 from magnetar.ledger import LedgerSettings, LedgerWriter, recover
 from magnetar.ledger.core.recovery import RecoveryCore
-from magnetar.proto.errors import NotEnoughBookies, TooManyRequests
+from magnetar.proto.errors import NotEnoughBookies, StorageFailed, TooManyRequests
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from support.bookies import Bookies, Confirmations, FakeBookie
 
-BUSY = TooManyRequests("no room in the write cache")
 SETTINGS = LedgerSettings(explicit_lac_interval_s=0)
 HASTY = LedgerSettings(explicit_lac_interval_s=0, add_timeout_s=0.1)
 
@@ -40,12 +39,16 @@ class SmallBookie(FakeBookie):
     taken = 0
     refused = 0
 
+    def __init__(self, name: str, code: int = TooManyRequests.code) -> None:
+        super().__init__(name)
+        self.code = code
+
     def add(self, entry: bytes, *, recovery: bool, done: Any, deferred: bool = False) -> None:
         if recovery and self.taken >= self.room:
             self.refused += 1
             ledger_id = int.from_bytes(entry[:8], "big")
             entry_id = int.from_bytes(entry[8:16], "big")
-            asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, TooManyRequests.code)
+            asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, self.code)
             return
         if recovery:
             if not self.taken:
@@ -125,3 +128,26 @@ async def test_a_bookie_that_stays_busy_ends_the_recovery_with_one_clear_error()
     reader = await asyncio.wait_for(client.open(writer.ledger_id, recover=True), 5)
     assert reader.last_add_confirmed == 49
     await client.close()
+
+
+async def test_a_bookie_that_is_gone_is_looked_at_once_and_not_with_every_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at = 0
+    right = RecoveryCore._unreachable_quorum
+
+    def look(self: RecoveryCore, reason: str, first: int) -> NotEnoughBookies | None:
+        nonlocal looked_at
+        looked_at += self._next_add - first
+        return right(self, reason, first)
+
+    monkeypatch.setattr(RecoveryCore, "_unreachable_quorum", look)
+    bookies = Bookies("b1", "b2", "b3")
+    writer = await filled(bookies, (3, 3, 2), 2000)
+    lost = SmallBookie("b2", StorageFailed.code)
+    lost.room, lost.entries, lost.fenced = 0, bookies["b2"].entries, bookies["b2"].fenced
+    bookies["b2"] = lost
+    reader = await asyncio.wait_for(bookies.client(SETTINGS).open(writer.ledger_id, recover=True), 20)
+    assert reader.last_add_confirmed == 1999
+    assert lost.refused
+    assert looked_at < 2 * 2000
