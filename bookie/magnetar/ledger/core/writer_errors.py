@@ -25,7 +25,13 @@ def fenced_at(ledger_id: int, bookie: str) -> LedgerFenced:
 
 
 def taken_over(ledger_id: int, found: LedgerState) -> LedgerFenced:
-    """The metadata says so; OPEN: a bookie fences it, and who asked for that has not written so yet."""
+    """The metadata says so. OPEN: only a bookie does, on behalf of a recovery that went no further, or of its own repair."""
+    if found is LedgerState.OPEN:
+        return LedgerFenced(
+            f"ledger {ledger_id} is fenced at a bookie, though OPEN in the metadata: this writer must stop; whoever opens "
+            "the ledger with recovery closes it",
+            ledger_id=ledger_id,
+        )
     return LedgerFenced(
         f"ledger {ledger_id} is {found.name} in the metadata: another owner took over, this one must stop",
         ledger_id=ledger_id,
