@@ -126,8 +126,8 @@ def soak(
             now = time.perf_counter()
             if now - told >= progress_s:
                 told = now
-                print(progress(tally, len(seeds), now - started), flush=True)
                 write_json(json_path, tally, now - started, "running", seeds)
+                print(progress(tally, len(seeds), now - started), flush=True)
     except KeyboardInterrupt:
         code = INTERRUPTED
         print(f"interrupted after {tally.seeds} of {len(seeds)} seeds")
