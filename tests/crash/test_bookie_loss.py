@@ -173,7 +173,10 @@ async def lose(kind: str, fleet: BookieFleet, party: Party, load: LedgerLoad, rn
         await fleet.start(victim)
     else:
         fleet.resume()
-    await until(f"bookie {victim} is back", lambda: len(party.bookies.writable()) == len(fleet.processes))
+    try:
+        await until(f"bookie {victim} is back", lambda: len(party.bookies.writable()) == len(fleet.processes))
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {party.survey.problems()}") from None
     # It may be chosen at once, and takes adds at once: no backoff outlives its return.
     failovers = load.failovers
     await load.roll()

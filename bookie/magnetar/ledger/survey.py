@@ -45,7 +45,7 @@ class BookieSurvey:
         self._stall_s = settings.add_timeout_s / 2
         self._rng = rng
         self._wakes = {name: asyncio.Event() for name in bookies.names}
-        self._silent: dict[str, None] = {}  # of whom it was logged
+        self._silent: dict[str, str] = {}  # who is passed by -> why, of whom it was logged
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -63,6 +63,10 @@ class BookieSurvey:
         except asyncio.CancelledError:
             await self.close()
             raise
+
+    def problems(self) -> dict[str, str]:
+        """For /health: which bookies new ledgers pass by, and why."""
+        return {f"bookie {name}": f"{text}; new ledgers pass it by" for name, text in self._silent.items()}
 
     async def close(self) -> None:
         """Ends the tasks."""
@@ -119,5 +123,5 @@ class BookieSurvey:
 
     def _say(self, bookie: str, text: str) -> None:
         if bookie not in self._silent:
-            self._silent[bookie] = None
             _log.warning("bookie %s %s; new ledgers pass it by", bookie, text)
+        self._silent[bookie] = text

@@ -152,7 +152,7 @@ async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
     stops.push_async_callback(survey.close)
     await survey.start()
     broker, server = await start_broker(settings, components, metadata, transport, directory, stops)
-    return Started({"magnetar": server.addresses[0]}, lambda: service_metrics(broker, None))
+    return Started({"magnetar": server.addresses[0]}, lambda: service_metrics(broker, None), survey.problems)
 
 
 _STARTERS: dict[str, Starter] = {

@@ -223,6 +223,10 @@ async def test_a_bookie_whose_journal_hangs_is_passed_by_until_it_goes_on(
                 in caplog.text
             )
             assert room.directory.labels("b").zone == "z", "what it told is known all the same"
+            assert room.survey.problems() == {
+                "bookie b": "answers, but its journal hangs: nothing became durable there for 2.6 s while adds wait; new "
+                "ledgers pass it by"
+            }
             room.directory.suspected("b")
             b.asked.clear()
             await b.asked.wait()
@@ -233,6 +237,7 @@ async def test_a_bookie_whose_journal_hangs_is_passed_by_until_it_goes_on(
             b.told["journal_stalled_s"] = 0.0
             await room.until(("a", "b"))
         assert room.directory.returns("b") == before + 1
+        assert room.survey.problems() == {}
         assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"], "said once each"
 
 

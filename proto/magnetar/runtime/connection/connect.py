@@ -18,13 +18,16 @@ async def open_connection(
     Raises ConnectionLost (nobody there, no answer, cut off), or the error that the server answered.
     """
     loop = asyncio.get_running_loop()
-    connection: Connection | None = None
+    made: list[Connection] = []
     connected = False
+
+    def make() -> Connection:
+        made.append(Connection(handler, options, accepting=False))
+        return made[-1]
+
     try:
         async with asyncio.timeout(options.handshake_timeout_s):
-            _, connection = await loop.create_connection(
-                lambda: Connection(handler, options, accepting=False), host, port, ssl=options.tls
-            )
+            _, connection = await loop.create_connection(make, host, port, ssl=options.tls)
             await connection.ready
             connected = True
             return connection
@@ -37,5 +40,7 @@ async def open_connection(
             f"cannot connect to {host}:{port}: {error.strerror or error}; is the service running there?"
         ) from error
     finally:
-        if connection is not None and not connected:
-            connection.abort()
+        if not connected:
+            # Also one that the loop made and, cut short, dropped: its timer runs, and nobody would tell it.
+            for connection in made:
+                connection.abort()

@@ -230,7 +230,8 @@ class Connection(asyncio.Protocol):
         if self._state is not _State.CLOSED:
             self._stop(_State.CLOSING)
             self._output.drop()
-            self._transport.abort()
+            if self._transport is not None:  # else the attempt ended before there was a socket
+                self._transport.abort()
 
     def describe(self) -> str:
         """The peer, for messages: its name and address."""
