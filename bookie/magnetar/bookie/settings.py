@@ -49,7 +49,7 @@ class BookieSettings:
     journal_group_max_wait_ms: float = 0.0
     journal_group_max_bytes: int = 0
     # Entries of ledgers with deferred sync are synced after so long if nothing has synced them before: no force of their
-    # writer, no other record of the journal. Below journal_stall_s, so that waiting for it does not look like a hung disk.
+    # writer, no other record of the journal.
     journal_deferred_sync_s: float = 1.0
     # Each journal file is zero-filled to this size in the background before it is used, and recycled afterwards; it is
     # left when it is full and the next one is ready. Others use 2 GB; with recycling, small files cost nothing and

@@ -242,6 +242,19 @@ async def test_rule_07_a_fenced_ledger_takes_none(bookie: Bookie) -> None:
     assert adds.heard == [(0, LedgerFenced.code)]
 
 
+async def test_what_is_deferred_and_idle_does_not_look_like_a_hung_disk(bookie: Bookie) -> None:
+    adds, journal = Answers(bookie), bookie.journals.all[0]
+    adds.add(0)
+    await turns()
+    now = journal._now
+    journal._now = lambda: now() + 100  # later
+    assert bookie.journals.stalled()[0] == 0
+    answered: list[int] = []
+    bookie.add(entry(2, 0), recovery=False, done=lambda ledger, number, code: answered.append(code))
+    assert bookie.journals.stalled()[0] < 1, "the disk was asked just now"
+    await until(lambda: answered == [0])
+
+
 async def test_a_setting_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="journal_deferred_sync_s"):
         BookieSettings(data_directory=str(tmp_path), journal_deferred_sync_s=0)

@@ -194,9 +194,12 @@ class Journal:
             self._append_later(ADD, entry, done, ledger_id, entry_id)
             return
         header = encode_record_header(self._incarnation, device.end_offset, device.durable_offset, ADD, entry)
-        device.append(header, entry)
-        if not self._pending:
+        if not self._pending or (
+            # Only deferred adds wait: they have asked for nothing yet.
+            self._deferred_timer is not None and device.durable_offset == device.requested_offset
+        ):
             self._progress_at = self._now()
+        device.append(header, entry)
         self._pending.append((device.end_offset, done, ledger_id, entry_id))
 
     def add_deferred(self, entry: bytes, done: DurableCallback, ledger_id: int, entry_id: int) -> None:
