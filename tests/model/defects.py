@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from magnetar.ledger.core import recovery
-from magnetar.ledger.core.events import Finished, Instruction, MetadataFound, MetadataWritten, WriteMetadata
+from magnetar.ledger.core.events import (
+    Confirm,
+    Finished,
+    Instruction,
+    MetadataFound,
+    MetadataWritten,
+    WriteMetadata,
+)
 from magnetar.ledger.core.metadata import LedgerMetadata, LedgerState
 from magnetar.ledger.core.pending import PendingAdd
 from magnetar.ledger.core.quorum import Striping
@@ -456,13 +463,24 @@ def adds_tell_what_is_pushed_as_confirmed(patch: Patch) -> None:
     patch.setattr(WriterCore, "append", append)
 
 
+def callers_are_told_again_after_a_change(patch: Patch) -> None:
+    """Rule 17: each entry is confirmed once."""
+    right = WriterCore._go_on
+
+    def go_on(self: WriterCore) -> list[Instruction]:
+        instructions = right(self)
+        return [*instructions, *(one for one in instructions if isinstance(one, Confirm))]
+
+    patch.setattr(WriterCore, "_go_on", go_on)
+
+
 @dataclass(frozen=True, slots=True)
 class Planted:
     """A defect and where to look for it."""
 
     plant: Callable[[Patch], None]
+    shows: str  # the name of the invariant that it breaks first
     shape: Shape
-    slow: bool = False  # for `make model` alone
     plain: bool = False  # the plain world finds it in a second, too
 
     @property
@@ -474,43 +492,90 @@ class Planted:
 ONE = Shape(entries=1, crashes=0, losses=0)
 QUIET = Shape(crashes=0, losses=0, recoverers=0, writer_closes=False)
 PLANTED = [
-    Planted(absence_needs_one_negative_less, replace(ONE, ensemble_size=3, write_quorum=3), plain=True),
-    Planted(an_unreadable_entry_is_the_end, replace(ONE, losses=2)),
-    Planted(confirmed_before_the_change_is_in_the_metadata, replace(ONE, losses=1), plain=True),
-    Planted(acks_of_the_replaced_bookie_are_kept, replace(QUIET, losses=1), plain=True),
-    Planted(acks_during_a_change_are_dropped, replace(QUIET, entries=1, losses=1), plain=True),
-    Planted(the_new_ensemble_starts_after_what_is_pending, replace(QUIET, entries=1, losses=1), plain=True),
-    Planted(the_replacement_gets_only_what_was_held_back, replace(QUIET, entries=1, losses=1), plain=True),
     Planted(
-        failures_during_a_change_are_forgotten, replace(QUIET, entries=1, bookies=4, losses=2), plain=True
+        absence_needs_one_negative_less,
+        "not truncated",
+        replace(ONE, ensemble_size=3, write_quorum=3),
+        plain=True,
     ),
-    Planted(confirmed_out_of_order, replace(QUIET, ensemble_size=3), plain=True),
-    Planted(one_ack_is_enough, ONE, plain=True),
-    Planted(a_fence_seen_while_sealing_fails_the_writer, replace(ONE, ack_quorum=1, repairs=1)),
-    Planted(whatever_closed_the_ledger_was_this_writer, ONE, plain=True),
-    Planted(the_writer_changes_a_recovered_ledger, replace(ONE, losses=1, writer_closes=False), plain=True),
-    Planted(re_adds_are_not_waited_for, ONE),
-    Planted(nothing_is_added_again, ONE, plain=True),
-    Planted(re_adds_tell_a_higher_last_confirmed, ONE, plain=True),
-    Planted(recovery_starts_one_entry_late, replace(ONE, entries=2)),
-    Planted(the_length_up_to_the_base_is_forgotten, replace(ONE, entries=2)),
-    Planted(recovery_reads_with_the_changed_ensemble, replace(ONE, entries=2, losses=1, writer_closes=False)),
+    Planted(an_unreadable_entry_is_the_end, "not truncated", replace(ONE, losses=2)),
+    Planted(confirmed_before_the_change_is_in_the_metadata, "not lost", replace(ONE, losses=1), plain=True),
+    Planted(acks_of_the_replaced_bookie_are_kept, "not lost", replace(QUIET, losses=1), plain=True),
+    Planted(
+        acks_during_a_change_are_dropped, "nobody hangs", replace(QUIET, entries=1, losses=1), plain=True
+    ),
+    Planted(
+        the_new_ensemble_starts_after_what_is_pending,
+        "not lost",
+        replace(QUIET, entries=1, losses=1),
+        plain=True,
+    ),
+    Planted(
+        the_replacement_gets_only_what_was_held_back,
+        "nobody hangs",
+        replace(QUIET, entries=1, losses=1),
+        plain=True,
+    ),
+    Planted(
+        failures_during_a_change_are_forgotten,
+        "nobody hangs",
+        replace(QUIET, entries=1, bookies=4, losses=2),
+        plain=True,
+    ),
+    Planted(confirmed_out_of_order, "not lost", replace(QUIET, ensemble_size=3), plain=True),
+    Planted(one_ack_is_enough, "not lost", ONE, plain=True),
+    Planted(
+        a_fence_seen_while_sealing_fails_the_writer, "the cores' own", replace(ONE, ack_quorum=1, repairs=1)
+    ),
+    Planted(whatever_closed_the_ledger_was_this_writer, "one end", ONE, plain=True),
+    Planted(
+        the_writer_changes_a_recovered_ledger,
+        "final",
+        replace(ONE, losses=1, writer_closes=False),
+        plain=True,
+    ),
+    Planted(re_adds_are_not_waited_for, "not lost", ONE),
+    Planted(nothing_is_added_again, "not lost", ONE),
+    Planted(re_adds_tell_a_higher_last_confirmed, "no divergence", ONE, plain=True),
+    Planted(recovery_starts_one_entry_late, "not lost", replace(ONE, entries=2)),
+    Planted(the_length_up_to_the_base_is_forgotten, "one end", replace(ONE, entries=2)),
+    Planted(
+        recovery_reads_with_the_changed_ensemble,
+        "not truncated",
+        replace(ONE, entries=2, losses=1, writer_closes=False),
+    ),
     Planted(
         recovery_writes_its_ensemble_change_at_once,
+        "not lost",
         replace(ONE, recoverers=2, losses=1, writer_closes=False),
     ),
-    Planted(the_loser_of_the_closing_race_believes_itself, replace(ONE, recoverers=2, writer_closes=False)),
-    Planted(recovery_begins_without_marking, replace(ONE, losses=1, writer_closes=False)),
-    Planted(fences_are_lost, ONE),
-    Planted(a_bookie_without_the_ledger_is_not_fenced, ONE),
-    Planted(recovery_adds_do_not_pass_the_fence, ONE),
-    Planted(an_unreachable_bookie_counts_as_known, replace(ONE, entries=2, losses=2)),
-    Planted(one_answer_covers_the_ensemble, replace(ONE, entries=2, ensemble_size=3, write_quorum=3)),
-    Planted(recovery_reads_do_not_fence, ONE),
-    Planted(recovery_ignores_where_the_last_ensemble_begins, replace(ONE, entries=2, losses=1)),
-    Planted(the_changed_ensemble_begins_behind_the_next_re_add, replace(ONE, losses=1)),
-    Planted(metadata_are_written_whatever_the_version, replace(ONE, losses=1)),
-    Planted(the_changed_ensemble_begins_with_the_last_confirmed_entry, replace(QUIET, losses=1)),
-    Planted(what_failed_during_a_change_is_sent_to_again, replace(QUIET, entries=1, bookies=4, losses=2)),
-    Planted(adds_tell_what_is_pushed_as_confirmed, replace(ONE, entries=2)),
+    Planted(
+        the_loser_of_the_closing_race_believes_itself,
+        "one end",
+        replace(ONE, recoverers=2, writer_closes=False),
+    ),
+    Planted(recovery_begins_without_marking, "not truncated", replace(ONE, losses=1, writer_closes=False)),
+    Planted(fences_are_lost, "not truncated", ONE),
+    Planted(a_bookie_without_the_ledger_is_not_fenced, "not truncated", ONE),
+    Planted(recovery_adds_do_not_pass_the_fence, "not lost", ONE),
+    Planted(an_unreachable_bookie_counts_as_known, "coverage", replace(ONE, entries=2, losses=2)),
+    Planted(
+        one_answer_covers_the_ensemble, "coverage", replace(ONE, entries=2, ensemble_size=3, write_quorum=3)
+    ),
+    Planted(recovery_reads_do_not_fence, "not truncated", ONE),
+    Planted(
+        recovery_ignores_where_the_last_ensemble_begins, "not truncated", replace(ONE, entries=2, losses=1)
+    ),
+    Planted(the_changed_ensemble_begins_behind_the_next_re_add, "not lost", replace(ONE, losses=1)),
+    Planted(metadata_are_written_whatever_the_version, "not lost", replace(ONE, losses=1)),
+    Planted(the_changed_ensemble_begins_with_the_last_confirmed_entry, "not lost", replace(QUIET, losses=1)),
+    Planted(
+        what_failed_during_a_change_is_sent_to_again,
+        "nobody hangs",
+        replace(QUIET, entries=1, bookies=4, losses=2),
+    ),
+    Planted(
+        callers_are_told_again_after_a_change, "order", replace(QUIET, entries=1, ack_quorum=1, losses=1)
+    ),
+    Planted(adds_tell_what_is_pushed_as_confirmed, "last confirmed", replace(ONE, entries=2)),
 ]

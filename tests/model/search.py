@@ -65,9 +65,10 @@ def search(model: Model, *, max_states: int = 1 << 62, max_seconds: float = 1e9)
                 return Explored(len(parents), transitions, depth, time.process_time() - began, False)
             try:
                 steps = model.following(state)
-            except Broken as error:
-                turns = _turns(parents, choices, number)
-                steps_to = [*_walk(model, turns), model.text(error.action)]
+            except AssertionError as error:
+                steps_to, turns = _way(model, parents, choices, number)
+                if isinstance(error, Broken):
+                    steps_to.append(model.text(error.action))
                 raise Violation(str(error), steps_to, turns, len(parents)) from error
             for choice, (following, *_) in enumerate(steps):
                 transitions += 1
@@ -83,8 +84,8 @@ def search(model: Model, *, max_states: int = 1 << 62, max_seconds: float = 1e9)
                 try:
                     model.check(following)
                 except AssertionError as error:
-                    turns = _turns(parents, choices, len(parents) - 1)
-                    raise Violation(str(error), _walk(model, turns), turns, len(parents)) from error
+                    steps_to, turns = _way(model, parents, choices, len(parents) - 1)
+                    raise Violation(str(error), steps_to, turns, len(parents)) from error
                 following_level.append(following)
         first += len(level)
         level = following_level
@@ -92,21 +93,32 @@ def search(model: Model, *, max_states: int = 1 << 62, max_seconds: float = 1e9)
     return Explored(len(parents), transitions, depth, time.process_time() - began, True)
 
 
-def _turns(parents: array[int], choices: array[int], number: int) -> list[int]:
-    turns: list[int] = []
+def _way(model: Model, parents: array[int], choices: array[int], number: int) -> tuple[list[str], list[int]]:
+    """The steps to a state, as texts and as what `walk` takes."""
+    taken: list[int] = []
     while number > 0:
-        turns.append(choices[number])
+        taken.append(choices[number])
         number = parents[number]
-    return turns[::-1]
-
-
-def _walk(model: Model, turns: list[int]) -> list[str]:
-    return [text for text, _ in walk(model, turns)]
+    state, texts, turns = model.start(), [], []
+    for choice in reversed(taken):
+        steps = model.following(state)
+        order = _by_text(model, steps)
+        turns.append(order.index(choice))
+        state, *action = steps[choice]
+        texts.append(model.text(tuple(action)))
+    return texts, turns
 
 
 def walk(model: Model, turns: list[int]) -> Iterator[tuple[str, Any]]:
     """The way again: each step and the state after it. Raises Broken where the last step breaks something."""
     state = model.start()
     for turn in turns:
-        state, *action = model.following(state)[turn]
+        steps = model.following(state)
+        state, *action = steps[_by_text(model, steps)[turn]]
         yield model.text(tuple(action)), state
+
+
+def _by_text(model: Model, steps: list[tuple[Any, ...]]) -> list[int]:
+    """An order of steps that does not depend on what the model met before."""
+    texts = [model.text(tuple(action)) for _, *action in steps]
+    return sorted(range(len(steps)), key=texts.__getitem__)

@@ -12,12 +12,15 @@ from magnetar.ledger.core import recovery
 from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.ledger.core.writer import WriterCore
 
+from . import runner
 from .defects import PLANTED, Planted
 from .explorer import Explored, Violation, explore
+from .invariants import INVARIANTS
 from .ledger_world import LedgerWorld, Shape
 from .looks import State
 from .reduced_world import ReducedWorld
-from .search import search
+from .search import search, walk
+from .worlds import WORLDS
 
 # Planted defects must show within so many states; the slowest needs a half of it.
 STATES = 100_000
@@ -62,13 +65,32 @@ def test_no_reachable_state_breaks_an_invariant(shape: Shape) -> None:
     assert explored.states > 100
 
 
-@pytest.mark.parametrize("planted", [p for p in PLANTED if not p.slow], ids=lambda planted: planted.name)
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
 def test_planted_defects_are_found(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each breaks one rule; what the protocol promises shows it, and the search says how."""
     planted.plant(monkeypatch)
     with pytest.raises(Violation) as caught:
         search(ReducedWorld(planted.shape, core_checks=False), max_states=STATES)
     assert caught.value.path, caught.value
+    assert caught.value.reason.startswith(f"[{planted.shows}]"), caught.value
+    assert replayed(ReducedWorld(planted.shape, core_checks=False), caught.value.turns) == caught.value.reason
+
+
+def replayed(model: ReducedWorld, turns: list[int]) -> str:
+    """What is violated at the end of a way."""
+    state = model.start()
+    try:
+        for _, state in walk(model, turns):
+            model.check(state)
+        model.following(state)
+    except AssertionError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_every_invariant_has_a_defect_that_breaks_it() -> None:
+    """So none of them is empty words."""
+    assert {planted.shows for planted in PLANTED} == set(INVARIANTS)
 
 
 @pytest.mark.parametrize("planted", [p for p in PLANTED if p.plain], ids=lambda planted: planted.name)
@@ -103,7 +125,7 @@ def test_the_way_to_a_violation_is_a_shortest_one(monkeypatch: pytest.MonkeyPatc
     [
         replace(ONE, crashes=0, losses=0),
         replace(ONE, crashes=1, losses=0, writer_closes=False, bookies=2),
-        replace(ONE, crashes=0, losses=1, writer_closes=False),
+        replace(ONE, crashes=0, losses=1, writer_closes=False, bookies=2),
         replace(ONE, crashes=0, losses=0, ack_quorum=1),
         replace(ONE, crashes=0, losses=0, ensemble_size=3, writer_closes=False),
     ],
@@ -148,3 +170,57 @@ def test_reductions_lose_no_outcome(shape: Shape, monkeypatch: pytest.MonkeyPatc
     assert len(ends) > 1
     assert found[0].keys() == found[1].keys() == found[2].keys()
     assert states[0] <= states[1] < states[2]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        replace(ONE, crashes=0, losses=0, recoverers=2),
+        replace(ONE, crashes=0, losses=0, recoverers=2, late_answers=True),
+        replace(ONE, losses=0, recoverers=2, writer_closes=False),
+        replace(STRIPED, entries=1, crashes=0, losses=0, recoverers=2),
+    ],
+    ids=str,
+)
+def test_reductions_for_several_recoverers_lose_no_end(shape: Shape) -> None:
+    """With a writer in full and every order explored there is no other end, and none past which more was confirmed."""
+
+    def ends(model: ReducedWorld) -> tuple[dict[tuple[Any, ...], int], int]:
+        found: dict[tuple[Any, ...], int] = {}
+        checked = model.check
+
+        def check(state: State) -> None:
+            checked(state)
+            metadata = model.metas.things[state[3]][0]
+            if metadata.closed:
+                firsts = tuple(ensemble.first_entry for ensemble in metadata.ensembles)
+                end = (metadata.last_entry, metadata.length, firsts, *state[5:7])
+                found[end] = max(found.get(end, -1), state[7])
+
+        model.check = check  # type: ignore[method-assign]
+        explored = search(model)
+        assert explored.exhausted
+        return found, explored.states
+
+    reduced, states = ends(ReducedWorld(shape))
+    whole, more_states = ends(ReducedWorld(shape, partial_order=False, whole_writer=True))
+    assert reduced == whole
+    assert len(whole) > 1
+    assert states < more_states
+
+
+def test_a_way_is_printed_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `make model` says about a violation, and its command walks again."""
+    assert runner.main(["--walk", "one_ack_is_enough"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "  1. the writer appends"
+    assert lines[2].strip().startswith("a{} b{} c{} | OPEN 0:a,b | writer writing, confirmed to -1")
+    assert lines[-1] == "VIOLATION [not lost] entry 0 is stored by 1 bookies of its write set"
+
+
+def test_worlds_have_names_of_their_own() -> None:
+    """And the first is the scorecard's: three bookies, two entries, a crash, two losses; a writer and two recoverers."""
+    names = [world.name for world in WORLDS] + [planted.name for planted in PLANTED]
+    assert len(names) == len(dict.fromkeys(names))
+    assert WORLDS[0].text == "3 bookies 2/2/2, 2e 3c 1+2"
+    assert not WORLDS[0].long

@@ -46,8 +46,8 @@ WORLDS = [
     Named("repair", replace(_TWO, losses=1, repairs=1)),
     Named("three-clients-repair", replace(_THREE, crashes=0, losses=1, repairs=1)),
     Named("no-spare-3-3-2", replace(_TWO, ensemble_size=3, write_quorum=3, entries=1)),
-    Named("three-clients-3-3-2", replace(_THREE, ensemble_size=3, write_quorum=3, entries=1, losses=0)),
-    Named("three-clients-striped", replace(_THREE, ensemble_size=3, crashes=0, losses=0)),
+    Named("three-clients-3-3-2", replace(_THREE, ensemble_size=3, write_quorum=3, entries=1, losses=1)),
+    Named("three-clients-striped", replace(_THREE, ensemble_size=3, crashes=0, losses=1)),
     Named("three-clients-late-answers", replace(_THREE, entries=1, losses=1, late_answers=True)),
     Named("overtaking", replace(_TWO, crashes=0, losses=1, overtaking=True)),
     Named("4-bookies", replace(_TWO, bookies=4, crashes=0, losses=1)),
@@ -55,6 +55,7 @@ WORLDS = [
     Named(
         "3-entries-4-bookies-three-clients", replace(_THREE, bookies=4, entries=3, crashes=1, losses=2), True
     ),
+    Named("scorecard-6-long", replace(_THREE, bookies=4, entries=3), True),
     Named("3-entries-three-clients", replace(_THREE, entries=3, crashes=1, losses=1), True),
     Named("3-entries-two-clients", replace(_TWO, entries=3, losses=1), True),
     Named("4-bookies-three-clients", replace(_THREE, bookies=4), True),
