@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable
 from typing import Any
@@ -62,6 +61,7 @@ class Broker:
         self._leaving: dict[int, asyncio.Task[None]] = {}  # fenced topics that are letting go
         self._loads = asyncio.Semaphore(_LOADS_AT_ONCE)
         self._maintenance: asyncio.Task[None] | None = None
+        self._finding: asyncio.Task[None] | None = None  # staged ledgers of topics that are not loaded
         self._name_prefix = ""
         self._names = 0
         self._closing = False
@@ -196,25 +196,29 @@ class Broker:
         look_at = loop.time()  # when to look for staged ledgers of topics that are not loaded
         while True:
             await asyncio.sleep(self.settings.maintenance_interval_s)
-            if loop.time() >= look_at:
+            if self._finding is None and loop.time() >= look_at:
                 look_at = loop.time() + self.settings.staged_ttl_ms / 1000
-                try:
-                    await find_staged(self, self._metadata)
-                except Exception:  # as below; a store that failed has told already
-                    _log.exception("looking for staged ledgers failed")
+                # It may have to wait for topics that cannot be loaded; the rounds do not.
+                self._finding = loop.create_task(find_staged(self, self._metadata))
+                self._finding.add_done_callback(self._found)
             for topic in list(self.topics.values()):
                 try:
                     topic.maintain()
                 except Exception:  # a defect in one topic must not end the rounds of all
                     _log.exception("the maintenance round of topic %s failed", topic.name)
 
+    def _found(self, task: asyncio.Task[None]) -> None:
+        self._finding = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("looking for staged ledgers failed", exc_info=error)
+
     async def close(self, *, drain_seconds: float = 5.0) -> None:
         """Closes every topic: queued messages are confirmed, cursors written, ledgers closed."""
         self._closing = True
-        if self._maintenance is not None:
-            self._maintenance.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._maintenance
+        for task in (self._maintenance, self._finding):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         if self._busy:
             await asyncio.wait(list(self._busy.values()))
         topics = list(self.topics.values())

@@ -47,8 +47,11 @@ class Leases:
         """True if every lease that is held is known here."""
         return self._now() >= self._settled_at
 
-    def keep(self, name: str, ttl_ms: int, first: int) -> int:
-        """Makes, renews or moves a lease; returns the ms granted. `first` -1: as it is, or all. Raises TooManyRequests."""
+    def keep(self, name: str, ttl_ms: int, first: int) -> tuple[int, int]:
+        """Makes, renews or moves a lease; `first` -1: as it is, or all. Returns the ms granted and its first ledger.
+
+        Raises TooManyRequests.
+        """
         check_text("lease", name)
         if ttl_ms <= 0:
             raise InvalidArgument(f"a lease of {ttl_ms} ms is not possible")
@@ -62,7 +65,13 @@ class Leases:
         if first < 0 and lease is not None:
             first = lease.first
         self._leases[name] = Lease(first, self._now() + granted / 1000)
-        return granted
+        return granted, first
+
+    def holds(self, name: str, first: int) -> bool:
+        """True if this lease is held and keeps all from `first` on (-1: it stays where it is)."""
+        self._expire()
+        lease = self._leases.get(name)
+        return lease is not None and (first < 0 or lease.first <= first)
 
     def release(self, name: str) -> None:
         """Ends a lease; fine if it is not held."""

@@ -1,8 +1,8 @@
 """TOPIC_LEDGERS: the ledger list as of this moment, with what a reader needs to go to the bookies itself.
 
 All counts of a page are taken in one step, before anything is awaited; an open ledger counts what is confirmed then, which
-never changes. A page of 1,000 ledgers is about 250 KB and takes 30 ms of the broker, most of it to look which bookies the
-metadata names; a list of 10,000 is ten pages.
+never changes. A list of 10,000 ledgers is ten pages, 2.5 MB in all, and 0.2 s of the broker (embedded store), in turns of
+50 ledgers.
 """
 
 from __future__ import annotations
@@ -55,6 +55,6 @@ async def topic_ledgers(
         if told and size > MAX_PAGE_BYTES:
             more = True
             break
-        name_bookies(named, bookies, row[1], value)
+        name_bookies(named, bookies, value)
         told.append([*row, value])
     return {"ledgers": told, "more": more, "end": list(end), "bookies": named}

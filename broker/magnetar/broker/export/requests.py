@@ -55,9 +55,7 @@ async def _keep_ledgers(
     if command.ttl_ms == 0 and not command.lease:
         raise InvalidArgument("a lease needs a ttl_ms, or a name to be ended by")
     lease = command.lease or broker.generate_name()
-    granted = topic.export.keep_ledgers(lease, command.ttl_ms, command.first)
-    await topic.trimmed()
-    return {"lease": lease, "ttl_ms": granted, "first": topic.export.first_kept(command.first)}
+    return await topic.export.keep_ledgers(lease, command.ttl_ms, command.first, topic.trimmed)
 
 
 async def _create_staged(

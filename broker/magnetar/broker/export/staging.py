@@ -199,7 +199,7 @@ class Staging:
             raise LedgerNotFound(f"ledger {stored_id} does not exist", ledger_id=stored_id)
         bookies = self._components.bookies
         named: dict[str, str] = {}
-        name_bookies(named, bookies, stored_id, found.value)
+        name_bookies(named, bookies, found.value)
         return {
             "ledger": stored_id,
             "version": found.version,

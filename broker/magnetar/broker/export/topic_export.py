@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from magnetar.proto.errors import InvalidArgument, MagnetarError
@@ -40,19 +41,25 @@ class TopicExport:
             self._ledger.list, components.metadata, components.bookies, after=after, count=count
         )
 
-    def keep_ledgers(self, lease: str, ttl_ms: int, first: int) -> int:
-        """Makes, renews or (`ttl_ms` 0) ends a lease; the ms granted. A trimming that is under way may not heed it."""
-        if ttl_ms == 0:
-            self.leases.release(lease)
-            return 0
+    async def keep_ledgers(
+        self, lease: str, ttl_ms: int, first: int, trimmed: Callable[[], Awaitable[None]]
+    ) -> dict[str, Any]:
+        """Makes, renews or (`ttl_ms` 0) ends a lease; the answer to KeepLedgers.
+
+        `trimmed` waits for a trimming that is under way and may not heed a new lease. A renewal does not wait for it.
+        """
         if first < -1:
             raise InvalidArgument(f"there is no ledger {first}; -1 means all of the topic")
-        return self.leases.keep(lease, ttl_ms, first)
-
-    def first_kept(self, first: int) -> int | None:
-        """The first ledger from `first` on that the topic has; None if there is none."""
+        granted = 0
+        if ttl_ms == 0:
+            self.leases.release(lease)
+        else:
+            held = self.leases.holds(lease, first)
+            granted, first = self.leases.keep(lease, ttl_ms, first)
+            if not held:
+                await trimmed()
         found = self._ledger.list.after(max(first, 0) - 1, 1)
-        return found[0].ledger_id if found else None
+        return {"lease": lease, "ttl_ms": granted, "first": found[0].ledger_id if found else None}
 
     async def stop(self, error: MagnetarError) -> None:
         """The topic goes away."""

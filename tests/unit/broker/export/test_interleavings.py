@@ -300,17 +300,20 @@ async def test_a_lease_that_comes_while_a_trimming_is_stored_is_told_what_is_lef
         client = await consumed(broker, 4)
         topic = loaded(broker)
         ids = [info.ledger_id for info in topic.ledger.list.record.ledgers]
+        held = (await client.ask(c.KeepLedgers, "orders", "", 60_000, ids[2]))["lease"]
         gate.shut("put", "/topics")
         topic.maintain()
         await gate.reached()
         asked = client.ask(c.KeepLedgers, "orders", "", 60_000)
         await settle()
         assert not asked.done()
+        renewed = await client.ask(c.KeepLedgers, "orders", held, 60_000)
+        assert renewed["first"] == ids[2], "what is held already waits for nobody"
         gate.open()
         first = (await asked)["first"]
         kept = [info.ledger_id for info in (await record_of(bookies)).ledgers]
-        assert kept != ids
-        assert first == (kept[0] if kept else None)
+        assert kept == ids[2:]
+        assert first == kept[0]
 
 
 @pytest.mark.parametrize("step", ["/topics", "/ledgers"], ids=["node", "ledger"])

@@ -37,12 +37,12 @@ def test_a_lease_ends_with_its_time_and_the_lowest_one_counts() -> None:
     held, time = leases(max_lease_ms=10_000)
     assert held.settled
     assert held.mark() is None
-    assert held.keep("a", 99_000, 7) == 10_000
-    assert held.keep("b", 2_000, 3) == 2_000
+    assert held.keep("a", 99_000, 7) == (10_000, 7)
+    assert held.keep("b", 2_000, 3) == (2_000, 3)
     assert held.mark() == (3, 0, 0)
     time.now = 2.0
     assert held.mark() == (7, 0, 0)
-    assert held.keep("a", 1_000, -1) == 1_000, "as it is"
+    assert held.keep("a", 1_000, -1) == (1_000, 7), "as it is"
     assert held.mark() == (7, 0, 0)
     held.keep("a", 1_000, 9)
     assert held.mark() == (9, 0, 0)
@@ -132,6 +132,7 @@ async def test_a_lease_keeps_ledgers_until_it_is_moved_or_ended(
         assert await listed(bookies) == ids
         answer = await client.ask(c.KeepLedgers, "orders", lease, 30_000, ids[2])
         assert answer == {"lease": lease, "ttl_ms": 30_000, "first": ids[2]}
+        assert (await client.ask(c.KeepLedgers, "orders", lease, 30_000)) == answer
         await trim(broker)
         assert await listed(bookies) == ids[2:]
         # Renewing leaves it where it is; going back does not bring back what is gone.
