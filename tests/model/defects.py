@@ -535,7 +535,7 @@ PLANTED = [
         plain=True,
     ),
     Planted(re_adds_are_not_waited_for, "not lost", ONE),
-    Planted(nothing_is_added_again, "not lost", ONE),
+    Planted(nothing_is_added_again, "not lost", ONE, plain=True),
     Planted(re_adds_tell_a_higher_last_confirmed, "no divergence", ONE, plain=True),
     Planted(recovery_starts_one_entry_late, "not lost", replace(ONE, entries=2)),
     Planted(the_length_up_to_the_base_is_forgotten, "one end", replace(ONE, entries=2)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,13 +11,15 @@ import pytest
 
 from magnetar.ledger.core import recovery
 from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.ledger.core.quorum import Striping
+from magnetar.ledger.core.recovery import RecoveryCore
 from magnetar.ledger.core.writer import WriterCore
 
-from . import runner
+from . import looks, runner
 from .defects import PLANTED, Planted
 from .explorer import Explored, Violation, explore
 from .invariants import INVARIANTS
-from .ledger_world import LedgerWorld, Shape
+from .ledger_world import LEDGER, LedgerWorld, Shape
 from .looks import State
 from .reduced_world import ReducedWorld
 from .search import search, walk
@@ -156,12 +159,12 @@ def test_reductions_lose_no_outcome(shape: Shape, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(LedgerWorld, "actions", actions)
     found, states = [], []
-    looks: list[Callable[[], Explored]] = [
+    ways: list[Callable[[], Explored]] = [
         lambda: search(Reduced(shape)),
         lambda: search(Reduced(shape, partial_order=False)),
         lambda: explore(LedgerWorld(shape)),
     ]
-    for look in looks:
+    for look in ways:
         ends.clear()
         explored = look()
         assert explored.exhausted
@@ -224,3 +227,40 @@ def test_worlds_have_names_of_their_own() -> None:
     assert len(names) == len(dict.fromkeys(names))
     assert WORLDS[0].text == "3 bookies 2/2/2, 2e 3c 1+2"
     assert not WORLDS[0].long
+
+
+# Fields of the cores that need not tell states apart, and why; all others are in the keys of `looks`.
+NOT_IN_KEYS = {
+    WriterCore: {
+        "_bits": "the ensemble; in the key",
+        "_masks": "of the striping",
+        "_size": "of the striping",
+        "_targets": "of the ensemble",
+        "_told": "only of IdleTick, which never comes here",
+        "busy": "only of TooManyRequests, which no bookie answers here",
+        "ledger_id": "there is one",
+        "last_add_pushed": "of the pending adds",
+        "outstanding_bytes": "of the pending adds",
+        "sending": "of the state",
+    },
+    RecoveryCore: {
+        "_base_asked": "in the key",
+        "_busy": "only of TooManyRequests, which no bookie answers here",
+        "_suspects": "whom to ask first; here all are asked at once",
+        "held_bytes": "of the entries",
+        "ledger_id": "there is one",
+        "starts": "only at its limit, which is asserted never to be reached",
+        "striping": "of the metadata",
+    },
+}
+
+
+@pytest.mark.parametrize("kind", [WriterCore, RecoveryCore], ids=lambda kind: kind.__name__)
+def test_a_new_field_of_a_core_is_thought_of(kind: type[Any]) -> None:
+    """A field that decides something and is missing in the key makes different states look alike: nothing would tell."""
+    metadata = LedgerMetadata.create(Striping(2, 2, 2), ("a", "b"), 0, {})
+    core = kind(LEDGER, metadata, 0)
+    fields = set(getattr(kind, "__slots__", None) or vars(core))
+    source = inspect.getsource(looks)
+    unknown = {name for name in fields if f"core.{name}" not in source} - NOT_IN_KEYS[kind].keys()
+    assert not unknown, f"take {sorted(unknown)} into the key of model.looks, or say in NOT_IN_KEYS why not"
