@@ -60,7 +60,7 @@ sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a clus
 	@echo "make sim: seeds 0..$(SEEDS)-1 of the standalone service"
 	@PYTHONPATH=tests $(PY) -m sim.runner standalone --seeds $(SEEDS) $(ARGS)
 
-model: $(STAMP) ## search every state of small ledger worlds, and every planted defect: ARGS='--only NAME' for some
+model: $(STAMP) ## search every state of small ledger worlds, and every planted defect: ARGS='--long', '--only NAME'
 	@echo "make model: breadth-first model check of the ledger protocol's cores"
 	@PYTHONPATH=tests $(PY) -m model.runner $(ARGS)
 
