@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from magnetar.client import Client
 from magnetar.proto.errors import InvalidArgument
@@ -15,6 +15,7 @@ from magnetar.proto.ids import MessageId
 
 from .bookies import ledger_reader
 from .columns import ROWS_PER_RECORD_BATCH, Rows, Source
+from .filters import range_of_filters
 from .options import Place, ReadOptions
 from .plan import LedgerSlice, Range, slices
 from .service import TopicPlan, asking, connected, plan_of_topic, renewing, topic_names
@@ -59,6 +60,15 @@ class TopicReader(DataSourceReader):
         """Arrow record batches of one piece."""
         if isinstance(partition, TopicPiece):
             yield from read_piece(partition.piece, partition.lease, self._options, self._columns)
+
+
+class FilteredTopicReader(TopicReader):
+    """For sessions with spark.sql.python.filterPushdown.enabled; without it Spark refuses a reader that has pushFilters."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Narrows what is read, and leaves all filters to Spark as well."""
+        self._wanted = self._wanted.narrowed(range_of_filters(filters))
+        return filters
 
 
 def range_of(options: ReadOptions, plan: TopicPlan) -> Range:
@@ -131,4 +141,4 @@ async def _batches(
         yield rows.take()
 
 
-__all__ = ["TopicPiece", "TopicReader", "range_of", "read_piece"]
+__all__ = ["FilteredTopicReader", "TopicPiece", "TopicReader", "range_of", "read_piece"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -13,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from magnetar.proto.errors import InvalidArgument
 
-from .batch_source import TopicReader
+from .batch_source import FilteredTopicReader, TopicReader
 from .options import ReadOptions, WriteOptions
 from .schema import chosen_columns, topic_schema
 from .sink import TopicStreamWriter, TopicWriter
@@ -34,7 +36,10 @@ class MagnetarDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
-        return TopicReader(ReadOptions.parse(self.options), chosen_columns(schema))
+        # Which of Spark's planners asks tells whether the session hands filters down; it says so nowhere else.
+        planner = sys._getframe(1).f_code.co_filename
+        reader = FilteredTopicReader if planner.endswith("data_source_pushdown_filters.py") else TopicReader
+        return reader(ReadOptions.parse(self.options), chosen_columns(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For `spark.readStream`."""
