@@ -21,6 +21,7 @@ takes no further writes: the process stops and opens the store again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -29,6 +30,8 @@ from magnetar.proto.errors import InvalidArgument
 MAX_PATH_BYTES = 4096
 # Below ZooKeeper's default of 1 MiB a packet, so that a value written here fits there too.
 MAX_VALUE_BYTES = 1_000_000
+_NOT_NAMES = frozenset({"", ".", ".."})
+_CONTROL_CHARACTER = re.compile("[\\x00-\\x1f]")
 
 
 class Versioned(NamedTuple):
@@ -147,11 +150,11 @@ def split_path(path: str) -> list[str]:
     if path == "/":
         return []
     names = path.split("/")
-    if names.pop(0) or not names or any(name in ("", ".", "..") for name in names):
+    if names.pop(0) or not names or not _NOT_NAMES.isdisjoint(names):
         raise InvalidArgument(
             f"not a metadata path: {path!r} (want /name/name, without empty names, . and ..)"
         )
-    if any(character < " " for character in path) or len(path.encode()) > MAX_PATH_BYTES:
+    if _CONTROL_CHARACTER.search(path) or len(path.encode()) > MAX_PATH_BYTES:
         raise InvalidArgument(
             f"not a metadata path: {path[:80]!r} (no control characters, at most {MAX_PATH_BYTES} bytes)"
         )

@@ -14,6 +14,7 @@ import enum
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -24,6 +25,10 @@ from magnetar.proto.ledger_entry import NO_ENTRY
 from .quorum import Striping, check_quorums
 
 Bookies = tuple[str, ...]
+
+# Its tables are asked for by each read and each recovery, cost 20 us to make, and are the same for most ledgers of a
+# service. Nothing changes a Striping.
+_striping = lru_cache(maxsize=256)(Striping)
 
 
 class LedgerState(enum.IntEnum):
@@ -77,7 +82,7 @@ class LedgerMetadata:
     @property
     def striping(self) -> Striping:
         """The quorum arithmetic of this ledger."""
-        return Striping(self.ensemble_size, self.write_quorum, self.ack_quorum)
+        return _striping(self.ensemble_size, self.write_quorum, self.ack_quorum)
 
     @property
     def closed(self) -> bool:
