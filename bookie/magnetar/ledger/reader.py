@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from magnetar.proto.errors import EntryNotFound, InvalidArgument, MagnetarError
+from magnetar.proto.errors import EntryNotFound, InvalidArgument, LedgerNotFound, MagnetarError
 
 from .components import LedgerComponents
 from .core.last_confirmed import LastConfirmedQuorum
@@ -36,7 +36,8 @@ class LedgerReader:
         """Verified ledger entries from `first` on, without a gap and at least one.
 
         With `max_bytes` 0 all up to `last`; else about as many as fit, possibly fewer. EntryNotFound if `first` lies
-        past last_add_confirmed; EntryDamaged, BookieUnavailable and others when no replica has a readable copy.
+        past last_add_confirmed; EntryDamaged, BookieUnavailable and others when no replica has a readable copy;
+        LedgerNotFound if it was deleted before it was closed.
         """
         if not 0 <= first <= last:
             raise InvalidArgument(f"entries {first}..{last} are not a range")
@@ -46,15 +47,30 @@ class LedgerReader:
                 ledger_id=self.ledger_id,
                 entry_id=first,
             )
+        last = min(last, self.last_add_confirmed)
+        try:
+            return await self._read(first, last, max_bytes)
+        except MagnetarError as error:
+            # Bookies may tell of entries that were confirmed after an ensemble change that is not known here.
+            if self.closed or not await self._ensembles_changed(error):
+                raise
+        return await self._read(first, last, max_bytes)
+
+    async def _read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
         return await read_entries(
-            self._components,
-            self.ledger_id,
-            self.metadata,
-            first,
-            min(last, self.last_add_confirmed),
-            max_bytes,
-            self._history,
+            self._components, self.ledger_id, self.metadata, first, last, max_bytes, self._history
         )
+
+    async def _ensembles_changed(self, error: MagnetarError) -> bool:
+        """Reads the metadata after a failed read. LedgerNotFound; another failure leaves it at `error`."""
+        ensembles = self.metadata.ensembles
+        try:
+            await self.read_metadata()
+        except LedgerNotFound:
+            raise
+        except MagnetarError:
+            raise error from None
+        return self.metadata.ensembles != ensembles
 
     async def read_last_confirmed(self) -> int:
         """Looks how far the ledger goes now, and returns it. QuorumLost if too few bookies answer (rule 13)."""

@@ -77,21 +77,9 @@ class LedgerTail:
         if not entries:
             if self.next_entry > reader.last_add_confirmed:
                 return []
-            entries = await self._read()
+            entries = await reader.read(self.next_entry, reader.last_add_confirmed, max_bytes=self._max_bytes)
         self.next_entry += len(entries)
         return entries
-
-    async def _read(self) -> list[bytes]:
-        reader = self._reader
-        ensembles = reader.metadata.ensembles
-        try:
-            return await reader.read(self.next_entry, reader.last_add_confirmed, max_bytes=self._max_bytes)
-        except MagnetarError:
-            # A poll may tell of entries that were confirmed after an ensemble change that is not known here.
-            await reader.read_metadata()
-            if reader.metadata.ensembles == ensembles:
-                raise
-        return await reader.read(self.next_entry, reader.last_add_confirmed, max_bytes=self._max_bytes)
 
     async def wait(self, known: int, timeout_s: float | None = None) -> None:
         """Until more than `known` is confirmed, the ledger is closed, or for `timeout_s`."""
