@@ -454,6 +454,8 @@ class _Link:
     def _ticked(self) -> None:
         self._timer = None
         self._tick += 1
+        if self._deferred:
+            self._forget_settled()
         oldest = next(iter(self._pending.values()), None)
         if oldest is not None:
             self._idle_ticks = 0
@@ -463,8 +465,6 @@ class _Link:
                 self._give_up(self._too_late(waited > silent))
                 return
         elif not self._channel.recovery:
-            for ledger_id in [number for number, ledger in self._deferred.items() if not ledger.accepted]:
-                del self._deferred[ledger_id]
             return  # the next add arms it again
         else:
             self._idle_ticks += 1
@@ -472,6 +472,15 @@ class _Link:
                 self.close()
                 return
         self._arm()
+
+    def _forget_settled(self) -> None:
+        """Ledgers of which nothing is outstanding: a link may live longer than thousands of them."""
+        pending = self._pending
+        deferred = self._deferred.items()
+        for ledger_id in [
+            n for n, ledger in deferred if not ledger.accepted and (n, ledger.last) not in pending
+        ]:
+            del self._deferred[ledger_id]
 
 
 def _both(first: AddCallback, second: AddCallback) -> AddCallback:

@@ -341,3 +341,21 @@ async def test_readers_that_follow_are_told_after_a_force_although_more_is_outst
 def test_a_bound_that_holds_nothing_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="max_unforced_bytes"):
         LedgerSettings(max_unforced_bytes=1000)
+
+
+async def test_a_link_forgets_ledgers_of_which_nothing_is_outstanding() -> None:
+    party = Party(over_tcp=True)
+    await party.start()
+    client = party.client(1, 1, 1)
+    for _ in range(5):
+        writer, _ = await writing(client, 3)
+        await writer.force()
+        await writer.close()
+    transport = party.transports[0]
+    assert isinstance(transport, TcpTransport)
+    links = [channel._link for channel in transport._channels.values()]
+    assert all(links)
+    async with asyncio.timeout(5):
+        while any(link._deferred for link in links if link is not None):
+            await asyncio.sleep(ADD_TIMEOUT_S / 10)
+    await party.close()
