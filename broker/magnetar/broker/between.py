@@ -38,13 +38,16 @@ class BetweenLedgers:
         return future
 
     async def run(self) -> bool:
-        """Does all that is in line; False if there was nothing. Raises VersionConflict or LedgerFenced: another owner."""
-        ran = bool(self._waiting)
-        while self._waiting:
+        """Does all that is in line now; False if there was nothing. Raises VersionConflict or LedgerFenced: another owner.
+
+        Who joins meanwhile waits for the next roll-over, so that publishers have their turn.
+        """
+        count = len(self._waiting)
+        for _ in range(count):
             work, future = self._waiting.popleft()
             if not future.done():
                 await self._run_one(work, future)
-        return ran
+        return count > 0
 
     async def _run_one(self, work: Work, future: asyncio.Future[Any]) -> None:
         task = asyncio.get_running_loop().create_task(work())

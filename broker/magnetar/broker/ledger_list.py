@@ -117,6 +117,17 @@ class LedgerList:
         at = bisect_right(self._ids, ledger_id)
         return [self._by_id[found] for found in self._ids[at : at + count]]
 
+    def below(self, limit: Position | None) -> list[LedgerInfo]:
+        """Closed ledgers that lie wholly before `limit`; None: none of them."""
+        if limit is None:
+            return []
+        first_kept = self.normalise(limit)[0]
+        return [
+            info
+            for info in self.record.ledgers
+            if info.closed and (info.ledger_id < first_kept or limit >= (info.ledger_id, info.entries, 0))
+        ]
+
     def normalise(self, position: Position) -> Position:
         """See `core.acks.Topology`."""
         info = self._by_id.get(position[0])

@@ -86,6 +86,7 @@ class ManagedLedger(Generic[T]):
         self._pending: deque[PendingEntry[T]] = deque()
         self.outstanding_bytes = 0
         self._due = False  # limits were reached: no more appends to this ledger
+        self._wanted = False  # there is something to append: the roll-over must not end in IDLE
         self._pause_ms = settings.retry_initial_ms  # doubles until an entry is confirmed
         # At most one is rolling over; one before it may still be deleting what it let go of.
         self._rolls: dict[int, asyncio.Task[None]] = {}
@@ -165,7 +166,8 @@ class ManagedLedger(Generic[T]):
 
     def wake(self) -> None:
         """There is something to append: an idle topic opens its next ledger; `events.ready` comes when it is open."""
-        if self.state is State.IDLE:
+        if self.state in (State.IDLE, State.ROLLING):
+            self._wanted = True
             self._roll()
 
     def append(self, payload: bytes, messages: int, append_time_ms: int, context: T) -> None:
@@ -250,7 +252,7 @@ class ManagedLedger(Generic[T]):
             try:
                 async with self._list_lock:
                     await self._close_segment()
-                    if await self._between.run() and not self._pending:
+                    if await self._between.run() and not self._pending and not self._wanted:
                         break
                     await self._open_segment()
                 break
@@ -264,7 +266,7 @@ class ManagedLedger(Generic[T]):
                 self._fence(TopicNotServed(f"topic {self.name} failed here: {error!r}"))
                 return
             await self._pause()
-        self._due = False
+        self._due = self._wanted = False
         if self._segment is None:
             self.state = State.IDLE
         else:
@@ -445,10 +447,10 @@ class ManagedLedger(Generic[T]):
 
         `limit` is asked before, and once more when nothing else changes the list any more; None: everything is kept.
         """
-        if self.state in (State.FENCED, State.CLOSED) or not self._below(limit()):
+        if self.state in (State.FENCED, State.CLOSED) or not self.list.below(limit()):
             return 0
         async with self._list_lock:
-            gone = self._below(limit())
+            gone = self.list.below(limit())
             if not gone or self.state in (State.FENCED, State.CLOSED):
                 return 0
             ids = {info.ledger_id for info in gone}
@@ -466,16 +468,6 @@ class ManagedLedger(Generic[T]):
             self._events.rolled()
             await self._delete_trimmed()
         return len(gone)
-
-    def _below(self, limit: Position | None) -> list[LedgerInfo]:
-        if limit is None:
-            return []
-        first_kept = self.list.normalise(limit)[0]
-        return [
-            info
-            for info in self.list.record.ledgers
-            if info.closed and (info.ledger_id < first_kept or limit >= (info.ledger_id, info.entries, 0))
-        ]
 
     async def mark_deleting(self) -> None:
         """From here on the topic is gone, even if a crash comes before `delete` is done."""

@@ -36,7 +36,7 @@ from .core.acks import AckState, EntryKey, Position
 from .cursor import Cursor
 from .dispatcher import Dispatcher
 from .export import TopicExport
-from .managed_ledger import LedgerEvents, ManagedLedger, State
+from .managed_ledger import LedgerEvents, ManagedLedger
 from .positions import Start, find_position
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
 from .records import cursor_path, cursors_path
@@ -174,8 +174,7 @@ class Topic:
         ledger, coalescer = self.ledger, self._coalescer
         while coalescer:
             if not ledger.accepting:
-                if ledger.state is State.IDLE:
-                    ledger.wake()
+                ledger.wake()
                 return
             entry = coalescer.take()
             now = self._clock.now_ms()

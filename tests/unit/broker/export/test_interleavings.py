@@ -264,6 +264,35 @@ async def test_a_caller_who_leaves_the_line_attaches_nothing(bookies: Bookies, l
         assert (await again.attach(0, row))["attached"]
 
 
+async def test_publishers_have_their_turn_between_attachments(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    async with export_broker(bookies, ledgers) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        jobs = [Job(bookies, broker) for _ in range(5)]
+        rows = [[await job.stage([b"x"]) for _ in range(10)] for job in jobs]
+        attached = 0
+
+        async def drive(number: int) -> None:
+            nonlocal attached
+            for batch, row in enumerate(rows[number]):
+                await jobs[number].attach(batch, row, query=f"q{number}")
+                attached += 1
+
+        driving = asyncio.gather(*[drive(number) for number in range(5)])
+        while attached < 2:
+            await asyncio.sleep(0)
+        for number in range(3):
+            before = attached
+            client.publish(b"%d" % number, first=number)
+            await client.confirmed(number + 1)
+            assert attached - before <= 20, "each driver twice, those in line and those that joined, and some"
+        assert attached < 50, "they go on all the while"
+        await driving
+        assert len(await read_all(broker, 53)) == 53
+
+
 async def consumed(broker: Any, count: int) -> FakeClient:
     client = FakeClient(broker)
     await client.producer()
