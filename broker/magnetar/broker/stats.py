@@ -26,6 +26,8 @@ async def topic_stats(topic: Topic, ledger: LedgerList, state: str) -> dict[str,
         "stored_bytes": sum(info.size for info in kept),
         "next_index": total,
         "queued_bytes": topic.publish_budget.used,
+        "staged_ledgers": len(topic.export.staging),
+        "leases": topic.export.leases.count(),
         "producers": [
             {"name": session.name, "epoch": session.epoch}
             for session in topic.producers

@@ -35,7 +35,9 @@ class Leases:
         self._leases: dict[str, Lease] = {}
         self._settled_at = now()
 
-    def __len__(self) -> int:
+    def count(self) -> int:
+        """Those that are held."""
+        self._expire()
         return len(self._leases)
 
     def taken_over(self) -> None:
