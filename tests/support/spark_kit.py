@@ -1,0 +1,56 @@
+"""One Spark session for a test run, whichever folder's tests need it: starting one takes 5 to 25 s.
+
+A conftest of tests that need it says `from support.spark_kit import spark` (and skips its folder without pyspark).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["SPARK_SETTINGS", "make_session", "spark", "topic_frame"]
+
+SPARK_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+}
+
+
+def make_session() -> SparkSession:
+    """The session of this process, made on the first call. Its workers run this very Python."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("magnetar-tests")
+    for name, value in SPARK_SETTINGS.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Stopped when the test run ends. Several conftests may import it: they get the same session."""
+    session = make_session()
+    yield session
+    session.stop()
+
+
+def topic_frame(spark: SparkSession, url: str, topic: str, **options: Any) -> Any:
+    """`spark.read` of a topic."""
+    reader = spark.read.format("magnetar").option("service_url", url)
+    for name, value in options.items():
+        reader = reader.option(name, str(value))
+    return reader.load(topic)
