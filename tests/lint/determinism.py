@@ -112,7 +112,7 @@ ALLOWED: tuple[Allow, ...] = (
     ),
     _allow(
         "client/magnetar/spark/*",
-        "clock process network",
+        "clock process network chance",
         "runs inside Spark's executors, outside the simulation",
     ),
     _allow("client/magnetar/client/blocking.py", "thread", "the facade runs the loop in a thread of its own"),

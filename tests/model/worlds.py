@@ -45,6 +45,7 @@ WORLDS = [
     Named("striped-3-2-2", replace(_TWO, ensemble_size=3, losses=1)),
     Named("repair", replace(_TWO, losses=1, repairs=1)),
     Named("three-clients-repair", replace(_THREE, crashes=0, losses=1, repairs=1)),
+    Named("one-entry", replace(_THREE, entries=1)),
     Named("no-spare-3-3-2", replace(_TWO, ensemble_size=3, write_quorum=3, entries=1)),
     Named("three-clients-3-3-2", replace(_THREE, ensemble_size=3, write_quorum=3, entries=1, losses=1)),
     Named("three-clients-striped", replace(_THREE, ensemble_size=3, crashes=0, losses=1)),

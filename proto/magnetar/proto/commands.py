@@ -446,7 +446,7 @@ class AckRow(NamedTuple):
 RECEIPT_ROW = struct.Struct(">QIQQI")  # sequence id, message count, ledger, entry, first index
 ACK_ROW = struct.Struct(">QQII")  # AckRow
 ACK_SET_ROW = struct.Struct(">II")  # first and last index in the stored entry of what is acknowledged already
-ADD_DONE_ROW = struct.Struct(">QQI")  # ledger, entry, code: 0 is durable (or accepted, see AddDone), else an error code
+ADD_DONE_ROW = struct.Struct(">QQI")  # ledger, entry, code: 0 is durable (or accepted), else an error
 # How the callback of a deferred add is told that the add is accepted; no code on the wire.
 ADD_ACCEPTED = -1
 LEDGER_ROW = struct.Struct(">QIqq")  # ledger, flags, last entry, last add confirmed (-1 for none)

@@ -106,17 +106,17 @@ async def test_a_timeout_of_the_store_itself_is_no_word_about_the_setting() -> N
 async def test_opening_the_list_of_bookies_ends_and_leaves_nothing(hung: str) -> None:
     store = HungStore()
     await store.create("/bookies/a", b"")
-    before = len(store._watches)  # type: ignore[attr-defined]
+    before = len(store._watches)
     store.hung.add(hung)
     with pytest.raises(RequestTimeout, match=r"metadata_timeout_s=0\.05 s \(bookies under /bookies\)"):
         await RegisteredBookies.open(store, metadata_timeout_s=0.05)
-    assert len(store._watches) == before  # type: ignore[attr-defined]
+    assert len(store._watches) == before
     opening = asyncio.create_task(RegisteredBookies.open(store))
     while not store.waiting:
         await asyncio.sleep(0)
     opening.cancel()
     await asyncio.gather(opening, return_exceptions=True)
-    assert len(store._watches) == before  # type: ignore[attr-defined]
+    assert len(store._watches) == before
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 

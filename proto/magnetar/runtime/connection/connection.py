@@ -25,13 +25,7 @@ from typing import Any, cast
 import msgspec
 
 from magnetar.proto.commands import Command, Failed, Ok, Ping, Pong, decode_command
-from magnetar.proto.errors import (
-    ConnectionLost,
-    FrameTooLarge,
-    MagnetarError,
-    MalformedFrame,
-    UnknownCommand,
-)
+from magnetar.proto.errors import ConnectionLost, FrameTooLarge, MagnetarError, MalformedFrame, UnknownCommand
 from magnetar.proto.frames import FrameParser, Run, encode_frame, frame_prefix
 
 from .addresses import format_address
