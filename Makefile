@@ -11,7 +11,7 @@ FILES ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: crash model help setup run demo test check format bench bench-bookie bench-ledger sim coverage clean
+.PHONY: crash model teeth help setup run demo test check format bench bench-bookie bench-ledger sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -59,6 +59,10 @@ sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a clus
 	@PYTHONPATH=tests $(PY) -m sim.runner deferred --seeds $(SEEDS) $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of the standalone service"
 	@PYTHONPATH=tests $(PY) -m sim.runner standalone --seeds $(SEEDS) $(ARGS)
+
+teeth: SEEDS = 200
+teeth: $(STAMP) ## plant each known defect in the cluster simulation; a table of the seeds that notice it: SEEDS of each (default 200), about an hour
+	@PYTHONPATH=tests $(PY) -m sim.runner ledgers --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 
 model: $(STAMP) ## search every state of small ledger worlds, and every planted defect: ARGS='--long', '--only NAME'
 	@echo "make model: breadth-first model check of the ledger protocol's cores"

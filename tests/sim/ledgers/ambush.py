@@ -47,6 +47,7 @@ class _Ambush:
     process: SimProcess
     story: Story
     re_adds: int  # that pass before something happens
+    silent: str = ""  # the bookie that answers the fence, and then nothing for a while
 
 
 class Ambushes:
@@ -57,6 +58,7 @@ class Ambushes:
         self._loop = loop
         self._metadata = metadata
         self._machines = {machine.name: machine for machine in machines}
+        self._refusing: dict[str, str] = {}  # writer -> the bookie that will take one more burst
         self._waiting: dict[str, _Ambush] = {}  # process -> what waits for it
 
     # --- writers -----------------------------------------------------------------------------------------------------
@@ -88,10 +90,19 @@ class Ambushes:
         self._loop.trace.fault("squeeze_refused", process.name, refusing)
         for name, machine in self._machines.items():
             if name == refusing or name not in bookies:  # who replaces it shall not be faster
-                machine.delay_journal(rng.uniform(0.03, 0.2), 0.6)
-        machine = self._machines[refusing]
-        read_only = rng.choice((machine.turn_read_only, partial(machine.fill_disk, at_once=True)))
-        self._loop.call_outside(rng.uniform(0.02, 0.15), read_only, rng.uniform(0.2, 1.0))
+                machine.delay_journal(rng.uniform(0.05, 0.3), 0.8)
+        self._refusing[process.name] = refusing
+        self._loop.call_outside(0.5, self._refusing.pop, process.name, None)
+
+    def added(self, process: str, bookie: str, ledger_id: int, recovery: bool) -> None:
+        """An add is sent."""
+        if recovery:
+            self._re_added(process, bookie, ledger_id)
+        elif self._refusing and self._refusing.get(process) == bookie and not self.over:
+            del self._refusing[process]
+            rng, machine = self._loop.rng, self._machines[bookie]
+            read_only = rng.choice((machine.turn_read_only, partial(machine.fill_disk, at_once=True)))
+            self._loop.call_outside(rng.uniform(0.001, 0.02), read_only, rng.uniform(0.2, 1.0))
 
     def _fail(self, bookie: str, process: SimProcess, recovery: bool = False) -> None:
         """One of the ways in which a bookie makes its adds fail; an operator's "read-only" lets recoveries pass."""
@@ -121,14 +132,24 @@ class Ambushes:
         """For a recoverer that has just been started."""
         rng = self._loop.rng
         kind = rng.choice(KINDS)
-        self._waiting[process.name] = _Ambush(kind, process, story, rng.choice((0, 0, 0, 1, 3)))
+        ambush = self._waiting[process.name] = _Ambush(kind, process, story, rng.choice((0, 0, 0, 1, 3)))
         metadata = self._metadata.ledger(story.ledger_id)
-        if kind in ("re_add", "replaced") and metadata is not None and rng.random() < 0.5:
+        if kind in ("re_add", "replaced") and metadata is not None:
             silent = rng.choice(metadata.last_ensemble.bookies)
-            self._loop.network.block(silent, process.name, rng.uniform(0.2, 1.2))
+            match rng.choice(("at once", "fenced", "fenced", "never")):
+                case "at once":
+                    self._loop.network.block(silent, process.name, rng.uniform(0.2, 1.2))
+                case "fenced":
+                    ambush.silent = silent
 
-    def re_add(self, process: str, bookie: str, ledger_id: int) -> None:
-        """A recoverer sends one."""
+    def fenced(self, process: str, bookie: str) -> None:
+        """A bookie has answered the fence of a recoverer, which will read from it."""
+        ambush = self._waiting.get(process)
+        if ambush is not None and ambush.silent == bookie and not self.over:
+            ambush.silent = ""
+            self._loop.network.block(bookie, process, self._loop.rng.uniform(0.3, 1.2))
+
+    def _re_added(self, process: str, bookie: str, ledger_id: int) -> None:
         ambush = self._waiting.get(process)
         if ambush is None or self.over or ambush.kind not in ("re_add", "replaced"):
             return

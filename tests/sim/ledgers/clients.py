@@ -112,6 +112,8 @@ class Writer:
         self.limit = 1 << 30  # entries
         self.bursts: tuple[int, ...] = (1, 1, 2, 5, 12)  # entries at a time
         self.sizes: tuple[int, ...] = SIZES  # payload bytes
+        self.gap_s = office.plan.mean_burst_gap_s
+        self.most_outstanding = MAX_OUTSTANDING
         self.error: MagnetarError | None = None  # why appends fail
         self.closed = False
         self.writer: LedgerWriter | None = None
@@ -125,11 +127,11 @@ class Writer:
         writer: LedgerWriter = await self._office.until_done(lambda: self.create(client))
         self.writer = writer
         self.story = self._office.history.created(writer.ledger_id, self._office.settings.ack_quorum)
-        rng, gap_s = self._rng, self._office.plan.mean_burst_gap_s
+        rng = self._rng
         while self.error is None and not (self.stopping or self.detaching):
             if not self.quiet:
                 self._append(rng.choice(self.bursts))
-            await asyncio.sleep(rng.expovariate(1 / gap_s))
+            await asyncio.sleep(rng.expovariate(1 / self.gap_s))
         if self.detaching:
             await client.close()
         elif self.stopping or rng.random() < self._office.plan.close_after_failure:
@@ -144,7 +146,7 @@ class Writer:
         assert story is not None
         assert writer is not None
         for _ in range(count):
-            if len(story.sent) - story.confirmed > MAX_OUTSTANDING or len(story.sent) >= self.limit:
+            if len(story.sent) - story.confirmed > self.most_outstanding or len(story.sent) >= self.limit:
                 return
             payload = b"%d/%d/" % (story.ledger_id, len(story.sent)) + bytes(self._rng.choice(self.sizes))
             entry_id = writer.append(payload, self._confirmed)

@@ -44,11 +44,14 @@ class Cluster:
         self.office.power_fails = self.power_fails
         self.clients: dict[str, SimProcess] = {}
         self.ambushes = Ambushes(loop, self.metadata, self.machines)
+        for machine in self.machines:
+            machine.on_ready = self._check_fences
         self.history.check_stored = self.check_stored
         self.history.excused = lambda story: any(machine.damaged for machine in self.machines)
         self.metadata.on_change = self._metadata_changed
         self.metadata.on_send = self.ambushes.sent
-        self.office.witness.on_re_add = self.ambushes.re_add
+        self.office.witness.on_add = self.ambushes.added
+        self.office.witness.on_fenced = self.ambushes.fenced
         self.office.witness.deleting = lambda ledger_id: self.history.ledgers[ledger_id].deleting
         self.tails: list[tuple[Tail, list[Story]]] = []
         self.storming = True
@@ -100,8 +103,10 @@ class Cluster:
             await self._end(writer, process)
             if story.closed is None:
                 await self._take_over(story)
-            self.loop.call_outside(self.loop.rng.uniform(0.0, self.plan.stale_s), process.kill)
-            if story.closed is not None and self.loop.rng.random() < self.plan.delete:
+            rng, plan = self.loop.rng, self.plan
+            stands_still = process.paused  # and finds, when it goes on, that its ledger is deleted
+            self.loop.call_outside(stands_still + rng.uniform(0.0, plan.stale_s), process.kill)
+            if story.closed is not None and rng.random() < plan.delete + 0.5 * stands_still:
                 self.launch("deleter", delete(self.office, story))
 
     async def _turn(self, process: SimProcess, story: Story) -> None:
@@ -244,6 +249,13 @@ class Cluster:
             if before.ensembles != after.ensembles:
                 self._check_recorded(story, after)
         self.ambushes.changed(process, after)
+
+    def _check_fences(self, machine: Machine) -> None:
+        """Of a bookie that was started again: what it has told that it fenced, is fenced (rule 6)."""
+        assert machine.bookie is not None
+        for ledger_id in self.office.witness.fences(machine.name):
+            if not (machine.damaged or machine.bookie.ledgers.peek(ledger_id).fenced):
+                raise Violation(f"{machine.name} lost the fence of ledger {ledger_id} with its last process")
 
     def _check_recorded(self, story: Story, metadata: LedgerMetadata) -> None:
         """Whenever ensembles change: what was confirmed of the last two of them stands where they say."""

@@ -73,6 +73,7 @@ class Machine:
         self.lost = False  # it refused to start after damage
         self.starts = 0
         self.bookie: Bookie | None = None  # while it serves
+        self.on_ready: Callable[[Machine], None] = lambda machine: None  # it serves, again
         self.process: SimProcess | None = None
         self.index = ModelStorage()
         self._registered = 0  # session that made the node which the metadata has for this bookie
@@ -273,6 +274,7 @@ class Machine:
         self.bookie = bookie
         self._operate(self._mark_read_only)
         self.loop.trace.record("ready", self.name)
+        self.on_ready(self)
         process.spawn(self._register(metadata), name="registration")
         await failed
 

@@ -18,8 +18,9 @@ QUORUMS = (
     (3, 3, 3),
     (2, 2, 1),
     (4, 3, 2),
+    (4, 2, 2),
 )
-MAX_MACHINES = 5
+MAX_MACHINES = 6
 FAULTS = (
     "crash_process",
     "crash_power",
@@ -69,7 +70,7 @@ class Plan:
 def draw(rng: random.Random) -> Plan:
     """The plan of a seed."""
     quorums = rng.choice(QUORUMS)
-    machines = min(MAX_MACHINES, max(3, quorums[0] + rng.choice((0, 1, 2, 2))))
+    machines = min(MAX_MACHINES, max(3, quorums[0] + rng.choice((0, 1, 2, 2, 3))))
     victims = max(0, min(quorums[2] - 1, machines - quorums[0])) if rng.random() < 0.6 else 0
     faults = tuple(name for name in FAULTS if rng.random() < 0.55) or ("crash_power",)
     chances = Chances(
@@ -91,7 +92,7 @@ def draw(rng: random.Random) -> Plan:
         mean_burst_gap_s=rng.choice((0.01, 0.03, 0.08)),
         explicit_lac_s=rng.choice((0.03, 0.1, 0.3)),
         group_wait_ms=_group_waits(rng, machines),
-        squeeze=rng.choice((0.0, 0.4, 0.9)),
+        squeeze=rng.choice((0.1, 0.6, 1.0)),
         ambush=rng.choice((0.2, 0.6, 1.0)),
         close_after_failure=rng.choice((0.0, 0.5, 1.0)),
         delete=rng.choice((0.1, 0.2, 0.6)),

@@ -36,8 +36,10 @@ class Witness:
 
     def __init__(self) -> None:
         self.deleting: Callable[[int], bool] = lambda ledger_id: False  # whether a ledger may be gone
-        # Told when a recovery sends an add: name of its process, bookie, ledger.
-        self.on_re_add: Callable[[str, str, int], None] = lambda process, bookie, ledger_id: None
+        # Told of each add that is sent: name of the process, bookie, ledger, whether it is a recovery's.
+        self.on_add: Callable[[str, str, int, bool], None] = lambda *add: None
+        # Told of each answer to a fence: name of the process, bookie.
+        self.on_fenced: Callable[[str, str], None] = lambda *fenced: None
         self.outstanding: dict[
             tuple[str, str], int
         ] = {}  # (process, bookie) -> bytes of adds without an answer
@@ -70,6 +72,10 @@ class Witness:
     def fenced(self, bookie: str, ledger_id: int) -> bool:
         """Whether it has answered a fence."""
         return (bookie, ledger_id) in self._fenced
+
+    def fences(self, bookie: str) -> list[int]:
+        """Ledgers that it has told to be fenced."""
+        return [ledger_id for name, ledger_id in self._fenced if name == bookie]
 
     def fence_answered(self, bookie: str, ledger_id: int) -> None:
         """From now on it has to hold."""
@@ -110,8 +116,7 @@ class WatchedTransport(TcpTransport):
         """See BookieTransport."""
         witness = self._witness
         fenced = witness.fenced(bookie, ledger_id)
-        if recovery:
-            witness.on_re_add(self._process, bookie, ledger_id)
+        witness.on_add(self._process, bookie, ledger_id, recovery)
 
         outstanding, way, size = witness.outstanding, (self._process, bookie), len(entry)
         outstanding[way] = outstanding.get(way, 0) + size
@@ -145,6 +150,8 @@ class WatchedTransport(TcpTransport):
         known = self._witness.knows(bookie, ledger_id)
         try:
             result = await super().read_last_confirmed(bookie, ledger_id, fence=fence)
+            if fence:
+                self._witness.on_fenced(self._process, bookie)
         except MagnetarError as error:
             self._witness.failed(bookie, ledger_id, error, fence=fence, denies=known)
             raise

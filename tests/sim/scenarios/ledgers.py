@@ -180,10 +180,15 @@ async def check_memory(cluster: Cluster) -> None:
     _, write_quorum, ack_quorum = cluster.plan.quorums
     if ack_quorum == write_quorum or any(machine.bookie is None for machine in cluster.machines):
         return
-    if cluster.loop.rng.random() < 0.6:  # it costs as much as all the rest
+    if cluster.loop.rng.random() < 0.5:  # it costs as much as all the rest
         return
     writer = Writer(cluster.office, "writer beside a slow bookie")
-    writer.sizes, writer.bursts, writer.limit = (7000,), (24,), 200  # 1.4 MB
+    writer.sizes, writer.bursts, writer.limit = (
+        (7000,),
+        (20,),
+        260,
+    )  # 1.8 MB, two thirds of it for each bookie at least
+    writer.gap_s, writer.most_outstanding = 0.015, 100
     process = cluster.launch("writer-slow", writer.run())
     await _until_confirmed(cluster, writer, 1, 20.0)
     assert writer.writer is not None

@@ -1,0 +1,35 @@
+"""A few planted defects, each by a seed that notices it: so `make test` shows that the simulation of ledgers has teeth.
+
+`make teeth` (`python -m sim.runner ledgers --defect all --seeds 200`) tries all of sim.defects, and takes an hour. A seed
+means another history once anything draws from the generator that did not before: then the next ones are played as well,
+and the number is to be corrected here.
+"""
+
+import pytest
+
+from sim.defects import DEFECTS
+from sim.runner import catches
+
+pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(600)]
+
+PLANTS = {  # defect -> a seed, and the rule that notices it
+    "recovery_does_not_fence": (0, "although it had been fenced"),
+    "writer_ignores_that_it_was_recovered": (0, "took its state back from IN_RECOVERY"),
+    "damage_is_answered_as_absence": (4, "denied what it had acknowledged"),
+    "replacement_is_in_the_ensemble_already": (0, "wrote the invalid ensemble"),
+    "read_only_bookie_does_not_fence": (0, "refused to fence"),
+    "entries_are_not_replayed": (0, "denied what it had acknowledged"),
+}
+SEEDS = 40
+
+
+@pytest.mark.parametrize("defect", PLANTS)
+def test_planted_defect_is_noticed_by_the_rule_that_it_breaks(defect: str) -> None:
+    first, rule = PLANTS[defect]
+    caught, played = catches("ledgers", defect, range(first, first + SEEDS), 1)
+    assert caught, f"{defect} was not noticed by {played} seeds from {first} on"
+    assert rule in caught[0].error, caught[0].error
+
+
+def test_there_are_plants_enough() -> None:
+    assert len(DEFECTS) >= 30
