@@ -15,7 +15,9 @@ from magnetar.ledger.core.recovery import RecoveryCore, RecoveryState
 from magnetar.proto.errors import StorageFailed
 from magnetar.proto.ledger_entry import decode_ledger_entry_header
 
-from .ledger_world import LEDGER, UNAVAILABLE, WRITER, Shape, _end, clone
+from .clones import clone
+from .ledger_world import LEDGER, UNAVAILABLE, WRITER, _end
+from .shape import Shape
 
 
 class Numbers:

@@ -9,8 +9,9 @@ from magnetar.ledger.core.recovery import RecoveryCore, RecoveryState
 from magnetar.ledger.core.writer import WriterCore, WriterState
 
 from .core_table import failure
-from .ledger_world import FENCED, LEDGER, UNAVAILABLE, WRITER, Shape
+from .ledger_world import FENCED, LEDGER, UNAVAILABLE, WRITER
 from .looks import LIVE, Looks, State
+from .shape import Shape
 
 # The client of requests that nobody waits for: fences of a repair, what recoverers have given up. Only what they do counts.
 NOBODY = -1

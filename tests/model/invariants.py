@@ -13,7 +13,8 @@ from magnetar.ledger.core.last_confirmed import LastConfirmedQuorum
 from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.proto.errors import BookieUnavailable
 
-from .ledger_world import LEDGER, lac_of
+from .keys import lac_of
+from .ledger_world import LEDGER
 
 INVARIANTS = {
     "not lost": "Qa bookies of its write set, as the metadata have it, store a confirmed entry, and each of a closed ledger",

@@ -16,19 +16,16 @@ What must hold in every state (CORRECTNESS.md, "Invariants"):
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
 from itertools import groupby, permutations, product
 from typing import Any
 
 from magnetar.ledger.core import events as ev
-from magnetar.ledger.core.last_confirmed import LastConfirmedQuorum
 from magnetar.ledger.core.metadata import LedgerMetadata, LedgerState
 from magnetar.ledger.core.pending import PendingAdd
 from magnetar.ledger.core.quorum import Striping
-from magnetar.ledger.core.recovery import RecoveryCore, RecoveryState, _Recovered
+from magnetar.ledger.core.recovery import RecoveryCore, RecoveryState
 from magnetar.ledger.core.writer import WriterCore, WriterState
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -39,6 +36,10 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ledger_entry import decode_ledger_entry_header
 
+from .clones import clone
+from .keys import lac_of, message_key, metadata_key, recovery_key, writer_key
+from .shape import Shape
+
 UNAVAILABLE = BookieUnavailable.code
 ABSENT = EntryNotFound.code
 FENCED = LedgerFenced.code
@@ -48,40 +49,6 @@ LEDGER = 1
 # m: metadata (None: read); answers have the capital letter.
 REQUESTS = "alrm"
 Message = tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What is explored. `crashes` and `losses` are budgets for the whole run."""
-
-    bookies: int = 3
-    ensemble_size: int = 2
-    write_quorum: int = 2
-    ack_quorum: int = 2
-    entries: int = 2
-    recoverers: int = 1
-    crashes: int = 1
-    losses: int = 2
-    writer_closes: bool = True
-    # Whether answers to recoverers travel, too. Without it they are told when a bookie carries the request out, which with
-    # one recoverer shows no less: from the fence on nobody else changes what a bookie has.
-    late_answers: bool = False
-    # Whether one connection's messages may overtake each other. TCP keeps their order, and bookies answer in it; what was
-    # given up arrives whenever it likes in any case.
-    overtaking: bool = False
-    # Bookies of the first ensemble that fence the ledger by themselves, at any time or never: they are being repaired (rule
-    # 9). Unlike a recovery they do not say so in the metadata. Only in the reduced world.
-    repairs: int = 0
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of all bookies; the first of them are the first ensemble."""
-        return tuple("abcdefgh"[: self.bookies])
-
-    @property
-    def symmetric(self) -> bool:
-        """Whether positions can be exchanged: every bookie of an ensemble has every entry."""
-        return self.ensemble_size == self.write_quorum
 
 
 class Bookie:
@@ -102,35 +69,6 @@ class Bookie:
     def last_add_confirmed(self) -> int:
         """Highest one that an entry told."""
         return max((lac_of(entry) for entry in self.entries.values()), default=-1)
-
-
-@functools.cache
-def lac_of(entry: bytes) -> int:
-    """The piggybacked one."""
-    return decode_ledger_entry_header(entry).last_add_confirmed
-
-
-def clone(core: Any) -> Any:
-    """A core of its own: containers are copied, what is never changed in place is shared."""
-    other = object.__new__(type(core))
-    for name in core.__slots__ if hasattr(core, "__slots__") else core.__dict__:
-        setattr(other, name, _cloned(getattr(core, name)))
-    return other
-
-
-def _cloned(value: Any) -> Any:
-    kind = type(value)
-    if kind is dict:
-        if value and type(next(iter(value.values()))) is _Recovered:
-            return {key: clone(item) for key, item in value.items()}
-        return value.copy()
-    if kind is list:
-        return value.copy()
-    if kind is deque:
-        return deque([clone(add) for add in value])
-    if kind is LastConfirmedQuorum:
-        return clone(value)
-    return value
 
 
 class LedgerWorld:
@@ -486,11 +424,11 @@ class LedgerWorld:
             (b.alive, b.fenced, tuple(sorted((e, lac_of(data)) for e, data in b.entries.items())))
             for b in (self.bookies[name] for name in sorted(number, key=number.__getitem__))
         )
-        messages = tuple(sorted(_message_key(m, number, symmetric) for m in self.messages))
+        messages = tuple(sorted(message_key(m, number, symmetric) for m in self.messages))
         clients = tuple(self._core_key(client, number) for client in range(1 + len(self.recoverers)))
         return (
             bookies,
-            _metadata_key(self.metadata, number, symmetric),
+            metadata_key(self.metadata, number, symmetric),
             self.version,
             messages,
             clients,
@@ -506,9 +444,9 @@ class LedgerWorld:
         if key is None:
             symmetric = self.shape.symmetric
             if client == WRITER:
-                key = _writer_key(self.writer, number, symmetric)
+                key = writer_key(self.writer, number, symmetric)
             else:
-                key = _recovery_key(self.recoverers[client - 1], number, symmetric)
+                key = recovery_key(self.recoverers[client - 1], number, symmetric)
             keys[order] = key
         return key
 
@@ -547,100 +485,6 @@ def _text(message: Message) -> str:
             return f"metadata {what} at version {version} from {who}"
         case _:
             return f"metadata answer {message[2]!r:.60} version {message[3]} at {who}"
-
-
-def _metadata_key(metadata: LedgerMetadata, number: dict[str, int], symmetric: bool) -> tuple[Any, ...]:
-    ensembles = tuple((e.first_entry, _set_key(e.bookies, number, symmetric)) for e in metadata.ensembles)
-    return (int(metadata.state), ensembles, metadata.last_entry, metadata.length)
-
-
-def _set_key(bookies: tuple[str, ...], number: dict[str, int], symmetric: bool) -> tuple[int, ...]:
-    numbers = tuple([number[name] for name in bookies])
-    return tuple(sorted(numbers)) if symmetric else numbers
-
-
-def _message_key(message: Message, number: dict[str, int], symmetric: bool) -> tuple[Any, ...]:
-    kind, client = message[:2]
-    if kind in "mM":
-        value = message[2]
-        body: tuple[Any, ...]
-        if isinstance(value, LedgerMetadata):
-            body = (2, *_metadata_key(value, number, symmetric))
-        else:
-            body = (0,) if value is None else (1,)
-        return (kind, client, -1, body, *message[3:])
-    rest = tuple((lac_of(part) if part else -2) if isinstance(part, bytes) else part for part in message[3:])
-    return (kind, client, number[message[2]], (), *rest)
-
-
-def _bits_key(bits: int, bookies: tuple[str, ...], number: dict[str, int]) -> tuple[int, ...]:
-    """Positions as bookies."""
-    return tuple(sorted(number[name] for position, name in enumerate(bookies) if bits >> position & 1))
-
-
-def _writer_key(core: WriterCore, number: dict[str, int], symmetric: bool) -> tuple[Any, ...]:
-    bookies = tuple(core._bits)
-    changing = core._changing_to
-    return (
-        core.state.value,
-        core.close_requested,
-        core.error is None,
-        isinstance(core.error, LedgerFenced),
-        core.last_add_confirmed,
-        core.version,
-        core._first_held,
-        core._writing_metadata,
-        tuple(_bits_key(add.acked, bookies, number) for add in core.pending),
-        tuple(lac_of(add.entry) for add in core.pending),
-        tuple(sorted(number[name] for name in core.failed_bookies)),
-        tuple(sorted(number[bookies[position]] for position in core._failing)),
-        tuple(sorted(number[bookies[position]] for position in core._replaced)),
-        _set_key(bookies, number, symmetric),
-        () if changing is None else _set_key(changing, number, symmetric),
-        _metadata_key(core.metadata, number, symmetric),
-    )
-
-
-def _recovery_key(core: RecoveryCore | None, number: dict[str, int], symmetric: bool) -> tuple[Any, ...]:
-    if core is None:
-        return ()
-    if core.state is RecoveryState.DONE:
-        return ("done",)
-    changed = core._changed.last_ensemble.bookies
-    entries = tuple(
-        (
-            entry_id,
-            -2 if found.entry is None else lac_of(found.entry),
-            found.negatives,
-            tuple(sorted(number[name] for name in found.answered)),
-            len(found.codes),
-            _bits_key(found.asked, core._reading, number),
-            _bits_key(found.acked, changed, number),
-        )
-        for entry_id, found in core._entries.items()
-    )
-    return (
-        core.state.value,
-        core.starts,
-        core.version,
-        _metadata_key(core.metadata, number, symmetric),
-        _metadata_key(core._changed, number, symmetric),
-        _set_key(core._reading, number, symmetric),
-        (
-            core._quorum.last_add_confirmed,
-            _bits_key(core._quorum._known, core._reading, number),
-            tuple(sorted(number[name] for name in core._quorum._unknown)),
-        ),
-        (core._base, core._first, core._next_read, core._next_add, core._length),
-        -2 if core._last is None else core._last,
-        tuple(number[name] for name in core._base_asked),
-        len(core._base_codes),
-        tuple(sorted(number[name] for name in core._suspects)),
-        entries,
-        tuple(sorted(number[changed[position]] for position in core._failing)),
-        tuple(sorted(number[changed[position]] for position in core._gone)),
-        tuple(sorted(number[name] for name in core._excluded)),
-    )
 
 
 __all__ = ["Bookie", "LedgerState", "LedgerWorld", "MagnetarError", "PendingAdd", "Shape"]

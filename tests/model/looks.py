@@ -11,7 +11,9 @@ from magnetar.ledger.core.writer import WriterCore, WriterState
 from magnetar.proto.errors import LedgerFenced
 
 from .core_table import CoreTable, Numbers
-from .ledger_world import WRITER, Shape, _bits_key, _metadata_key, _set_key
+from .keys import bits_key, metadata_key, set_key
+from .ledger_world import WRITER
+from .shape import Shape
 
 LIVE = (WriterState.WRITING, WriterState.CHANGING, WriterState.DRAINING)
 # Writer, recoverers, bookies, metadata, messages (sorted), crashes, losses, confirmed, close_asked.
@@ -129,7 +131,7 @@ class Looks(CoreTable):
 
     def _meta_look(self, meta: int, numbers: dict[str, int]) -> tuple[Any, ...]:
         metadata, version = self.metas.things[meta]
-        return (version, _metadata_key(metadata, numbers, self.shape.symmetric))
+        return (version, metadata_key(metadata, numbers, self.shape.symmetric))
 
     def text(self, action: tuple[Any, ...]) -> str:
         """See Model."""
@@ -233,8 +235,8 @@ def _writer_key(core: WriterCore, number: dict[str, int], symmetric: bool) -> tu
         core.confirmed_length,
         core.version,
         core._writing_metadata,
-        () if changing is None else _set_key(changing, number, symmetric),
-        _metadata_key(core.metadata, number, symmetric),
+        () if changing is None else set_key(changing, number, symmetric),
+        metadata_key(core.metadata, number, symmetric),
     )
     if core.state not in LIVE:  # it sends no entry and no longer looks at answers of bookies
         return common
@@ -243,12 +245,12 @@ def _writer_key(core: WriterCore, number: dict[str, int], symmetric: bool) -> tu
         core.length,
         core.ack_quorum,
         core._first_held if core.state is WriterState.CHANGING else 0,
-        tuple(_bits_key(add.acked, bookies, number) for add in core.pending),
+        tuple(bits_key(add.acked, bookies, number) for add in core.pending),
         tuple(add.entry for add in core.pending),
         tuple(sorted(number[name] for name in core.failed_bookies)),
         tuple(sorted(number[bookies[position]] for position in core._failing)),
         tuple(sorted(number[bookies[position]] for position in core._replaced)),
-        _set_key(bookies, number, symmetric),
+        set_key(bookies, number, symmetric),
     )
 
 
@@ -259,21 +261,21 @@ def _recovery_key(core: RecoveryCore, number: dict[str, int], symmetric: bool) -
         return ("done",)
     # How often it started over matters only to when it gives up, which it never does here: versions are fewer.
     assert core.starts < MAX_STARTS, "a recovery started over too often"
-    common = (state.value, core.version, _metadata_key(core.metadata, number, symmetric))
+    common = (state.value, core.version, metadata_key(core.metadata, number, symmetric))
     if state is RecoveryState.FENCING:
         quorum = core._quorum
-        known = _bits_key(quorum._known, core._reading, number)
+        known = bits_key(quorum._known, core._reading, number)
         unknown = tuple(sorted(number[name] for name in quorum._unknown))
         return (*common, quorum.last_add_confirmed, known, unknown)
     if state is RecoveryState.BASE:
         asked = tuple(number[name] for name in core._base_asked)
         return (*common, core._base, asked, len(core._base_codes))
-    changed = (_metadata_key(core._changed, number, symmetric), core._last, core._length)
+    changed = (metadata_key(core._changed, number, symmetric), core._last, core._length)
     if state is not RecoveryState.ENTRIES:
         return (*common, changed)
     bookies = core._changed.last_ensemble.bookies
     entries = tuple(
-        (entry_id, found.entry, _bits_key(found.acked, bookies, number))
+        (entry_id, found.entry, bits_key(found.acked, bookies, number))
         if entry_id < core._next_add
         else (entry_id, found.negatives, len(found.codes), tuple(sorted(number[n] for n in found.answered)))
         for entry_id, found in core._entries.items()
@@ -281,7 +283,7 @@ def _recovery_key(core: RecoveryCore, number: dict[str, int], symmetric: bool) -
     return (
         *common,
         changed,
-        _set_key(core._reading, number, symmetric),
+        set_key(core._reading, number, symmetric),
         (core._first, core._next_read, core._next_add),
         entries,
         tuple(sorted(number[bookies[position]] for position in core._failing)),

@@ -45,9 +45,11 @@ from magnetar.ledger.core.writer import WriterCore, WriterState
 from .core_table import failure
 from .forgetting import NOBODY, Forgetting
 from .invariants import broken, check_ledger, copies_of
-from .ledger_world import ABSENT, FENCED, LEDGER, UNAVAILABLE, WRITER, Shape, _end, lac_of
+from .keys import lac_of
+from .ledger_world import ABSENT, FENCED, LEDGER, UNAVAILABLE, WRITER, _end
 from .looks import LIVE, State
 from .search import Broken
+from .shape import Shape
 
 _BUSY = (WriterState.CHANGING, WriterState.DRAINING, WriterState.SEALING, WriterState.JUDGING)
 

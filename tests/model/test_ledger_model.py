@@ -19,10 +19,11 @@ from . import looks, runner
 from .defects import PLANTED, Planted
 from .explorer import Explored, Violation, explore
 from .invariants import INVARIANTS
-from .ledger_world import LEDGER, LedgerWorld, Shape
+from .ledger_world import LEDGER, LedgerWorld
 from .looks import State
 from .reduced_world import ReducedWorld
 from .search import search, walk
+from .shape import Shape
 from .worlds import WORLDS
 
 # Planted defects must show within so many states; the slowest needs a half of it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .ledger_world import Shape
+from .shape import Shape
 
 
 @dataclass(frozen=True, slots=True)
