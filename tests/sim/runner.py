@@ -173,6 +173,8 @@ def catches(scenario: str, defect: str, seeds: Sequence[int], enough: int) -> tu
         for seed in seeds:
             report = worker.play(seed)
             count += 1
+            if "TypeError" in report.error and f"{defect}.<locals>" in report.error:
+                raise RuntimeError(f"the plant {defect} does not fit the code any more:\n{report.error}")
             caught += [report] if report.error else []
             if len(caught) == enough:
                 break

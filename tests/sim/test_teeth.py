@@ -13,7 +13,7 @@ from sim.runner import catches
 pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PLANTS = {  # defect -> a seed, and the rule that notices it
-    "recovery_does_not_fence": (0, "although it had been fenced"),
+    "recovery_does_not_fence": (0, "fence"),
     "writer_ignores_that_it_was_recovered": (0, "took its state back from IN_RECOVERY"),
     "damage_is_answered_as_absence": (4, "denied what it had acknowledged"),
     "replacement_is_in_the_ensemble_already": (0, "wrote the invalid ensemble"),
