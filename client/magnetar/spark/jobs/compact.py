@@ -1,0 +1,102 @@
+"""`compact`: the last message of each key, in a new topic or as Parquet.
+
+A message without value is a tombstone: its key is gone unless a later message brings it back. Messages without a key are
+all kept (`keyless="drop"` leaves them out). What is kept stands in the order of its offsets, with key, value, properties
+and event time; publish time, producer and message id are those of the new topic.
+
+    orders:    k1=a  k2=b  k1=c  k2=(none)  k3=d          compacted:    k1=c  k3=d
+
+One pass over the topic and one shuffle by key: what a task has of one key is reduced before it is sent. The topic is
+compacted as it was when the job began. Nothing of a target topic is visible before all of it is, and a job that fails
+leaves nothing in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as sql
+
+from magnetar.proto.errors import InvalidArgument
+
+from .topics import (
+    MESSAGE_COLUMNS,
+    READ_COLUMNS,
+    append_to_topic,
+    counted,
+    full_name,
+    key_to_write,
+    make_target,
+    plans_of,
+    read_options,
+    topics_frame,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactResult:
+    """What a compaction did. `target` is a full topic name or the path that was given."""
+
+    topic: str
+    target: str
+    messages_read: int
+    messages_kept: int
+
+
+def compact(
+    spark: SparkSession,
+    service_url: str,
+    topic: str,
+    *,
+    to_topic: str = "",
+    to_parquet: str = "",
+    keyless: Literal["keep", "drop"] = "keep",
+    text_keys: bool = True,
+    compression: str = "none",
+) -> CompactResult:
+    """Compacts one topic into a topic that has no messages yet, or into a new Parquet folder.
+
+    `text_keys` and `compression` (none, lz4, zstd) say how messages are written to a topic. Raises InvalidArgument,
+    TopicNotFound, and what Spark raises when a task fails.
+    """
+    if bool(to_topic) == bool(to_parquet):
+        raise InvalidArgument("either to_topic or to_parquet says where compacted messages go")
+    if keyless not in ("keep", "drop"):
+        raise InvalidArgument(f"keyless is {keyless!r}; want keep or drop")
+    source = full_name(topic)
+    options = read_options(service_url, [source])
+    plans_of(options)  # raises for a topic that is not there before Spark starts on anything
+    if to_topic and full_name(to_topic) == source:
+        raise InvalidArgument(f"topic {source} cannot be compacted into itself; name a new topic")
+    target = make_target(options, to_topic, empty=True) if to_topic else to_parquet
+    seen, kept = Observation(), Observation()
+    messages = topics_frame(spark, service_url, [source], READ_COLUMNS, {})
+    messages = messages.observe(seen, sql.count(sql.lit(1)).alias("rows"))
+    rows = last_of_keys(messages, keyless=keyless).orderBy("offset")
+    # Counted after the last shuffle: Spark runs what stands before a sort twice, once to learn its ranges.
+    rows = rows.observe(kept, sql.count(sql.lit(1)).alias("rows"))
+    if to_topic:
+        written = rows.withColumn("key", key_to_write(text=text_keys)).select(*MESSAGE_COLUMNS)
+        append_to_topic(written, service_url, target, compression)
+    else:
+        rows.write.mode("errorifexists").parquet(target)
+    return CompactResult(source, target, counted(seen, "rows"), counted(kept, "rows"))
+
+
+def last_of_keys(messages: DataFrame, *, keyless: Literal["keep", "drop"] = "keep") -> DataFrame:
+    """The last message of each key, without keys whose last message has no value. Needs `key`, `value` and `offset`."""
+    others = [name for name in messages.columns if name not in ("key", "offset")]
+    if keyless == "drop":
+        messages = messages.filter(sql.col("key").isNotNull())
+    # A message without key is a group of its own.
+    alone = sql.when(sql.col("key").isNull(), sql.col("offset"))
+    latest = messages.groupBy("key", alone.alias("alone")).agg(
+        sql.max("offset").alias("offset"), sql.max_by(sql.struct(*others), sql.col("offset")).alias("last")
+    )
+    tombstone = sql.col("last.value").isNull() & sql.col("key").isNotNull()
+    return latest.filter(~tombstone).select("key", "offset", *[f"last.{name}" for name in others])
+
+
+__all__ = ["CompactResult", "compact", "last_of_keys"]

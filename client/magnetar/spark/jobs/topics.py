@@ -1,0 +1,120 @@
+"""What jobs share: topics as frames, a topic as target, keys as their producers gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as sql
+
+from magnetar.client import Client
+from magnetar.proto.errors import InvalidArgument, TopicNotFound
+from magnetar.proto.ids import TopicName
+
+from ..options import ReadOptions
+from ..service import TopicPlan, asking, plan_of_topic, topic_names
+
+# What a message keeps when it goes to another topic; the rest is the new topic's to give.
+MESSAGE_COLUMNS: Final = ("key", "value", "properties", "event_time")
+READ_COLUMNS: Final = (
+    "key binary, value binary, topic string, `offset` bigint, event_time timestamp, "
+    "properties map<string,string>"
+)
+
+
+def read_options(service_url: str, topics: Sequence[str], **options: str) -> ReadOptions:
+    """Checked options of a read of these topics. Raises InvalidArgument, also for no topic at all."""
+    return ReadOptions.parse({"service_url": service_url, "topics": ",".join(topics), **options})
+
+
+def topics_frame(
+    spark: SparkSession, service_url: str, topics: Sequence[str], schema: str, options: Mapping[str, str]
+) -> DataFrame:
+    """The topics as a table of these columns, in the order of topics and their messages."""
+    reader = spark.read.format("magnetar").schema(schema).option("service_url", service_url)
+    for name, value in options.items():
+        reader = reader.option(name, value)
+    return reader.option("topics", ",".join(topics)).load()
+
+
+def plans_of(options: ReadOptions) -> list[TopicPlan]:
+    """The topics with their ledgers, each under a new lease. Raises TopicNotFound."""
+
+    async def work(client: Client) -> list[TopicPlan]:
+        return [
+            await plan_of_topic(client, topic, options.lease_s)
+            for topic in await topic_names(client, options)
+        ]
+
+    return asking(options, work)
+
+
+def full_name(topic: str) -> str:
+    """`orders` as `persistent://public/default/orders`. Raises InvalidTopicName."""
+    return str(TopicName.parse(topic))
+
+
+def make_target(options: ReadOptions, topic: str, *, empty: bool) -> str:
+    """The topic to write to by its full name; made if it is not there.
+
+    `empty`: it must never have had a message, else InvalidArgument.
+    """
+    name = full_name(topic)
+
+    async def work(client: Client) -> None:
+        try:
+            plan = await plan_of_topic(client, name, options.lease_s)
+        except TopicNotFound:
+            await client.create_topic(name)
+            return
+        if empty and plan.end_offset:
+            raise InvalidArgument(
+                f"topic {name} has messages already ({plan.end_offset}); name a new one, "
+                "or delete it first: magnetar topics delete"
+            )
+
+    asking(options, work)
+    return name
+
+
+def append_to_topic(frame: DataFrame, service_url: str, topic: str, compression: str) -> None:
+    """Writes the rows as messages: all of them become visible at once, in the order of the frame's partitions."""
+    writer = frame.write.format("magnetar").mode("append").option("service_url", service_url)
+    writer.option("topic", topic).option("compression", compression).save()
+
+
+def key_to_write(*, text: bool) -> Column:
+    """The column `key` for a write. A table has keys as bytes only, so whoever writes says what they were.
+
+    With `text` they become text again, and a key that is not UTF-8 fails the job rather than being changed.
+    """
+    if not text:
+        return sql.col("key")
+    told = sql.concat(
+        sql.lit("InvalidArgument: the key "),
+        sql.hex("key"),
+        sql.lit(" is not text; keep keys as bytes with text_keys=False (--byte-keys)"),
+    )
+    readable = sql.col("key").isNull() | sql.is_valid_utf8(sql.col("key"))
+    return sql.when(readable, sql.col("key").cast("string")).otherwise(sql.raise_error(told).cast("string"))
+
+
+def counted(observation: Observation, name: str) -> int:
+    """A figure of an observation whose action has ended. Spark leaves out what it saw no row of."""
+    value: Any = observation.get.get(name)
+    return int(value or 0)
+
+
+__all__ = [
+    "MESSAGE_COLUMNS",
+    "READ_COLUMNS",
+    "append_to_topic",
+    "counted",
+    "full_name",
+    "key_to_write",
+    "make_target",
+    "plans_of",
+    "read_options",
+    "topics_frame",
+]
