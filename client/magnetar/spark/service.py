@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
 from magnetar.client import Client, connect
 from magnetar.proto.commands import KeepLedgers, TopicLedgers
-from magnetar.proto.errors import MessageLost
+from magnetar.proto.errors import MagnetarError, MessageLost
 from magnetar.proto.ids import TopicName
 
 from .options import ReadOptions
 from .plan import Position, TopicLedger
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 LEDGERS_PER_REQUEST = 1000
@@ -71,9 +74,14 @@ async def topic_names(client: Client, options: ReadOptions) -> list[str]:
     ]
 
 
-async def plan_of_topic(client: Client, topic: str, lease_s: float) -> TopicPlan:
-    """Takes a lease first, so that nothing of what it then finds is deleted. Raises TopicNotFound."""
-    lease = await keep(client, topic, "", lease_s)
+async def plan_of_topic(
+    client: Client, topic: str, lease_s: float, lease: str = "", first: int = -1
+) -> TopicPlan:
+    """Takes a lease first, so that nothing of what it then finds is deleted. Raises TopicNotFound.
+
+    `lease`: one to be renewed, and moved to the position id `first`, where there is one; a new one for each plan otherwise.
+    """
+    lease = await keep(client, topic, lease, lease_s, first)
     ledgers: list[TopicLedger] = []
     bookies: dict[str, tuple[str, int]] = {}
     after, more, end = -1, True, (0, 0, 0)
@@ -122,24 +130,32 @@ async def keep(client: Client, topic: str, lease: str, lease_s: float, first: in
 async def renewing(
     client: Client, topic: str, lease: str, lease_s: float, ledger: int
 ) -> AsyncIterator[None]:
-    """Keeps a lease alive as long as the body runs. MessageLost if the ledger (position id) is no longer kept."""
+    """Keeps a lease alive as long as the body runs. MessageLost if the ledger (position id) was not kept for the body."""
 
-    async def renew() -> None:
+    async def renew() -> float:
         found = await client.request(KeepLedgers(0, topic, lease, round(lease_s * 1000)), topic=topic)
         if found["first"] is None or found["first"] > ledger:
             raise MessageLost(
                 f"ledger {ledger} of {topic} was trimmed before it was read; raise the option lease_s, now {lease_s:g}"
             )
+        return float(found["ttl_ms"]) / 1000  # the service may have granted less
 
-    async def again() -> None:
+    async def again(granted_s: float) -> None:
         while True:
-            await asyncio.sleep(lease_s / RENEWALS_PER_LEASE)
-            await renew()
+            await asyncio.sleep(granted_s / RENEWALS_PER_LEASE)
+            try:
+                granted_s = await renew()
+            except MessageLost:  # shows in the body, if it needs the ledger still
+                return
+            except MagnetarError as error:
+                _log.warning("the lease on %s is not renewed yet: %s", topic, error)
 
-    await renew()
-    task = asyncio.create_task(again())
+    task = asyncio.create_task(again(await renew()))
     try:
         yield
+    except MagnetarError:
+        await renew()  # says so if this is the reason
+        raise
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -170,11 +170,14 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         attach(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """In the driver. Without a message the query's name is not known: the sweep finds what its tasks left."""
-        for message in messages:
-            if isinstance(message, WrittenLedger):
-                discard(self._options, message.query, batchId)
-                return
+        """In the driver. Without any message or the option `query` the query's name is not known.
+
+        Then only killed tasks left something, which the sweep finds: those that fail discard what they wrote.
+        """
+        told = [message.query for message in messages if isinstance(message, WrittenLedger)]
+        query = next(iter(told), self._options.query)
+        if query:
+            discard(self._options, query, batchId)
 
 
 def _task_properties() -> Mapping[str, str]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+
+import msgpack
 
 from magnetar.client import Client
 from magnetar.ledger import (
@@ -23,7 +26,13 @@ from magnetar.ledger import (
 )
 from magnetar.metadata.paths import LEDGERS_PATH, ledger_of_name
 from magnetar.metadata.store import Operation, Session, Versioned, Watch
-from magnetar.proto.commands import CreateStagedLedger, GetLedgerMetadata, KeepStaged, PutLedgerMetadata
+from magnetar.proto.commands import (
+    CreateStagedLedger,
+    DiscardStaged,
+    GetLedgerMetadata,
+    KeepStaged,
+    PutLedgerMetadata,
+)
 from magnetar.proto.errors import LedgerNotFound, MagnetarError, Unsupported
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.connection import ConnectionOptions
@@ -31,7 +40,10 @@ from magnetar.runtime.connection import ConnectionOptions
 from .bookies import MAX_FRAME_BYTES
 from .service import address
 
+_log = logging.getLogger(__name__)
+
 RENEWALS_PER_TTL = 4
+DISCARD_TIMEOUT_S = 5.0
 # Payload bytes that are appended and not confirmed.
 MAX_IN_FLIGHT_BYTES = 16 << 20
 
@@ -102,6 +114,7 @@ class StagedLedger:
 
     def __init__(self, writer: LedgerWriter) -> None:
         self.ledger_id = writer.ledger_id
+        self.closed = False  # and all of it is confirmed
         self._writer = writer
         self._in_flight = 0
         self._error: MagnetarError | None = None
@@ -131,13 +144,14 @@ class StagedLedger:
         if self._error is not None:
             raise self._error
         assert metadata.last_entry == self._writer.last_add_confirmed
+        self.closed = True
 
 
 @contextlib.asynccontextmanager
 async def staged_ledger(
     client: Client, topic: str, transaction: str, timeout_s: float
 ) -> AsyncIterator[StagedLedger]:
-    """A new staged ledger. Whoever leaves without `close` leaves it to the sweep, or to the driver's abort."""
+    """A new staged ledger. What the body did not close is discarded; what dies before that is left to the sweep."""
     made = await client.request(CreateStagedLedger(0, topic, transaction), topic=topic)
     bookies = {bookie: address(text) for bookie, text in made["bookies"].items()}
     bookies.update({row[0]: address(row[1]) for row in made["writable"]})
@@ -150,20 +164,38 @@ async def staged_ledger(
         BrokerMetadata(client, topic), transport, directory, settings, random.Random(), SystemClock()
     )
     keeping = asyncio.create_task(_keep(client, topic, transaction))
+    metadata = LedgerMetadata.decode(made["metadata"], made["ledger"])
+    staged = StagedLedger(ledgers.adopt(made["ledger"], metadata, made["version"]))
     try:
-        metadata = LedgerMetadata.decode(made["metadata"], made["ledger"])
-        yield StagedLedger(ledgers.adopt(made["ledger"], metadata, made["version"]))
+        yield staged
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         await ledgers.close()
         await transport.close()
+        if not staged.closed:
+            await _discard(client, topic, transaction, made["ledger"])
 
 
 async def _keep(client: Client, topic: str, transaction: str) -> None:
     while True:
-        kept = await client.request(KeepStaged(0, topic, transaction), topic=topic)
-        await asyncio.sleep(kept["ttl_ms"] / 1000 / RENEWALS_PER_TTL)
+        pause_s = 1.0
+        try:
+            kept = await client.request(KeepStaged(0, topic, transaction), topic=topic)
+            pause_s = kept["ttl_ms"] / 1000 / RENEWALS_PER_TTL
+        except MagnetarError as error:
+            _log.warning("staged ledgers of %s are not renewed yet: %s", topic, error)
+        await asyncio.sleep(pause_s)
+
+
+async def _discard(client: Client, topic: str, transaction: str, ledger_id: int) -> None:
+    """A task that failed tidies up; not at any price, for the sweep would do it too."""
+    command = DiscardStaged(0, topic, transaction)
+    try:
+        async with asyncio.timeout(DISCARD_TIMEOUT_S):
+            await client.request(command, topic=topic, payload=msgpack.packb([ledger_id]))
+    except (MagnetarError, TimeoutError) as error:
+        _log.warning("staged ledger %d of %s is left to the sweep: %s", ledger_id, topic, error)
 
 
 __all__ = ["StagedLedger", "staged_ledger"]

@@ -66,7 +66,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         subscription = options.subscription or f"spark-{random.SystemRandom().getrandbits(64):016x}"
         points: dict[str, Point] = {}
         for topic in await topic_names(client, options):
-            plan = await plan_of_topic(client, topic, options.lease_s)
+            plan = await plan_of_topic(client, topic, options.lease_s, subscription)
             points[topic] = await point_of(options.start_of(topic), plan, options.timeout_s)
             await _move(client, topic, subscription, points[topic])
         return _offset(subscription, points)
@@ -85,7 +85,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     async def _latest(self, client: Client, start: Offset, limit: ReadLimit) -> Offset:
         started = _points(start)
-        plans = await self._plans(client, started)
+        plans = await self._plans(client, started, start["subscription"], started)
         ends: dict[str, Point] = {}
         for topic, plan in plans.items():
             ends[topic] = end_of(plan)
@@ -108,16 +108,22 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Whatever comes from now on is for another run."""
 
         async def ends(client: Client) -> dict[str, Point]:
-            return {topic: end_of(plan) for topic, plan in (await self._plans(client, {})).items()}
+            return {topic: end_of(plan) for topic, plan in (await self._plans(client, {}, "", {})).items()}
 
         self._until = self._ask(ends)
 
-    async def _plans(self, client: Client, known: dict[str, Point]) -> dict[str, TopicPlan]:
-        """Of all topics there are; topics that a pattern finds anew are read from their start."""
+    async def _plans(
+        self, client: Client, known: dict[str, Point], lease: str, needed: dict[str, Point]
+    ) -> dict[str, TopicPlan]:
+        """Of all topics there are; topics that a pattern finds anew are read from their start.
+
+        A query has one lease on a topic, called as its subscription is; it moves along with what is `needed`.
+        """
         plans: dict[str, TopicPlan] = {}
         for topic in dict.fromkeys((*known, *await topic_names(client, self._options))):
             try:
-                plans[topic] = await plan_of_topic(client, topic, self._options.lease_s)
+                first = needed[topic].id.ledger if topic in needed else -1
+                plans[topic] = await plan_of_topic(client, topic, self._options.lease_s, lease, first)
             except TopicNotFound as gone:
                 self._lost(f"topic {topic} is gone", gone)
         return plans
@@ -131,7 +137,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     async def _plan(self, client: Client, start: Offset, end: Offset) -> Sequence[InputPartition]:
         started, pieces = _points(start), []
         ends = _points(end)
-        plans = await self._plans(client, ends)
+        plans = await self._plans(client, ends, start["subscription"], started)
         for topic, plan in plans.items():
             if topic not in ends:
                 continue
