@@ -53,7 +53,7 @@ class BrokerSettings:
     max_inline_cursor_bytes: int = 64 * 1024  # a smaller cursor is kept in its metadata node at closing
 
     # Ledgers kept for readers that go to the bookies; so long after a load nothing is trimmed.
-    max_lease_ms: int = 60_000
+    max_lease_ms: int = 15 * 60_000
     max_leases: int = 1_000  # per topic
     staged_ttl_ms: int = 10 * 60_000  # staged ledgers whose transaction was not heard of are deleted
     max_staged_ledgers: int = 10_000  # per topic

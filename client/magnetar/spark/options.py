@@ -7,7 +7,8 @@ topics_pattern         or a regular expression over full names
 start, end             `earliest`, `latest` (until the query is planned), a message id `ledger:entry:index`, a time with its
                        zone, or JSON with one of these per topic ("" for the others); `end` itself is not read
 partition_bytes        what one Spark task reads, about (64m)
-lease_s                how long ledgers are kept for a query whose driver has gone silent (600)
+lease_s                how long ledgers are kept for a query whose driver has gone silent (600);
+                       the broker grants at most its max_lease_ms (15 minutes)
 timeout_s              for what the service or a bookie is asked (30)
 value_format           binary, json, msgpack or avro; with
 value_schema           a DDL schema (Avro: its JSON) the value becomes columns of its own
