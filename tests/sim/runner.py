@@ -184,7 +184,9 @@ def catches(scenario: str, defect: str, seeds: Sequence[int], enough: int) -> tu
 def reason_of(error: str) -> str:
     """The line of a failed run that names what was broken, without the trace behind it."""
     lines = error.strip().splitlines()
-    told = [line for line in lines if "Violation: " in line or "Deadlock: " in line]
+    told = [
+        line for line in lines if any(word in line for word in ("Violation: ", "Deadlock: ", "Timeout ("))
+    ]
     return (told or lines[-1:])[-1].rpartition("Violation: ")[2].strip()[:70]
 
 

@@ -168,4 +168,5 @@ def _write_line(report: Report) -> None:
 if __name__ == "__main__":
     if sys.argv[2]:
         defects.plant(sys.argv[2])
-    work(sys.argv[1], sys.stdin)
+    with contextlib.suppress(BrokenPipeError):  # the runner is gone
+        work(sys.argv[1], sys.stdin)
