@@ -64,6 +64,8 @@ class Range:
         return (
             ledger.entries > 0
             and self.from_position < self.before_position
+            and self.from_offset < self.before_offset
+            and self.from_append_ms < self.before_append_ms
             and self.from_position < (ledger.position_id, ledger.entries, 0)
             and self.before_position > (ledger.position_id, 0, 0)
             and self.from_offset < ledger.end_offset

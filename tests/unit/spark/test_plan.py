@@ -77,3 +77,17 @@ def test_ranges_narrow_each_other() -> None:
     assert both == Range(from_position=(2, 0, 0), from_offset=5, before_offset=9)
     assert both.indexes(2, 0, 4, 100, 7) == (1, 5)
     assert both.indexes(1, 9, 4, 100, 7) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        Range(from_offset=11, before_offset=5),
+        Range(from_append_ms=1008, before_append_ms=1003),
+        Range(from_position=(10, 2, 0), before_position=(10, 1, 0)),
+    ],
+)
+def test_a_range_that_ends_before_it_begins_asks_for_nothing(nothing: Range) -> None:
+    """As `offset < 5 AND offset > 10`, which Spark hands down as it was written."""
+    ledger = TopicLedger(10, 10, b"", 0, 50, 350, 50_000, 1000, 1010, True)
+    assert cut([ledger], nothing) == []

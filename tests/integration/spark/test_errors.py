@@ -1,0 +1,85 @@
+"""What goes wrong says so in one line that names the option, the topic or the bookie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from magnetar.cli.service_process import ServiceProcess
+from support.service import Service
+from support.spark_topics import Topics
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+Read = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topic": "a", "strat": "earliest"}, "option 'strat' is not known; did you mean 'start'?"),
+        ({"topic": "a", "start": "yesterday"}, "option start is 'yesterday'; want earliest, latest, a message id"),
+        ({}, "one of the options topic, topics and topics_pattern says what to read, not none of them"),
+        ({"topic": "a", "service_url": "http://x"}, "option service_url is 'http://x'; want magnetar://host:port"),
+    ],
+)  # fmt: skip
+def test_wrong_options(read: Read, options: dict[str, str], message: str) -> None:
+    with pytest.raises(Exception) as told:
+        read(**options).collect()
+    assert f"InvalidArgument: {message}" in str(told.value)
+
+
+def test_a_missing_topic_and_a_column_that_a_topic_has_not(read: Read) -> None:
+    with pytest.raises(Exception, match=r"TopicNotFound: .*missing"):
+        read("missing").collect()
+    with pytest.raises(Exception, match="InvalidArgument: a topic has no column 'price'"):
+        read("missing", schema="value binary, price int").collect()
+
+
+def test_a_service_that_is_not_there(read: Read, spark: Any) -> None:
+    frame = read("any", service_url="magnetar://127.0.0.1:1", timeout_s="2")
+    with pytest.raises(Exception, match=r"127\.0\.0\.1:1\b"):
+        frame.collect()
+
+
+def test_a_topic_is_not_overwritten(spark: Any, service: Service) -> None:
+    writer = spark.range(3).selectExpr("cast(id AS string) AS value").write.format("magnetar")
+    with pytest.raises(Exception, match="InvalidArgument: a topic cannot be overwritten"):
+        writer.mode("overwrite").option("service_url", service.url).option("topic", "kept").save()
+
+
+def test_another_replica_is_read_when_a_bookie_is_down_and_none_is_one_clear_error(
+    spark: Any, tmp_path: Any
+) -> None:
+    bookies = [ServiceProcess(tmp_path / f"bookie{n}", command="bookie") for n in range(2)]
+    for bookie in bookies:
+        bookie.start()
+    broker = ServiceProcess(
+        tmp_path / "broker",
+        command="broker",
+        arguments=[
+            "--bookies", ",".join(f"127.0.0.1:{bookie.ports['bookie']}" for bookie in bookies),
+            "--set", "broker.ensemble_size=2", "--set", "broker.write_quorum=2", "--set", "broker.ack_quorum=2",
+        ],
+    )  # fmt: skip
+    try:
+        broker.start()
+        topics = Topics(broker)  # type: ignore[arg-type]
+        topics.produce("replicated", [b"%d" % n for n in range(50)], per_entry=5)
+
+        def count() -> int:
+            reader = spark.read.format("magnetar").option("service_url", broker.url).option("timeout_s", "4")
+            return int(reader.load("replicated").count())
+
+        assert count() == 50
+        bookies[0].kill("daemon")
+        assert count() == 50
+        bookies[1].kill("daemon")
+        with pytest.raises(Exception, match=r"(?i)magnetar\.proto\.errors\.\w+: .*(bookie|replica)"):
+            count()
+    finally:
+        for process in (broker, *bookies):
+            if process.running:
+                process.stop()
