@@ -72,7 +72,7 @@ def test_batch_equals_what_was_produced_in_every_column(topics: Topics, read: Re
     topics.produce("every", [b"plain%d" % n for n in range(10)], batching=False)
     sent = topics.rows("every")
     ledgers = topics.ledgers("every")
-    assert len(ledgers) > 10
+    assert len(ledgers) >= 5
     assert not ledgers[-1][8], "the last ledger is open"
     assert len(sent) == 6 * 21 + 10
     assert rows_of(read("every")) == sent
