@@ -18,10 +18,10 @@ from magnetar.bookie.reads import Reads
 from magnetar.bookie.replay import _Target
 from magnetar.proto.errors import (
     BookieReadOnly,
+    EntryDamaged,
     EntryNotFound,
     LedgerFenced,
     MagnetarError,
-    UnknownLedgerState,
 )
 from sim.defects.registry import defect
 
@@ -93,9 +93,7 @@ def damage_is_answered_as_absence() -> None:
     async def denying(self: Any, ledger_id: int, first: int, *more: Any) -> Any:
         try:
             return await read(self, ledger_id, first, *more)
-        except (LedgerFenced, UnknownLedgerState):
-            raise
-        except MagnetarError:
+        except EntryDamaged:
             raise EntryNotFound(f"no entry {first}") from None
 
     reads.read = denying

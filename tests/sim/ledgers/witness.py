@@ -4,7 +4,8 @@ Most broken answers hurt no client at once: another replica is asked, or a later
 looked at when it comes:
 
 * a bookie does not deny an entry that it has acknowledged, whatever became of its disk since (rule 8);
-* a bookie that has answered a fence takes no add of a writer any more, also after restarts and deletion (rules 6, 7);
+* a bookie that has answered a fence takes no add of a writer any more, also after restarts and deletion (rules 6, 7), and
+  those of recoveries until then;
 * a read-only bookie serves reads and fences (rule 12).
 
 Who acknowledged what is kept for the history, which compares it with the ensembles in the metadata.
@@ -12,6 +13,7 @@ Who acknowledged what is kept for the history, which compares it with the ensemb
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +23,7 @@ from magnetar.proto.errors import (
     BookieReadOnly,
     EntryDamaged,
     EntryNotFound,
+    LedgerFenced,
     LedgerNotFound,
     MagnetarError,
 )
@@ -124,8 +127,13 @@ class WatchedTransport(TcpTransport):
         def answered(name: str, ledger: int, number: int, code: int) -> None:
             if code != ADD_ACCEPTED:  # a deferred add is answered twice
                 outstanding[way] -= size
-            if not code:
-                witness.stored(name, ledger, number, recovery=recovery, fenced=fenced)
+            try:
+                if recovery and code == LedgerFenced.code and not witness.deleting(ledger):
+                    raise Violation(f"ledger {ledger}: {name} refused entry {number} to a recovery as fenced")
+                if not code:
+                    witness.stored(name, ledger, number, recovery=recovery, fenced=fenced)
+            except Violation as error:  # a connection would take it for the fault of its peer
+                asyncio.get_running_loop().call_exception_handler({"message": "add", "exception": error})
             done(name, ledger, number, code)
 
         super().add(bookie, entry, ledger_id, entry_id, recovery=recovery, done=answered, **more)
