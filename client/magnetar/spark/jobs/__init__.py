@@ -12,5 +12,6 @@ Each returns a small result object and raises MagnetarError with one clear messa
 """
 
 from .compact import CompactResult, compact
+from .rollup import rollup, start_rollup
 
-__all__ = ["CompactResult", "compact"]
+__all__ = ["CompactResult", "compact", "rollup", "start_rollup"]

@@ -1,0 +1,113 @@
+"""`rollup`: how many messages and bytes each topic had per window of time and per key. A streaming query to copy.
+
+    messages = spark.readStream.format("magnetar").option("service_url", url).option("topics", "orders,payments").load()
+    counts = rollup(messages, window="1 minute", watermark="10 minutes")
+    counts.writeStream.format("parquet").option("checkpointLocation", ...).start(...)
+
+A window is emitted once, when the watermark has passed its end: the latest time seen so far, less `watermark`. Messages that
+come later than that are left out, which is the price of not keeping every window for ever. Times are event times, or publish
+times where a message has none.
+
+| column | what |
+|---|---|
+| window_start, window_end | [start, end) of the window |
+| topic, key | full name; the key as text, bytes that are not UTF-8 replaced; null for messages without key |
+| messages, bytes | how many; bytes of values and keys |
+| largest | bytes of the largest value |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
+from pyspark.sql.streaming import StreamingQuery
+
+from magnetar.proto.errors import InvalidArgument
+
+from .topics import full_name, make_target, plans_of, read_options
+
+READ_COLUMNS: Final = "key binary, value binary, topic string, publish_time timestamp, event_time timestamp"
+
+
+def rollup(
+    messages: DataFrame, *, window: str = "1 minute", watermark: str = "10 minutes", by_key: bool = True
+) -> DataFrame:
+    """The figures of a table of messages, streaming or not. `window` and `watermark` are Spark intervals."""
+    keys = [sql.col("topic")]
+    if by_key:
+        keys.append(sql.make_valid_utf8(sql.col("key").cast("string")).alias("key"))
+    sizes = sql.coalesce(sql.octet_length("value"), sql.lit(0))
+    timed = messages.withColumn("time", sql.coalesce("event_time", "publish_time"))
+    counts = (
+        timed.withWatermark("time", watermark)
+        .groupBy(sql.window("time", window).alias("window"), *keys)
+        .agg(
+            sql.count(sql.lit(1)).alias("messages"),
+            sql.sum(sizes + sql.coalesce(sql.octet_length("key"), sql.lit(0))).alias("bytes"),
+            sql.max(sizes).alias("largest"),
+        )
+    )
+    named = ["topic", "key"] if by_key else ["topic"]
+    return counts.select(
+        sql.col("window.start").alias("window_start"),
+        sql.col("window.end").alias("window_end"),
+        *named,
+        "messages",
+        "bytes",
+        "largest",
+    )
+
+
+def start_rollup(
+    spark: SparkSession,
+    service_url: str,
+    topics: Sequence[str],
+    *,
+    checkpoint: str,
+    to_topic: str = "",
+    to_parquet: str = "",
+    window: str = "1 minute",
+    watermark: str = "10 minutes",
+    by_key: bool = True,
+    start: str = "earliest",
+    once: bool = False,
+) -> StreamingQuery:
+    """Starts the query that writes the figures to a topic (as JSON, keyed by topic) or as Parquet.
+
+    `once`: it ends when it has read what is there now, and goes on from there the next time. Raises InvalidArgument and
+    TopicNotFound before anything starts.
+    """
+    if bool(to_topic) == bool(to_parquet):
+        raise InvalidArgument("either to_topic or to_parquet says where the figures go")
+    if not checkpoint:
+        raise InvalidArgument("checkpoint is empty: name a folder where the query keeps how far it has come")
+    options = read_options(service_url, [full_name(topic) for topic in topics], start=start)
+    plans_of(options)
+    messages = (
+        spark.readStream.format("magnetar")
+        .schema(READ_COLUMNS)
+        .option("service_url", service_url)
+        .option("topics", ",".join(options.topics))
+        .option("start", start)
+        .load()
+    )
+    figures = rollup(messages, window=window, watermark=watermark, by_key=by_key)
+    if to_topic:
+        target = make_target(options, to_topic, empty=False)
+        if target in options.topics:
+            raise InvalidArgument(f"topic {target} would count its own figures; write them to another topic")
+        rows = figures.select(sql.col("topic").alias("key"), sql.to_json(sql.struct("*")).alias("value"))
+        writer = rows.writeStream.format("magnetar").option("service_url", service_url)
+        writer = writer.option("topic", target)
+    else:
+        writer = figures.writeStream.format("parquet").option("path", to_parquet)
+    writer = writer.outputMode("append").option("checkpointLocation", checkpoint)
+    if once:
+        writer = writer.trigger(availableNow=True)
+    return writer.start()
+
+
+__all__ = ["rollup", "start_rollup"]
