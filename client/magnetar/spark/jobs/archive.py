@@ -1,0 +1,207 @@
+"""`archive`: closed ledgers of topics to Parquet files, with a manifest for each ledger; `read_archive` reads them back.
+
+Tasks read a piece of a ledger from the bookies and write a file of its rows with pyarrow: rows never pass through the JVM.
+A ledger's manifest is written when all of its files are there and hold as many rows as the topic says it has. So the job
+may be killed and started again at any time: ledgers whose manifest stands are passed over, the others are archived anew,
+over what was left of them. One job at a time writes to an archive. The layout stands in `archive_files`.
+
+Archived ledgers stay in the topic. To delete them there (`trim`) the broker has to know where they are, so that reading the
+topic still finds them: ARCHITECTURE.md, "Archived ledgers", says how, and no release does it yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
+
+from magnetar.client import Client
+from magnetar.proto.errors import InvalidArgument, MessageLost, Unsupported
+
+from ..batch_source import read_piece
+from ..options import ReadOptions
+from ..plan import LedgerSlice, Range, TopicLedger, slices
+from ..schema import COLUMNS, topic_schema
+from ..service import TopicPlan, asking, plan_of_topic
+from .archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
+from .topics import full_name, read_options
+
+# Topic and ledger are in the path; the partition number is part of the topic's name.
+ARCHIVED_COLUMNS: Final = tuple(name for name in COLUMNS if name not in ("topic", "partition"))
+ARROW_SCHEMA: Final = pa.schema([pa.field(name, COLUMNS[name][1]) for name in ARCHIVED_COLUMNS])
+# Ledgers of one Spark job; what a killed run has to do again is no more than that.
+ROUND_BYTES: Final = 4 << 30
+ROUND_LEDGERS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveResult:
+    """`archived`: manifests of this run. `passed_over`: ledgers that stood in the archive before."""
+
+    archived: tuple[LedgerManifest, ...]
+    passed_over: int
+
+    @property
+    def rows(self) -> int:
+        """Messages that this run archived."""
+        return sum(manifest.rows for manifest in self.archived)
+
+    @property
+    def bytes(self) -> int:
+        """Of the files that this run wrote."""
+        return sum(one.bytes for manifest in self.archived for one in manifest.files)
+
+
+def archive(
+    spark: SparkSession,
+    service_url: str,
+    topics: Sequence[str],
+    path: str,
+    *,
+    file_bytes: int = 256 << 20,
+    lease_s: float = 600.0,
+    trim: bool = False,
+) -> ArchiveResult:
+    """Archives what is closed and not yet archived. A file holds about `file_bytes` of a ledger (as stored, in bytes).
+
+    Raises InvalidArgument, TopicNotFound, MessageLost when a ledger was not what the topic says of it, Unsupported for
+    `trim`, and what Spark raises when a task fails. What was archived until then stands.
+    """
+    if trim:
+        raise Unsupported(
+            "archived ledgers cannot be deleted from the bookies yet: this release's broker does not record where the "
+            "archive is, so the topic would lose them; leave out --trim"
+        )
+    if file_bytes < 1:
+        raise InvalidArgument(f"file_bytes is {file_bytes}; want a positive number of bytes")
+    options = read_options(
+        service_url,
+        [full_name(topic) for topic in topics],
+        lease_s=f"{lease_s}",
+        partition_bytes=f"{file_bytes}",
+    )
+    folder = ArchiveFolder(path)
+    written: list[LedgerManifest] = []
+    passed_over = 0
+    for topic in options.topics:
+        plan = _plan(options, topic)
+        before = folder.manifests(topic)
+        closed = [ledger for ledger in plan.ledgers if ledger.closed and ledger.entries > 0]
+        wanted = [ledger for ledger in closed if ledger.position_id not in before]
+        passed_over += len(closed) - len(wanted)
+        for ledgers in _rounds(wanted):
+            for manifest in _archive_round(spark, options, folder, plan, ledgers):
+                folder.write_manifest(manifest)
+                written.append(manifest)
+    return ArchiveResult(tuple(written), passed_over)
+
+
+def _plan(options: ReadOptions, topic: str) -> TopicPlan:
+    """Right before the topic's turn: from then on its tasks renew the lease."""
+
+    async def work(client: Client) -> TopicPlan:
+        return await plan_of_topic(client, topic, options.lease_s)
+
+    return asking(options, work)
+
+
+def _rounds(ledgers: Iterable[TopicLedger]) -> Iterator[list[TopicLedger]]:
+    gathered: list[TopicLedger] = []
+    size = 0
+    for ledger in ledgers:
+        if gathered and (size + ledger.size > ROUND_BYTES or len(gathered) >= ROUND_LEDGERS):
+            yield gathered
+            gathered, size = [], 0
+        gathered.append(ledger)
+        size += ledger.size
+    if gathered:
+        yield gathered
+
+
+def _archive_round(
+    spark: SparkSession,
+    options: ReadOptions,
+    folder: ArchiveFolder,
+    plan: TopicPlan,
+    ledgers: Sequence[TopicLedger],
+) -> list[LedgerManifest]:
+    for ledger in ledgers:
+        folder.clear_ledger(plan.topic, ledger.position_id)
+    pieces = slices(plan.topic, -1, ledgers, Range(), options.partition_bytes, plan.bookies)
+    place, lease = folder.place, plan.lease
+
+    def work(piece: LedgerSlice) -> ArchivedFile:
+        return write_piece(piece, lease, options, place)
+
+    tasks = spark.sparkContext.parallelize(pieces, len(pieces))
+    of_ledger: dict[int, list[ArchivedFile]] = {}
+    for piece, file in zip(pieces, tasks.map(work).collect(), strict=True):
+        of_ledger.setdefault(piece.ledger.position_id, []).append(file)
+    return [manifest_of(plan.topic, ledger, tuple(of_ledger[ledger.position_id])) for ledger in ledgers]
+
+
+def write_piece(piece: LedgerSlice, lease: str, options: ReadOptions, place: str) -> ArchivedFile:
+    """In a task: one file of the archive."""
+    return ArchiveFolder(place).write_file(
+        piece.topic,
+        piece.ledger.position_id,
+        piece.first,
+        piece.last,
+        ARROW_SCHEMA,
+        read_piece(piece, lease, options, ARCHIVED_COLUMNS),
+    )
+
+
+def manifest_of(topic: str, ledger: TopicLedger, files: tuple[ArchivedFile, ...]) -> LedgerManifest:
+    """Of a ledger whose files are all there. Raises MessageLost if they hold other than the topic's count of messages."""
+    rows = sum(one.rows for one in files)
+    if rows != ledger.messages:
+        raise MessageLost(
+            f"ledger {ledger.position_id} of {topic} was read with {rows} messages, and the topic says it has "
+            f"{ledger.messages}; audit it before it is archived: magnetar spark audit {topic}"
+        )
+    return LedgerManifest(
+        topic=topic,
+        ledger=ledger.position_id,
+        stored_ledger=ledger.stored_id,
+        first_offset=ledger.first_offset,
+        end_offset=ledger.end_offset,
+        first_append_ms=ledger.first_append_ms,
+        last_append_ms=ledger.last_append_ms,
+        entries=ledger.entries,
+        rows=rows,
+        files=files,
+    )
+
+
+def read_archive(
+    spark: SparkSession, path: str, topics: Sequence[str] = ()
+) -> tuple[DataFrame, tuple[str, ...]]:
+    """Archived messages of these topics, or of all, as a table with the columns of `spark.read` of a topic; in no order.
+
+    Also the topics' full names. Only files that manifests name are read. Raises InvalidArgument when there are none.
+    """
+    folder = ArchiveFolder(path)
+    names = tuple(dict.fromkeys(full_name(topic) for topic in topics)) or tuple(folder.topics())
+    paths: list[str] = []
+    for topic in names:
+        manifests = folder.manifests(topic)
+        if not manifests:
+            raise InvalidArgument(f"the archive {path} has nothing of topic {topic}; has it been archived?")
+        paths += [
+            folder.path_of(topic, one.ledger, file.name) for one in manifests.values() for file in one.files
+        ]
+    if not paths:
+        raise InvalidArgument(f"there is no archive at {path}: no manifest was found below {path}/_manifest")
+    rows = spark.read.schema(_READ_SCHEMA).option("basePath", path).parquet(*paths)
+    return rows.withColumn("partition", sql.lit(-1)).select(*COLUMNS), names
+
+
+_READ_SCHEMA: Final = topic_schema((*ARCHIVED_COLUMNS, "topic"))
+
+
+__all__ = ["ArchiveResult", "LedgerManifest", "archive", "read_archive"]

@@ -1,0 +1,114 @@
+"""Files of an archive are seen whole or not at all, and a manifest says what a ledger's files hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from magnetar.proto.errors import InvalidArgument, MessageLost, Unsupported
+from magnetar.spark.jobs.archive import archive, manifest_of
+from magnetar.spark.jobs.archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
+from magnetar.spark.plan import TopicLedger
+
+TOPIC = "persistent://public/default/orders ü/%"
+SCHEMA = pa.schema([pa.field("value", pa.binary())])
+
+
+def batches(*sizes: int) -> Iterator[pa.RecordBatch]:
+    for size in sizes:
+        yield pa.RecordBatch.from_arrays([pa.array([b"x"] * size, pa.binary())], schema=SCHEMA)
+
+
+def write(folder: ArchiveFolder, *sizes: int, first: int = 0, last: int = 9) -> ArchivedFile:
+    return folder.write_file(TOPIC, 12, first, last, SCHEMA, batches(*sizes))
+
+
+def manifest(*files: ArchivedFile, rows: int) -> LedgerManifest:
+    ledger = TopicLedger(12, 11, b"", 100, files[-1].last_entry + 1, rows, 1, 5, 6, True)
+    return manifest_of(TOPIC, ledger, files)
+
+
+def test_a_file_is_what_its_row_says(tmp_path: Path) -> None:
+    folder = ArchiveFolder(str(tmp_path))
+    told = write(folder, 3, 0, 5)
+    path = Path(folder.path_of(TOPIC, 12, told.name))
+    assert pq.read_table(path, partitioning=None).num_rows == told.rows == 8
+    data = path.read_bytes()
+    assert (told.bytes, told.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    assert [one.name for one in path.parent.iterdir()] == [told.name]
+
+
+def test_a_failed_attempt_leaves_nothing(tmp_path: Path) -> None:
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield from batches(300_000)
+        raise MessageLost("trimmed")
+
+    folder = ArchiveFolder(str(tmp_path))
+    with pytest.raises(MessageLost):
+        folder.write_file(TOPIC, 12, 0, 9, SCHEMA, failing())
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_manifests_come_back_as_they_were_written(tmp_path: Path) -> None:
+    folder = ArchiveFolder(str(tmp_path))
+    assert (folder.topics(), folder.manifests(TOPIC)) == ([], {})
+    one = manifest(write(folder, 4), write(folder, 2, first=10, last=11), rows=6)
+    folder.write_manifest(one)
+    again = ArchiveFolder(str(tmp_path))
+    assert again.topics() == [TOPIC]
+    assert again.manifests(TOPIC) == {12: one}
+    assert again.damaged(one) == []
+    Path(again.path_of(TOPIC, 12, one.files[0].name)).write_bytes(b"PAR1")
+    Path(again.path_of(TOPIC, 12, one.files[1].name)).unlink()
+    assert again.damaged(one) == [file.name for file in one.files]
+
+
+def test_what_an_unfinished_attempt_left_goes(tmp_path: Path) -> None:
+    folder = ArchiveFolder(str(tmp_path))
+    folder.clear_ledger(TOPIC, 12)
+    write(folder, 4)
+    folder.clear_ledger(TOPIC, 12)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_ledger_with_too_few_rows_is_not_archived(tmp_path: Path) -> None:
+    folder = ArchiveFolder(str(tmp_path))
+    with pytest.raises(MessageLost, match=r"read with 4 messages, and the topic says it has 5.*audit"):
+        manifest(write(folder, 4), rows=5)
+
+
+def test_a_manifest_with_a_gap_is_not_written(tmp_path: Path) -> None:
+    folder = ArchiveFolder(str(tmp_path))
+    whole = manifest(write(folder, 4), write(folder, 2, first=10, last=11), rows=6)
+    gap = dataclasses.replace(
+        whole, files=(whole.files[0], dataclasses.replace(whole.files[1], first_entry=11))
+    )
+    with pytest.raises(AssertionError):
+        folder.write_manifest(gap)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 1, "files": [{"name": "x"}]}'])
+def test_a_damaged_manifest_is_named(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"manifest /a/12\.json is damaged .*; delete it"):
+        LedgerManifest.from_json(text, "/a/12.json")
+
+
+def test_a_later_format_is_told_from_damage() -> None:
+    with pytest.raises(InvalidArgument, match="written by a later release"):
+        LedgerManifest.from_json('{"format": 2}', "/a/12.json")
+
+
+def test_places_that_nobody_knows() -> None:
+    with pytest.raises(InvalidArgument, match="is no place for an archive"):
+        ArchiveFolder("nowhere://x/y")
+
+
+def test_trim_is_refused_before_anything_is_asked() -> None:
+    with pytest.raises(Unsupported, match="leave out --trim"):
+        archive(None, "magnetar://127.0.0.1:1", ["orders"], "/nowhere", trim=True)
