@@ -10,6 +10,7 @@ import typer
 from .bookie_tools import tools_app
 from .flags import FLAGS, SUMMARIES
 from .options import DEFAULT_URL, Count, Force, Json, Start, Timeout, Topic, Url, Yes
+from .spark import spark_app
 
 app = typer.Typer(
     name="magnetar",
@@ -24,6 +25,7 @@ subscriptions_app = typer.Typer(no_args_is_help=True, help="List and delete subs
 app.add_typer(perf_app, name="perf", rich_help_panel="Operate")
 app.add_typer(topics_app, name="topics", rich_help_panel="Operate")
 app.add_typer(subscriptions_app, name="subscriptions", rich_help_panel="Operate")
+app.add_typer(spark_app, name="spark", rich_help_panel="Operate")
 
 
 def _print_version(wanted: bool) -> None:

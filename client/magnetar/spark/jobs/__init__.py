@@ -11,7 +11,23 @@
 Each returns a small result object and raises MagnetarError with one clear message for what it is asked wrongly.
 """
 
+from .archive import ArchiveResult, LedgerManifest, archive, read_archive
+from .audit import AuditResult, audit
 from .compact import CompactResult, compact
+from .replay import ReplayResult, replay
 from .rollup import rollup, start_rollup
 
-__all__ = ["CompactResult", "compact", "rollup", "start_rollup"]
+__all__ = [
+    "ArchiveResult",
+    "AuditResult",
+    "CompactResult",
+    "LedgerManifest",
+    "ReplayResult",
+    "archive",
+    "audit",
+    "compact",
+    "read_archive",
+    "replay",
+    "rollup",
+    "start_rollup",
+]
