@@ -12,7 +12,7 @@ import pytest
 from magnetar.proto.ids import MessageId
 from support.spark_topics import Row, Sent, Topics
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120, func_only=True)]
 
 Read = Callable[..., Any]
 

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.crash,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(400, func_only=True),
 ]
 
 

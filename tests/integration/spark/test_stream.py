@@ -14,7 +14,7 @@ from magnetar.proto.ids import MessageId
 from support.service import Service
 from support.spark_topics import Topics, full
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180, func_only=True)]
 
 Stream = Callable[..., Any]
 

@@ -12,7 +12,7 @@ from magnetar.proto import commands as c
 from support.service import Service
 from support.spark_topics import Topics, full
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120, func_only=True)]
 
 
 @pytest.fixture
