@@ -26,18 +26,7 @@ from sim.ledgers.machines import Machine
 from sim.ledgers.metadata import MetadataService
 from support.sim import SimLoop, SimProcess
 
-KINDS = (
-    "marked",
-    "marked",
-    "re_add",
-    "re_add",
-    "replaced",
-    "replaced",
-    "replaced",
-    "replaced",
-    "closing",
-    "closing",
-)
+KINDS = (*["marked"] * 2, *["re_add"] * 5, *["replaced"] * 3, *["closing"] * 2)
 FAILURES = ("crash", "power", "full", "cut", "cut")
 
 
@@ -147,7 +136,8 @@ class Ambushes:
         ambush = self._waiting.get(process)
         if ambush is not None and ambush.silent == bookie and not self.over:
             ambush.silent = ""
-            self._loop.network.block(bookie, process, self._loop.rng.uniform(0.3, 1.2))
+            # Mostly for longer than a read may take: the others are asked then, a replacement among them.
+            self._loop.network.block(bookie, process, self._loop.rng.uniform(0.4, 1.3))
 
     def _re_added(self, process: str, bookie: str, ledger_id: int) -> None:
         ambush = self._waiting.get(process)
