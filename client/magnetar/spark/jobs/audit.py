@@ -148,10 +148,11 @@ class AuditReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: the verdicts on a piece, in one record batch."""
         if isinstance(partition, AuditPiece):
-            yield asyncio.run(_audit_piece(partition.piece, partition.lease, self._options))
+            yield asyncio.run(audit_piece(partition.piece, partition.lease, self._options))
 
 
-async def _audit_piece(piece: LedgerSlice, lease: str, options: ReadOptions) -> pa.RecordBatch:
+async def audit_piece(piece: LedgerSlice, lease: str, options: ReadOptions) -> pa.RecordBatch:
+    """The verdicts on every copy of a piece, while its ledger is kept. Raises MessageLost if it was trimmed."""
     ledger = piece.ledger
     metadata = LedgerMetadata.decode(ledger.metadata, ledger.stored_id)
     async with (
