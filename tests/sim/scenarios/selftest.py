@@ -1,7 +1,7 @@
 """A scenario that goes wrong on purpose, so that the runner can be seen to notice.
 
-Seed 3 violates an invariant, seed 5 ends its process, seed 7 lets the order of a set of strings into the trace; the others
-are well. `earlier` counts seeds that were played in the same process before: none.
+Seed 3 violates an invariant, seed 5 ends its process, seed 7 lets the order of a set of strings into the trace, seed 9 takes
+more memory than a seed may have; the others are well. `earlier` counts seeds that were played in the same process before: none.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 
+from sim.worker import SEED_MEMORY_BYTES
 from support.sim import SimLoop, Trace
 
 EXPECTED_FAULTS = ("selftest",)
@@ -26,6 +27,8 @@ def play(seed: int, trace: Trace) -> dict[str, int]:
         assert seed != 3, "an invariant that does not hold"
         if seed == 5:
             os._exit(9)
+        if seed == 9:
+            bytes(SEED_MEMORY_BYTES)
         if seed == 7:
             for name in {f"name-{number}" for number in range(20)}:
                 trace.record("order", name)

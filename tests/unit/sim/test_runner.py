@@ -43,8 +43,14 @@ def test_one_seed_can_be_replayed_with_its_trace(capsys: pytest.CaptureFixture[s
 
 
 def test_each_seed_finds_modules_that_no_other_seed_has_used() -> None:
-    reports = [report for (report,) in play_all("selftest", range(8, 20))]
+    reports = [report for (report,) in play_all("selftest", range(10, 22))]
     assert [report.counts["earlier"] for report in reports] == [0] * 12
+
+
+def test_seed_that_takes_too_much_memory_fails_alone() -> None:
+    (wrong,) = judge("selftest", play_all("selftest", [9, 10]))
+    assert wrong.startswith("seed 9 failed:")
+    assert "MemoryError" in wrong
 
 
 def test_replay_has_the_trace_of_the_run_whatever_the_hash_seed() -> None:
