@@ -1,7 +1,8 @@
 """A scenario that goes wrong on purpose, so that the runner can be seen to notice.
 
 Seed 3 violates an invariant, seed 5 ends its process, seed 7 lets the order of a set of strings into the trace, seed 9 takes
-more memory than a seed may have; the others are well. `earlier` counts seeds that were played in the same process before: none.
+more memory than a seed may have; the others are well. `earlier` counts seeds that were played in the same process before:
+none.
 """
 
 from __future__ import annotations
