@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
 import pytest
@@ -54,6 +55,16 @@ def main(arguments: list[str]) -> int:
     defects = [p.name for p in PLANTED if options.only in p.name and not options.long]
     if not worlds and not defects:
         parser.error(f"no world and no defect has {options.only!r} in its name")
+    try:
+        return 1 if _run(worlds, defects, options) else 0
+    except BrokenProcessPool:
+        print(
+            "a search's process was killed, or ran out of memory; run what is missing with --only and --jobs 1"
+        )
+        return 1
+
+
+def _run(worlds: list[str], defects: list[str], options: argparse.Namespace) -> int:
     bad = 0
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("fork")) as pool:
         found = pool.map(_find, defects, [options.seconds] * len(defects)) if defects else iter(())
@@ -63,7 +74,7 @@ def main(arguments: list[str]) -> int:
             )
         if defects:
             bad += _tell_defects(defects, found)
-    return 1 if bad else 0
+    return bad
 
 
 def _tell_worlds(names: list[str], results: Iterator[Explored | str], long: bool) -> int:
