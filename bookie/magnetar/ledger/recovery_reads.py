@@ -80,7 +80,7 @@ class RecoveryReads:
                 run = runs[0]
                 if not core.wants(run[0]):  # found meanwhile, or past the end
                     heapq.heappop(runs)
-                    self._rest(bookie, run, 1)
+                    self._skip(bookie, run)
                 elif core.held_bytes > _MAX_HELD_BYTES and run[0] > core.first_unfinished:
                     break
                 else:
@@ -140,6 +140,16 @@ class RecoveryReads:
 
     def _stripe(self, residues: int) -> Stripe:
         return EVERY_ENTRY if self._cycle == 1 else Stripe(self._cycle, residues)
+
+    def _skip(self, bookie: str, run: _Run) -> None:
+        """What lies behind the entries that are not wanted any more: most of a run, once another bookie had them."""
+        first, last, residues = run
+        wants, cycle = self._core.wants, self._cycle
+        residues = residues if cycle > 1 else 1
+        while first <= last and not (residues >> first % cycle & 1 and wants(first)):
+            first += 1
+        if first <= last:
+            heapq.heappush(self._runs[bookie], (first, last, run[2]))
 
     def _rest(self, bookie: str, run: _Run, answered: int) -> None:
         """What lies behind so many of a run's entries."""
