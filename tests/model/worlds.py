@@ -54,9 +54,6 @@ WORLDS = [
     Named("overtaking", replace(_TWO, crashes=0, losses=1, overtaking=True)),
     Named("4-bookies", replace(_TWO, bookies=4, crashes=0, losses=1)),
     Named("3-entries", replace(_TWO, entries=3, crashes=0, losses=0)),
-    Named(
-        "3-entries-4-bookies-three-clients", replace(_THREE, bookies=4, entries=3, crashes=1, losses=2), True
-    ),
     Named("striped-3-2-2-two-losses", replace(_TWO, ensemble_size=3), True),
     Named("striped-3-2-2-three-clients", replace(_THREE, ensemble_size=3, losses=1), True),
     Named("repair-three-clients", replace(_THREE, repairs=1), True),
