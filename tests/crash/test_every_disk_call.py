@@ -24,6 +24,7 @@ from support.storage_workload import (
     ADDS_BESIDE,
     NARROW,
     RACE,
+    UNEVEN,
     WIDE_CASE,
     Case,
     count_calls,
@@ -182,6 +183,13 @@ def test_a_crash_at_every_disk_call_of_adds_beside_a_compaction_loses_nothing() 
     for seed in range(SEEDS):
         for call in chosen(count_calls(seed, ADDS_BESIDE), 3):
             crash_and_verify(seed, call, power=call % 2 > 0, case=ADDS_BESIDE)
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_rule_03_a_crash_at_every_disk_call_beside_a_busy_journal_loses_nothing() -> None:
+    for seed in range(SEEDS):
+        for call in chosen(count_calls(seed, UNEVEN), 6):
+            crash_and_verify(seed, call, power=call % 2 > 0, case=UNEVEN)
 
 
 @pytest.mark.parametrize("power", [False, True])

@@ -35,6 +35,7 @@ from support.storage_teeth import (
 from support.storage_workload import (
     ADDS_BESIDE,
     RACE,
+    UNEVEN,
     WIDE_CASE,
     Case,
     count_calls,
@@ -246,7 +247,6 @@ BY_WIDE_CRASHES = [
     tombstone_not_replayed,
     last_confirmed_not_journaled,
     mark_goes_back,
-    one_mark_for_all_journals,
     mark_of_the_other_journals_ahead,
 ]
 
@@ -255,6 +255,16 @@ BY_WIDE_CRASHES = [
 def test_a_crash_of_the_wide_workload_finds(defect: Callable[[Patch], None], monkeypatch: Patch) -> None:
     defect(monkeypatch)
     caught_after(wide_crashes())
+
+
+def test_a_crash_beside_a_busy_journal_finds(monkeypatch: Patch) -> None:
+    one_mark_for_all_journals(monkeypatch)
+    caught_after(
+        partial(crash_and_verify, seed, call, power=power, case=UNEVEN)
+        for seed in range(3)
+        for call in range(count_calls(seed, UNEVEN))
+        for power in (True, False)
+    )
 
 
 def rebuilds() -> Iterator[Callable[[], Any]]:

@@ -225,6 +225,8 @@ class Machine:
     def _run(self, work: Callable[[], Awaitable[None]]) -> bool:
         """The work as a task of the process. False if it was killed meanwhile."""
         assert self._process is not None
+        if not self._process.alive:  # killed in the very turn in which the last work ended
+            return False
         over: asyncio.Future[bool] = self.loop.create_future()
 
         async def run() -> None:

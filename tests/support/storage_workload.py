@@ -129,6 +129,18 @@ async def adds_beside_a_compaction(session: Session) -> None:
     await session.check_promises()
 
 
+async def one_busy_journal(session: Session) -> None:
+    """One journal is files ahead of the other, which fills files of its own while a checkpoint is under way."""
+    for number in range(0, 40, 10):
+        await asyncio.gather(*(session.add_soon(1, number + n, size=2400) for n in range(9)))
+        flush = asyncio.ensure_future(session.checkpoint())
+        for _ in range(session.rng.randrange(12)):
+            await asyncio.sleep(0)
+        await asyncio.gather(*(session.add_soon(2, number // 2 + n, size=2400) for n in range(5)))
+        await flush
+    await session.check_promises()
+
+
 async def new_ledgers(session: Session) -> None:
     """One after another while a round of garbage collection runs."""
     for ledger_id in range(20, 26):
@@ -165,6 +177,7 @@ class Case(NamedTuple):
 
 NARROW = Case(workload)
 WIDE_CASE = Case(wide_workload, WIDE)
+UNEVEN = Case(one_busy_journal, WIDE)
 RACE = Case(
     compaction_beside_a_flush, replace(WIDE, write_cache_bytes=256 * KIB, checkpoint_interval_s=100.0)
 )
