@@ -48,6 +48,7 @@ def play(scenario: str, seed: int, *, echo: bool = False) -> Report:
     """One seed in this process."""
     function, _ = scenario_named(scenario)
     trace = Trace(echo=print if echo else None)
+    logged = logging.root.manager.disable
     if not echo:
         logging.disable(logging.CRITICAL)  # formatting and writing them is a tenth of a run
     report = Report(seed)
@@ -56,6 +57,8 @@ def play(scenario: str, seed: int, *, echo: bool = False) -> Report:
         report.counts = function(seed, trace)
     except Exception as error:
         report.error = "".join(traceback.format_exception(error))
+    finally:  # a test plays seeds in its own process
+        logging.disable(logged)
     report.seconds, report.cpu_s = time.perf_counter() - started, time.process_time() - used
     report.trace_hash, report.events, report.faults = trace.hexdigest(), trace.events, dict(trace.faults)
     return report
