@@ -301,7 +301,7 @@ async def test_a_copy_in_another_place_is_damage(reopen: Opener) -> None:
     await add_all(bookie, [entry(1, number) for number in range(3)])
     await bookie.close()
     storage = reopen.storage
-    storage.locations[(1, 1)] = storage.locations[(1, 2)]
+    storage.damage(1, 1, storage.locations[1, 2])
     bookie = await reopen()
     with pytest.raises(EntryDamaged):
         await bookie.read(1, 1, 1)

@@ -163,7 +163,8 @@ async def test_damage_is_told_to_the_repair_queue_and_heals_by_a_recovery_add(tm
 async def test_rule_08_what_the_index_lost_is_damage_once_the_scrub_knows(tmp_path: Path) -> None:
     storage = ModelStorage()
     bookie, _ = await filled(tmp_path, storage)
-    place = storage.locations.pop((1, 7))
+    place = storage.locations[1, 7]
+    storage.damage(1, 7, None)
     with pytest.raises(EntryNotFound):  # nobody can know better yet
         await bookie.read(1, 7, 7)
     await bookie.scrubber.verify_everything()
@@ -180,7 +181,7 @@ async def test_entries_of_deleted_ledgers_are_garbage_and_no_damage(tmp_path: Pa
     storage = ModelStorage()
     bookie, _ = await filled(tmp_path, storage)
     for key in [key for key in storage.locations if key[0] in (1, 2)]:
-        del storage.locations[key]
+        storage.damage(*key, None)
     storage.ledgers[1] = LedgerRecord(deleted_at_ms=5)
     del storage.ledgers[2]
     bookie.ledgers.by_id.clear()
@@ -193,7 +194,7 @@ async def test_entries_of_deleted_ledgers_are_garbage_and_no_damage(tmp_path: Pa
 async def test_a_location_that_points_nowhere_is_found(tmp_path: Path, place: Location) -> None:
     storage = ModelStorage()
     bookie, entries = await filled(tmp_path, storage)
-    storage.locations[3, 11] = place
+    storage.damage(3, 11, place)
     await bookie.scrubber.verify_everything()
     assert list(bookie.damage.ledgers()) == [3]
     assert await read_everything(bookie, entries) == [(3, 11)]

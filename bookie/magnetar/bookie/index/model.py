@@ -22,6 +22,16 @@ class ModelStorage:
         self.instance: int | None = None
         self.incomplete = False
         self.states_are_logged = False
+        self.opened: ModelLocationIndex | None = None  # the last one on it
+
+    def damage(self, ledger_id: int, entry_id: int, location: Location | None) -> None:
+        """Another location, or none, behind the back of the index that is open: for tests of damage."""
+        if location is None:
+            del self.locations[ledger_id, entry_id]
+        else:
+            self.locations[ledger_id, entry_id] = location
+        if self.opened is not None:
+            self.opened.forget(ledger_id, entry_id)
 
 
 class ModelLocationIndex:
@@ -38,8 +48,18 @@ class ModelLocationIndex:
         # What is there now, flushed or not, by ledger and entry; and for each ledger an entry above which was never one.
         self._live: dict[int, dict[int, Location]] = {}
         self._highest: dict[int, int] = {}
+        self._storage.opened = self
         for (ledger_id, entry_id), location in self._storage.locations.items():
             self._put(ledger_id, entry_id, location)
+
+    def forget(self, ledger_id: int, entry_id: int) -> None:
+        """What is stored counts, whatever was written here."""
+        self._locations.pop((ledger_id, entry_id), None)
+        location = self._storage.locations.get((ledger_id, entry_id))
+        if location is not None:
+            self._put(ledger_id, entry_id, location)
+        else:
+            self._live.get(ledger_id, {}).pop(entry_id, None)
 
     def instance(self) -> int | None:
         """See `LocationIndex`."""
