@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from magnetar.proto.ledger_entry import NO_ENTRY
@@ -22,7 +23,8 @@ class ModelStorage:
         self.instance: int | None = None
         self.incomplete = False
         self.states_are_logged = False
-        self.opened: ModelLocationIndex | None = None  # the last one on it
+        # The index that was opened last; weak, so that copies of what is stored do not copy a bookie.
+        self.opened: Callable[[], ModelLocationIndex | None] = _nobody
 
     def damage(self, ledger_id: int, entry_id: int, location: Location | None) -> None:
         """Another location, or none, behind the back of the index that is open: for tests of damage."""
@@ -30,8 +32,12 @@ class ModelStorage:
             del self.locations[ledger_id, entry_id]
         else:
             self.locations[ledger_id, entry_id] = location
-        if self.opened is not None:
-            self.opened.forget(ledger_id, entry_id)
+        if (index := self.opened()) is not None:
+            index.forget(ledger_id, entry_id)
+
+
+def _nobody() -> None:
+    """A storage that no index was opened on."""
 
 
 class ModelLocationIndex:
@@ -48,7 +54,7 @@ class ModelLocationIndex:
         # What is there now, flushed or not, by ledger and entry; and for each ledger an entry above which was never one.
         self._live: dict[int, dict[int, Location]] = {}
         self._highest: dict[int, int] = {}
-        self._storage.opened = self
+        self._storage.opened = weakref.ref(self)
         for (ledger_id, entry_id), location in self._storage.locations.items():
             self._put(ledger_id, entry_id, location)
 
