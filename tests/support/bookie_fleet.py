@@ -20,6 +20,8 @@ SETTINGS = {
     "write_cache_bytes": 32 * MIB,
     "read_cache_bytes": 16 * MIB,
 }
+# The helpers of a killed bookie notice its end by themselves.
+HELPERS_END_S = 10.0
 
 
 class BookieFleet:
@@ -84,5 +86,15 @@ class BookieFleet:
         )
         for (name, process), code in zip(running.items(), codes, strict=True):
             assert code == 0, f"bookie {name} ended with {code!r}: {process.errors()}"
-        left = [pid for pid in self._seen if Path(f"/proc/{pid}").exists()]
-        assert not left, f"processes {left} of bookies are left"
+        deadline = asyncio.get_running_loop().time() + HELPERS_END_S
+        while left := [pid for pid in self._seen if _lives(pid)]:
+            assert asyncio.get_running_loop().time() < deadline, f"processes {left} of bookies are left"
+            await asyncio.sleep(0.02)
+
+
+def _lives(pid: int) -> bool:
+    """False for a dead process that waits for its burial, which whoever adopted it owes."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
