@@ -133,16 +133,18 @@ async def test_memory_is_bounded_when_qa_is_below_qw_and_a_bookie_stands_still()
         writer.append(b"first", confirmed)
         await confirmed.count(1)
         servers["b3"].deaf.set()
-        highest = 0
-        for number in range(200):
+        highest = number = 0
+        # The sockets of a machine take what they like, some of them 10 MB.
+        while writer.under_replicated <= 100 and number < 2000:
             writer.append(b"x" * 50_000, confirmed)
-            await confirmed.count(number + 2)
+            number += 1
+            await confirmed.count(number + 1)
             link = transport._channels["b3"]._link
             assert link is not None
             assert link._connection is not None
             highest = max(highest, link._outstanding_bytes, link._connection.buffered_bytes)
         assert confirmed.errors == []
-        assert limit // 2 < highest <= limit + 1000, "of the 10 MB that were written"
+        assert limit // 2 < highest <= limit + 1000, "of what was written beyond the sockets"
         assert writer.outstanding_bytes == 0
         assert writer.under_replicated > 100
         assert len((await writer.close()).ensembles) == 1
