@@ -28,7 +28,8 @@ async def test_a_journal_that_hangs_is_told_while_adds_wait_and_no_longer(tmp_pa
             assert bookie.info()["journal_stalled_s"] < 0.2, "nothing waits: idle is not hung"
             assert bookie.problems() == {}
             waiting = asyncio.create_task(add_all(bookie, [entry(1, number) for number in range(1, 10)]))
-            await until(lambda: bookie.info()["journal_stalled_s"] >= 0.2)
+            await until(lambda: "journal_stalled" in bookie.problems())
+            assert bookie.info()["journal_stalled_s"] >= 0.2
             problem = bookie.problems()["journal_stalled"]
             assert str(tmp_path / "journal") in problem
             assert "journal_stall_s=0.2" in problem
