@@ -129,6 +129,11 @@ class LedgerClient:
             await reader.read_last_confirmed()
         return reader
 
+    def reader(self, ledger_id: int, metadata: LedgerMetadata) -> LedgerReader:
+        """The ledger for reading by metadata that somebody else has read; nothing is asked of store or bookies."""
+        self._check_open()
+        return LedgerReader(self._components, ledger_id, metadata)
+
     async def delete(self, ledger_id: int) -> None:
         """Deletes the ledger's metadata; then, without waiting for them, tells its bookies. LedgerNotFound.
 

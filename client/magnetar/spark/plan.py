@@ -18,11 +18,10 @@ _PAST_ALL_INT = 1 << 62
 
 
 class TopicLedger(NamedTuple):
-    """A ledger of a topic as the broker tells of it. Times in ms since the epoch, size in payload bytes."""
+    """A ledger of a topic, field by field as TOPIC_LEDGERS tells of it. Times in ms, size in payload bytes."""
 
     position_id: int
     stored_id: int
-    metadata: bytes
     first_offset: int
     entries: int
     messages: int
@@ -30,6 +29,7 @@ class TopicLedger(NamedTuple):
     first_append_ms: int
     last_append_ms: int
     closed: bool
+    metadata: bytes
 
     @property
     def end_offset(self) -> int:

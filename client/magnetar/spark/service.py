@@ -12,14 +12,15 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from magnetar.client import Client, connect
+from magnetar.ledger.directory import parse_address
 from magnetar.proto.commands import KeepLedgers, TopicLedgers
 from magnetar.proto.errors import MagnetarError, MessageLost
 from magnetar.proto.ids import TopicName
 
-from .options import ReadOptions
+from .options import ReadOptions, WriteOptions
 from .plan import Position, TopicLedger
 
 _log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class TopicPlan(NamedTuple):
     ledgers: list[TopicLedger]
     end: Position
     bookies: dict[str, tuple[str, int]]  # id -> address, of all that the ledgers name
-    lease: str
+    lease: str  # "": none was taken
 
     @property
     def end_offset(self) -> int:
@@ -45,13 +46,13 @@ class TopicPlan(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def connected(options: ReadOptions) -> AsyncIterator[Client]:
+async def connected(options: ReadOptions | WriteOptions) -> AsyncIterator[Client]:
     """A client of the service. Raises ConnectionLost, which names the address."""
     async with connect(options.service_url, operation_timeout=options.timeout_s, name="spark") as client:
         yield client
 
 
-def asking(options: ReadOptions, work: Callable[[Client], Awaitable[T]]) -> T:
+def asking(options: ReadOptions | WriteOptions, work: Callable[[Client], Awaitable[T]]) -> T:
     """Runs `work` on a loop of its own, for the calls that Spark makes without one."""
 
     async def run() -> T:
@@ -82,41 +83,21 @@ async def plan_of_topic(
     `lease`: one to be renewed, and moved to the position id `first`, where there is one; a new one for each plan otherwise.
     """
     lease = await keep(client, topic, lease, lease_s, first)
+    return (await ledgers_of_topic(client, topic))._replace(lease=lease)
+
+
+async def ledgers_of_topic(client: Client, topic: str) -> TopicPlan:
+    """The topic as it is now, without a lease: its ledgers may be gone at any time. Raises TopicNotFound."""
     ledgers: list[TopicLedger] = []
     bookies: dict[str, tuple[str, int]] = {}
     after, more, end = -1, True, (0, 0, 0)
     while more:
         found = await client.request(TopicLedgers(0, topic, after, LEDGERS_PER_REQUEST), topic=topic)
-        for (
-            position_id,
-            stored_id,
-            first,
-            entries,
-            messages,
-            size,
-            first_ms,
-            last_ms,
-            closed,
-            metadata,
-        ) in found["ledgers"]:
-            ledgers.append(
-                TopicLedger(
-                    position_id,
-                    stored_id,
-                    metadata,
-                    first,
-                    entries,
-                    messages,
-                    size,
-                    first_ms,
-                    last_ms,
-                    closed,
-                )
-            )
-        bookies.update({bookie: address(text) for bookie, text in found["bookies"].items()})
+        ledgers += [TopicLedger(*row) for row in found["ledgers"]]
+        bookies.update({bookie: parse_address(text) for bookie, text in found["bookies"].items()})
         more, end = found["more"], tuple(found["end"])
         after = ledgers[-1].position_id if ledgers else -1
-    return TopicPlan(topic, ledgers, end, bookies, lease)
+    return TopicPlan(topic, ledgers, end, bookies, "")
 
 
 async def keep(client: Client, topic: str, lease: str, lease_s: float, first: int = -1) -> str:
@@ -162,10 +143,13 @@ async def renewing(
             await task
 
 
-def address(text: Any) -> tuple[str, int]:
-    """Host and port of `host:port`."""
-    host, _, port = str(text).rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-__all__ = ["TopicPlan", "address", "asking", "connected", "keep", "plan_of_topic", "renewing", "topic_names"]
+__all__ = [
+    "TopicPlan",
+    "asking",
+    "connected",
+    "keep",
+    "ledgers_of_topic",
+    "plan_of_topic",
+    "renewing",
+    "topic_names",
+]

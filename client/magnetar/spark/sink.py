@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgpack
 import pyarrow as pa
@@ -21,12 +20,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from magnetar.client import Client, connect
+from magnetar.client import Client
 from magnetar.proto.commands import AttachLedgers, DiscardStaged
 from magnetar.proto.compression import Compression
 
 from .options import WriteOptions
 from .packing import Packer, check_written
+from .service import asking, connected
 from .staged import staged_ledger
 
 
@@ -71,7 +71,7 @@ async def _write(
         f"spark-{query}-{part}", Compression.parse(options.compression), options.max_message_bytes
     )
     async with (
-        connect(options.service_url, operation_timeout=options.timeout_s, name="spark") as client,
+        connected(options) as client,
         staged_ledger(client, options.topic, transaction_of(query, batch), options.timeout_s) as ledger,
     ):
         first_ms = last_ms = _now_ms()
@@ -89,9 +89,9 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def attach(options: WriteOptions, messages: list[WrittenLedger | None]) -> bool:
+def attach(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> bool:
     """Publishes what the tasks wrote; False if this batch was published before. In the order of the tasks."""
-    written = [message for message in messages if message is not None]
+    written = [message for message in messages if isinstance(message, WrittenLedger)]
     ledgers = [message for message in written if message.ledger_id >= 0]
     if not ledgers:
         return False
@@ -106,7 +106,7 @@ def attach(options: WriteOptions, messages: list[WrittenLedger | None]) -> bool:
         )
         return bool(done["attached"])
 
-    return bool(_ask(options, run))
+    return asking(options, run)
 
 
 def discard(options: WriteOptions, query: str, batch: int) -> None:
@@ -117,15 +117,7 @@ def discard(options: WriteOptions, query: str, batch: int) -> None:
             DiscardStaged(0, options.topic, transaction_of(query, batch)), topic=options.topic
         )
 
-    _ask(options, run)
-
-
-def _ask(options: WriteOptions, work: Any) -> Any:
-    async def run() -> Any:
-        async with connect(options.service_url, operation_timeout=options.timeout_s, name="spark") as client:
-            return await work(client)
-
-    return asyncio.run(run())
+    asking(options, run)
 
 
 class TopicWriter(DataSourceArrowWriter):

@@ -22,8 +22,8 @@ from magnetar.ledger import (
     LedgerSettings,
     LedgerWriter,
     StaticBookies,
-    TcpTransport,
 )
+from magnetar.ledger.directory import parse_address
 from magnetar.metadata.paths import LEDGERS_PATH, ledger_of_name
 from magnetar.metadata.store import Operation, Session, Versioned, Watch
 from magnetar.proto.commands import (
@@ -35,10 +35,8 @@ from magnetar.proto.commands import (
 )
 from magnetar.proto.errors import LedgerNotFound, MagnetarError, Unsupported
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.connection import ConnectionOptions
 
-from .bookies import MAX_FRAME_BYTES
-from .service import address
+from .bookies import bookie_transport
 
 _log = logging.getLogger(__name__)
 
@@ -153,28 +151,25 @@ async def staged_ledger(
 ) -> AsyncIterator[StagedLedger]:
     """A new staged ledger. What the body did not close is discarded; what dies before that is left to the sweep."""
     made = await client.request(CreateStagedLedger(0, topic, transaction), topic=topic)
-    bookies = {bookie: address(text) for bookie, text in made["bookies"].items()}
-    bookies.update({row[0]: address(row[1]) for row in made["writable"]})
+    bookies = {bookie: parse_address(text) for bookie, text in made["bookies"].items()}
+    bookies.update({row[0]: parse_address(row[1]) for row in made["writable"]})
     settings = LedgerSettings(add_timeout_s=timeout_s)
     directory = StaticBookies(bookies)
-    transport = TcpTransport(
-        directory, settings, ConnectionOptions("spark", max_message_bytes=MAX_FRAME_BYTES)
-    )
-    ledgers = LedgerClient(
-        BrokerMetadata(client, topic), transport, directory, settings, random.Random(), SystemClock()
-    )
-    keeping = asyncio.create_task(_keep(client, topic, transaction))
-    metadata = LedgerMetadata.decode(made["metadata"], made["ledger"])
-    staged = StagedLedger(ledgers.adopt(made["ledger"], metadata, made["version"]))
-    try:
-        yield staged
-    finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-        await ledgers.close()
-        await transport.close()
-        if not staged.closed:
-            await _discard(client, topic, transaction, made["ledger"])
+    async with bookie_transport(directory, settings) as transport:
+        ledgers = LedgerClient(
+            BrokerMetadata(client, topic), transport, directory, settings, random.Random(), SystemClock()
+        )
+        keeping = asyncio.create_task(_keep(client, topic, transaction))
+        metadata = LedgerMetadata.decode(made["metadata"], made["ledger"])
+        staged = StagedLedger(ledgers.adopt(made["ledger"], metadata, made["version"]))
+        try:
+            yield staged
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            await ledgers.close()
+            if not staged.closed:
+                await _discard(client, topic, transaction, made["ledger"])
 
 
 async def _keep(client: Client, topic: str, transaction: str) -> None:

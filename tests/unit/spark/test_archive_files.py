@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,7 +31,7 @@ def write(folder: ArchiveFolder, *sizes: int, first: int = 0, last: int = 9) -> 
 
 
 def manifest(*files: ArchivedFile, rows: int) -> LedgerManifest:
-    ledger = TopicLedger(12, 11, b"", 100, files[-1].last_entry + 1, rows, 1, 5, 6, True)
+    ledger = TopicLedger(12, 11, 100, files[-1].last_entry + 1, rows, 1, 5, 6, True, b"")
     return manifest_of(TOPIC, ledger, files)
 
 
@@ -111,4 +112,4 @@ def test_places_that_nobody_knows() -> None:
 
 def test_trim_is_refused_before_anything_is_asked() -> None:
     with pytest.raises(Unsupported, match="leave out --trim"):
-        archive(None, "magnetar://127.0.0.1:1", ["orders"], "/nowhere", trim=True)
+        archive(cast(Any, None), "magnetar://127.0.0.1:1", ["orders"], "/nowhere", trim=True)

@@ -17,7 +17,7 @@ def ledgers_of(rng: random.Random) -> list[TopicLedger]:
         entries = rng.choice((0, 1, 3, 50))
         messages = entries * rng.choice((1, 7)) if entries else 0
         ledger = TopicLedger(
-            10 + 3 * number, 10, b"", offset, entries, messages, entries * 1000, time, time + 10, True
+            10 + 3 * number, 10, offset, entries, messages, entries * 1000, time, time + 10, True, b""
         )
         offset += messages
         time += rng.choice((5, 20))
@@ -55,7 +55,7 @@ def test_slices_cover_what_ids_leave_and_no_more(seed: int) -> None:
 
 
 def test_slices_are_equal_pieces_of_about_the_wanted_size() -> None:
-    ledger = TopicLedger(1, 1, b"", 0, 1001, 1001, 1001 * 1000, 0, 1, True)
+    ledger = TopicLedger(1, 1, 0, 1001, 1001, 1001 * 1000, 0, 1, True, b"")
     found = cut([ledger], Range(), partition_bytes=100_000)
     assert entries_of(found) == [(1, entry) for entry in range(1001)]
     assert {piece.last - piece.first + 1 for piece in found} == {91}
@@ -63,7 +63,7 @@ def test_slices_are_equal_pieces_of_about_the_wanted_size() -> None:
 
 
 def test_offsets_and_times_skip_whole_ledgers() -> None:
-    ledgers = [TopicLedger(n, n, b"", n * 10, 10, 10, 100, n * 100, n * 100 + 50, True) for n in range(1, 6)]
+    ledgers = [TopicLedger(n, n, n * 10, 10, 10, 100, n * 100, n * 100 + 50, True, b"") for n in range(1, 6)]
     assert {s.ledger.position_id for s in cut(ledgers, Range(from_offset=20, before_offset=31))} == {2, 3}
     assert {s.ledger.position_id for s in cut(ledgers, Range(from_append_ms=251, before_append_ms=400))} == {
         3
@@ -89,5 +89,5 @@ def test_ranges_narrow_each_other() -> None:
 )
 def test_a_range_that_ends_before_it_begins_asks_for_nothing(nothing: Range) -> None:
     """As `offset < 5 AND offset > 10`, which Spark hands down as it was written."""
-    ledger = TopicLedger(10, 10, b"", 0, 50, 350, 50_000, 1000, 1010, True)
+    ledger = TopicLedger(10, 10, 0, 50, 350, 50_000, 1000, 1010, True, b"")
     assert cut([ledger], nothing) == []

@@ -14,8 +14,7 @@ and the repair queue"). Bookies that find damage themselves put it there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,10 +25,9 @@ from pyspark.sql import functions as sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from magnetar.ledger import LedgerMetadata, LedgerSettings, StaticBookies, TcpTransport
-from magnetar.runtime.connection import ConnectionOptions
+from magnetar.ledger import LedgerMetadata, LedgerSettings, StaticBookies
 
-from ..bookies import MAX_FRAME_BYTES
+from ..bookies import bookie_transport
 from ..options import ReadOptions
 from ..plan import LedgerSlice, Range, slices
 from ..service import connected, renewing
@@ -158,21 +156,12 @@ async def audit_piece(piece: LedgerSlice, lease: str, options: ReadOptions) -> p
     async with (
         connected(options) as client,
         renewing(client, piece.topic, lease, options.lease_s, ledger.position_id),
-        _transport(piece, options.timeout_s) as transport,
+        bookie_transport(
+            StaticBookies(piece.bookies), LedgerSettings(read_timeout_s=options.timeout_s)
+        ) as transport,
     ):
         rows = await compare_copies(transport, ledger.stored_id, metadata, piece.first, piece.last)
     return _record_batch(piece, rows)
-
-
-@asynccontextmanager
-async def _transport(piece: LedgerSlice, timeout_s: float) -> AsyncIterator[TcpTransport]:
-    settings = LedgerSettings(read_timeout_s=timeout_s)
-    options = ConnectionOptions("spark", max_message_bytes=MAX_FRAME_BYTES)
-    transport = TcpTransport(StaticBookies(piece.bookies), settings, options)
-    try:
-        yield transport
-    finally:
-        await transport.close()
 
 
 def _record_batch(piece: LedgerSlice, rows: Sequence[CopyRow]) -> pa.RecordBatch:
