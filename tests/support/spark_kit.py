@@ -1,11 +1,13 @@
 """One Spark session for a test run, whichever folder's tests need it: starting one takes 5 to 25 s.
 
-A conftest of tests that need it says `from support.spark_kit import spark` (and skips its folder without pyspark).
+A conftest of tests that need it says `from support.spark_kit import spark`. On a machine without Java they are skipped,
+and the summary of the run says so.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -43,6 +45,10 @@ def make_session() -> SparkSession:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Stopped when the test run ends. Several conftests may import it: they get the same session."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip(
+            "there is no Java on this machine; Spark needs 17 or newer (Debian, Ubuntu: openjdk-17-jre-headless)"
+        )
     session = make_session()
     yield session
     session.stop()

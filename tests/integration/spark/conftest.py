@@ -1,8 +1,7 @@
-"""One service whose ledgers are small, and topics of it as DataFrames. Without the `spark` extra there is nothing here."""
+"""One service whose ledgers are small, and topics of it as DataFrames."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,9 +12,6 @@ from support.spark_kit import spark
 from support.spark_topics import Topics
 
 __all__ = ["spark"]
-
-if importlib.util.find_spec("pyspark") is None:
-    collect_ignore_glob = ["*"]
 
 # A topic has many ledgers soon, and what nobody needs is gone soon.
 SMALL_LEDGERS = (
