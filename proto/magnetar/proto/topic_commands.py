@@ -1,4 +1,4 @@
-"""Commands about topics as a whole: administration, and the ledgers of which a topic is made (48 to 72).
+"""Commands about topics as a whole: administration, and the ledgers of which a topic is made (48 to 74).
 
 By the latter Spark, and whoever else goes to the bookies, learns and changes what a topic consists of. A ledger has a
 position id, which message ids carry and which grows along the topic, and a stored id, by which bookies and ledger metadata
@@ -22,6 +22,7 @@ __all__ = [
     "ListTopics",
     "PutLedgerMetadata",
     "QueryState",
+    "ReportDamage",
     "TopicLedgers",
     "TopicStats",
 ]
@@ -159,3 +160,14 @@ class QueryState(Command, tag=72):
 
     topic: str
     query: str
+
+
+class ReportDamage(Command, tag=74):
+    """Asks for copies of entries to be healed that an audit found wanting: they come into the repair queue.
+
+    Payload: msgpack array of [stored id, bookie, first entry, last entry, reason]; both ends included, all of them entries
+    of ledgers of the topic whose ensemble has the bookie. Ok: {"queued": int, "known": int}: nodes of the queue, one for
+    each bookie and ledger, that were written, and that named these entries before. Nothing is written if a row is refused.
+    """
+
+    topic: str

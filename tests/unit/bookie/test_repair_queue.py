@@ -13,15 +13,10 @@ from magnetar.bookie import Bookie
 from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.scrub import repair_queue as module
 from magnetar.bookie.scrub.damage import Damage
-from magnetar.bookie.scrub.repair_queue import (
-    MetadataRepairQueue,
-    damaged_path,
-    decode_ranges,
-    encode_ranges,
-    merge_ranges,
-)
+from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
+from magnetar.metadata.damage import damaged_path, decode_ranges
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.proto.errors import EntryDamaged, InvalidArgument, StorageFailed
+from magnetar.proto.errors import EntryDamaged, StorageFailed
 from support.bookie_kit import add_all, entry, model_components, small_settings, until
 
 
@@ -84,15 +79,6 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (queue.pending, queue.not_queued) == (2, 4)
 
 
-def test_ranges_are_merged_and_bounded() -> None:
-    assert merge_ranges([(5, 6, "a"), (1, 2, "b"), (3, 3, "c"), (6, 9, "d")]) == [(1, 3, "b"), (5, 9, "a")]
-    many = [(number * 2, number * 2, "bits") for number in range(1000)]
-    assert merge_ranges(many) == [(0, 1998, "many ranges")]
-    assert decode_ranges(encode_ranges([(1, 2, "x")])) == [(1, 2, "x")]
-    with pytest.raises(InvalidArgument, match="format"):
-        decode_ranges(encode_ranges([]).replace(b"\xa6format\x01", b"\xa6format\x02"))
-
-
 async def test_a_damaged_entry_of_a_bookie_comes_into_the_queue(tmp_path: Path) -> None:
     store = MemoryMetadataStore()
     queue = MetadataRepairQueue(store)
@@ -119,9 +105,3 @@ async def test_a_damaged_entry_of_a_bookie_comes_into_the_queue(tmp_path: Path) 
         await asyncio.sleep(0)
     await bookie.close()
     await queue.close()
-
-
-@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x01", b"\x80", encode_ranges([(1, 2, "x")])[:-1]])
-def test_a_node_that_is_none_ends_no_task(value: bytes) -> None:
-    with pytest.raises(InvalidArgument, match="cannot be read"):
-        decode_ranges(value)

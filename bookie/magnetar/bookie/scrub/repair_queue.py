@@ -1,6 +1,4 @@
-"""The repair queue in the metadata store: what replicas elsewhere are asked to heal.
-
-    /damaged/<bookie id>/<ledger id, 20 digits>   msgpack map: "format" 1, "ranges": [[first entry, last entry, reason], ...]
+"""The bookie's way to the repair queue in the metadata store (`metadata.damage`): what replicas elsewhere are asked to heal.
 
 A node is written or widened when damage is found, and deleted when nothing of the ledger is damaged any more. Whoever
 repairs (the auditor, or this bookie) reads the other replicas and adds the entries again; then the damage goes away here
@@ -12,32 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import msgpack
-
+from magnetar.metadata.damage import Ranges, add_ranges, damaged_path, merge_ranges
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import (
-    AlreadyExists,
-    InvalidArgument,
-    MagnetarError,
-    NotFoundInStore,
-    VersionConflict,
-)
+from magnetar.proto.errors import MagnetarError, NotFoundInStore, VersionConflict
 
-__all__ = ["DAMAGED_PATH", "MetadataRepairQueue", "damaged_path"]
+__all__ = ["MetadataRepairQueue"]
 
 _log = logging.getLogger(__name__)
-DAMAGED_PATH = "/damaged"
-_FORMAT = 1
-_MAX_RANGES = 500
 _MAX_PENDING = 50_000
 _RETRY_S = 5.0
-
-Ranges = list[tuple[int, int, str]]
-
-
-def damaged_path(bookie_id: str, ledger_id: int) -> str:
-    """The node of one ledger of one bookie."""
-    return f"{DAMAGED_PATH}/{bookie_id}/{ledger_id:020d}"
 
 
 class MetadataRepairQueue:
@@ -99,19 +80,14 @@ class MetadataRepairQueue:
             self._pending[ledger_id] = merge_ranges([*ranges, *newer])
 
     async def _write(self, ledger_id: int, ranges: Ranges | None) -> None:
+        if ranges is not None:
+            await add_ranges(self._metadata, self._bookie_id, ledger_id, ranges)
+            return
         path = damaged_path(self._bookie_id, ledger_id)
-        while True:
+        while (node := await self._metadata.get(path)) is not None:
             try:
-                node = await self._metadata.get(path)
-                if ranges is None:
-                    if node is not None:
-                        await self._metadata.delete(path, version=node.version)
-                elif node is None:
-                    await self._metadata.create(path, encode_ranges(ranges))
-                else:
-                    merged = merge_ranges([*decode_ranges(node.value), *ranges])
-                    await self._metadata.put(path, encode_ranges(merged), version=node.version)
-            except (VersionConflict, AlreadyExists, NotFoundInStore):
+                await self._metadata.delete(path, version=node.version)
+            except (VersionConflict, NotFoundInStore):
                 continue  # somebody repairs it at this moment
             return
 
@@ -121,38 +97,3 @@ class MetadataRepairQueue:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-
-
-def encode_ranges(ranges: Ranges) -> bytes:
-    """The value of a node."""
-    value: bytes = msgpack.packb({"format": _FORMAT, "ranges": ranges})
-    return value
-
-
-def decode_ranges(value: bytes) -> Ranges:
-    """Raises InvalidArgument for a value of a later format, or one that is none."""
-    try:
-        fields = msgpack.unpackb(value)
-        if fields["format"] != _FORMAT:
-            raise InvalidArgument(
-                f"a node below {DAMAGED_PATH} has format {fields['format']}; upgrade magnetar"
-            )
-        return [(int(first), int(last), str(reason)) for first, last, reason in fields["ranges"]]
-    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-        raise InvalidArgument(
-            f"a node below {DAMAGED_PATH} cannot be read ({error!r}); delete it: what is damaged is found again"
-        ) from error
-
-
-def merge_ranges(ranges: Ranges) -> Ranges:
-    """Ascending, without overlaps; too many become one."""
-    merged: Ranges = []
-    for first, last, reason in sorted(ranges):
-        if merged and first <= merged[-1][1] + 1:
-            before = merged[-1]
-            merged[-1] = (before[0], max(before[1], last), before[2])
-        else:
-            merged.append((first, last, reason))
-    if len(merged) > _MAX_RANGES:
-        return [(merged[0][0], merged[-1][1], "many ranges")]
-    return merged

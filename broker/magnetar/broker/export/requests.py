@@ -1,4 +1,4 @@
-"""The commands 64 to 72 of the native protocol: frames to calls, one authorization each."""
+"""The commands 64 to 74 of the native protocol: frames to calls, one authorization each."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import TopicName
 
 from .attach import Batch, decode_attachment
+from .damage import decode_damage
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -118,6 +119,13 @@ async def _query_state(
     return {"batch": topic.export.attachments.last_batch(command.query)}
 
 
+async def _report_damage(
+    broker: Broker, asker: Asker, command: c.ReportDamage, payload: bytes
+) -> dict[str, Any]:
+    topic = await _known(broker, asker, "report_damage", command.topic)
+    return await topic.export.report_damage(decode_damage(payload))
+
+
 ExportHandler = Callable[["Broker", Asker, Any, bytes], Coroutine[Any, Any, dict[str, Any]]]
 EXPORT_REQUESTS: dict[type[c.Command], ExportHandler] = {
     c.TopicLedgers: _topic_ledgers,
@@ -129,4 +137,5 @@ EXPORT_REQUESTS: dict[type[c.Command], ExportHandler] = {
     c.DiscardStaged: _discard_staged,
     c.AttachLedgers: _attach_ledgers,
     c.QueryState: _query_state,
+    c.ReportDamage: _report_damage,
 }

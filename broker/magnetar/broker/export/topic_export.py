@@ -12,6 +12,7 @@ from magnetar.proto.ids import TopicName
 from ..components import Components
 from ..managed_ledger import ManagedLedger
 from .attach import Attachments
+from .damage import DamageRow, report_damage
 from .leases import Leases
 from .ledgers import topic_ledgers
 from .staging import Staging
@@ -22,6 +23,7 @@ class TopicExport:
 
     def __init__(self, name: TopicName, ledger: ManagedLedger[Any], components: Components) -> None:
         now = asyncio.get_running_loop().time
+        self._name = name
         self._ledger = ledger
         self._components = components
         self.leases = Leases(components.settings, now)
@@ -60,6 +62,10 @@ class TopicExport:
                 await trimmed()
         found = self._ledger.list.after(max(first, 0) - 1, 1)
         return {"lease": lease, "ttl_ms": granted, "first": found[0].ledger_id if found else None}
+
+    async def report_damage(self, rows: list[DamageRow]) -> dict[str, int]:
+        """The answer to ReportDamage."""
+        return await report_damage(self._name, self._ledger.list, self._components.metadata, rows)
 
     async def stop(self, error: MagnetarError) -> None:
         """The topic goes away."""

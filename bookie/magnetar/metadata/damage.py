@@ -1,0 +1,119 @@
+"""The repair queue in the metadata store: which entries of which bookie other replicas are asked to heal.
+
+    /damaged/<bookie id>/<ledger id, 20 digits>   msgpack map: "format" 1, "ranges": [[first entry, last entry, reason], ...]
+
+Ranges are ascending and disjoint, both ends included. One may span entries that are not the bookie's by the ledger's
+striping: whoever repairs looks at the write sets. Two write here: a bookie about what it finds on its own disks, and the
+broker about what an audit found. Both only ever add, by compare-and-set, so neither loses what the other wrote; the bookie
+deletes a node when nothing of the ledger is damaged there any more. A node is a request and no proof: whoever repairs reads
+the copy again first. One of a ledger that was deleted means nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgpack
+
+from magnetar.proto.errors import AlreadyExists, InvalidArgument, NotFoundInStore, VersionConflict
+
+__all__ = [
+    "DAMAGED_PATH",
+    "Ranges",
+    "add_ranges",
+    "damaged_path",
+    "decode_ranges",
+    "encode_ranges",
+    "merge_ranges",
+]
+
+DAMAGED_PATH = "/damaged"
+_FORMAT = 1
+_MAX_RANGES = 500
+# Somebody else got there first each time: a node is written a few times in the life of a damage.
+_MAX_CONFLICTS = 100
+
+Ranges = list[tuple[int, int, str]]
+
+
+class _Value(Protocol):
+    @property
+    def value(self) -> bytes: ...
+    @property
+    def version(self) -> int: ...
+
+
+class Nodes(Protocol):
+    """What of a MetadataStore is needed here."""
+
+    async def get(self, path: str) -> _Value | None:
+        """See MetadataStore."""
+
+    async def create(self, path: str, value: bytes) -> int:
+        """See MetadataStore."""
+
+    async def put(self, path: str, value: bytes, *, version: int) -> int:
+        """See MetadataStore."""
+
+
+def damaged_path(bookie_id: str, ledger_id: int) -> str:
+    """The node of one ledger of one bookie."""
+    return f"{DAMAGED_PATH}/{bookie_id}/{ledger_id:020d}"
+
+
+async def add_ranges(metadata: Nodes, bookie_id: str, ledger_id: int, ranges: Ranges) -> bool:
+    """The node names these ranges, durably, when this returns; False if it had named all of their entries before.
+
+    Raises InvalidArgument for a node that cannot be read, VersionConflict, and what the store fails with.
+    """
+    path = damaged_path(bookie_id, ledger_id)
+    for _ in range(_MAX_CONFLICTS):
+        try:
+            node = await metadata.get(path)
+            if node is None:
+                await metadata.create(path, encode_ranges(merge_ranges(ranges)))
+                return True
+            known = decode_ranges(node.value)
+            merged = merge_ranges([*known, *ranges])
+            if [row[:2] for row in merged] == [row[:2] for row in known]:
+                return False
+            await metadata.put(path, encode_ranges(merged), version=node.version)
+        except (VersionConflict, AlreadyExists, NotFoundInStore):
+            continue  # somebody else adds to it, or repaired it, at this moment
+        return True
+    raise VersionConflict(f"{path} was changed by others {_MAX_CONFLICTS} times in a row")
+
+
+def encode_ranges(ranges: Ranges) -> bytes:
+    """The value of a node."""
+    value: bytes = msgpack.packb({"format": _FORMAT, "ranges": ranges})
+    return value
+
+
+def decode_ranges(value: bytes) -> Ranges:
+    """Raises InvalidArgument for a value of a later format, or one that is none."""
+    try:
+        fields = msgpack.unpackb(value)
+        if fields["format"] != _FORMAT:
+            raise InvalidArgument(
+                f"a node below {DAMAGED_PATH} has format {fields['format']}; upgrade magnetar"
+            )
+        return [(int(first), int(last), str(reason)) for first, last, reason in fields["ranges"]]
+    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        raise InvalidArgument(
+            f"a node below {DAMAGED_PATH} cannot be read ({error!r}); delete it: what is damaged is found again"
+        ) from error
+
+
+def merge_ranges(ranges: Ranges) -> Ranges:
+    """Ascending, without overlaps; too many become one."""
+    merged: Ranges = []
+    for first, last, reason in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            before = merged[-1]
+            merged[-1] = (before[0], max(before[1], last), before[2])
+        else:
+            merged.append((first, last, reason))
+    if len(merged) > _MAX_RANGES:
+        return [(merged[0][0], merged[-1][1], "many ranges")]
+    return merged
