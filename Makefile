@@ -12,7 +12,7 @@ FILES ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: crash model teeth help setup run demo test check format bench bench-bookie bench-ledger sim coverage clean
+.PHONY: crash model teeth help setup run demo test check format bench bench-bookie bench-ledger bench-spark sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -86,6 +86,9 @@ bench-bookie: $(STAMP) ## run the benchmarks of the bookie alone: adds, reads, r
 
 bench-ledger: $(STAMP) ## run the benchmarks of the ledger client: appends, recovery, reads, tails, over three bookies
 	@$(PY) -m bench ledger $(ARGS)
+
+bench-spark: $(SPARK_STAMP) ## run the benchmarks of the data pipeline: Spark reads and writes of a topic beside what Spark can do at all
+	@$(PY) -m bench spark $(ARGS)
 
 coverage: $(SPARK_STAMP) ## run the tests under coverage and print the lines that none of them reach
 	@$(VENV)/bin/coverage erase

@@ -5,10 +5,12 @@ python -m bench --quick          one short round
 python -m bench --only a,d       some workloads
 python -m bench bookie           the storage daemon alone (bench/bookie)
 python -m bench ledger           the ledger client against three bookies (bench/ledger)
+python -m bench spark            the data pipeline on Spark (bench/spark)
 """
 
 import sys
 import time
+from collections.abc import Sequence
 
 from bench.arguments import OUT, console, parse
 from bench.bookie.main import main as bench_bookie
@@ -47,7 +49,14 @@ def main() -> int:
     return 0
 
 
-_PARTS = {"bookie": bench_bookie, "ledger": bench_ledger}
+def bench_spark(arguments: Sequence[str]) -> int:
+    """Needs PySpark, which the others do without."""
+    from bench.spark.main import main as run
+
+    return run(arguments)
+
+
+_PARTS = {"bookie": bench_bookie, "ledger": bench_ledger, "spark": bench_spark}
 
 if __name__ == "__main__":
     part = _PARTS.get(sys.argv[1]) if len(sys.argv) > 1 else None
