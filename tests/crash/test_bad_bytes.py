@@ -57,6 +57,7 @@ def seed_frames() -> list[bytes]:
         (c.KeepStaged(22, "fuzz", "t", 100), b""),
         (c.DiscardStaged(23, "fuzz", "t"), msgpack.packb([1, 2])),
         (c.QueryState(24, "fuzz", "q"), b""),
+        (c.ArchiveLedgers(26, "fuzz", "file:///a"), msgpack.packb([[1, 1, 3, 5]])),
         (c.Ping(12), b""),
         (c.AddEntry(0), encode_ledger_entry(2**40, 0, -1, 5, b"entry")),
         (c.ReadEntries(13, 1, 0, 10), b""),

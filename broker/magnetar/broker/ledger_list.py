@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import Any
 
 from magnetar.proto.errors import TopicNotFound
 from magnetar.proto.ids import TopicName
 
 from .core.acks import Position
-from .records import LedgerInfo, TopicRecord, replace, topic_path
+from .records import ArchivedLedger, LedgerInfo, TopicRecord, replace, topic_path
 from .stores import Metadata
 
 
@@ -29,6 +29,7 @@ class LedgerList:
         self._by_id: dict[int, LedgerInfo] = {}
         self._ids: list[int] = []  # sorted, which is the order of the list
         self._stored: dict[int, LedgerInfo] = {}
+        self._archived_ids: list[int] = []  # sorted; all of them below those of `_ids`
         self.highest_id = -1  # of all positions that this list had since it was loaded
 
     # --- metadata ----------------------------------------------------------------------------------------------------
@@ -51,6 +52,13 @@ class LedgerList:
         """The record is gone when this returns."""
         await self._metadata.delete(self.path, version=self._version)
 
+    def mark_deleting(self) -> None:
+        """All ledgers are to be deleted; to be stored."""
+        self.record.trimmed += [info.stored_id for info in self.record.ledgers]
+        self.record.ledgers = []
+        self.record.deleting = True
+        self.index()
+
     def drop_empty(self) -> None:
         """Closed ledgers without entries leave the list."""
         empty = [info for info in self.record.ledgers if info.closed and not info.entries]
@@ -63,8 +71,10 @@ class LedgerList:
         self._by_id = {info.ledger_id: info for info in self.record.ledgers}
         self._stored = {info.stored_id: info for info in self.record.ledgers}
         self._ids = sorted(self._by_id)
-        if self._ids:
-            self.highest_id = max(self.highest_id, self._ids[-1])
+        self._archived_ids = [one.info.ledger_id for one in self.record.archived]
+        for ids in (self._archived_ids, self._ids):
+            if ids:
+                self.highest_id = max(self.highest_id, ids[-1])
 
     async def store(self) -> None:
         """Compare-and-set of the record. Raises VersionConflict when another owner changed it."""
@@ -93,7 +103,7 @@ class LedgerList:
 
     @property
     def start(self) -> Position:
-        """The first message that is still kept."""
+        """The first message that is still kept at the bookies."""
         return (self._ids[0], 0, 0) if self._ids else self.end
 
     @property
@@ -113,9 +123,20 @@ class LedgerList:
         return self._stored.get(stored_id)
 
     def after(self, ledger_id: int, count: int) -> list[LedgerInfo]:
-        """The first `count` ledgers behind a position."""
+        """The first `count` ledgers behind a position that are at the bookies."""
         at = bisect_right(self._ids, ledger_id)
         return [self._by_id[found] for found in self._ids[at : at + count]]
+
+    def archived(self, ledger_id: int) -> ArchivedLedger | None:
+        """The archived ledger at this position."""
+        at = bisect_left(self._archived_ids, ledger_id)
+        found = self.record.archived[at : at + 1]
+        return found[0] if found and found[0].info.ledger_id == ledger_id else None
+
+    def archived_after(self, ledger_id: int, count: int) -> list[ArchivedLedger]:
+        """The first `count` archived ledgers behind a position; those at the bookies come after all of them."""
+        at = bisect_right(self._archived_ids, ledger_id)
+        return self.record.archived[at : at + count]
 
     def below(self, limit: Position | None) -> list[LedgerInfo]:
         """Closed ledgers that lie wholly before `limit`; None: none of them."""

@@ -5,6 +5,7 @@ Values are msgpack maps with a format number; ledgers are rows that only grow at
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ FORMAT = 1
 # Of a topic in which a ledger is stored under another id than its position, or which remembers attached batches: a release
 # that does not know of these must not take it over.
 FORMAT_ATTACHED = 2
+# Of a topic with archived ledgers: a release that looks for them at the bookies only must not take it over.
+FORMAT_ARCHIVED = 3
 TOPICS_ROOT = "/topics"
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -91,8 +94,38 @@ class AttachedQuery(NamedTuple):
 
 
 @dataclass(slots=True)
+class PublishedBatch:
+    """A small batch of a query that is, or is about to be, the entry at this place with this digest."""
+
+    batch: int
+    used_ms: int  # when this was recorded
+    expires_ms: int
+    ledger_id: int  # position id
+    entry_id: int
+    digest: bytes
+    confirmed: bool = False  # found there; until then it may have been appended or not
+
+    def row(self) -> list[Any]:
+        """As stored, behind the query."""
+        return [
+            self.batch, self.used_ms, self.expires_ms, self.ledger_id, self.entry_id, self.digest, self.confirmed,
+        ]  # fmt: skip
+
+
+class ArchivedLedger(NamedTuple):
+    """A closed ledger whose messages are in files: not at the bookies any more, or not for long."""
+
+    info: LedgerInfo  # as it was; final
+    location: str  # of the archive, as a URI: whoever reads it finds the ledger's manifest there
+
+
+@dataclass(slots=True)
 class TopicRecord:
-    """The ledger list. `trimmed`: stored ids of ledgers that do not belong to the topic and may not be deleted yet."""
+    """The ledger list. `trimmed`: stored ids of ledgers that are not read at the bookies and may not be deleted yet.
+
+    Archived ledgers are a list of their own, because everything but TOPIC_LEDGERS takes them for trimmed. They are the
+    topic's beginning: the position id of each is below those of all `ledgers`.
+    """
 
     ledgers: list[LedgerInfo] = field(default_factory=list)
     trimmed: list[int] = field(default_factory=list)
@@ -101,6 +134,17 @@ class TopicRecord:
     deleting: bool = False
     properties: dict[str, str] = field(default_factory=dict)
     attached: dict[str, AttachedQuery] = field(default_factory=dict)  # by query
+    archived: list[ArchivedLedger] = field(default_factory=list)
+    # By query, beside what `attached` says of an earlier batch. Copies of the record share them: `confirmed` changes in place.
+    publishing: dict[str, PublishedBatch] = field(default_factory=dict)
+
+    def last_batch(self, query: str) -> int:
+        """The last one that the topic has, -1 if none is known."""
+        published = self.publishing.get(query)
+        if published is not None and published.confirmed:
+            return published.batch
+        known = self.attached.get(query)
+        return -1 if known is None else known.batch
 
     def encode(self) -> bytes:
         """The metadata value; in the older format while it says all."""
@@ -113,15 +157,23 @@ class TopicRecord:
             "deleting": self.deleting,
             "properties": self.properties,
         }
-        if self.attached or any(info.stored_id != info.ledger_id for info in self.ledgers):
+        stored_elsewhere = any(info.stored_id != info.ledger_id for info in self.ledgers)
+        if self.attached or self.publishing or stored_elsewhere:
             fields["format"] = FORMAT_ATTACHED
             fields["attached"] = [[query, *state] for query, state in self.attached.items()]
+            if self.publishing:
+                fields["publishing"] = [[query, *state.row()] for query, state in self.publishing.items()]
+        if self.archived:
+            fields["format"] = FORMAT_ARCHIVED
+            # A location stands once for all ledgers in a row that have it: it is longer than their figures.
+            runs = itertools.groupby(self.archived, lambda one: one.location)
+            fields["archived"] = [[location, [one.info.row() for one in run]] for location, run in runs]
         return _encode(fields)
 
     @classmethod
     def decode(cls, value: bytes, path: str) -> TopicRecord:
         """Raises DataDirectoryError."""
-        fields = decode_map(value, path, FORMAT_ATTACHED)
+        fields = decode_map(value, path, FORMAT_ARCHIVED)
         try:
             return cls(
                 [LedgerInfo(*row[:9]) for row in fields["ledgers"]],
@@ -131,6 +183,12 @@ class TopicRecord:
                 fields["deleting"],
                 dict(fields["properties"]),
                 {row[0]: AttachedQuery(*row[1:4]) for row in fields.get("attached", ())},
+                [
+                    ArchivedLedger(LedgerInfo(*row[:9]), run[0])
+                    for run in fields.get("archived", ())
+                    for row in run[1]
+                ],
+                {row[0]: PublishedBatch(*row[1:8]) for row in fields.get("publishing", ())},
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DataDirectoryError(f"the metadata of {path} is damaged: {error!r}") from error

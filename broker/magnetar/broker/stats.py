@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 async def topic_stats(topic: Topic, ledger: LedgerList, state: str) -> dict[str, Any]:
     """A map of plain values. Reads at most one entry per subscription, to tell its backlog."""
     total = ledger.message_count
-    kept = ledger.record.ledgers
+    kept, archived = ledger.record.ledgers, ledger.record.archived
     return {
         "topic": str(topic.name),
         "state": state,
@@ -25,6 +25,11 @@ async def topic_stats(topic: Topic, ledger: LedgerList, state: str) -> dict[str,
         "stored_messages": total - (kept[0].first_index if kept else total),
         "stored_bytes": sum(info.size for info in kept),
         "next_index": total,
+        # In none of the other figures.
+        "archived_ledgers": len(archived),
+        "archived_messages": sum(one.info.messages for one in archived),
+        "archived_bytes": sum(one.info.size for one in archived),
+        "archive_locations": list(dict.fromkeys(one.location for one in archived)),
         "queued_bytes": topic.publish_budget.used,
         "staged_ledgers": len(topic.export.staging),
         "leases": topic.export.leases.count(),

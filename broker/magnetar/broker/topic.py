@@ -72,7 +72,7 @@ class Topic:
             components.clock,
             LedgerEvents(self._confirmed, self._append_soon, self._ledgers_changed, self._fenced),
         )
-        self.export = TopicExport(name, self.ledger, components)
+        self.export = TopicExport(name, self.ledger, self.subscriptions, components)
         self._upkeep = Upkeep(self.ledger, self.subscriptions, self.export, settings)
         self._append_scheduled = False
         # Confirmed in this wake-up, not yet told: ledger, entry, stored bytes, what it holds.

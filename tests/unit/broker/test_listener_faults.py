@@ -65,7 +65,7 @@ async def test_every_command_is_authorized() -> None:
         client = FakeClient(broker)
         operations = (
             "produce consume lookup list_topics topic_stats create_topic delete_topic delete_subscription "
-            "topic_ledgers keep_ledgers stage_ledgers attach_ledgers"
+            "topic_ledgers keep_ledgers stage_ledgers attach_ledgers archive_ledgers"
         )
         client.forbidden = set(operations.split())
         for command, fields in (
@@ -87,6 +87,7 @@ async def test_every_command_is_authorized() -> None:
             (c.KeepStaged, ("orders", "t")),
             (c.DiscardStaged, ("orders", "t")),
             (c.QueryState, ("orders", "q")),
+            (c.ArchiveLedgers, ("orders", "file:///a")),
         ):
             with pytest.raises(NotAuthorized):
                 await client.ask(command, *fields)
@@ -135,6 +136,7 @@ async def test_mutated_frames_neither_crash_nor_stay(seed: int) -> None:
                         c.KeepStaged(1, "orders", "t", rng.randrange(99)),
                         c.DiscardStaged(1, "orders", "t"),
                         c.QueryState(1, "orders", "q"),
+                        c.ArchiveLedgers(1, "orders", "file:///a", dry=rng.random() < 0.5),
                     ]
                 )
                 header = bytearray(command.encode())

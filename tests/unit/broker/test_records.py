@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.broker.records import AttachedQuery, CursorRecord, LedgerInfo, StagedRecord, TopicRecord
+from magnetar.broker.records import (
+    ArchivedLedger,
+    AttachedQuery,
+    CursorRecord,
+    LedgerInfo,
+    StagedRecord,
+    TopicRecord,
+)
 from magnetar.proto.errors import DataDirectoryError
 
 # As the first release wrote it.
@@ -15,6 +22,11 @@ FORMAT_1 = bytes.fromhex(
 FORMAT_2 = bytes.fromhex(
     "88a6666f726d617402a76c656467657273929803000205640b0cc39909050102080d0ec304a77472696d6d65649101aa6e6578745f696e646578"
     "07aa637265617465645f6d7307a864656c6574696e67c2aa70726f7065727469657381a161a162a861747461636865649194a171061463"
+)
+FORMAT_3 = bytes.fromhex(
+    "88a6666f726d617403a76c656467657273919809050000000000c2a77472696d6d656493010003aa6e6578745f696e64657805aa6372656174"
+    "65645f6d7307a864656c6574696e67c2aa70726f7065727469657380a861726368697665649292a966696c653a2f2f2f619298010002032805"
+    "06c399020301010a0708c30092a873333a2f2f622f639198030401010a0909c3"
 )
 STAGED = bytes.fromhex("83a6666f726d617401ab7472616e73616374696f6ea174aa637265617465645f6d7305")
 
@@ -43,6 +55,23 @@ def test_attached_ledgers_and_queries_make_it_format_2() -> None:
     assert TopicRecord.decode(TopicRecord([zero]).encode(), "path").ledgers == [zero]
 
 
+def test_archived_ledgers_make_it_format_3_and_name_a_location_once() -> None:
+    near, far = "file:///a", "s3://b/c"
+    archived = [
+        ArchivedLedger(LedgerInfo(1, 0, 2, 3, 40, 5, 6, True), near),
+        ArchivedLedger(LedgerInfo(2, 3, 1, 1, 10, 7, 8, True, 0), near),
+        ArchivedLedger(LedgerInfo(3, 4, 1, 1, 10, 9, 9, True), far),
+    ]
+    record = TopicRecord([LedgerInfo(9, 5)], [1, 0, 3], 5, 7, archived=archived)
+    assert record.encode() == FORMAT_3
+    assert record.encode().count(near.encode()) == 1
+    assert TopicRecord.decode(FORMAT_3, "path") == record
+    # With what format 2 has, it is format 3 as well.
+    both = TopicRecord(attached={"q": AttachedQuery(6, 20, 99)}, archived=archived[2:])
+    assert both.encode()[:9].endswith(b"\x03")
+    assert TopicRecord.decode(both.encode(), "path") == both
+
+
 def test_staged_nodes() -> None:
     assert StagedRecord("t", 5).encode() == STAGED
     assert StagedRecord.decode(STAGED, "path") == StagedRecord("t", 5)
@@ -50,7 +79,7 @@ def test_staged_nodes() -> None:
 
 @pytest.mark.parametrize("read", [TopicRecord, CursorRecord, StagedRecord])
 def test_formats_of_later_releases_are_refused(read: type[TopicRecord]) -> None:
-    for value in (FORMAT_1.replace(b"format\x01", b"format\x03"), b"\x81\xa6format\x03", b"\x80", b"noise"):
+    for value in (FORMAT_1.replace(b"format\x01", b"format\x09"), b"\x81\xa6format\x09", b"\x80", b"noise"):
         with pytest.raises(DataDirectoryError):
             read.decode(value, "path")
 

@@ -81,8 +81,23 @@ class Leases:
 
     def mark(self) -> Position | None:
         """The first position that is kept; None if there is no lease."""
+        lease = self.lowest()
+        return None if lease is None else (max(lease.first, 0), 0, 0)
+
+    def lowest(self, besides: str = "") -> Lease | None:
+        """The lease that keeps most, leaving out that of a name; None if there is no other."""
         self._expire()
-        return min(((max(lease.first, 0), 0, 0) for lease in self._leases.values()), default=None)
+        held = [lease for name, lease in self._leases.items() if name != besides]
+        return min(held, key=lambda lease: lease.first, default=None)
+
+    def left_s(self, lease: Lease) -> float:
+        """How long it lasts unless it is renewed, in seconds."""
+        return max(0.0, lease.expires_at - self._now())
+
+    @property
+    def settled_in_s(self) -> float:
+        """Until every lease that is held is known here, in seconds."""
+        return max(0.0, self._settled_at - self._now())
 
     def _expire(self) -> None:
         now = self._now()

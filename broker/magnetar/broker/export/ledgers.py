@@ -14,6 +14,7 @@ from magnetar.metadata.paths import ledger_path
 from magnetar.proto.errors import InvalidArgument
 
 from ..ledger_list import LedgerList
+from ..records import ArchivedLedger, LedgerInfo
 from ..stores import Bookies, Metadata
 from .addresses import name_bookies
 
@@ -21,6 +22,7 @@ MAX_LEDGERS_PER_PAGE = 1_000
 # A ledger whose ensemble changed often has large metadata; a page must fit into every peer's frame.
 MAX_PAGE_BYTES = 1024 * 1024
 _LEDGERS_PER_TURN = 50
+_FIGURES = 9
 
 
 async def topic_ledgers(
@@ -29,32 +31,41 @@ async def topic_ledgers(
     """The answer to TopicLedgers (WIRE.md). Raises InvalidArgument."""
     if count < 1:
         raise InvalidArgument(f"a page of {count} ledgers is not possible; ask for at least 1")
-    found = ledgers.after(after, min(count, MAX_LEDGERS_PER_PAGE) + 1)
-    rows = [
-        [
-            info.ledger_id, info.stored_id, info.first_index, info.entries, info.messages, info.size,
-            info.first_append_ms, info.last_append_ms, info.closed,
-        ]
-        for info in found
-    ]  # fmt: skip
+    most = min(count, MAX_LEDGERS_PER_PAGE)
+    rows = [_archived_row(one) for one in ledgers.archived_after(after, most + 1)]
+    rows += [_figures(info) for info in ledgers.after(after, most + 1 - len(rows))]
     end = ledgers.end
-    more = len(rows) > min(count, MAX_LEDGERS_PER_PAGE)
-    if more:
-        rows.pop()
+    more = len(rows) > most
     told: list[list[Any]] = []
     named: dict[str, str] = {}
     size = 0
-    for number, row in enumerate(rows):
-        if number % _LEDGERS_PER_TURN == _LEDGERS_PER_TURN - 1:
-            await asyncio.sleep(0)
-        stored = await metadata.get(ledger_path(row[1]))
-        if stored is None and ledgers.info(row[0]) is None:
-            continue  # trimmed meanwhile
-        value = b"" if stored is None else stored.value
-        size += len(value) + 100
+    for number, row in enumerate(rows[:most]):
+        if len(row) == _FIGURES:
+            if number % _LEDGERS_PER_TURN == _LEDGERS_PER_TURN - 1:
+                await asyncio.sleep(0)
+            stored = await metadata.get(ledger_path(row[1]))
+            if stored is not None or ledgers.info(row[0]) is not None:
+                row.append(b"" if stored is None else stored.value)
+            elif (archived := ledgers.archived(row[0])) is not None:  # meanwhile
+                row = _archived_row(archived)
+            else:
+                continue  # trimmed meanwhile
+        size += 100 + sum(len(field) for field in row[_FIGURES:])
         if told and size > MAX_PAGE_BYTES:
             more = True
             break
-        name_bookies(named, bookies, value)
-        told.append([*row, value])
+        name_bookies(named, bookies, row[_FIGURES])
+        told.append(row)
     return {"ledgers": told, "more": more, "end": list(end), "bookies": named}
+
+
+def _archived_row(one: ArchivedLedger) -> list[Any]:
+    """Without metadata, which is deleted, but with a field that no other row has: where the archive is."""
+    return [*_figures(one.info), b"", one.location]
+
+
+def _figures(info: LedgerInfo) -> list[Any]:
+    return [
+        info.ledger_id, info.stored_id, info.first_index, info.entries, info.messages, info.size,
+        info.first_append_ms, info.last_append_ms, info.closed,
+    ]  # fmt: skip

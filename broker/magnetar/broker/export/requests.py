@@ -11,6 +11,7 @@ from magnetar.proto import commands as c
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import TopicName
 
+from .archived import decode_wanted
 from .attach import Batch, decode_attachment
 from .damage import decode_damage
 
@@ -126,6 +127,14 @@ async def _report_damage(
     return await topic.export.report_damage(decode_damage(payload))
 
 
+async def _archive_ledgers(
+    broker: Broker, asker: Asker, command: c.ArchiveLedgers, payload: bytes
+) -> dict[str, Any]:
+    topic = await _known(broker, asker, "archive_ledgers", command.topic)
+    wanted = decode_wanted(command.location, command.lease, payload, dry=command.dry)
+    return await topic.export.archiving.archive(wanted)
+
+
 ExportHandler = Callable[["Broker", Asker, Any, bytes], Coroutine[Any, Any, dict[str, Any]]]
 EXPORT_REQUESTS: dict[type[c.Command], ExportHandler] = {
     c.TopicLedgers: _topic_ledgers,
@@ -137,5 +146,6 @@ EXPORT_REQUESTS: dict[type[c.Command], ExportHandler] = {
     c.DiscardStaged: _discard_staged,
     c.AttachLedgers: _attach_ledgers,
     c.QueryState: _query_state,
+    c.ArchiveLedgers: _archive_ledgers,
     c.ReportDamage: _report_damage,
 }

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.proto.ids import TopicName
 
 from ..components import Components
 from ..managed_ledger import ManagedLedger
+from .archived import Archiving
 from .attach import Attachments
 from .damage import DamageRow, report_damage
 from .leases import Leases
 from .ledgers import topic_ledgers
 from .staging import Staging
 
+if TYPE_CHECKING:
+    from ..subscription import Subscription
+
 
 class TopicExport:
     """Of one topic; made with it, loaded after its ledger list."""
 
-    def __init__(self, name: TopicName, ledger: ManagedLedger[Any], components: Components) -> None:
+    def __init__(
+        self,
+        name: TopicName,
+        ledger: ManagedLedger[Any],
+        subscriptions: Mapping[str, Subscription],
+        components: Components,
+    ) -> None:
+        """`subscriptions`: the topic's own, which come and go."""
         now = asyncio.get_running_loop().time
         self._name = name
         self._ledger = ledger
@@ -29,6 +40,7 @@ class TopicExport:
         self.leases = Leases(components.settings, now)
         self.staging = Staging(name, ledger, components, now)
         self.attachments = Attachments(ledger, self.staging, components)
+        self.archiving = Archiving(ledger, subscriptions, self.leases)
 
     async def load(self, *, taken_over: bool) -> None:
         """`taken_over`: the topic was there, so others may hold leases and staged ledgers of it."""
@@ -48,7 +60,8 @@ class TopicExport:
     ) -> dict[str, Any]:
         """Makes, renews or (`ttl_ms` 0) ends a lease; the answer to KeepLedgers.
 
-        `trimmed` waits for a trimming that is under way and may not heed a new lease. A renewal does not wait for it.
+        `trimmed` waits for a trimming that is under way and may not heed a new lease; an archiving is waited for as well.
+        A renewal does not wait.
         """
         if first < -1:
             raise InvalidArgument(f"there is no ledger {first}; -1 means all of the topic")
@@ -60,6 +73,7 @@ class TopicExport:
             granted, first = self.leases.keep(lease, ttl_ms, first)
             if not held:
                 await trimmed()
+                await self.archiving.decided()
         found = self._ledger.list.after(max(first, 0) - 1, 1)
         return {"lease": lease, "ttl_ms": granted, "first": found[0].ledger_id if found else None}
 
@@ -70,3 +84,4 @@ class TopicExport:
     async def stop(self, error: MagnetarError) -> None:
         """The topic goes away."""
         await self.staging.stop(error)
+        await self.archiving.stop()

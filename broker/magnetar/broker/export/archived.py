@@ -1,0 +1,209 @@
+"""ARCHIVE_LEDGERS: ledgers whose messages are in files leave the bookies, and the topic goes on naming them.
+
+    kept at the bookies --ARCHIVE_LEDGERS--> archived (the list says where), its stored id among `trimmed` --> ledger deleted
+
+Only the beginning of a topic is archived: a closed ledger may be once all before it are archived, or were trimmed. So
+archived ledgers are a list of their own in front of the others, and whoever goes through the broker (consumers, readers,
+cursors, retention) takes them for trimmed: `earliest` is the first ledger after them, ids within them mean that one too.
+
+1. Rows are compared with the list: the ledgers must be closed and be what the asking side says that its files hold.
+2. Those that a subscription, a reader or somebody's lease still needs are not archived, nor what follows: no consumer reads files.
+3. One compare-and-set of the list: the rows move, their stored ids join `trimmed`. A crash before it changed nothing; after
+   it the topic's owner deletes the ledgers, when it goes on, at its next change of the list, or when it loads the topic.
+
+Whoever asks again is told that it is done. Nothing here reads an archive: that its files are whole and durable is for the
+asking side to know before it asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from magnetar.proto.errors import InvalidArgument
+
+from ..core.acks import Position
+from ..managed_ledger import ManagedLedger
+from ..records import ArchivedLedger, LedgerInfo
+from .leases import Leases
+
+if TYPE_CHECKING:
+    from ..subscription import Subscription
+
+# What is deleted at once, while the list cannot change otherwise and a topic that rolls over waits.
+MAX_LEDGERS_PER_ARCHIVING = 1_000
+MAX_LOCATION_CHARS = 1_024
+_decode_rows = msgspec.msgpack.Decoder(list[tuple[int, int, int, int]]).decode
+
+
+class Row(NamedTuple):
+    """What the asking side says of a ledger."""
+
+    position_id: int
+    stored_id: int
+    entries: int
+    messages: int
+
+
+class Wanted(NamedTuple):
+    """What is to be archived. `lease`: that of the asking side, which does not stand in its way. `dry`: only looked at."""
+
+    location: str
+    rows: list[Row]
+    lease: str = ""
+    dry: bool = False
+
+
+def decode_wanted(location: str, lease: str, payload: bytes, *, dry: bool) -> Wanted:
+    """Raises InvalidArgument."""
+    if not 0 < len(location) <= MAX_LOCATION_CHARS or "://" not in location or not location.isprintable():
+        raise InvalidArgument(
+            f"an archive is not at {location[:80]!r}; want a URI that every reader of the topic can open, as "
+            "file:///mnt/archive or s3://bucket/archive"
+        )
+    try:
+        rows = [Row(*row) for row in _decode_rows(payload)]
+    except msgspec.MsgspecError as error:
+        raise InvalidArgument(
+            f"the ledgers to archive are not a msgpack array of [position id, stored id, entries, messages]: {error}"
+        ) from None
+    if len(rows) > MAX_LEDGERS_PER_ARCHIVING:
+        raise InvalidArgument(f"{len(rows)} ledgers to archive at once; at most {MAX_LEDGERS_PER_ARCHIVING}")
+    for before, row in zip(rows, rows[1:], strict=False):
+        if before.position_id >= row.position_id:
+            raise InvalidArgument(f"ledger {row.position_id} does not come after ledger {before.position_id}")
+    return Wanted(location, rows, lease, dry)
+
+
+class Archiving:
+    """Of one topic. `subscriptions` and `leases` are the topic's own, which come and go."""
+
+    def __init__(
+        self, ledger: ManagedLedger[Any], subscriptions: Mapping[str, Subscription], leases: Leases
+    ) -> None:
+        self._ledger = ledger
+        self._subscriptions = subscriptions
+        self._leases = leases
+        self._deciding = asyncio.Lock()  # held from looking at who needs what until the list has changed
+        self._tasks: dict[int, asyncio.Task[dict[str, Any]]] = {}
+
+    async def archive(self, wanted: Wanted) -> dict[str, Any]:
+        """The answer to ArchiveLedgers. Raises InvalidArgument for ledgers that are not as is said; then nothing changed."""
+        if wanted.dry:
+            return self._look(wanted)[1]
+
+        async def work() -> dict[str, Any]:
+            async with self._deciding:
+                return await self._commit(wanted)
+
+        # A connection that is lost must not leave a compare-and-set of which nobody knows the outcome.
+        task = asyncio.get_running_loop().create_task(self._ledger.revise(work))
+        self._tasks[id(task)] = task
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[dict[str, Any]]) -> None:
+        self._tasks.pop(id(task), None)
+        if not task.cancelled():
+            task.exception()  # told to whoever asked, who may be gone
+
+    async def decided(self) -> None:
+        """What was under way, and may not heed a new lease, is over."""
+        async with self._deciding:
+            pass
+
+    async def stop(self) -> None:
+        """Waits for what is under way."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def _look(self, wanted: Wanted) -> tuple[list[LedgerInfo], dict[str, Any]]:
+        """The ledgers that can be archived now, and the answer."""
+        known = gone = 0
+        asked: list[int] = []
+        for row in wanted.rows:
+            info = self._ledger.list.info(row.position_id)
+            archived = self._ledger.list.archived(row.position_id)
+            if archived is not None:
+                _compare(row, archived.info)
+                known += 1
+                if archived.location != wanted.location:
+                    raise InvalidArgument(
+                        f"ledger {row.position_id} is archived already, at {archived.location}; leave it out"
+                    )
+            elif info is None:
+                gone += 1
+            else:
+                _compare(row, info)
+                asked.append(row.position_id)
+        ready: list[LedgerInfo] = []
+        kept: list[Any] | None = None
+        if asked:
+            ids = set(asked)
+            for info, reason in self._beginning(wanted.lease):
+                if info.ledger_id > asked[-1]:
+                    break
+                if info.ledger_id not in ids:
+                    reason = "it is older than those that were asked for, and has to be archived before them"
+                if reason:
+                    kept = [info.ledger_id, reason]
+                    break
+                ready.append(info)
+        return ready, {"archived": len(ready), "known": known, "gone": gone, "kept": kept}
+
+    def _beginning(self, lease: str) -> Iterator[tuple[LedgerInfo, str]]:
+        """The ledgers at the bookies from the first one on, each with the reason why it cannot leave them ("": it can)."""
+        limit, who = self._needed(lease)
+        for info in self._ledger.list.record.ledgers:
+            if not info.closed:
+                yield info, "it is open"
+            elif info.entries:  # else it leaves the list by itself
+                yield info, who if (info.ledger_id, info.entries, 0) > limit else ""
+
+    def _needed(self, lease: str) -> tuple[Position, str]:
+        """From which position on somebody needs the topic's ledgers, and who that is, in words for people."""
+        leases, normalise = self._leases, self._ledger.list.normalise
+        if not leases.settled:
+            seconds = leases.settled_in_s
+            return (0, 0, 0), f"the topic was taken over, and whose leases it has is known in {seconds:.0f} s"
+        needed: list[tuple[Position, str]] = [(self._ledger.list.end, "")]
+        for name, one in self._subscriptions.items():
+            if one.durable:
+                mark, who = one.cursor.durable_mark, f"subscription {name!r} has not acknowledged all of it"
+            else:
+                mark, who = one.dispatcher.read_position, f"{name!r} is reading it"
+            needed.append((normalise(mark), who))
+        held = leases.lowest(besides=lease)
+        if held is not None:
+            seconds = leases.left_s(held)
+            who = f"a lease keeps it, for {seconds:.0f} s unless it is renewed: a query of Spark may be reading it"
+            needed.append(((max(held.first, 0), 0, 0), who))
+        return min(needed)
+
+    async def _commit(self, wanted: Wanted) -> dict[str, Any]:
+        ready, answer = self._look(wanted)
+        if ready:
+            ledgers = self._ledger.list
+            ids = {info.ledger_id for info in ready}
+            await ledgers.commit(
+                archived=ledgers.record.archived + [ArchivedLedger(info, wanted.location) for info in ready],
+                ledgers=[info for info in ledgers.record.ledgers if info.ledger_id not in ids],
+                trimmed=ledgers.record.trimmed + [info.stored_id for info in ready],
+            )
+        return answer
+
+
+def _compare(row: Row, info: LedgerInfo) -> None:
+    told, known = row[1:], (info.stored_id, info.entries, info.messages)
+    if not info.closed:
+        raise InvalidArgument(f"ledger {info.ledger_id} is open; only closed ledgers can be archived")
+    if told != known:
+        raise InvalidArgument(
+            f"ledger {info.ledger_id} of the topic is not what was archived: stored id, entries and messages are "
+            f"{list(known)}, not {list(told)}"
+        )
