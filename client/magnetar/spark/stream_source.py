@@ -216,7 +216,7 @@ def _shares(
     if total <= most:
         return waiting
     shares: dict[str, int] = {}
-    left = max(1, most)
+    left = most = max(1, most)
     for topic, rows in waiting.items():
         shares[topic] = min(rows, left, -(-rows * most // total)) if left > 0 else 0
         left -= shares[topic]
