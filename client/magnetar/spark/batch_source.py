@@ -15,6 +15,7 @@ from magnetar.proto.ids import MessageId
 
 from .bookies import ledger_reader
 from .columns import ROWS_PER_RECORD_BATCH, Rows, Source
+from .doors import doors
 from .filters import range_of_filters
 from .options import Place, ReadOptions
 from .plan import LedgerSlice, Range, slices
@@ -31,6 +32,7 @@ class TopicPiece(InputPartition):
     lease: str
 
 
+@doors("partitions", "read")
 class TopicReader(DataSourceReader):
     """Plans in the driver, reads in the tasks. `wanted` narrows what the options say."""
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from .doors import doors
+
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
         DataSourceArrowWriter,
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+@doors("schema", "reader", "streamReader", "writer", "streamWriter")
 class MagnetarDataSource(DataSource):
     """`spark.read.format("magnetar").option("service_url", ...).load("orders")`: see magnetar.spark.options."""
 
@@ -41,8 +44,9 @@ class MagnetarDataSource(DataSource):
         from .options import ReadOptions
         from .schema import chosen_columns
 
-        # Which of Spark's planners asks tells whether the session hands filters down; it says so nowhere else.
-        planner = sys._getframe(1).f_code.co_filename
+        # Which of Spark's planners asks tells whether the session hands filters down; it says so nowhere else. The frame
+        # between it and this one is the door's.
+        planner = sys._getframe(2).f_code.co_filename
         reader = FilteredTopicReader if planner.endswith("data_source_pushdown_filters.py") else TopicReader
         return reader(ReadOptions.parse(self.options), chosen_columns(schema))
 

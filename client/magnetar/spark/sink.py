@@ -24,6 +24,7 @@ from magnetar.client import Client
 from magnetar.proto.commands import AttachLedgers, DiscardStaged
 from magnetar.proto.compression import Compression
 
+from .doors import doors
 from .options import WriteOptions
 from .packing import Packer, check_written
 from .service import asking, connected
@@ -120,6 +121,7 @@ def discard(options: WriteOptions, query: str, batch: int) -> None:
     asking(options, run)
 
 
+@doors("write", "commit", "abort")
 class TopicWriter(DataSourceArrowWriter):
     """`df.write.format("magnetar")`, mode append."""
 
@@ -141,6 +143,7 @@ class TopicWriter(DataSourceArrowWriter):
         discard(self._options, self._query, 0)
 
 
+@doors("write", "commit", "abort")
 class TopicStreamWriter(DataSourceStreamArrowWriter):
     """`df.writeStream.format("magnetar")`. The query's id names its batches unless the option `query` does."""
 

@@ -30,6 +30,7 @@ from magnetar.proto.commands import CloseConsumer, Seek, Subscribe
 from magnetar.proto.errors import InvalidArgument, MessageLost, TopicNotFound
 
 from .batch_source import TopicPiece, read_piece
+from .doors import doors
 from .options import ReadOptions
 from .places import Point, end_of, point_at, point_of, start_of
 from .plan import Range, slices
@@ -41,6 +42,7 @@ T = TypeVar("T")
 Offset = dict[str, Any]
 
 
+@doors("initialOffset", "latestOffset", "prepareForTriggerAvailableNow", "partitions", "read", "commit")
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lives in the driver as long as the query; copies of it read in the tasks."""
 
