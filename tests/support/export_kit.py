@@ -116,7 +116,8 @@ async def appended(writer: LedgerWriter, payload: bytes) -> None:
 
 
 def export_broker(bookies: Bookies, ledgers: LedgerClient, metadata: Any = None, **settings: Any) -> Any:
-    """A broker on these bookies, with one replica, which tells where they are."""
+    """A broker on these bookies, with one replica, which tells where they are. Small batches are attached as well."""
+    settings = {"attach_min_bytes": 0, **settings}
     return running_broker(
         ledgers,
         metadata or bookies.metadata,

@@ -242,6 +242,7 @@ class Broker:
             "send_runs_total": self.published.runs_in,
             "attached_ledgers_total": self.published.attached_ledgers,
             "attached_messages_total": self.published.attached_messages,
+            "published_batches_total": self.published.published_batches,
             "messages_out_total": self.dispatched.messages_out,
             "bytes_out_total": self.dispatched.bytes_out,
             "deliveries_total": self.dispatched.deliveries,

@@ -16,7 +16,9 @@ from .tail_cache import TailCache
 class PublishCounters:
     """Sums over the broker, counted per run, per entry and per batch of attached ledgers."""
 
-    __slots__ = ("attached_ledgers", "attached_messages", "bytes_in", "entries_in", "messages_in", "runs_in")
+    __slots__ = (
+        "attached_ledgers", "attached_messages", "bytes_in", "entries_in", "messages_in", "published_batches", "runs_in",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.runs_in = 0
@@ -24,6 +26,7 @@ class PublishCounters:
         self.bytes_in = 0
         self.attached_ledgers = 0
         self.attached_messages = 0
+        self.published_batches = 0
         self.entries_in = 0
 
 

@@ -29,10 +29,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from magnetar.proto.entry import Entry, rebase_entry
+from magnetar.proto.entry import rebase_entry
 from magnetar.proto.errors import (
     LedgerFenced,
-    LedgerNotFound,
     MagnetarError,
     MessageLost,
     MessageTooLarge,
@@ -42,15 +41,15 @@ from magnetar.proto.errors import (
     VersionConflict,
 )
 from magnetar.proto.ids import TopicName
-from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
 from magnetar.runtime.clock import Clock
 
 from .between import BetweenLedgers
 from .core.acks import Position
 from .ledger_list import LedgerList
-from .readers import LedgerReaders
+from .placing import PlacedEntry, Placing, settle_places
+from .readers import LedgerReaders, delete_trimmed
 from .records import LedgerInfo
-from .segment import LedgerEvents, PendingEntry, Segment, State
+from .segment import LedgerEvents, PendingEntry, Segment, State, measure
 from .settings import BrokerSettings
 from .stores import Ledgers, Metadata, Reads
 
@@ -92,6 +91,7 @@ class ManagedLedger(Generic[T]):
         self._rolls: dict[int, asyncio.Task[None]] = {}
         self._readers = LedgerReaders(ledgers)
         self._between = BetweenLedgers()
+        self.placing = Placing(events.ready)
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
@@ -103,6 +103,7 @@ class ManagedLedger(Generic[T]):
         for info in self.list.record.ledgers:
             if not info.closed:
                 await self._recover(info)
+        await settle_places(self.list, self._ledgers)
         self.list.drop_empty()
         self.list.index()
         try:
@@ -114,19 +115,8 @@ class ManagedLedger(Generic[T]):
 
     async def _recover(self, info: LedgerInfo) -> None:
         reader = await self._ledgers.open(info.stored_id, recover=True)
-        await self._measure(info, reader, reader.last_add_confirmed)
+        await measure(info, reader, reader.last_add_confirmed)
         self._finish(info, reader.last_add_confirmed + 1)
-
-    async def _measure(self, info: LedgerInfo, reader: Reads, last: int) -> None:
-        """What a ledger holds, from its first and last entry."""
-        if last >= 0:
-            data = (await reader.read(last, last))[0]
-            entry = Entry(data, LEDGER_ENTRY_HEADER_BYTES)
-            info.size = decode_ledger_entry_header(data).length
-            info.messages = entry.first_index + entry.message_count
-            info.last_append_ms = entry.append_time_ms
-            data = (await reader.read(0, 0))[0]
-            info.first_append_ms = Entry(data, LEDGER_ENTRY_HEADER_BYTES).append_time_ms
 
     def _finish(self, info: LedgerInfo, entries: int) -> None:
         info.entries = entries
@@ -135,28 +125,31 @@ class ManagedLedger(Generic[T]):
 
     async def _delete_trimmed(self) -> None:
         """Deletes what the stored list no longer names; what fails is tried again at the next change or opening."""
-        for ledger_id in list(self.list.record.trimmed):
-            self._readers.forget(ledger_id)
-            try:
-                await self._ledgers.delete(ledger_id)
-            except LedgerNotFound:
-                self.list.record.trimmed.remove(ledger_id)
-            except MagnetarError as error:
-                _log.warning("topic %s: ledger %d is not deleted yet: %s", self.name, ledger_id, error)
-            else:
-                self.list.record.trimmed.remove(ledger_id)
+        await delete_trimmed(self.list, self._ledgers, self._readers)
 
     # --- appending ---------------------------------------------------------------------------------------------------
 
     @property
     def accepting(self) -> bool:
         """True if `append` may be called: a ledger is open and its pipeline is not full."""
+        return self._roomy and not self.placing.held
+
+    @property
+    def _roomy(self) -> bool:
         return (
             self.state is State.WRITING
             and not self._due
             and len(self._pending) < self._settings.max_outstanding_entries
             and self.outstanding_bytes < self._settings.max_outstanding_bytes
         )
+
+    @property
+    def next_place(self) -> tuple[int, int] | None:
+        """Ledger and entry id of what is appended next; None: nothing may be appended now, by whoever holds either."""
+        if not self._roomy or self._segment is None:
+            return None
+        info = self._segment.info
+        return (info.ledger_id, info.entries + len(self._pending))
 
     @property
     def next_message(self) -> int:
@@ -170,9 +163,16 @@ class ManagedLedger(Generic[T]):
             self._wanted = True
             self._roll()
 
-    def append(self, payload: bytes, messages: int, append_time_ms: int, context: T) -> None:
+    def append(
+        self,
+        payload: bytes,
+        messages: int,
+        append_time_ms: int,
+        context: T,
+        placed: PlacedEntry | None = None,
+    ) -> None:
         """Appends an encoded entry. Confirmed in order by `events.confirmed`, or failed as a whole by `events.fenced`."""
-        pending = PendingEntry(payload, messages, append_time_ms, context)
+        pending = PendingEntry(payload, messages, append_time_ms, context, placed)
         self._pending.append(pending)
         self.outstanding_bytes += len(payload)
         self._submit(pending)
@@ -207,6 +207,7 @@ class ManagedLedger(Generic[T]):
         self._confirm(segment.info, entry_id, entry)
         if self._due and not self._pending:
             self._roll()
+        self.placing.look_again()
 
     def _confirm(self, info: LedgerInfo, entry_id: int, entry: bytes | None) -> None:
         pending = self._pending.popleft()
@@ -219,6 +220,8 @@ class ManagedLedger(Generic[T]):
         info.last_append_ms = pending.append_time_ms
         if not info.first_append_ms:
             info.first_append_ms = pending.append_time_ms
+        if pending.placed is not None:
+            pending.placed.settle(True)
         self._events.confirmed(info.ledger_id, entry_id, entry, pending.context)
 
     # --- the next ledger ---------------------------------------------------------------------------------------------
@@ -245,9 +248,8 @@ class ManagedLedger(Generic[T]):
     async def _next_ledger(self) -> None:
         failed = self._segment
         if failed is not None and not failed.live and not failed.info.entries:
-            await (
-                self._pause()
-            )  # it took nothing: the next one may fail as fast, and leave a ledger each time
+            # It took nothing: the next one may fail as fast, and leave a ledger each time.
+            await self._pause()
         while True:
             try:
                 async with self._list_lock:
@@ -272,6 +274,7 @@ class ManagedLedger(Generic[T]):
         else:
             self.state = State.WRITING
             self._resubmit()
+        self.placing.look_again()
         self._events.rolled()
         self._events.ready()
         if self._between:  # after what is ready to be appended, so that publishers have their turn
@@ -291,7 +294,7 @@ class ManagedLedger(Generic[T]):
         The open ledger is closed once what is pending is confirmed; appending goes on in the next one. Raises what `work`
         raised, ServiceNotReady or TopicNotServed when the topic goes away.
         """
-        self._check_served()
+        self.check_served()
         future = self._between.add(work)
         self._roll_for_between()
         return await future
@@ -306,9 +309,9 @@ class ManagedLedger(Generic[T]):
 
     async def revise(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Does `work`, which changes the list, while nothing else does; a conflict fences. Then deletes what was trimmed."""
-        self._check_served()
+        self.check_served()
         async with self._list_lock:
-            self._check_served()
+            self.check_served()
             before = self.list.record.ledgers
             try:
                 result = await work()
@@ -320,7 +323,8 @@ class ManagedLedger(Generic[T]):
             await self._delete_trimmed()
         return result
 
-    def _check_served(self) -> None:
+    def check_served(self) -> None:
+        """Raises TopicNotServed."""
         if self.state in (State.FENCED, State.CLOSED):
             raise TopicNotServed(f"topic {self.name} is not served here any more; look it up again")
 
@@ -335,10 +339,10 @@ class ManagedLedger(Generic[T]):
         last = await segment.settle(self._ledgers)
         while self._pending and 0 <= self._pending[0].entry_id <= last:
             self._confirm(info, self._pending[0].entry_id, None)
-        for pending in self._pending:
-            pending.entry_id = -1
+        self._pending = deque(pending for pending in self._pending if pending.moves())
+        self.outstanding_bytes = sum(len(pending.payload) for pending in self._pending)
         if last + 1 != info.entries:  # it holds entries that were given up here
-            await self._measure(info, await self._ledgers.open(info.stored_id, recover=False), last)
+            await measure(info, await self._ledgers.open(info.stored_id, recover=False), last)
         self._finish(info, last + 1)
         self._segment = None
 
@@ -385,13 +389,14 @@ class ManagedLedger(Generic[T]):
         if not isinstance(cause, TopicNotServed):
             cause = TopicNotServed(f"topic {self.name} was taken over: {cause}")
         self._between.fail(cause)
+        self.placing.look_again()
         self._events.fenced(cause)
 
     def abandon(self) -> list[T]:
         """What is pending will not be confirmed: the contexts, for those who have to be told."""
         if self._segment is not None:
             self._segment.live = False
-        abandoned = [pending.context for pending in self._pending]
+        abandoned = [pending.abandon() for pending in self._pending]
         self._pending.clear()
         self.outstanding_bytes = 0
         return abandoned
@@ -408,6 +413,7 @@ class ManagedLedger(Generic[T]):
             return
         await self._stop_rolling()
         self.state = State.CLOSED
+        self.placing.look_again()
         self._between.fail(ServiceNotReady(f"topic {self.name} is being closed here; look it up again"))
         async with self._list_lock:
             if self._segment is not None:
@@ -475,10 +481,7 @@ class ManagedLedger(Generic[T]):
     async def mark_deleting(self) -> None:
         """From here on the topic is gone, even if a crash comes before `delete` is done."""
         async with self._list_lock:
-            self.list.record.trimmed += [info.stored_id for info in self.list.record.ledgers]
-            self.list.record.ledgers = []
-            self.list.record.deleting = True
-            self.list.index()
+            self.list.mark_deleting()
             await self.list.store()
 
     async def delete(self) -> None:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
+from magnetar.proto.errors import LedgerNotFound, MagnetarError
+
+from .ledger_list import LedgerList
 from .stores import Ledgers, Reader
+
+_log = logging.getLogger(__name__)
 
 MAX_OPEN_READERS = 8
 
@@ -46,3 +52,17 @@ class LedgerReaders:
         for opening in openings:
             opening.cancel()
         await asyncio.gather(*openings, return_exceptions=True)
+
+
+async def delete_trimmed(ledgers: LedgerList, stores: Ledgers, readers: LedgerReaders) -> None:
+    """Deletes what the stored list no longer names; what fails is tried again at the next change or opening."""
+    for stored_id in list(ledgers.record.trimmed):
+        readers.forget(stored_id)
+        try:
+            await stores.delete(stored_id)
+        except LedgerNotFound:
+            ledgers.record.trimmed.remove(stored_id)
+        except MagnetarError as error:
+            _log.warning("topic %s: ledger %d is not deleted yet: %s", ledgers.name, stored_id, error)
+        else:
+            ledgers.record.trimmed.remove(stored_id)

@@ -135,7 +135,7 @@ class TopicRecord:
     properties: dict[str, str] = field(default_factory=dict)
     attached: dict[str, AttachedQuery] = field(default_factory=dict)  # by query
     archived: list[ArchivedLedger] = field(default_factory=list)
-    # By query, beside what `attached` says of an earlier batch. Copies of the record share them: `confirmed` changes in place.
+    # By query, beside what `attached` has of an earlier batch. Copies of the record share these: `confirmed` changes.
     publishing: dict[str, PublishedBatch] = field(default_factory=dict)
 
     def last_batch(self, query: str) -> int:

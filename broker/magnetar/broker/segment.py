@@ -7,10 +7,13 @@ import logging
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
+from magnetar.proto.entry import Entry
 from magnetar.proto.errors import LedgerFenced, MagnetarError
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
 
+from .placing import PlacedEntry
 from .records import LedgerInfo
-from .stores import Ledgers, Writer
+from .stores import Ledgers, Reads, Writer
 
 _log = logging.getLogger(__name__)
 
@@ -40,14 +43,42 @@ class LedgerEvents(NamedTuple, Generic[T]):
 class PendingEntry(Generic[T]):
     """An entry that is appended and not confirmed."""
 
-    __slots__ = ("append_time_ms", "context", "entry_id", "messages", "payload")
+    __slots__ = ("append_time_ms", "context", "entry_id", "messages", "payload", "placed")
 
-    def __init__(self, payload: bytes, messages: int, append_time_ms: int, context: T) -> None:
+    def __init__(
+        self, payload: bytes, messages: int, append_time_ms: int, context: T, placed: PlacedEntry | None
+    ) -> None:
         self.payload = payload
         self.messages = messages
         self.append_time_ms = append_time_ms
         self.context = context
+        self.placed = placed
         self.entry_id = -1
+
+    def moves(self) -> bool:
+        """Its ledger was closed without it. True if it goes to the next one."""
+        self.entry_id = -1
+        if self.placed is not None:
+            self.placed.settle(False)
+        return self.placed is None
+
+    def abandon(self) -> T:
+        """It will not be confirmed here: the context, for whoever has to be told."""
+        if self.placed is not None:
+            self.placed.abandon()
+        return self.context
+
+
+async def measure(info: LedgerInfo, reader: Reads, last: int) -> None:
+    """What a ledger holds, from its first and last entry."""
+    if last >= 0:
+        data = (await reader.read(last, last))[0]
+        entry = Entry(data, LEDGER_ENTRY_HEADER_BYTES)
+        info.size = decode_ledger_entry_header(data).length
+        info.messages = entry.first_index + entry.message_count
+        info.last_append_ms = entry.append_time_ms
+        data = (await reader.read(0, 0))[0]
+        info.first_append_ms = Entry(data, LEDGER_ENTRY_HEADER_BYTES).append_time_ms
 
 
 class Segment:

@@ -57,6 +57,9 @@ class BrokerSettings:
     max_leases: int = 1_000  # per topic
     staged_ttl_ms: int = 10 * 60_000  # staged ledgers whose transaction was not heard of are deleted
     max_staged_ledgers: int = 10_000  # per topic
+    attach_min_bytes: int = (
+        1 * MIB
+    )  # a batch of less is published as one entry, if it can be, and not attached
     attached_query_ms: int = (
         30 * 24 * 3_600_000
     )  # the last batch of a query that attached ledgers is remembered so long
@@ -78,6 +81,8 @@ class BrokerSettings:
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise InvalidSetting(f"broker setting {name} must be positive, not {getattr(self, name)}")
+        if self.attach_min_bytes < 0:
+            raise InvalidSetting("broker setting attach_min_bytes must not be negative; 0 attaches every batch")
         if self.max_ledger_entries > MAX_ENTRY_ID:
             raise InvalidSetting(f"broker setting max_ledger_entries must not exceed {MAX_ENTRY_ID}")
         for name in ("tail_cache_share", "publish_share"):

@@ -446,6 +446,7 @@ class Topic:
         assert self._gone is not None
         await self.export.stop(self._gone)
         await self.ledger.close()
+        await self.export.attachments.stop()
         await self._upkeep.stop()
 
     async def abandon(self) -> None:
@@ -469,6 +470,7 @@ class Topic:
         await self._end_subscriptions(error, fenced=True)
         await self.export.stop(error)
         await self.ledger.close()
+        await self.export.attachments.stop()
         await self._upkeep.stop()
         await self.ledger.mark_deleting()
         await self._delete_rest()

@@ -1,7 +1,10 @@
 """ATTACH_LEDGERS: closed staged ledgers become part of the topic, all of a batch at once, each batch of a query once.
 
+A batch of few bytes is published instead (`publish`); otherwise:
+
 1. A batch that is recorded already is done; what of its ledgers is still staged goes.
-2. Every ledger is looked at: staged, closed, and its last entry says how many messages it has.
+2. Every ledger is looked at: staged, closed, its first entry begins at message 0, and its last one says how many messages
+   and bytes there are, as do the asking side and the metadata: a wrong count would shift all later offsets of the topic.
 3. The topic's open ledger is closed, once what is pending there is confirmed; appending goes on afterwards in the next one.
 4. Position ids are drawn: they rise above all that the list had, so message ids grow along the topic.
 5. One compare-and-set of the ledger list: the rows, `attached[query] = batch`, and ledgers without entries among `trimmed`.
@@ -15,23 +18,28 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from magnetar.ledger import LedgerMetadata
 from magnetar.metadata.paths import ledger_path
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import InvalidArgument, LedgerNotFound, TooManyRequests
+from magnetar.proto.errors import InvalidArgument, LedgerNotFound, MalformedFrame
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ..components import Components
 from ..managed_ledger import ManagedLedger
 from ..records import AttachedQuery, LedgerInfo
+from ..segment import measure
 from .names import check_text
+from .publish import SmallBatches, StagedBatches, read_staged
+from .queries import Batch, expiry, remembered
 from .staging import Staging
 
 MAX_LEDGERS_PER_ATTACHMENT = 10_000
 _LOOKS_AT_ONCE = 16
+_SMALL_READS_AT_ONCE = 4  # each holds at most attach_min_bytes
 _decode_rows = msgspec.msgpack.Decoder(list[tuple[int, int, int, int]]).decode
 
 
@@ -42,14 +50,6 @@ class Row(NamedTuple):
     messages: int
     first_append_ms: int
     last_append_ms: int
-
-
-class Batch(NamedTuple):
-    """Which batch of which query; `remember_ms` 0: as the settings say."""
-
-    query: str
-    number: int
-    remember_ms: int = 0
 
 
 def decode_attachment(payload: bytes) -> list[Row]:
@@ -78,13 +78,17 @@ class Attachments:
         self._ledger = ledger
         self._staging = staging
         self._components = components
+        self._small = SmallBatches(ledger, staging, components)
         self._looks = asyncio.Semaphore(_LOOKS_AT_ONCE)
+        self._reads = asyncio.Semaphore(_SMALL_READS_AT_ONCE)
+        # One request of a query at a time; a lock lives as long as somebody has it or waits.
+        self._queries: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._publishing: set[asyncio.Task[dict[str, Any]]] = set()
 
     def last_batch(self, query: str) -> int:
         """The answer to QueryState: -1 if nothing of this query is known."""
         check_text("query", query)
-        known = self._ledger.list.record.attached.get(query)
-        return -1 if known is None else known.batch
+        return self._ledger.list.record.last_batch(query)
 
     async def attach(self, batch: Batch, rows: list[Row]) -> dict[str, Any]:
         """The answer to AttachLedgers. Raises InvalidArgument for ledgers that cannot be attached; then nothing changed."""
@@ -98,12 +102,49 @@ class Attachments:
         finally:
             for look in looked:
                 look.cancel()
-        ids = await self._draw(sum(info.entries > 0 for info in infos))
+        filled = [info for info in infos if info.entries]
+        size = sum(info.size for info in filled)
+        if not 0 < size < self._components.settings.attach_min_bytes:
+            return await self._attach(batch, rows, infos)
+        async with self._reads:
+            staged = await read_staged(self._components.ledgers, filled)
+            if not staged.fits(self._components.settings.max_group_bytes):
+                return await self._attach(batch, rows, infos)
+            # Not to be left when the caller's connection breaks: who asks again waits for the outcome.
+            task = asyncio.get_running_loop().create_task(self._publish(batch, rows, filled, staged))
+            self._publishing.add(task)
+            task.add_done_callback(self._published)
+            return await asyncio.shield(task)
 
-        async def work() -> dict[str, Any] | None:
-            return await self._commit(batch, infos, ids)
+    def _published(self, task: asyncio.Task[dict[str, Any]]) -> None:
+        self._publishing.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to the caller, who may be gone
 
-        answer = await (self._ledger.between(work) if ids else self._ledger.revise(work))
+    async def stop(self) -> None:
+        """To be called once the ledger is closed: whoever waits for it is told, and this returns."""
+        if self._publishing:
+            await asyncio.wait(list(self._publishing))
+
+    async def _publish(
+        self, batch: Batch, rows: list[Row], infos: list[LedgerInfo], staged: StagedBatches
+    ) -> dict[str, Any]:
+        async with self._queries.setdefault(batch.query, asyncio.Lock()):
+            answer = await self._small.publish(batch, infos, staged)
+        if answer is not None:
+            await self._staging.tidy(row.stored_id for row in rows)
+        return await self._done_before(rows) if answer is None else answer
+
+    async def _attach(self, batch: Batch, rows: list[Row], infos: list[LedgerInfo]) -> dict[str, Any]:
+        async with self._queries.setdefault(batch.query, asyncio.Lock()):
+            if self.last_batch(batch.query) >= batch.number:
+                return await self._done_before(rows)
+            ids = await self._draw(sum(info.entries > 0 for info in infos))
+
+            async def work() -> dict[str, Any] | None:
+                return await self._commit(batch, infos, ids)
+
+            answer = await (self._ledger.between(work) if ids else self._ledger.revise(work))
         return await self._done_before(rows) if answer is None else answer
 
     async def _done_before(self, rows: list[Row]) -> dict[str, Any]:
@@ -121,19 +162,34 @@ class Attachments:
             metadata = LedgerMetadata.decode(found.value, stored_id)
             if not metadata.closed:
                 raise InvalidArgument(f"staged ledger {stored_id} is not closed; its writer closes it first")
-            entries, messages, append_ms = metadata.last_entry + 1, 0, row.last_append_ms
-            if entries:
-                reader = await self._components.ledgers.open(stored_id, recover=False)
-                data = (await reader.read(entries - 1, entries - 1))[0]
-                entry = Entry(data, LEDGER_ENTRY_HEADER_BYTES)
-                messages, append_ms = entry.first_index + entry.message_count, entry.append_time_ms
-            if (messages, append_ms) != (row.messages, row.last_append_ms):
+            info = LedgerInfo(
+                -1, 0, metadata.last_entry + 1, 0, metadata.length, 0, row.last_append_ms, True, stored_id
+            )
+            if info.entries:
+                await self._measure(info)
+            if (info.messages, info.last_append_ms) != (row.messages, row.last_append_ms):
                 raise InvalidArgument(
-                    f"staged ledger {stored_id} has {messages} messages, appended until {append_ms}, and not "
+                    f"staged ledger {stored_id} has {info.messages} messages, appended until {info.last_append_ms}, and not "
                     f"{row.messages} until {row.last_append_ms}"
                 )
-            return LedgerInfo(
-                -1, 0, entries, messages, metadata.length, row.first_append_ms, append_ms, True, stored_id
+            return info
+
+    async def _measure(self, info: LedgerInfo) -> None:
+        """Counts and times from the first and the last entry. Raises InvalidArgument."""
+        reader = await self._components.ledgers.open(info.stored_id, recover=False)
+        claimed = info.size
+        try:
+            data = (await reader.read(0, 0))[0]
+            if (begins := Entry(data, LEDGER_ENTRY_HEADER_BYTES).first_index) != 0:
+                raise MalformedFrame(f"it begins at message {begins}, not 0")
+            await measure(info, reader, info.entries - 1)
+        except MalformedFrame as error:
+            raise InvalidArgument(
+                f"staged ledger {info.stored_id} does not hold entries of a topic: {error}"
+            ) from error
+        if info.size != claimed:
+            raise InvalidArgument(
+                f"staged ledger {info.stored_id} has {info.size} bytes, and not {claimed} as its metadata says"
             )
 
     async def _draw(self, count: int) -> list[int]:
@@ -146,14 +202,16 @@ class Attachments:
 
     async def _commit(self, batch: Batch, infos: list[LedgerInfo], ids: list[int]) -> dict[str, Any] | None:
         """Steps 4 to 6, while nothing else changes the list. The answer; None: the batch was done before."""
-        ledgers = self._ledger.list
+        ledgers, settings = self._ledger.list, self._components.settings
         record = ledgers.record
-        if self.last_batch(batch.query) >= batch.number:
+        if record.last_batch(batch.query) >= batch.number:  # by a request whose asker left
             return None
         for info in infos:
             if info.stored_id not in self._staging or ledgers.stored(info.stored_id) is not None:
                 raise InvalidArgument(f"ledger {info.stored_id} was attached or discarded meanwhile")
-        attached = self._remembered(batch)
+        now = self._components.clock.now_ms()
+        attached, publishing = remembered(record, batch.query, now, settings)
+        attached[batch.query] = AttachedQuery(batch.number, now, expiry(batch, now, settings))
         filled = [info for info in infos if info.entries]
         if filled and ids[0] <= ledgers.highest_id:  # another ledger came meanwhile
             ids[:] = await self._draw(len(filled))
@@ -168,6 +226,7 @@ class Attachments:
             trimmed=record.trimmed + empty,
             next_index=next_index,
             attached=attached,
+            publishing=publishing,
         )
         self._staging.left(info.stored_id for info in infos)
         counters = self._components.published
@@ -175,22 +234,3 @@ class Attachments:
         counters.attached_messages += sum(info.messages for info in filled)
         first = filled[0].ledger_id if filled else None
         return {"attached": True, "first": first, "end": list(ledgers.end)}
-
-    def _remembered(self, batch: Batch) -> dict[str, AttachedQuery]:
-        """What is known of queries once this batch is attached. Raises TooManyRequests."""
-        settings = self._components.settings
-        now = self._components.clock.now_ms()
-        kept = {
-            query: state
-            for query, state in self._ledger.list.record.attached.items()
-            if state.expires_ms > now and query != batch.query
-        }
-        if len(kept) >= settings.max_attached_queries:
-            raise TooManyRequests(
-                f"{len(kept)} queries attached ledgers to this topic and are remembered; a query that ends soon can ask "
-                "to be remembered for a shorter time, or raise the broker's max_attached_queries"
-            )
-        kept[batch.query] = AttachedQuery(
-            batch.number, now, now + (batch.remember_ms or settings.attached_query_ms)
-        )
-        return kept

@@ -12,8 +12,9 @@ from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import TopicName
 
 from .archived import decode_wanted
-from .attach import Batch, decode_attachment
+from .attach import decode_attachment
 from .damage import decode_damage
+from .queries import Batch
 
 if TYPE_CHECKING:
     from ..broker import Broker

@@ -285,6 +285,13 @@ class Staging:
 
         return len(await self._ledger.revise(work))
 
+    async def tidy(self, stored_ids: Iterable[int]) -> None:
+        """As `drop`, for ledgers whose contents are elsewhere: what fails is left to the sweep."""
+        try:
+            await self.drop(stored_ids)
+        except MagnetarError as error:
+            _log.warning("topic %s: staged ledgers are left to the sweep: %s", self._name, error)
+
     def left(self, stored_ids: Iterable[int]) -> None:
         """These ledgers are staged no more: the list says what became of them, so their nodes go."""
         gone = list(stored_ids)

@@ -33,7 +33,8 @@ STEPS = 40
 class Walk:
     """One run. Published values are numbers; those of a batch begin with q."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, small: bool) -> None:
+        self.small = small
         self.rng = random.Random(seed)
         self.bookies = Bookies("b1", "b2")
         self.published = 0
@@ -53,7 +54,12 @@ class Walk:
         """A broker until it crashes or the run ends."""
         rng = self.rng
         async with export_broker(
-            self.bookies, ledgers, max_ledger_entries=rng.randrange(1, 5), max_lease_ms=1
+            self.bookies,
+            ledgers,
+            max_ledger_entries=rng.randrange(1, 5),
+            max_lease_ms=1,
+            # In the small walk most batches are published, and some attached.
+            attach_min_bytes=rng.randrange(200, 600) if self.small else 0,
         ) as broker:
             self.client = FakeClient(broker)
             self.epoch = (await self.client.producer())["epoch"]
@@ -185,8 +191,9 @@ class Walk:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_a_random_walk(seed: int) -> None:
+@pytest.mark.parametrize("small", [False, True], ids=["attached", "published"])
+async def test_a_random_walk(seed: int, small: bool) -> None:
     try:
-        await Walk(seed).run()
+        await Walk(seed, small).run()
     except MagnetarError as error:
         raise AssertionError(f"seed {seed}: {error!r}") from error

@@ -1,0 +1,82 @@
+"""What a topic remembers of the queries that attached or published batches. Pure.
+
+A query is remembered for a time that each can choose, in one of `max_attached_queries` places. When all are taken, the one
+that was used longest ago gives way, among those that asked for a shorter time than `attached_query_ms`: one-shot writes do,
+whose only batch cannot be repeated once its staged ledgers are swept. A stream asks for no time of its own, and stays.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from magnetar.proto.errors import TooManyRequests
+
+from ..records import AttachedQuery, PublishedBatch, TopicRecord
+from ..settings import BrokerSettings
+
+
+class Batch(NamedTuple):
+    """Which batch of which query; `remember_ms` 0: as the settings say."""
+
+    query: str
+    number: int
+    remember_ms: int = 0
+
+
+class Remembered(NamedTuple):
+    """Fields of the record, by query."""
+
+    attached: dict[str, AttachedQuery]
+    publishing: dict[str, PublishedBatch]
+
+
+def remembered(record: TopicRecord, query: str, now_ms: int, settings: BrokerSettings) -> Remembered:
+    """What stays once there is a batch of `query`, with room for it. Raises TooManyRequests, which names the setting.
+
+    An earlier batch of `query` itself stands in `attached`, and nothing of it in `publishing`.
+    """
+    attached = {name: state for name, state in record.attached.items() if state.expires_ms > now_ms}
+    publishing = {
+        name: state
+        for name, state in record.publishing.items()
+        if state.expires_ms > now_ms and name != query
+    }
+    published = record.publishing.get(query)
+    if published is not None and published.confirmed:
+        attached[query] = AttachedQuery(published.batch, published.used_ms, published.expires_ms)
+    others = {*attached, *publishing} - {query}
+    if len(others) >= settings.max_attached_queries:
+        oldest = _oldest(attached, publishing, query, now_ms, settings)
+        if oldest is None:
+            raise TooManyRequests(
+                f"{len(others)} queries attached ledgers to this topic and are remembered; raise the broker's "
+                f"max_attached_queries, or lower its attached_query_ms={settings.attached_query_ms}: a query that ends soon "
+                "can ask to be remembered for a shorter time"
+            )
+        attached.pop(oldest, None)
+        publishing.pop(oldest, None)
+    return Remembered(attached, publishing)
+
+
+def _oldest(
+    attached: dict[str, AttachedQuery],
+    publishing: dict[str, PublishedBatch],
+    query: str,
+    now_ms: int,
+    settings: BrokerSettings,
+) -> str | None:
+    """Whose ledgers are attached or swept by now, so that the same ones cannot come again."""
+    states: dict[str, AttachedQuery | PublishedBatch] = {**attached, **publishing}
+    may_go = {
+        name: state.used_ms
+        for name, state in states.items()
+        if name != query
+        and state.expires_ms - state.used_ms < settings.attached_query_ms
+        and state.used_ms + settings.staged_ttl_ms < now_ms
+    }
+    return min(may_go, key=may_go.__getitem__, default=None)
+
+
+def expiry(batch: Batch, now_ms: int, settings: BrokerSettings) -> int:
+    """When a batch of now is forgotten."""
+    return now_ms + (batch.remember_ms or settings.attached_query_ms)

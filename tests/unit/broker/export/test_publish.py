@@ -1,0 +1,642 @@
+"""Small batches: one entry of the topic's open ledger, all of it or nothing, and once, whatever dies when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgpack
+import pytest
+
+from magnetar.broker.records import TopicRecord
+from magnetar.broker.segment import State
+from magnetar.ledger import LedgerClient
+from magnetar.proto import commands as c
+from magnetar.proto.batch import encode_batch
+from magnetar.proto.entry import encode_entry
+from magnetar.proto.errors import (
+    BookieUnavailable,
+    InvalidArgument,
+    MagnetarError,
+    RequestTimeout,
+    ServiceNotReady,
+    TooManyRequests,
+)
+from support.bookies import Bookies
+from support.broker_kit import TOPIC, FakeClient, settle
+from support.export_kit import (
+    Job,
+    appended,
+    crash,
+    export_broker,
+    read_all,
+    record_of,
+    staged_nodes,
+    stored_ledgers,
+)
+
+SMALL = 1 << 20
+
+
+@pytest.fixture
+async def bookies() -> Bookies:
+    return Bookies("b1", "b2")
+
+
+@pytest.fixture
+async def ledgers(bookies: Bookies) -> AsyncIterator[LedgerClient]:
+    client = bookies.client()
+    yield client
+    await client.close()
+
+
+def small_broker(bookies: Bookies, ledgers: LedgerClient, metadata: Any = None, **settings: Any) -> Any:
+    return export_broker(bookies, ledgers, metadata, **{"attach_min_bytes": SMALL, **settings})
+
+
+async def published(broker: Any, *values: bytes) -> FakeClient:
+    client = FakeClient(broker)
+    answer = await client.producer()
+    client.publish(*values, epoch=answer["epoch"])
+    await client.confirmed(len(values))
+    return client
+
+
+def loaded(broker: Any) -> Any:
+    return broker.topics[str(TOPIC)]
+
+
+async def shape(bookies: Bookies) -> list[list[int]]:
+    """Entries and messages of each ledger of the stored list."""
+    return [[info.entries, info.messages] for info in (await record_of(bookies)).ledgers]
+
+
+async def test_a_small_batch_is_one_entry_of_the_open_ledger_in_task_order(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    async with small_broker(bookies, ledgers) as broker:
+        job = Job(bookies, broker)
+        late = await job.stage([b"d"], [b"e", b"f"])
+        early, nothing = await job.stage([b"b", b"c"]), await job.stage()
+        client = await published(broker, b"a")
+        tail = FakeClient(broker)
+        await tail.consumer()
+        opened = loaded(broker).ledger._segment.info.ledger_id
+        answer = await job.attach(0, early, nothing, late)
+        assert answer == {"attached": True, "first": opened, "end": [opened, 2, 0]}
+        client.publish(b"g", first=1)
+        everything = [b"a", b"b", b"c", b"d", b"e", b"f", b"g"]
+        assert await tail.received(7) == everything
+        ids = [message.id for message in tail.messages]
+        assert ids[1:6] == [(opened, 1, index) for index in range(5)]
+        assert await read_all(broker, 7) == everything
+        assert await staged_nodes(bookies) == []
+        assert await stored_ledgers(bookies) == [opened]
+        assert broker.figures()["published_batches_total"] == 1
+        assert broker.figures()["attached_ledgers_total"] == 0
+        assert await job.client.ask(c.QueryState, "orders", "q") == {"batch": 0}
+        again = await job.stage([b"b"])
+        assert (await job.attach(0, again)) == {"attached": False, "first": None, "end": [opened, 3, 0]}
+        assert again[0] not in await stored_ledgers(bookies)
+        await job.close()
+    async with small_broker(bookies, ledgers) as broker:
+        assert await read_all(broker, 7) == everything
+        assert await Job(bookies, broker).client.ask(c.QueryState, "orders", "q") == {"batch": 0}
+
+
+async def test_a_stream_of_small_batches_keeps_the_list_short(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    async with small_broker(bookies, ledgers) as broker:
+        job = Job(bookies, broker)
+        for batch in range(20):
+            assert (await job.attach(batch, await job.stage([b"%d" % batch]), await job.stage([b"+"])))[
+                "attached"
+            ]
+        assert len((await record_of(bookies)).ledgers) == 1
+        assert len((await record_of(bookies)).publishing) == 1
+        assert (await read_all(broker, 40))[::2] == [b"%d" % batch for batch in range(20)]
+        # One that is not small is attached, and remembered alike.
+        large = await job.stage([b"x" * SMALL])
+        assert (await job.attach(20, large))["attached"]
+        record = await record_of(bookies)
+        assert [info.stored_id for info in record.ledgers][1:] == [large[0]]
+        assert (record.publishing, record.last_batch("q")) == ({}, 20)
+        assert not (await job.attach(20, await job.stage([b"again"])))["attached"]
+        assert (await job.attach(21, await job.stage([b"more"])))["attached"]
+        assert (await read_all(broker, 42))[-1] == b"more"
+
+
+@pytest.mark.parametrize("lands", [False, True], ids=["lost", "landed"])
+@pytest.mark.parametrize("others", [0, 2])
+async def test_a_crash_between_append_and_confirmation(
+    bookies: Bookies, ledgers: LedgerClient, lands: bool, others: int
+) -> None:
+    other_client = bookies.client()
+    async with small_broker(bookies, ledgers) as broker:
+        client = await published(broker, b"a")
+        job = Job(bookies, broker)
+        rows = [await job.stage([b"x"]), await job.stage([b"y"])]
+        kept = {name: dict(bookie.entries) for name, bookie in bookies.items()}
+        for bookie in bookies.values():
+            bookie._held = []
+        for number in range(others):
+            client.publish(b"%d" % number, first=number + 1)
+            await settle(3)
+        attaching = job.attach(0, *rows)
+        await settle(50)
+        place = loaded(broker).ledger.list.record.publishing["q"]
+        assert (place.entry_id, place.confirmed, attaching.done()) == (1 + others, False, False)
+        if not lands:
+            for name, bookie in bookies.items():
+                bookie.entries = kept[name]
+        await crash(broker)
+        with pytest.raises(MagnetarError) as caught:
+            await attaching
+        assert caught.value.retryable
+    for bookie in bookies.values():
+        bookie.release()
+    async with small_broker(bookies, other_client) as broker:
+        job = Job(bookies, broker)
+        await broker.topic(TOPIC, create=False)
+        state = await job.client.ask(c.QueryState, "orders", "q")
+        assert state == {"batch": 0 if lands else -1}
+        assert (await job.attach(0, *rows))["attached"] is not lands
+        assert await staged_nodes(bookies) == []
+        numbers = [b"%d" % number for number in range(others)] if lands else []
+        assert await read_all(broker, 3 + len(numbers)) == [b"a", *numbers, b"x", b"y"]
+        assert not (await job.attach(0, await job.stage([b"x"])))["attached"]
+    await other_client.close()
+
+
+class Closing:
+    """A writer that is closed in another way."""
+
+    def __init__(self, writer: Any, close: Any) -> None:
+        self.writer = writer
+        self.close = close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.writer, name)
+
+
+@pytest.mark.parametrize("lands", [False, True], ids=["lost", "landed"])
+async def test_a_ledger_that_fails_in_the_middle(
+    bookies: Bookies, ledgers: LedgerClient, lands: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry does not move to the next ledger with those beside it: its place is recorded anew, or it was found."""
+    async with small_broker(bookies, ledgers) as broker:
+        client = await published(broker, b"a")
+        job = Job(bookies, broker)
+        rows = [await job.stage([b"x"]), await job.stage([b"y"])]
+        first = loaded(broker).ledger._segment.info.ledger_id
+        for bookie in bookies.values():
+            bookie._held = []
+        client.publish(b"b", first=1)
+        await settle(5)
+        attaching = job.attach(0, *rows)
+        await settle(50)
+        client.publish(b"c", first=2)
+        await settle(5)
+        assert loaded(broker).ledger.list.record.publishing["q"].ledger_id == first
+        if not lands:
+            for bookie in bookies.values():
+                bookie.entries = {key: value for key, value in bookie.entries.items() if key != (first, 2)}
+                bookie.entries = {key: value for key, value in bookie.entries.items() if key != (first, 3)}
+        for bookie in bookies.values():
+            bookie._held = None
+        # The writer gives up, as when no bookie is left for an ensemble change, and cannot close the ledger either.
+        segment = loaded(broker).ledger._segment
+
+        async def close() -> None:
+            raise BookieUnavailable("gone")
+
+        monkeypatch.setattr(segment, "writer", Closing(segment.writer, close))
+        loaded(broker).ledger._entry_done(segment, 1, None, BookieUnavailable("gone"))
+        assert (await attaching)["attached"]
+        await client.confirmed(3)
+        state = loaded(broker).ledger.list.record.publishing["q"]
+        assert (state.ledger_id == first) is lands
+        found = await read_all(broker, 5)
+        assert sorted(found) == [b"a", b"b", b"c", b"x", b"y"]
+        assert found[found.index(b"x") + 1] == b"y"
+        assert [value for value in found if value in b"abc"] == [b"a", b"b", b"c"]
+        await crash(broker)
+    again = bookies.client()
+    async with small_broker(bookies, again) as broker:
+        job = Job(bookies, broker)
+        await broker.topic(TOPIC, create=False)
+        assert not (await job.attach(0, await job.stage([b"x"])))["attached"]
+        assert sorted(await read_all(broker, 5)) == [b"a", b"b", b"c", b"x", b"y"]
+    await again.close()
+
+
+class Moody:
+    """A metadata store: `puts` of the ledger list whose outcome is an error, stored or not; or a rival in between."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.armed = ""
+        self.on_put: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    async def put(self, path: str, value: bytes, *, version: int) -> int:
+        if not path.startswith("/topics") or not self.armed:
+            return int(await self.store.put(path, value, version=version))
+        if self.on_put is not None:
+            await self.on_put()
+        if self.armed == "refused":
+            self.armed = ""
+            raise ServiceNotReady("not now")
+        found: int = await self.store.put(path, value, version=version)
+        if self.armed == "lost":
+            raise RequestTimeout("no answer")
+        return found
+
+    async def get(self, path: str) -> Any:
+        if self.armed == "lost" and path.startswith("/topics"):
+            self.armed = ""
+            raise RequestTimeout("no answer")
+        return await self.store.get(path)
+
+
+@pytest.mark.parametrize("mood", ["refused", "lost"])
+async def test_a_place_whose_record_has_no_known_outcome(
+    bookies: Bookies, ledgers: LedgerClient, mood: str
+) -> None:
+    """Publishers take the place then: whoever loads the topic must not take their entry for the batch."""
+    store = Moody(bookies.metadata)
+    async with small_broker(bookies, ledgers, store) as broker:
+        client = await published(broker, b"a")
+        job = Job(bookies, broker)
+        rows = [await job.stage([b"x"]), await job.stage([b"y"])]
+        store.armed = mood
+        with pytest.raises(MagnetarError) as caught:
+            await job.attach(0, *rows)
+        assert caught.value.retryable
+        client.publish(b"b", first=1)
+        await client.confirmed(2)
+        stored = await record_of(bookies)
+        assert ("q" in stored.publishing) is (mood == "lost")
+        with pytest.raises(MagnetarError) if mood == "lost" else contextlib.nullcontext():
+            await job.attach(0, *rows)  # meets the conflict, if there is one: the topic is loaded anew
+        assert (await job.attach(0, *rows))["attached"] is (mood == "lost")
+        found = await read_all(broker, 4)
+        assert found == [b"a", b"b", b"x", b"y"]
+        await crash(broker)
+    again = bookies.client()
+    async with small_broker(bookies, again) as broker:
+        assert await read_all(broker, 4) == [b"a", b"b", b"x", b"y"]
+        assert await Job(bookies, broker).client.ask(c.QueryState, "orders", "q") == {"batch": 0}
+    await again.close()
+
+
+async def test_a_roll_over_while_the_place_is_recorded(bookies: Bookies, ledgers: LedgerClient) -> None:
+    store = Moody(bookies.metadata)
+    async with small_broker(bookies, ledgers, store) as broker:
+        client = await published(broker, b"a")
+        job = Job(bookies, broker)
+        row = await job.stage([b"x"])
+        first = loaded(broker).ledger._segment.info.ledger_id
+
+        rolled = asyncio.Event()
+
+        async def roll() -> None:
+            store.on_put = None
+            rolled.set()
+            assert loaded(broker).ledger.roll_if_older(0)
+            await settle(5)
+
+        store.armed, store.on_put = "roll", roll
+        attaching = job.attach(0, row)
+        await rolled.wait()
+        client.publish(b"b", first=1)
+        assert (await attaching)["attached"]
+        await client.confirmed(2)
+        assert loaded(broker).ledger.list.record.publishing["q"].ledger_id > first
+        assert sorted(await read_all(broker, 3)) == [b"a", b"b", b"x"]
+        assert (await shape(bookies))[0] == [1, 1]
+
+
+async def test_publishers_wait_for_the_record_and_go_on_behind_the_batch(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    store = Moody(bookies.metadata)
+    async with small_broker(bookies, ledgers, store) as broker:
+        client = await published(broker, b"a")
+        job = Job(bookies, broker)
+        row = await job.stage([b"x"], [b"y"])
+        receipts = []
+
+        async def publish() -> None:
+            store.on_put = None
+            client.publish(b"b", first=1)
+            await settle(50)
+            receipts.extend(client.receipts)
+
+        store.armed, store.on_put = "publish", publish
+        assert (await job.attach(0, row))["attached"]
+        await client.confirmed(2)
+        assert sum(row[1] for row in receipts) == 1
+        assert await read_all(broker, 4) == [b"a", b"x", b"y", b"b"]
+
+
+async def test_a_place_that_was_never_filled_does_not_hide_the_batch_before_it(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    async with small_broker(bookies, ledgers) as broker:
+        job = Job(bookies, broker)
+        await job.attach(7, await job.stage([b"x"]))
+        before, after = await job.stage([b"x"]), await job.stage([b"y"])
+        kept = {name: dict(bookie.entries) for name, bookie in bookies.items()}
+        for bookie in bookies.values():
+            bookie._held = []
+        attaching = job.attach(8, after)
+        await settle(50)
+        for name, bookie in bookies.items():
+            bookie.entries = kept[name]
+        await crash(broker)
+        with pytest.raises(MagnetarError):
+            await attaching
+    for bookie in bookies.values():
+        bookie.release()
+    again = bookies.client()
+    async with small_broker(bookies, again) as broker:
+        job = Job(bookies, broker)
+        await broker.topic(TOPIC, create=False)
+        assert await job.client.ask(c.QueryState, "orders", "q") == {"batch": 7}
+        assert not (await job.attach(7, before))["attached"]
+        assert (await job.attach(8, after))["attached"]
+        assert await read_all(broker, 2) == [b"x", b"y"]
+    await again.close()
+
+
+async def test_rule_23_another_owner_comes_while_the_place_is_recorded(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    store = Moody(bookies.metadata)
+    other_client = bookies.client()
+    async with (
+        small_broker(bookies, ledgers, store) as old,
+        small_broker(bookies, other_client) as new,
+    ):
+        await published(old, b"a")
+        job = Job(bookies, old)
+        row = await job.stage([b"x"])
+        old_topic = loaded(old)
+
+        async def take_over() -> None:
+            store.on_put = None
+            await new.topic(TOPIC, create=False)
+
+        store.armed, store.on_put = "rival", take_over
+        with pytest.raises(MagnetarError) as caught:
+            await job.attach(0, row)
+        assert caught.value.retryable
+        assert old_topic.ledger.state in (State.FENCED, State.CLOSED)
+        driver = Job(bookies, new)
+        assert (await driver.attach(0, row))["attached"]
+        assert await read_all(new, 2) == [b"a", b"x"]
+    await other_client.close()
+
+
+async def test_the_same_batch_asked_for_many_times_at_once(bookies: Bookies, ledgers: LedgerClient) -> None:
+    """By requests with the same ledgers, by a replay with others, small and large, and by one whose asker left."""
+    async with small_broker(bookies, ledgers) as broker:
+        client = await published(broker, b"a")
+        job = Job(bookies, broker)
+        row, replayed, large = (
+            await job.stage([b"x"]),
+            await job.stage([b"x"]),
+            await job.stage([b"x" * SMALL]),
+        )
+        for bookie in bookies.values():
+            bookie._held = []
+        gone = Job(bookies, broker)
+        gone.attach(0, row)
+        await settle(50)
+        gone.client.handler.connection_closed(None)
+        attempts = [job.attach(0, row), job.attach(0, replayed), job.attach(0, large), job.attach(0, row)]
+        await settle(50)
+        client.publish(b"b", first=1)
+        for bookie in bookies.values():
+            bookie.release()
+        answers = await asyncio.gather(*attempts)
+        assert [answer["attached"] for answer in answers] == [False] * 4
+        await client.confirmed(2)
+        assert await read_all(broker, 3) == [b"a", b"x", b"b"]
+        assert await staged_nodes(bookies) == []
+        assert len(await stored_ledgers(bookies)) == 1
+
+
+async def test_discarding_before_the_place_is_recorded_wins(bookies: Bookies, ledgers: LedgerClient) -> None:
+    async with small_broker(bookies, ledgers, max_outstanding_entries=1) as broker:
+        client = await published(broker, b"a")
+        job = Job(bookies, broker)
+        row = await job.stage([b"x"])
+        for bookie in bookies.values():
+            bookie._held = []
+        client.publish(b"b", first=1)
+        await settle(5)
+        attaching = job.attach(0, row)
+        await settle(50)  # it waits for room
+        assert await job.client.ask(c.DiscardStaged, "orders", "t") == {"discarded": 1}
+        for bookie in bookies.values():
+            bookie.release()
+        with pytest.raises(InvalidArgument, match="attached or discarded meanwhile"):
+            await attaching
+        client.publish(b"c", first=2)  # whoever held lets go
+        await client.confirmed(3)
+        assert await job.client.ask(c.QueryState, "orders", "q") == {"batch": -1}
+        assert await read_all(broker, 3) == [b"a", b"b", b"c"]
+
+
+async def test_queries_beside_one_another_and_publishers(bookies: Bookies, ledgers: LedgerClient) -> None:
+    async with small_broker(bookies, ledgers, max_ledger_entries=5) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        jobs = [Job(bookies, broker) for _ in range(3)]
+
+        async def drive(number: int, job: Job) -> None:
+            for batch in range(6):
+                size = 1 if (number + batch) % 3 else SMALL
+                values = [b"%d.%d." % (number, batch) + b"x" * size, b"%d.%d.y" % (number, batch)]
+                row = await job.stage(values, transaction=f"{number}")
+                attempts = [job.attach(batch, row, query=f"q{number}") for _ in range(2)]
+                answers = await asyncio.gather(*attempts)
+                assert [answer["attached"] for answer in answers].count(True) == 1
+
+        driving = asyncio.gather(*[drive(number, job) for number, job in enumerate(jobs)])
+        for number in range(40):
+            client.publish(b"%d" % number, first=number)
+            await asyncio.sleep(0)
+        await driving
+        await client.confirmed(40)
+        found = await read_all(broker, 76)
+        assert [value for value in found if b"." not in value] == [b"%d" % number for number in range(40)]
+        for number in range(3):
+            mine = [value[:4] for value in found if value.startswith(b"%d." % number)]
+            assert mine == [b"%d.%d." % (number, batch) for batch in range(6) for _ in range(2)]
+
+
+async def test_a_topic_that_is_closed_or_deleted_meanwhile(bookies: Bookies, ledgers: LedgerClient) -> None:
+    for ending in ("close", "delete"):
+        async with small_broker(bookies, ledgers) as broker:
+            client = await published(broker, b"a")
+            job = Job(bookies, broker)
+            rows = [await job.stage([b"x"]), await job.stage([b"y"])]
+            for bookie in bookies.values():
+                bookie._held = []
+            client.publish(b"b", first=1)
+            await settle(5)
+            attempts = [job.attach(0, rows[0]), job.attach(0, rows[1], query="r")]
+            await settle(50)
+            work = loaded(broker).close() if ending == "close" else loaded(broker).delete(force=True)
+            ended = asyncio.ensure_future(work)
+            await settle(5)
+            for bookie in bookies.values():
+                bookie.release()
+            await ended
+            outcomes = await asyncio.gather(*attempts, return_exceptions=True)
+            assert isinstance(outcomes[1], MagnetarError), outcomes
+            assert ending == "close" or isinstance(outcomes[0], MagnetarError), outcomes
+        if ending == "close":
+            async with small_broker(bookies, ledgers) as broker:
+                job = Job(bookies, broker)
+                for row, query in zip(rows, ("q", "r"), strict=True):
+                    await job.attach(0, row, query=query)
+                found = await read_all(broker, loaded(broker).ledger.list.message_count)
+                assert sorted(value for value in found if value in b"xy") == [b"x", b"y"]
+                await broker.delete_topic(TOPIC, force=True)
+    await settle()
+    assert await stored_ledgers(bookies) == []
+
+
+async def test_entries_that_do_not_follow_one_another_are_refused(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    async with small_broker(bookies, ledgers) as broker:
+        client = await published(broker, b"a")
+        job = Job(bookies, broker)
+        for firsts, message in (((0, 2, 2), "at message 2, not 1"), ((1, 2), "at message 1, not 0")):
+            writer = await job.open()
+            for first in firsts:
+                batch = encode_batch([b"x"], sequence_id=first, publish_time_ms=9)
+                names = {"first_index": first, "append_time_ms": 9}
+                await appended(writer, encode_entry([batch], [1], [0], ["task"], **names))
+            await writer.close()
+            with pytest.raises(InvalidArgument, match=message):
+                await job.attach(0, [writer.ledger_id, firsts[-1] + 1, 9, 9])
+        writer = await job.open()
+        await appended(writer, b"not an entry")
+        await writer.close()
+        with pytest.raises(InvalidArgument, match="does not hold entries of a topic"):
+            await job.attach(0, [writer.ledger_id, 1, 9, 9])
+        client.publish(b"b", first=1)
+        await client.confirmed(2)
+        assert await read_all(broker, 2) == [b"a", b"b"]
+
+
+async def test_producer_names_of_all_tasks_and_what_one_entry_cannot_hold(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    async with small_broker(bookies, ledgers, max_message_bytes=1000) as broker:
+        job = Job(bookies, broker)
+        rows = []
+        for task in range(3):
+            writer = await job.open()
+            batches = [
+                encode_batch([b"%d.%d" % (task, n)], sequence_id=n, publish_time_ms=9) for n in range(2)
+            ]
+            entry = encode_entry(
+                batches, [1, 1], [1, 0], [f"task-{task}", "shared"], first_index=0, append_time_ms=9
+            )
+            await appended(writer, entry)
+            await writer.close()
+            rows.append([writer.ledger_id, 2, 9, 9])
+        await job.attach(0, *rows)
+        info = (await record_of(bookies)).ledgers[0]
+        topic = loaded(broker)
+        entry = await topic.read_entry((info.ledger_id, 0))
+        names = entry.producer_names
+        assert [names[number] for number in entry.producers] == [
+            name for task in range(3) for name in ("shared", f"task-{task}")
+        ]
+        assert list(entry.end_indexes) == [1, 2, 3, 4, 5, 6]
+        # More than the largest entry is attached, however large attach_min_bytes is.
+        large = await job.stage(*[[b"x" * 900] for _ in range(200)])
+        assert (await job.attach(1, large))["attached"]
+        assert (await record_of(bookies)).ledgers[-1].stored_id == large[0]
+
+
+async def test_one_shot_writes_give_way_when_the_places_are_full_and_streams_never_do(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    settings = {"max_attached_queries": 3, "attached_query_ms": 10_000_000, "staged_ttl_ms": 1000}
+    async with small_broker(bookies, ledgers, **settings) as broker:
+        clock: Any = broker._components.clock
+        job = Job(bookies, broker)
+        await job.attach(0, await job.stage([b"s"]), query="stream")
+        for name in ("first", "second"):
+            clock.now += 1
+            await job.attach(0, await job.stage([b"w"]), query=name, remember_ms=5_000_000)
+        with pytest.raises(TooManyRequests, match="max_attached_queries"):  # the first may be asked for again
+            await job.attach(0, await job.stage([b"w"]), query="third", remember_ms=5_000_000)
+        clock.now += 1001
+        await job.attach(0, await job.stage([b"w"]), query="third", remember_ms=5_000_000)
+        await job.attach(1, await job.stage([b"s"]), query="stream")
+        assert (await record_of(bookies)).publishing.keys() == {"stream", "second", "third"}
+        clock.now += 5000
+        large = await job.stage([b"x" * SMALL])
+        await job.attach(0, large, query="other stream")
+        record = await record_of(bookies)
+        assert {*record.publishing, *record.attached} == {"stream", "third", "other stream"}
+        clock.now += 5000
+        await job.attach(0, await job.stage([b"x"]), query="third stream")
+        with pytest.raises(TooManyRequests, match="max_attached_queries"):
+            await job.attach(0, await job.stage([b"x"]), query="fourth stream")
+        assert await job.client.ask(c.QueryState, "orders", "stream") == {"batch": 1}
+
+
+async def test_a_ledger_is_trimmed_with_the_batches_in_it_and_they_are_still_known(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    async with small_broker(bookies, ledgers, max_ledger_entries=2) as broker:
+        consumer = FakeClient(broker)
+        await consumer.consumer()
+        job = Job(bookies, broker)
+        await job.attach(0, await job.stage([b"x"]))
+        client = await published(broker, b"a", b"b")
+        await consumer.received(3)
+        await consumer.ack(*[message.row() for message in consumer.messages])
+        await settle()
+        loaded(broker).maintain()
+        await loaded(broker).trimmed()
+        place = (await record_of(bookies)).publishing["q"]
+        assert place.ledger_id not in [info.ledger_id for info in (await record_of(bookies)).ledgers]
+        assert client.receipts
+        await crash(broker)
+    again = bookies.client()
+    async with small_broker(bookies, again) as broker:
+        job = Job(bookies, broker)
+        assert not (await job.attach(0, await job.stage([b"x"])))["attached"]
+    await again.close()
+
+
+def test_the_record_of_published_batches_is_kept_in_every_detail() -> None:
+    from magnetar.broker.records import AttachedQuery, PublishedBatch
+
+    record = TopicRecord(
+        attached={"q": AttachedQuery(3, 1, 2)},
+        publishing={
+            "q": PublishedBatch(4, 5, 6, 7, 8, b"0123456789abcdef"),
+            "r": PublishedBatch(0, 1, 2, 3, 4, b"fedcba9876543210", True),
+        },
+    )
+    assert TopicRecord.decode(record.encode(), "") == record
+    assert (record.last_batch("q"), record.last_batch("r"), record.last_batch("s")) == (3, 0, -1)
+    assert msgpack.unpackb(TopicRecord(publishing=record.publishing).encode())["format"] == 2
