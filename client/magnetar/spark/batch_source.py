@@ -19,7 +19,9 @@ from .doors import doors
 from .filters import range_of_filters
 from .options import Place, ReadOptions
 from .plan import LedgerSlice, Range, slices
+from .schema import RowColumns
 from .service import TopicPlan, asking, connected, plan_of_topic, renewing, topic_names
+from .values import decoded
 
 READ_BYTES = 4 << 20
 
@@ -36,9 +38,9 @@ class TopicPiece(InputPartition):
 class TopicReader(DataSourceReader):
     """Plans in the driver, reads in the tasks. `wanted` narrows what the options say."""
 
-    def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
+    def __init__(self, options: ReadOptions, columns: RowColumns) -> None:
         self._options = options
-        self._columns = tuple(columns)
+        self._columns = columns
         self._wanted = Range()
 
     def partitions(self) -> list[InputPartition]:
@@ -61,7 +63,10 @@ class TopicReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Arrow record batches of one piece."""
         if isinstance(partition, TopicPiece):
-            yield from read_piece(partition.piece, partition.lease, self._options, self._columns)
+            piece, columns = partition.piece, self._columns
+            yield from decoded(
+                read_piece(piece, partition.lease, self._options, columns.of_topic), columns, piece.topic
+            )
 
 
 class FilteredTopicReader(TopicReader):

@@ -34,9 +34,10 @@ class MagnetarDataSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns; `.schema("value binary, offset bigint")` reads a few of them for less."""
-        from .schema import topic_schema
+        from .options import ReadOptions
+        from .schema import read_schema
 
-        return topic_schema()
+        return read_schema(ReadOptions.parse(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
@@ -48,7 +49,8 @@ class MagnetarDataSource(DataSource):
         # between it and this one is the door's.
         planner = sys._getframe(2).f_code.co_filename
         reader = FilteredTopicReader if planner.endswith("data_source_pushdown_filters.py") else TopicReader
-        return reader(ReadOptions.parse(self.options), chosen_columns(schema))
+        options = ReadOptions.parse(self.options)
+        return reader(options, chosen_columns(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For `spark.readStream`."""
@@ -56,7 +58,8 @@ class MagnetarDataSource(DataSource):
         from .schema import chosen_columns
         from .stream_source import TopicStreamReader
 
-        return TopicStreamReader(ReadOptions.parse(self.options), chosen_columns(schema))
+        options = ReadOptions.parse(self.options)
+        return TopicStreamReader(options, chosen_columns(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """For `df.write`; a topic can only be appended to."""

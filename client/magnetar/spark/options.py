@@ -10,8 +10,11 @@ partition_bytes        what one Spark task reads, about (64m)
 lease_s                how long ledgers are kept for a query whose driver has gone silent (600);
                        the broker grants at most its max_lease_ms (15 minutes)
 timeout_s              for what the service or a bookie is asked (30)
-value_format           binary, json, msgpack or avro; with
-value_schema           a DDL schema (Avro: its JSON) the value becomes columns of its own
+value_format           binary, json, msgpack or avro: with any but binary the fields of the value are columns too, those of
+value_schema           `id bigint, tags array<string>, at timestamp` (DDL, or the JSON of `df.schema.json()`; for avro the
+                       writer's schema in Avro's JSON); json and msgpack need none where `.schema(...)` names the columns
+value_prefix           what the names of these columns begin with, so that none is called as one of the topic's (nothing)
+on_bad_value           a value that is not what these say: `fail` ends the query, `null` makes its columns null (fail)
 fail_on_data_loss      streams: whether trimmed data fails the query (true)
 max_rows_per_batch     streams: admission control (0: no bound)
 max_bytes_per_batch    the same in bytes
@@ -23,6 +26,10 @@ For writing: `service_url`, `topic`, `timeout_s`, and
 compression            none, lz4 or zstd (none)
 max_message_bytes      of a value and its key; not above that of the service (5m)
 query                  streams: names the query in place of Spark's id, for a checkpoint that is begun anew
+value_format           json, msgpack or avro: all columns but `key`, `properties`, `event_time` and the topic's own become
+                       fields of the value (binary: the column `value` is written as it is)
+value_schema           avro: the schema to write with, in Avro's JSON
+value_prefix           only columns whose names begin with it are the value's; its fields are called as they go on
 """
 
 from __future__ import annotations
@@ -41,9 +48,11 @@ from magnetar.proto.ids import MessageId, TopicName
 
 READ_OPTIONS: Final = (
     "service_url", "topic", "topics", "topics_pattern", "path", "start", "end", "partition_bytes", "lease_s", "timeout_s",
-    "value_format", "value_schema", "fail_on_data_loss", "max_rows_per_batch", "max_bytes_per_batch", "subscription",
+    "value_format", "value_schema", "value_prefix", "on_bad_value",
+    "fail_on_data_loss", "max_rows_per_batch", "max_bytes_per_batch", "subscription",
 )  # fmt: skip
 VALUE_FORMATS: Final = ("binary", "json", "msgpack", "avro")
+ON_BAD_VALUE: Final = ("fail", "null")
 
 # "earliest", "latest", an id, or milliseconds since the epoch.
 Place = str | MessageId | int
@@ -63,6 +72,8 @@ class ReadOptions:
     timeout_s: float = 30.0
     value_format: str = "binary"
     value_schema: str = ""
+    value_prefix: str = ""
+    on_bad_value: str = "fail"
     fail_on_data_loss: bool = True
     max_rows_per_batch: int = 0  # 0: no bound
     max_bytes_per_batch: int = 0
@@ -74,15 +85,8 @@ class ReadOptions:
         told = {name.lower(): str(value) for name, value in options.items()}
         _check_names(told, READ_OPTIONS)
         topics, pattern = _topics(told)
-        value_format = told.get("value_format", "binary").lower()
-        if value_format not in VALUE_FORMATS:
-            raise InvalidArgument(
-                f"option value_format is {value_format!r}; want one of {', '.join(VALUE_FORMATS)}"
-            )
-        if (value_format != "binary") != bool(told.get("value_schema")):
-            raise InvalidArgument(
-                "options value_format and value_schema go together: the schema says what columns the values become"
-            )
+        value_format, value_schema, value_prefix = _value(told)
+        on_bad_value = _one_of("on_bad_value", told.get("on_bad_value", "fail"), ON_BAD_VALUE)
         return cls(
             service_url=_service(told.get("service_url", "")),
             topics=topics,
@@ -93,7 +97,9 @@ class ReadOptions:
             lease_s=_seconds("lease_s", told.get("lease_s", "600")),
             timeout_s=_seconds("timeout_s", told.get("timeout_s", "30")),
             value_format=value_format,
-            value_schema=told.get("value_schema", ""),
+            value_schema=value_schema,
+            value_prefix=value_prefix,
+            on_bad_value=on_bad_value,
             fail_on_data_loss=_flag("fail_on_data_loss", told.get("fail_on_data_loss", "true")),
             max_rows_per_batch=_size("max_rows_per_batch", told.get("max_rows_per_batch", "0"), 0),
             max_bytes_per_batch=_size("max_bytes_per_batch", told.get("max_bytes_per_batch", "0"), 0),
@@ -111,6 +117,7 @@ class ReadOptions:
 
 WRITE_OPTIONS: Final = (
     "service_url", "topic", "path", "timeout_s", "compression", "max_message_bytes", "query", "checkpointlocation",
+    "value_format", "value_schema", "value_prefix",
 )  # fmt: skip
 COMPRESSIONS: Final = ("none", "lz4", "zstd")
 
@@ -125,16 +132,20 @@ class WriteOptions:
     compression: str = "none"
     max_message_bytes: int = 5 << 20
     query: str = ""
+    value_format: str = "binary"
+    value_schema: str = ""
+    value_prefix: str = ""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         """From what stood in `.option(...)`. Raises InvalidArgument."""
         told = {name.lower(): str(value) for name, value in options.items()}
         _check_names(told, WRITE_OPTIONS)
-        compression = told.get("compression", "none").lower()
-        if compression not in COMPRESSIONS:
+        compression = _one_of("compression", told.get("compression", "none"), COMPRESSIONS)
+        value_format, value_schema, value_prefix = _value(told)
+        if value_schema and value_format != "avro":
             raise InvalidArgument(
-                f"option compression is {compression!r}; want one of {', '.join(COMPRESSIONS)}"
+                f"option value_schema is for avro; with {value_format} the rows' own types are written: leave it out"
             )
         topics, _ = _topics(told)
         return cls(
@@ -144,6 +155,9 @@ class WriteOptions:
             compression=compression,
             max_message_bytes=_size("max_message_bytes", told.get("max_message_bytes", "5m"), 1),
             query=told.get("query", ""),
+            value_format=value_format,
+            value_schema=value_schema,
+            value_prefix=value_prefix,
         )
 
 
@@ -153,6 +167,23 @@ def _check_names(told: Mapping[str, str], known: tuple[str, ...]) -> None:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
             raise InvalidArgument(f"option {name!r} is not known; {hint}")
+
+
+def _one_of(option: str, told: str, known: tuple[str, ...]) -> str:
+    if told.lower() not in known:
+        raise InvalidArgument(f"option {option} is {told!r}; want one of {', '.join(known)}")
+    return told.lower()
+
+
+def _value(told: Mapping[str, str]) -> tuple[str, str, str]:
+    """The options value_format, value_schema and value_prefix."""
+    value_format = _one_of("value_format", told.get("value_format", "binary"), VALUE_FORMATS)
+    for option in ("value_schema", "value_prefix", "on_bad_value"):
+        if value_format == "binary" and told.get(option):
+            raise InvalidArgument(
+                f"option {option} says something of the value's columns, which only value_format json, msgpack or avro makes"
+            )
+    return value_format, told.get("value_schema", "").strip(), told.get("value_prefix", "")
 
 
 def _service(url: str) -> str:

@@ -3,15 +3,21 @@
 Columns of a row to write: `value` (binary or string, required), `key` (binary or string), `properties` (map<string,string>),
 `event_time` (timestamp). Other columns of a topic (offset, message_id, ...) are the topic's to give and may stand there:
 they are passed over, so that what was read can be written as it is.
+
+With the option `value_format` the value is made of all columns but these (with `value_prefix`: of those whose names begin
+with it). `value` is passed over as well, but for a row in which it is null as all of those are: that is written as a null
+value (a tombstone), and so comes back as it was read.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
 from magnetar.proto.batch import encode_batch
@@ -19,7 +25,9 @@ from magnetar.proto.compression import Compression
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import InvalidArgument
 
+from .options import WriteOptions
 from .schema import COLUMNS
+from .values import ColumnEncoder, ValueEncoder, derived_schema, value_columns
 
 _BYTES: tuple[DataType, ...] = (BinaryType(), StringType())
 WRITTEN: dict[str, tuple[DataType, ...]] = {
@@ -34,26 +42,68 @@ ENTRY_BYTES = 512 << 10
 ROW_BYTES = 16
 
 
-def check_written(schema: StructType) -> None:
+def check_written(schema: StructType, options: WriteOptions) -> None:
     """Raises InvalidArgument, which names the column and the cure."""
     given = {field.name: field.dataType for field in schema.fields}
-    if "value" not in given:
+    encoded = options.value_format != "binary"
+    if not encoded and "value" not in given:
         raise InvalidArgument(
             f"the rows to write have no column 'value', but {', '.join(given)}; name the one with the message so, "
-            "or pack several: to_json(struct('*')) AS value"
+            "or encode them all: option('value_format', 'json')"
         )
     for name, data_type in given.items():
-        if name in WRITTEN:
+        if name in WRITTEN and not (encoded and name == "value"):
             # Whether values may be null in a map does not show in the messages.
             wanted = [one.simpleString() for one in WRITTEN[name]]
             if data_type.simpleString() not in wanted:
                 raise InvalidArgument(
                     f"column {name!r} is of type {data_type.simpleString()}; cast it to {' or '.join(wanted)}"
                 )
-        elif name not in COLUMNS:
+        elif name not in COLUMNS and not encoded:
             raise InvalidArgument(
-                f"a message has no column {name!r}: drop it, or pack it into the value: to_json(struct('*')) AS value"
+                f"a message has no column {name!r}: drop it, or encode it into the value: option('value_format', 'json')"
             )
+    if encoded:
+        _check_encoded(schema, options)
+
+
+def _check_encoded(schema: StructType, options: WriteOptions) -> None:
+    prefix, of_value = options.value_prefix, value_columns(schema.fieldNames(), options.value_prefix)
+    for field in schema.fields:
+        # One of the user's own that is called so would be lost without a word; at least its type tells.
+        passed_over = field.name in COLUMNS and (field.name not in WRITTEN or field.name == "value")
+        if passed_over and field.dataType != COLUMNS[field.name][0]:
+            raise InvalidArgument(
+                f"column {field.name!r} is the topic's to give, and would not be written; rename this one of type "
+                f"{field.dataType.simpleString()}, or have a value_prefix before the names of all that are the value's"
+            )
+        if field.name not in COLUMNS and field.name not in of_value:
+            raise InvalidArgument(
+                f"column {field.name!r} is neither the message's own nor, as the option value_prefix is {prefix!r}, the "
+                "value's; drop or rename it"
+            )
+        if field.name in of_value and field.name[len(prefix) :] == "":
+            raise InvalidArgument(f"column {field.name!r} has no name but the option value_prefix; rename it")
+        if field.name.lower() in COLUMNS and field.name not in COLUMNS:
+            raise InvalidArgument(
+                f"column {field.name!r} is called as {field.name.lower()!r} but for case, and would go into the value; "
+                "rename it so, or otherwise"
+            )
+    if not of_value:
+        raise InvalidArgument(
+            f"the rows to write have no columns to encode into the value, only {', '.join(schema.fieldNames())}; "
+            "leave out the option value_format to write the column 'value' as it is"
+        )
+    given = to_arrow_schema(
+        StructType([one for one in schema.fields if one.name in of_value]), timezone="UTC"
+    )
+    fields = pa.struct([one.with_name(one.name[len(prefix) :]) for one in given])
+    if options.value_format == "avro" and not options.value_schema:
+        raise InvalidArgument(
+            "option value_format is 'avro', which needs the option value_schema: what readers are to read by; for these "
+            f"columns it may be {json.dumps(derived_schema(fields))}"
+        )
+    ValueEncoder(options.value_format, options.value_schema, fields)
 
 
 class PackedEntry(NamedTuple):
@@ -66,14 +116,23 @@ class PackedEntry(NamedTuple):
 class Packer:
     """Numbers what one task writes: sequence ids and indexes in the ledger count up from 0."""
 
-    def __init__(self, producer: str, compression: Compression, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        producer: str,
+        compression: Compression,
+        max_message_bytes: int,
+        values: ColumnEncoder | None = None,
+    ) -> None:
         self._producer = producer
+        self._encoder = values
         self._compression = compression
         self._max_message_bytes = max_message_bytes
         self.messages = 0
 
     def pack(self, rows: pa.RecordBatch, now_ms: int) -> Iterator[PackedEntry]:
         """Entries of about ENTRY_BYTES, in the order of the rows. Raises InvalidArgument for a row that is too large."""
+        if self._encoder is not None:
+            rows = self._encoder.with_value(rows)
         values, keys = rows.column("value"), _keys(rows)
         sizes = _sizes(values) if keys is None else pc.add(_sizes(values), _sizes(keys))
         largest = pc.max(sizes).as_py() or 0

@@ -29,6 +29,7 @@ from .options import WriteOptions
 from .packing import Packer, check_written
 from .service import asking, connected
 from .staged import staged_ledger
+from .values import ColumnEncoder
 
 
 @dataclass
@@ -69,7 +70,10 @@ async def _write(
     context = TaskContext.get()
     part = context.partitionId() if context else 0
     packer = Packer(
-        f"spark-{query}-{part}", Compression.parse(options.compression), options.max_message_bytes
+        f"spark-{query}-{part}",
+        Compression.parse(options.compression),
+        options.max_message_bytes,
+        None if options.value_format == "binary" else ColumnEncoder(options),
     )
     async with (
         connected(options) as client,
@@ -126,7 +130,7 @@ class TopicWriter(DataSourceArrowWriter):
     """`df.write.format("magnetar")`, mode append."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        check_written(schema)
+        check_written(schema, options)
         self._options = options
         self._query = f"write-{random.SystemRandom().getrandbits(64):016x}"
 
@@ -148,7 +152,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
     """`df.writeStream.format("magnetar")`. The query's id names its batches unless the option `query` does."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        check_written(schema)
+        check_written(schema, options)
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenLedger:

@@ -34,7 +34,9 @@ from .doors import doors
 from .options import ReadOptions
 from .places import Point, end_of, point_at, point_of, start_of
 from .plan import Range, slices
+from .schema import RowColumns
 from .service import TopicPlan, asking, plan_of_topic, topic_names
+from .values import decoded
 
 _log = logging.getLogger(__name__)
 
@@ -46,13 +48,13 @@ Offset = dict[str, Any]
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lives in the driver as long as the query; copies of it read in the tasks."""
 
-    def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
+    def __init__(self, options: ReadOptions, columns: RowColumns) -> None:
         if options.max_rows_per_batch and options.max_bytes_per_batch:
             raise InvalidArgument(
                 "options max_rows_per_batch and max_bytes_per_batch exclude each other; set one of them"
             )
         self._options = options
-        self._columns = tuple(columns)
+        self._columns = columns
         self._until: dict[str, Point] | None = (
             None  # trigger(availableNow=True): what was there when it began
         )
@@ -180,7 +182,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Arrow record batches of one piece."""
         assert isinstance(partition, TopicPiece)
-        return read_piece(partition.piece, partition.lease, self._options, self._columns)
+        piece, columns = partition.piece, self._columns
+        return decoded(read_piece(piece, partition.lease, self._options, columns.of_topic), columns, piece.topic)
 
     def commit(self, end: Offset) -> None:
         """Everything before `end` is done with: the subscription moves there."""

@@ -69,8 +69,10 @@ def test_places_by_topic() -> None:
         ({"timeout_s": "soon"}, "timeout_s"),
         ({"fail_on_data_loss": "maybe"}, "fail_on_data_loss"),
         ({"value_format": "xml"}, "value_format"),
-        ({"value_format": "json"}, "value_schema"),
-        ({"value_schema": "a int"}, "value_schema"),
+        ({"value_schema": "a int"}, "value_schema says"),
+        ({"value_prefix": "v_"}, "value_prefix says"),
+        ({"on_bad_value": "null"}, "on_bad_value says"),
+        ({"value_format": "json", "on_bad_value": "drop"}, "on_bad_value"),
         ({"max_rows_per_batch": "-5"}, "max_rows_per_batch"),
     ],
 )
