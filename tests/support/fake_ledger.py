@@ -67,10 +67,10 @@ class FakeLedgers:
         writer = self.writers[ledger.ledger_id] = FakeWriter(self, ledger)
         return writer
 
-    async def next_id(self) -> int:
-        """Rises by one."""
-        self.next_ledger_id += 1
-        return self.next_ledger_id - 1
+    async def next_id(self, count: int = 1) -> int:
+        """Rises by so many."""
+        self.next_ledger_id += count
+        return self.next_ledger_id - count
 
     async def open(self, ledger_id: int, *, recover: bool) -> "FakeReader":
         """A reader; recovery fences and closes with everything that was stored."""

@@ -107,10 +107,13 @@ class LedgerClient:
         self._writers[writer] = None
         return writer
 
-    async def next_id(self) -> int:
-        """An id from the sequence of all ledgers, which no ledger will have unless it is given to `create`."""
+    async def next_id(self, count: int = 1) -> int:
+        """An id from the sequence of all ledgers, which no ledger will have unless it is given to `create`.
+
+        The first of `count` in a row, which one write draws.
+        """
         self._check_open()
-        return await self._components.next_ledger_id()
+        return await self._components.next_ledger_id(count)
 
     async def open(self, ledger_id: int, *, recover: bool) -> LedgerReader:
         """The ledger for reading. LedgerNotFound.

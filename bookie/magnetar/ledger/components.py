@@ -45,9 +45,9 @@ class LedgerComponents:
     rng: random.Random
     clock: Clock
 
-    async def next_ledger_id(self) -> int:
-        """An id that no ledger had, and no other will have."""
-        return await self._in_time(self.metadata.next_id(LEDGER_SEQUENCE), "the id of a new ledger")
+    async def next_ledger_id(self, count: int = 1) -> int:
+        """An id that no ledger had, and no other will have; the first of `count` in a row."""
+        return await self._in_time(self.metadata.next_id(LEDGER_SEQUENCE, count), "the id of a new ledger")
 
     async def new_ledger(self, metadata: LedgerMetadata, ledger_id: int | None) -> tuple[int, int]:
         """Writes the metadata of a new ledger: its id and version. RequestTimeout: it may be there, and nobody uses it."""

@@ -159,12 +159,12 @@ class LocalMetadataStore:
             start = _below(path)[0] + name + b"\x01"  # behind the child and everything below it
         return names
 
-    async def next_id(self, name: str) -> int:
+    async def next_id(self, name: str, count: int = 1) -> int:
         """See MetadataStore."""
         self._check_open()
         if not name or name < " ":
             raise InvalidArgument(f"not the name of a sequence: {name!r}")
-        return self._next_id(_SEQUENCE + name.encode())
+        return self._next_id(_SEQUENCE + name.encode(), count)
 
     async def commit(self, operations: Sequence[Operation]) -> None:
         """See MetadataStore."""
@@ -254,10 +254,10 @@ class LocalMetadataStore:
                 "start the release that wrote it"
             )
 
-    def _next_id(self, key: bytes) -> int:
+    def _next_id(self, key: bytes, count: int = 1) -> int:
         data = self._storage.get(key)
         value: int = 0 if data is None else _U64.unpack(data)[0]
-        self._write({key: _U64.pack(value + 1)})
+        self._write({key: _U64.pack(value + count)})
         return value
 
     def _write(self, changes: dict[bytes, bytes | None]) -> None:

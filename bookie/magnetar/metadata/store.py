@@ -120,8 +120,8 @@ class MetadataStore(Protocol):
         """Names directly below, sorted by their UTF-8 bytes; [] if there are none. "/" is the root."""
         ...
 
-    async def next_id(self, name: str) -> int:
-        """0, 1, 2... per name; never repeats, whatever crashes; a crash may leave a gap."""
+    async def next_id(self, name: str, count: int = 1) -> int:
+        """0, 1, 2... per name; never repeats, whatever crashes; a crash may leave a gap. The first of `count` in a row."""
         ...
 
     async def commit(self, operations: Sequence[Operation]) -> None:

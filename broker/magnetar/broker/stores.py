@@ -71,8 +71,8 @@ class Ledgers(Protocol):
     ) -> Writer:
         """A new ledger, recorded in metadata when this returns; `ledger_id`: from `next_id`, written down before."""
 
-    async def next_id(self) -> int:
-        """An id that no ledger had or will have, but for `create`; ids rise."""
+    async def next_id(self, count: int = 1) -> int:
+        """An id that no ledger had or will have, but for `create`; ids rise. The first of `count` in a row."""
 
     async def open(self, ledger_id: int, *, recover: bool) -> Reader:
         """A handle to read with. `recover` fences the ledger, settles its end and closes it first."""
@@ -127,5 +127,5 @@ class Metadata(Protocol):
     async def children(self, path: str) -> list[str]:
         """Names below `path`, sorted; none if it does not exist."""
 
-    async def next_id(self, name: str) -> int:
-        """A number that this name never gave before."""
+    async def next_id(self, name: str, count: int = 1) -> int:
+        """A number that this name never gave before; the first of `count` in a row."""

@@ -81,7 +81,7 @@ class BrokerMetadata:
         """Nothing is listed here."""
         raise Unsupported(f"{path} cannot be listed by a task")
 
-    async def next_id(self, name: str) -> int:
+    async def next_id(self, name: str, count: int = 1) -> int:
         """The broker numbers ledgers."""
         raise Unsupported(f"{name} is not numbered by a task")
 

@@ -235,9 +235,9 @@ class ServiceClient:
         names: list[str] = await self.ask(lambda: self.service.truth.children(path))
         return names
 
-    async def next_id(self, name: str) -> int:
+    async def next_id(self, name: str, count: int = 1) -> int:
         """See MetadataStore."""
-        number: int = await self.ask(lambda: self.service.truth.next_id(name))
+        number: int = await self.ask(lambda: self.service.truth.next_id(name, count))
         return number
 
     async def commit(self, operations: Sequence[Operation]) -> None:

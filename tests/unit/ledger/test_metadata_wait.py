@@ -92,7 +92,7 @@ async def test_what_cannot_be_read_in_time_is_deleted_all_the_same(caplog: pytes
 
 async def test_a_timeout_of_the_store_itself_is_no_word_about_the_setting() -> None:
     class Impatient(MemoryMetadataStore):
-        async def next_id(self, name: str) -> int:
+        async def next_id(self, name: str, count: int = 1) -> int:
             raise TimeoutError("its own")
 
     client = Bookies("a", metadata=Impatient()).client(FAST)

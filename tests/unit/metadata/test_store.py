@@ -120,6 +120,7 @@ async def test_commit_checks(store: LocalMetadataStore) -> None:
 async def test_sequences_count_per_name(store: LocalMetadataStore) -> None:
     assert [await store.next_id("ledgers") for _ in range(3)] == [0, 1, 2]
     assert await store.next_id("other") == 0
+    assert [await store.next_id("ledgers", count) for count in (4, 1)] == [3, 7]
     with pytest.raises(InvalidArgument):
         await store.next_id("")
 
