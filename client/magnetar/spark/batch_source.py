@@ -13,6 +13,7 @@ from magnetar.client import Client
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
 
+from .archived import ArchivedSlice, archived_slices, read_archived
 from .bookies import ledger_reader
 from .columns import ROWS_PER_RECORD_BATCH, Rows, Source
 from .doors import doors
@@ -30,8 +31,8 @@ READ_BYTES = 4 << 20
 class TopicPiece(InputPartition):
     """What one task reads."""
 
-    piece: LedgerSlice
-    lease: str
+    piece: LedgerSlice | ArchivedSlice
+    lease: str  # archived ledgers need none
 
 
 @doors("partitions", "read")
@@ -53,10 +54,7 @@ class TopicReader(DataSourceReader):
         for topic in await topic_names(client, options):
             plan = await plan_of_topic(client, topic, options.lease_s)
             wanted = range_of(options, plan).narrowed(self._wanted)
-            pieces += [
-                TopicPiece(piece, plan.lease)
-                for piece in slices(topic, -1, plan.ledgers, wanted, options.partition_bytes, plan.bookies)
-            ]
+            pieces += pieces_of(plan, wanted, options.partition_bytes)
         # Spark takes an empty list for "cannot be split", and calls read(None).
         return pieces or [InputPartition(None)]
 
@@ -76,6 +74,13 @@ class FilteredTopicReader(TopicReader):
         """Narrows what is read, and leaves all filters to Spark as well."""
         self._wanted = self._wanted.narrowed(range_of_filters(filters))
         return filters
+
+
+def pieces_of(plan: TopicPlan, wanted: Range, partition_bytes: int) -> list[TopicPiece]:
+    """What a range has of a topic, in its order: archived ledgers are its beginning. Raises MessageLost."""
+    archived = archived_slices(plan.topic, -1, plan.ledgers, wanted, partition_bytes)
+    kept = slices(plan.topic, -1, plan.ledgers, wanted, partition_bytes, plan.bookies)
+    return [TopicPiece(piece, plan.lease) for pieces in (archived, kept) for piece in pieces]
 
 
 def range_of(options: ReadOptions, plan: TopicPlan) -> Range:
@@ -104,9 +109,14 @@ def _before(place: Place, plan: TopicPlan) -> Range:
 
 
 def read_piece(
-    piece: LedgerSlice, lease: str, options: ReadOptions, columns: Sequence[str]
+    piece: LedgerSlice | ArchivedSlice, lease: str, options: ReadOptions, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Runs the loop that reads whenever Spark wants more; the next read is under way while Spark works on the last."""
+    """Of entries at the bookies, or of files. For the former it runs a loop whenever Spark wants more; the next read is
+    under way while Spark works on the last.
+    """
+    if isinstance(piece, ArchivedSlice):
+        yield from read_archived(piece, columns)
+        return
     with asyncio.Runner() as runner:
         batches = _batches(piece, lease, options, columns)
 
@@ -148,4 +158,4 @@ async def _batches(
         yield rows.take()
 
 
-__all__ = ["FilteredTopicReader", "TopicPiece", "TopicReader", "range_of", "read_piece"]
+__all__ = ["FilteredTopicReader", "TopicPiece", "TopicReader", "pieces_of", "range_of", "read_piece"]

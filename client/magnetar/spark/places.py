@@ -6,6 +6,7 @@ three entries where halving needs sixteen.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MessageId
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
+from .archived import first_archived
 from .bookies import ledger_reader
 from .options import Place
 from .plan import LedgerSlice, Range, TopicLedger
@@ -63,10 +65,9 @@ async def point_of(place: Place, plan: TopicPlan, timeout_s: float) -> Point:
         wanted = Range(from_append_ms=place)
     for ledger in plan.ledgers:
         if wanted.meets(ledger):
-            async with _entries(plan, ledger, timeout_s) as read:
-                point = await _first_in(wanted, ledger, read)
-                if point is not None:
-                    return point
+            point = await _first_of(wanted, plan, ledger, timeout_s)
+            if point is not None:
+                return point
     return end_of(plan)
 
 
@@ -74,11 +75,19 @@ async def point_at(offset: int, plan: TopicPlan, timeout_s: float) -> Point:
     """The message that has this many before it in the topic; the end if there is none yet."""
     for ledger in plan.ledgers:
         if ledger.first_offset <= offset < ledger.end_offset:
-            async with _entries(plan, ledger, timeout_s) as read:
-                point = await _first_in(Range(from_offset=offset), ledger, read)
-                assert point is not None, (offset, ledger)
-                return point
+            point = await _first_of(Range(from_offset=offset), plan, ledger, timeout_s)
+            assert point is not None, (offset, ledger)
+            return point
     return end_of(plan)
+
+
+async def _first_of(wanted: Range, plan: TopicPlan, ledger: TopicLedger, timeout_s: float) -> Point | None:
+    """The first message of the ledger in a range that is open at its end. Raises MessageLost for a damaged archive."""
+    if ledger.archive:
+        found = await asyncio.to_thread(first_archived, plan.topic, ledger, wanted)
+        return None if found is None else Point(MessageId.from_bytes(found[0]), found[1])
+    async with _entries(plan, ledger, timeout_s) as read:
+        return await _first_in(wanted, ledger, read)
 
 
 @contextlib.asynccontextmanager
@@ -93,7 +102,7 @@ async def _entries(plan: TopicPlan, ledger: TopicLedger, timeout_s: float) -> As
 
 
 async def _first_in(wanted: Range, ledger: TopicLedger, read: ReadEntry) -> Point | None:
-    """The first message of the ledger in a range that is open at its end."""
+    """The same at the bookies."""
     low, high = 0, ledger.entries  # the entry is in low..high; high: none
     while low < high:
         middle = _guess(wanted, ledger, low, high)

@@ -30,6 +30,7 @@ class TopicLedger(NamedTuple):
     last_append_ms: int
     closed: bool
     metadata: bytes
+    archive: str = ""  # where its messages are if they are not at the bookies
 
     @property
     def end_offset(self) -> int:
@@ -111,10 +112,10 @@ def slices(
     partition_bytes: int,
     bookies: Mapping[str, tuple[str, int]],
 ) -> list[LedgerSlice]:
-    """In topic order. A slice holds about `partition_bytes`, by the average size of its ledger's entries."""
+    """In topic order, of ledgers at the bookies. A slice has about `partition_bytes`, by its ledger's average entry."""
     found: list[LedgerSlice] = []
     for ledger in ledgers:
-        if not wanted.meets(ledger):
+        if ledger.archive or not wanted.meets(ledger):
             continue
         first, last = _entries(ledger, wanted)
         if first > last:

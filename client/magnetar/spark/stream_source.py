@@ -29,11 +29,11 @@ from magnetar.client import Client
 from magnetar.proto.commands import CloseConsumer, Seek, Subscribe
 from magnetar.proto.errors import InvalidArgument, MessageLost, TopicNotFound
 
-from .batch_source import TopicPiece, read_piece
+from .batch_source import TopicPiece, pieces_of, read_piece
 from .doors import doors
 from .options import ReadOptions
 from .places import Point, end_of, point_at, point_of, start_of
-from .plan import Range, slices
+from .plan import Range
 from .schema import RowColumns
 from .service import TopicPlan, asking, plan_of_topic, topic_names
 from .values import decoded
@@ -139,7 +139,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ask(lambda client: self._plan(client, start, end))
 
     async def _plan(self, client: Client, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        started, pieces = _points(start), []
+        started = _points(start)
+        pieces: list[InputPartition] = []
         ends = _points(end)
         plans = await self._plans(client, ends, start["subscription"], started)
         for topic, plan in plans.items():
@@ -151,12 +152,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 await _move(client, topic, start["subscription"], begin)
             self._check_loss(begin, ends[topic], plan)
             wanted = Range(from_offset=begin.offset, before_offset=ends[topic].offset)
-            pieces += [
-                TopicPiece(piece, plan.lease)
-                for piece in slices(
-                    topic, -1, plan.ledgers, wanted, self._options.partition_bytes, plan.bookies
-                )
-            ]
+            pieces += pieces_of(plan, wanted, self._options.partition_bytes)
         return pieces
 
     def _check_loss(self, begin: Point, end: Point, plan: TopicPlan) -> None:

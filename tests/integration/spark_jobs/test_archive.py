@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.proto.errors import InvalidArgument
 from magnetar.spark.jobs import archive, read_archive, replay
-from magnetar.spark.jobs.archive_files import ArchiveFolder
+from magnetar.spark.archive_files import ArchiveFolder
 from support.spark_kit import topic_frame
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from magnetar.proto.errors import InvalidArgument, MessageLost, Unsupported
-from magnetar.spark.jobs.archive import archive, manifest_of
-from magnetar.spark.jobs.archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
+from magnetar.proto.errors import InvalidArgument, MessageLost
+from magnetar.spark.archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
+from magnetar.spark.jobs.archive import manifest_of
 from magnetar.spark.plan import TopicLedger
 
 TOPIC = "persistent://public/default/orders ü/%"
@@ -110,6 +111,90 @@ def test_places_that_nobody_knows() -> None:
         ArchiveFolder("nowhere://x/y")
 
 
-def test_trim_is_refused_before_anything_is_asked() -> None:
-    with pytest.raises(Unsupported, match="leave out --trim"):
-        archive(cast(Any, None), "magnetar://127.0.0.1:1", ["orders"], "/nowhere", trim=True)
+def test_a_location_is_a_uri_that_finds_the_archive_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = ArchiveFolder("a b/ü%")
+    assert folder.location == f"{tmp_path.as_uri()}/a%20b/%C3%BC%25"
+    one = manifest(write(folder, 4), rows=4)
+    folder.write_manifest(one)
+    monkeypatch.chdir("/")
+    again = ArchiveFolder(folder.location)
+    assert again.root == folder.root == f"{tmp_path}/a b/ü%"
+    assert again.location == folder.location
+    assert again.manifest(TOPIC, 12) == one
+    assert (again.missing(one), again.damaged(one)) == ([], [])
+
+
+def test_credentials_are_not_told_to_a_topic() -> None:
+    folder = ArchiveFolder("s3://key:secret@bucket/archive?region=eu-west-1")
+    with pytest.raises(InvalidArgument, match="has credentials in it"):
+        _ = folder.location
+    assert ArchiveFolder("s3://bucket/archive/?region=eu-west-1").location == (
+        "s3://bucket/archive/?region=eu-west-1"
+    )
+
+
+def test_what_is_named_is_on_disk_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file is synced before it gets its name, each folder after it got one, all of them before the manifest's name."""
+    events: list[tuple[str, str]] = []
+    opened: dict[int, str] = {}
+    real_open, real_sync, real_close = os.open, os.fsync, os.close
+
+    def opening(path: str, *rest: Any, **named: Any) -> int:
+        file = real_open(path, *rest, **named)
+        opened[file] = str(path)
+        return file
+
+    def syncing(file: int) -> None:
+        name = opened[file]
+        if not os.path.isdir(name):
+            assert os.path.basename(name).startswith("_"), "it has its name already"
+        events.append(("sync", name))
+        real_sync(file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", opening)
+        patched.setattr(os, "fsync", syncing)
+        patched.setattr(os, "close", lambda file: (opened.pop(file, None), real_close(file)))
+        folder = ArchiveFolder(str(tmp_path / "new" / "archive"))
+        told = write(folder, 4)
+        data = folder.data_path(TOPIC, 12, told.name)
+        assert [name for _, name in events] == [
+            next(name for _, name in events if "-" + told.name in name),
+            os.path.dirname(data),
+        ]
+        events.clear()
+        folder.write_manifest(manifest(told, rows=4))
+    names = [name for _, name in events]
+    hidden = next(number for number, name in enumerate(names) if name.endswith(".json"))
+    chain = []
+    at = os.path.dirname(data)
+    while at != str(tmp_path):
+        chain.append(at)
+        at = os.path.dirname(at)
+    assert set(chain) <= set(names[:hidden]), "the data's folders"
+    place = os.path.dirname(folder.manifest_path(TOPIC, 12))
+    assert {place, os.path.dirname(place), folder.root} <= set(names[hidden:])
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        (
+            {"topic": "persistent://public/default/other"},
+            "it says topic persistent://public/default/other, and",
+        ),
+        ({"stored_ledger": 7}, "it says stored ledger 7, and the topic 11"),
+        ({"rows": 9}, "it says rows 9"),
+        ({"end_offset": 105}, "it says end offset 105"),
+        ({"entries": 9}, "it says entries 9"),
+        ({"files": ()}, "its files are not the whole ledger"),
+    ],
+)
+def test_a_manifest_of_something_else(tmp_path: Path, changed: dict[str, Any], match: str) -> None:
+    one = manifest(write(ArchiveFolder(str(tmp_path)), 4), rows=4)
+    ledger = TopicLedger(12, 11, 100, 10, 4, 1, 5, 6, True, b"")
+    assert one.differs_from(TOPIC, ledger) == ""
+    assert match in dataclasses.replace(one, **changed).differs_from(TOPIC, ledger)

@@ -7,7 +7,8 @@ archived ledgers are a list of their own in front of the others, and whoever goe
 cursors, retention) takes them for trimmed: `earliest` is the first ledger after them, ids within them mean that one too.
 
 1. Rows are compared with the list: the ledgers must be closed and be what the asking side says that its files hold.
-2. Those that a subscription, a reader or somebody's lease still needs are not archived, nor what follows: no consumer reads files.
+2. Those that a subscription, a reader or somebody's lease still needs are not archived, nor what follows: the broker reads
+   no files.
 3. One compare-and-set of the list: the rows move, their stored ids join `trimmed`. A crash before it changed nothing; after
    it the topic's owner deletes the ledgers, when it goes on, at its next change of the list, or when it loads the topic.
 
@@ -18,6 +19,7 @@ asking side to know before it asks.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -72,7 +74,7 @@ def decode_wanted(location: str, lease: str, payload: bytes, *, dry: bool) -> Wa
         ) from None
     if len(rows) > MAX_LEDGERS_PER_ARCHIVING:
         raise InvalidArgument(f"{len(rows)} ledgers to archive at once; at most {MAX_LEDGERS_PER_ARCHIVING}")
-    for before, row in zip(rows, rows[1:], strict=False):
+    for before, row in itertools.pairwise(rows):
         if before.position_id >= row.position_id:
             raise InvalidArgument(f"ledger {row.position_id} does not come after ledger {before.position_id}")
     return Wanted(location, rows, lease, dry)

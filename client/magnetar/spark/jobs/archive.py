@@ -5,12 +5,14 @@ A ledger's manifest is written when all of its files are there and hold as many 
 may be killed and started again at any time: ledgers whose manifest stands are passed over, the others are archived anew,
 over what was left of them. One job at a time writes to an archive. The layout stands in `archive_files`.
 
-Archived ledgers stay in the topic. To delete them there (`trim`) the broker has to know where they are, so that reading the
-topic still finds them: ARCHITECTURE.md, "Archived ledgers", says how, and no release does it yet.
+With `trim` archived ledgers leave the bookies: the topic goes on naming them, and `spark.read` of it reads the files.
+Without it they stay; a later run with `trim` reads the files again before it lets go of the ledgers, and writes nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,15 +22,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from magnetar.client import Client
-from magnetar.proto.errors import InvalidArgument, MessageLost, Unsupported
+from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost
 
+from ..archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
 from ..batch_source import read_piece
 from ..options import ReadOptions
 from ..plan import LedgerSlice, Range, TopicLedger, slices
 from ..schema import COLUMNS, topic_schema
-from ..service import TopicPlan, asking, plan_of_topic
-from .archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
+from ..service import TopicPlan, asking, keep, plan_of_topic
 from .topics import full_name, read_options
+from .trim import KeptLedgers, trim_topic
 
 # Topic and ledger are in the path; the partition number is part of the topic's name.
 ARCHIVED_COLUMNS: Final = tuple(name for name in COLUMNS if name not in ("topic", "partition"))
@@ -40,10 +43,17 @@ ROUND_LEDGERS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class ArchiveResult:
-    """`archived`: manifests of this run. `passed_over`: ledgers that stood in the archive before."""
+    """`archived`: manifests of this run. `passed_over`: ledgers that stood in the archive before, trimmed or not.
+
+    `elsewhere`: ledgers that were trimmed before and are in another archive. `trimmed`: those that left the bookies now.
+    `kept`: what was to be trimmed and stays, for each topic where there is such.
+    """
 
     archived: tuple[LedgerManifest, ...]
     passed_over: int
+    elsewhere: int = 0
+    trimmed: tuple[TopicLedger, ...] = ()
+    kept: tuple[KeptLedgers, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -68,14 +78,9 @@ def archive(
 ) -> ArchiveResult:
     """Archives what is closed and not yet archived. A file holds about `file_bytes` of a ledger (as stored, in bytes).
 
-    Raises InvalidArgument, TopicNotFound, MessageLost when a ledger was not what the topic says of it, Unsupported for
-    `trim`, and what Spark raises when a task fails. What was archived until then stands.
+    Raises InvalidArgument, TopicNotFound, MessageLost when a ledger was not what the topic says of it, and what Spark raises
+    when a task fails. What was archived and trimmed until then stands. What cannot be trimmed now is in `kept` and no error.
     """
-    if trim:
-        raise Unsupported(
-            "archived ledgers cannot be deleted from the bookies yet: this release's broker does not record where the "
-            "archive is, so the topic would lose them; leave out --trim"
-        )
     if file_bytes < 1:
         raise InvalidArgument(f"file_bytes is {file_bytes}; want a positive number of bytes")
     options = read_options(
@@ -85,19 +90,58 @@ def archive(
         partition_bytes=f"{file_bytes}",
     )
     folder = ArchiveFolder(path)
-    written: list[LedgerManifest] = []
-    passed_over = 0
-    for topic in options.topics:
-        plan = _plan(options, topic)
-        before = folder.manifests(topic)
+    location = folder.location if trim else ""
+    results = [_archive_topic(spark, options, folder, topic, location) for topic in options.topics]
+    return ArchiveResult(
+        tuple(itertools.chain.from_iterable(result.archived for result in results)),
+        sum(result.passed_over for result in results),
+        sum(result.elsewhere for result in results),
+        tuple(itertools.chain.from_iterable(result.trimmed for result in results)),
+        tuple(itertools.chain.from_iterable(result.kept for result in results)),
+    )
+
+
+def _archive_topic(
+    spark: SparkSession, options: ReadOptions, folder: ArchiveFolder, topic: str, trim_to: str
+) -> ArchiveResult:
+    """`trim_to`: the archive's location, by which the topic will know it; empty: ledgers stay at the bookies."""
+    plan = _plan(options, topic)
+    try:
+        manifests = folder.manifests(topic)
         closed = [ledger for ledger in plan.ledgers if ledger.closed and ledger.entries > 0]
-        wanted = [ledger for ledger in closed if ledger.position_id not in before]
-        passed_over += len(closed) - len(wanted)
+        at_bookies = [ledger for ledger in closed if not ledger.archive]
+        wanted = [ledger for ledger in at_bookies if ledger.position_id not in manifests]
+        elsewhere = sum(bool(ledger.archive) and ledger.position_id not in manifests for ledger in closed)
+        written: list[LedgerManifest] = []
         for ledgers in _rounds(wanted):
             for manifest in _archive_round(spark, options, folder, plan, ledgers):
                 folder.write_manifest(manifest)
                 written.append(manifest)
-    return ArchiveResult(tuple(written), passed_over)
+        trimmed: list[TopicLedger] = []
+        kept: KeptLedgers | None = None
+        if trim_to:
+            manifests |= {manifest.ledger: manifest for manifest in written}
+            pairs = [(ledger, manifests[ledger.position_id]) for ledger in at_bookies]
+            trimmed, kept = trim_topic(spark, options, folder, plan, pairs)
+    finally:
+        _end_lease(options, plan)
+    return ArchiveResult(
+        tuple(written),
+        len(closed) - len(wanted) - elsewhere,
+        elsewhere,
+        tuple(trimmed),
+        () if kept is None else (kept,),
+    )
+
+
+def _end_lease(options: ReadOptions, plan: TopicPlan) -> None:
+    """Another run need not wait for it."""
+
+    async def work(client: Client) -> None:
+        await keep(client, plan.topic, plan.lease, 0)
+
+    with contextlib.suppress(MagnetarError):  # then it ends by itself
+        asking(options, work)
 
 
 def _plan(options: ReadOptions, topic: str) -> TopicPlan:
@@ -204,4 +248,4 @@ def read_archive(
 _READ_SCHEMA: Final = topic_schema((*ARCHIVED_COLUMNS, "topic"))
 
 
-__all__ = ["ArchiveResult", "LedgerManifest", "archive", "read_archive"]
+__all__ = ["ArchiveResult", "KeptLedgers", "LedgerManifest", "archive", "read_archive"]

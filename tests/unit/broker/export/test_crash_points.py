@@ -7,67 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from typing import Any
 
+import msgpack
 import pytest
 
-from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies
 from magnetar.proto import commands as c
 from magnetar.proto.errors import MagnetarError
 from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, settle
+from support.doomed import Doomed, kill, ledger_client, until_dead
 from support.export_kit import Job, export_broker, read_all, record_of, staged_nodes, stored_ledgers
-
-WRITES = ("create", "put", "delete", "next_id", "commit")
-
-
-class Doomed:
-    """A metadata store whose process dies at the n-th write from `arm` on: that call and all later ones never return."""
-
-    def __init__(self, store: Any) -> None:
-        self.store = store
-        self.dead = asyncio.Event()
-        self.left: int | None = None
-        self.takes_effect = False
-        self.calls: list[str] = []
-
-    def arm(self, left: int, *, takes_effect: bool) -> None:
-        self.left, self.takes_effect = left, takes_effect
-
-    def __getattr__(self, name: str) -> Any:
-        target = getattr(self.store, name)
-        if name not in (*WRITES, "get", "children"):
-            return target
-
-        async def call(*args: Any, **named: Any) -> Any:
-            if self.dead.is_set():
-                await asyncio.get_running_loop().create_future()
-            if name in WRITES and self.left is not None:
-                self.calls.append(f"{name} {args[0]}")
-                self.left -= 1
-                if self.left < 0:
-                    self.dead.set()
-                    if self.takes_effect:
-                        await target(*args, **named)
-                    await asyncio.get_running_loop().create_future()
-            return await target(*args, **named)
-
-        return call
-
-
-def ledger_client(bookies: Bookies, metadata: Any) -> LedgerClient:
-    directory = StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 1)))
-    transport = LocalTransport(bookies)
-    return LedgerClient(metadata, transport, directory, LedgerSettings(), random.Random(3), bookies.clock)
-
-
-async def kill(others: set[asyncio.Task[Any]]) -> None:
-    """Ends every task that the dead broker, and who talked to it, left behind."""
-    mine = asyncio.all_tasks() - others
-    for task in mine:
-        task.cancel()
-    await asyncio.wait(mine, timeout=5)
 
 
 async def drive(job: Job, rows: list[list[int]], *, give_up: bool) -> None:
@@ -83,18 +33,6 @@ async def stage_all(job: Job) -> tuple[list[list[int]], list[int]]:
     failed = await job.open()
     failed.detach()
     return rows, [*(row[0] for row in rows), failed.ledger_id]
-
-
-async def until_dead(doomed: Doomed, work: asyncio.Future[Any]) -> bool:
-    """True if it died; False if the work was done before."""
-    death = asyncio.ensure_future(doomed.dead.wait())
-    await asyncio.wait([death, work], return_when=asyncio.FIRST_COMPLETED, timeout=10)
-    died = doomed.dead.is_set()
-    if not died:
-        await settle()  # what goes on behind the answer
-        died = doomed.dead.is_set()
-    death.cancel()
-    return died
 
 
 @pytest.mark.parametrize("takes_effect", [False, True], ids=["before", "after"])
@@ -216,3 +154,68 @@ async def test_a_crash_while_staging_leaves_nothing_that_is_not_swept(takes_effe
             assert point >= 3
             return
     raise AssertionError("it never got through")
+
+
+@pytest.mark.parametrize("takes_effect", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("publishing", [False, True], ids=["idle", "publishing"])
+async def test_a_crash_while_archiving_loses_nothing_and_the_next_run_finishes(
+    takes_effect: bool, publishing: bool
+) -> None:
+    points = 0
+    while await archiving_crashes_at(points, takes_effect=takes_effect, publishing=publishing):
+        points += 1
+        assert points < 40
+    # The list, and three ledgers' metadata.
+    assert points >= 4
+
+
+async def archiving_crashes_at(point: int, *, takes_effect: bool, publishing: bool) -> bool:
+    bookies = Bookies("b1")
+    doomed = Doomed(bookies.metadata)
+    before = asyncio.all_tasks()
+    manager = export_broker(bookies, ledger_client(bookies, doomed), doomed, max_ledger_entries=1)
+    broker = await manager.__aenter__()
+    client = FakeClient(broker)
+    await client.producer()
+    for number in range(4):
+        client.publish(b"%d" % number, first=number)
+        await client.confirmed(number + 1)
+    await settle()
+    rows = (await client.ask(c.TopicLedgers, "orders"))["ledgers"]
+    files = msgpack.packb([[row[0], row[1], row[3], row[4]] for row in rows[:3]])
+    doomed.arm(point, takes_effect=takes_effect)
+
+    async def ask(one: FakeClient) -> Any:
+        return await one.ask(c.ArchiveLedgers, "orders", "file:///a", payload=files)
+
+    asking = asyncio.ensure_future(ask(client))
+    if publishing:
+        client.publish(b"4", first=4)
+    died = await until_dead(doomed, asking)
+    await kill(before)
+    with contextlib.suppress(asyncio.CancelledError):
+        await asking
+    confirmed = sum(row[1] for row in client.receipts)
+
+    ledgers = ledger_client(bookies, bookies.metadata)
+    async with export_broker(bookies, ledgers, max_ledger_entries=1, max_lease_ms=1) as successor:
+        again = FakeClient(successor)
+        # Each ledger is at the bookies or archived, whatever else happened.
+        found = (await again.ask(c.TopicLedgers, "orders"))["ledgers"]
+        assert [row[:5] for row in found][:3] == [row[:5] for row in rows[:3]]
+        kept = [row[1] for row in found if len(row) == 10]
+        assert set(kept) <= set(await stored_ledgers(bookies))
+        await asyncio.sleep(0.002)
+        answer = await ask(again)
+        assert answer["archived"] + answer["known"] == 3
+        await settle()
+        found = (await again.ask(c.TopicLedgers, "orders"))["ledgers"]
+        assert [row[9:] for row in found[:3]] == [[b"", "file:///a"]] * 3
+        stored = await stored_ledgers(bookies)
+        assert {row[1] for row in found[3:]} <= {*stored}
+        assert not {row[1] for row in rows[:3]} & {*stored}
+        values = await read_all(successor, sum(row[4] for row in found[3:]))
+        assert values == [b"3", b"4"][: len(values)]
+        assert len(values) >= confirmed - 3
+    await ledgers.close()
+    return died

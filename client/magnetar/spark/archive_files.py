@@ -3,9 +3,14 @@
     ARCHIVE/_manifest/persistent%3A%2F%2Fpublic%2Fdefault%2Forders/00000000000000000012.json     one per ledger, written last
     ARCHIVE/topic=persistent%3A%2F%2Fpublic%2Fdefault%2Forders/ledger=12/entries-00000000-00004999.parquet
 
+Partitioned by topic and ledger (position id, grows along the topic). Rows of a file are in the order of the topic, so its
+row groups have narrow ranges of `offset`, `append_time` and `message_id`, by which readers skip.
 `spark.read.parquet(ARCHIVE)` reads it (names that begin with _ are not data to Spark). A ledger is archived once its
-manifest stands; what else lies in its folder is of an attempt that did not get there, and `read_archive` does not look at
-it. Any file system that pyarrow knows: a path, or s3://, gs://, hdfs:// URIs.
+manifest stands; what else lies in its folder is of an attempt that did not get there: who goes by manifests passes it over.
+
+Any file system that pyarrow knows: a path, or file://, s3://, gs://, hdfs:// URIs. On a local or mounted one a file, its
+name and the folders above are synced to disk before a manifest names it. Object stores have an object durably when they
+acknowledge its end. HDFS has a closed file in the memory of its datanodes, as `hdfs dfs -put` leaves it.
 """
 
 from __future__ import annotations
@@ -13,16 +18,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from magnetar.proto.errors import InvalidArgument
+
+from .plan import TopicLedger
 
 FORMAT: Final = 1
 MANIFESTS: Final = "_manifest"
@@ -76,14 +83,31 @@ class LedgerManifest:
                 "anew if the topic still has it"
             ) from None
 
-    def check(self) -> None:
-        """Asserts that the files are the whole ledger."""
-        following = 0
-        for one in self.files:
-            assert one.first_entry == following, (self.ledger, one)
-            following = one.last_entry + 1
-        assert following == self.entries, (self.ledger, following)
-        assert self.rows == sum(one.rows for one in self.files) == self.end_offset - self.first_offset, self
+    def differs_from(self, topic: str, ledger: TopicLedger) -> str:
+        """What it says that is not so of this ledger, for people; empty if it is the ledger's manifest."""
+        told = (
+            self.topic, self.ledger, self.stored_ledger, self.entries, self.rows, self.first_offset, self.end_offset,
+        )  # fmt: skip
+        known = (
+            topic, ledger.position_id, ledger.stored_id, ledger.entries, ledger.messages, ledger.first_offset,
+            ledger.end_offset,
+        )  # fmt: skip
+        names = ("topic", "ledger", "stored ledger", "entries", "rows", "first offset", "end offset")
+        for name, one, other in zip(names, told, known, strict=True):
+            if one != other:
+                return f"it says {name} {one}, and the topic {other}"
+        return "" if self.is_whole else "its files are not the whole ledger"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the files have all entries, in order, and all rows."""
+        borders = [0, *(one.last_entry + 1 for one in self.files)]
+        rows = sum(one.rows for one in self.files)
+        return (
+            [one.first_entry for one in self.files] == borders[:-1]
+            and borders[-1] == self.entries
+            and rows == self.rows == self.end_offset - self.first_offset
+        )
 
 
 class ArchiveFolder:
@@ -101,6 +125,19 @@ class ArchiveFolder:
                 f"{place!r} is no place for an archive: {error}; want a path or an s3://, gs:// or hdfs:// URI"
             ) from None
         self.root = self.root.rstrip("/")
+        self._local = isinstance(self._fs, pafs.LocalFileSystem)
+
+    @property
+    def location(self) -> str:
+        """The archive as a URI, by which `ArchiveFolder` finds it from everywhere. Raises InvalidArgument for a password."""
+        if self._local:
+            return f"file://{quote(self.root)}"
+        if urlsplit(self.place).password:
+            raise InvalidArgument(
+                "the archive's URI has credentials in it, and a topic would keep them for everybody to read; give them "
+                "to Spark's workers through their environment"
+            )
+        return self.place.rstrip("/")
 
     def manifests(self, topic: str) -> dict[int, LedgerManifest]:
         """Those of a topic by position id, in order."""
@@ -108,10 +145,29 @@ class ArchiveFolder:
         folder = f"{self.root}/{MANIFESTS}/{_folder(topic)}"
         for info in sorted(self._listed(folder), key=lambda info: info.path):
             if info.type == pafs.FileType.File and info.base_name.endswith(".json"):
-                with self._fs.open_input_stream(info.path) as stream:
-                    manifest = LedgerManifest.from_json(stream.read(), info.path)
+                manifest = self._read_manifest(info.path)
                 found[manifest.ledger] = manifest
         return found
+
+    def manifest(self, topic: str, ledger: int) -> LedgerManifest:
+        """That of one ledger. Raises InvalidArgument, and what the file system does."""
+        return self._read_manifest(self.manifest_path(topic, ledger))
+
+    def _read_manifest(self, path: str) -> LedgerManifest:
+        with self._fs.open_input_stream(path) as stream:
+            return LedgerManifest.from_json(stream.read(), path)
+
+    def manifest_path(self, topic: str, ledger: int) -> str:
+        """As the file system knows it."""
+        return f"{self.root}/{MANIFESTS}/{_folder(topic)}/{ledger:020d}.json"
+
+    def data_path(self, topic: str, ledger: int, name: str) -> str:
+        """As the file system knows it."""
+        return f"{self.root}/{_data_folder(topic, ledger)}/{name}"
+
+    def open(self, path: str) -> pa.NativeFile:
+        """To read anywhere in it."""
+        return self._fs.open_input_file(path)
 
     def topics(self) -> list[str]:
         """Full names of the topics that have a manifest."""
@@ -129,14 +185,39 @@ class ArchiveFolder:
             self._fs.delete_dir(folder)
 
     def write_manifest(self, manifest: LedgerManifest) -> None:
-        """From now on the ledger is archived."""
-        manifest.check()
-        folder = f"{self.root}/{MANIFESTS}/{_folder(manifest.topic)}"
+        """From now on the ledger is archived: the manifest is durable, as its files are."""
+        assert manifest.is_whole, manifest
+        self._sync_folders(f"{self.root}/{_data_folder(manifest.topic, manifest.ledger)}")
+        folder, name = self.manifest_path(manifest.topic, manifest.ledger).rsplit("/", 1)
         self._fs.create_dir(folder, recursive=True)
-        name = f"{manifest.ledger:020d}.json"
         with self._fs.open_output_stream(f"{folder}/_{name}") as stream:
             stream.write(manifest.to_json().encode())
+        self._sync(f"{folder}/_{name}")
         self._fs.move(f"{folder}/_{name}", f"{folder}/{name}")
+        self._sync_folders(folder)
+
+    def sync_manifest(self, manifest: LedgerManifest) -> None:
+        """For an archive that another release wrote: from now on all of its folders and the manifest are durable."""
+        path = self.manifest_path(manifest.topic, manifest.ledger)
+        self._sync(path)
+        self._sync_folders(path.rsplit("/", 1)[0])
+        self._sync_folders(f"{self.root}/{_data_folder(manifest.topic, manifest.ledger)}")
+
+    def _sync(self, path: str) -> None:
+        """A local file's bytes, or a folder's names, are on disk when it returns; elsewhere nothing is to be done."""
+        if self._local:
+            file = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(file)
+            finally:
+                os.close(file)
+
+    def _sync_folders(self, folder: str) -> None:
+        """This one, and all above it down from the one that has the archive's folder, which may be new."""
+        while len(folder) >= len(self.root):
+            self._sync(folder)
+            folder = folder.rsplit("/", 1)[0]
+        self._sync(folder or "/")
 
     def write_file(
         self,
@@ -147,7 +228,7 @@ class ArchiveFolder:
         schema: pa.Schema,
         batches: Iterable[pa.RecordBatch],
     ) -> ArchivedFile:
-        """Under a hidden name first, so that whoever lists the folder sees whole files only."""
+        """Under a hidden name first, so that whoever lists the folder sees whole files only. Its bytes are durable then."""
         name = f"entries-{first_entry:08d}-{last_entry:08d}.parquet"
         folder = f"{self.root}/{_data_folder(topic, ledger)}"
         # Two attempts at the same task may run at once.
@@ -158,12 +239,14 @@ class ArchiveFolder:
             with self._fs.open_output_stream(hidden) as stream:
                 digested = _Digested(stream)
                 with pq.ParquetWriter(
-                    pa.PythonFile(digested, mode="w"), schema, compression="zstd"
+                    pa.PythonFile(digested, mode="w"), schema, compression="zstd", write_page_checksum=True
                 ) as writer:
                     for batch in _row_groups(batches):
                         writer.write_table(batch)
                         rows += batch.num_rows
+            self._sync(hidden)
             self._fs.move(hidden, f"{folder}/{name}")
+            self._sync(folder)
         except BaseException:
             if self._fs.get_file_info(hidden).type == pafs.FileType.File:
                 self._fs.delete_file(hidden)
@@ -179,19 +262,35 @@ class ArchiveFolder:
 
     def damaged(self, manifest: LedgerManifest) -> list[str]:
         """Names of the manifest's files that are not there, or not as they were written."""
-        return [one.name for one in manifest.files if self._digest(manifest, one) != (one.bytes, one.sha256)]
+        return [one.name for one in manifest.files if self.check_file(manifest.topic, manifest.ledger, one)]
 
-    def _digest(self, manifest: LedgerManifest, one: ArchivedFile) -> tuple[int, str]:
-        path = f"{self.root}/{_data_folder(manifest.topic, manifest.ledger)}/{one.name}"
+    def check_file(self, topic: str, ledger: int, one: ArchivedFile) -> str:
+        """Reads all of it: what is wrong with it, for people; empty if nothing is, and then it is durable as well."""
+        path = self.data_path(topic, ledger, one.name)
         digest, size = hashlib.sha256(), 0
         try:
             with self._fs.open_input_stream(path) as stream:
                 while data := stream.read(4 << 20):
                     digest.update(data)
                     size += len(data)
+            if (size, digest.hexdigest()) != (one.bytes, one.sha256):
+                return f"{path} is not the file that was written"
+            with self.open(path) as file:
+                rows = pq.ParquetFile(file).metadata.num_rows
+            if rows != one.rows:
+                return f"{path} has {rows} rows, and its manifest says {one.rows}"
+            self._sync(path)
         except FileNotFoundError:
-            return -1, ""
-        return size, digest.hexdigest()
+            return f"{path} is not there"
+        except (OSError, pa.ArrowException) as error:
+            return f"{path} cannot be read: {error}"
+        return ""
+
+    def missing(self, manifest: LedgerManifest) -> list[str]:
+        """Names of the manifest's files that are not there, or of another size: a look at the names alone."""
+        paths = [self.data_path(manifest.topic, manifest.ledger, one.name) for one in manifest.files]
+        infos: Sequence[pafs.FileInfo] = self._fs.get_file_info(paths)
+        return [one.name for one, info in zip(manifest.files, infos, strict=True) if info.size != one.bytes]
 
     def _listed(self, folder: str) -> list[pafs.FileInfo]:
         found: list[pafs.FileInfo] = self._fs.get_file_info(pafs.FileSelector(folder, allow_not_found=True))

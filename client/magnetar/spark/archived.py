@@ -1,0 +1,265 @@
+"""Reading archived ledgers of a topic: rows come from the files that their manifests name, as they would from the bookies.
+
+The driver reads the manifests of those ledgers that are wanted at all, and checks that they are of these ledgers. A task
+opens its files, compares size and count of rows with the manifest, passes over row groups whose statistics lie outside of
+the wanted range, and cuts the others. What it reads is checked by the checksums of the files' pages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from magnetar.proto.errors import InvalidArgument, MessageLost
+
+from .archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
+from .columns import ROWS_PER_RECORD_BATCH
+from .plan import Position, Range, TopicLedger
+from .schema import COLUMNS
+
+# An object store answers each in 10 to 50 ms.
+MANIFESTS_AT_ONCE: Final = 16
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PLACE = struct.Struct(">QQI")
+
+
+class ArchivedSlice(NamedTuple):
+    """What one task reads: some files of one ledger, each with the offset of its first message."""
+
+    topic: str
+    partition: int
+    ledger: TopicLedger
+    files: tuple[tuple[ArchivedFile, int], ...]
+    wanted: Range
+
+
+class Bound(NamedTuple):
+    """Of a column: values from `low` on, before `high`; None: no bound."""
+
+    column: str
+    low: Any
+    high: Any
+
+    def overlaps(self, least: Any, most: Any) -> bool:
+        """Whether values from `least` to `most` (with it) may lie in it."""
+        return (self.low is None or most >= self.low) and (self.high is None or least < self.high)
+
+
+# --- the driver ------------------------------------------------------------------------------------------------------
+
+
+def archived_slices(
+    topic: str, partition: int, ledgers: Sequence[TopicLedger], wanted: Range, partition_bytes: int
+) -> list[ArchivedSlice]:
+    """In topic order; files of a ledger share a task up to `partition_bytes` of its messages. Raises MessageLost."""
+    found: list[ArchivedSlice] = []
+    met = [ledger for ledger in ledgers if ledger.archive and wanted.meets(ledger)]
+    for ledger, manifest in zip(met, read_manifests(topic, met), strict=True):
+        gathered: list[tuple[ArchivedFile, int]] = []
+        size = 0
+        for one, offset in placed(manifest):
+            if not _meets(wanted, ledger, one, offset):
+                continue
+            share = ledger.size * one.rows // max(1, manifest.rows)
+            if gathered and size + share > partition_bytes:
+                found.append(ArchivedSlice(topic, partition, ledger, tuple(gathered), wanted))
+                gathered, size = [], 0
+            gathered.append((one, offset))
+            size += share
+        if gathered:
+            found.append(ArchivedSlice(topic, partition, ledger, tuple(gathered), wanted))
+    return found
+
+
+def read_manifests(topic: str, ledgers: Sequence[TopicLedger]) -> list[LedgerManifest]:
+    """Of archived ledgers, in their order. Raises MessageLost for one that is not there, or of another ledger."""
+    folders = {place: ArchiveFolder(place) for place in {ledger.archive for ledger in ledgers}}
+    if len(ledgers) == 1:
+        return [_manifest(folders[ledgers[0].archive], topic, ledgers[0])]
+    with ThreadPoolExecutor(MANIFESTS_AT_ONCE) as threads:
+        return list(threads.map(lambda ledger: _manifest(folders[ledger.archive], topic, ledger), ledgers))
+
+
+def _manifest(folder: ArchiveFolder, topic: str, ledger: TopicLedger) -> LedgerManifest:
+    with _told(topic, ledger, folder.manifest_path(topic, ledger.position_id)) as lost:
+        manifest = folder.manifest(topic, ledger.position_id)
+        if wrong := manifest.differs_from(topic, ledger):
+            raise lost(wrong)
+    return manifest
+
+
+def placed(manifest: LedgerManifest) -> Iterator[tuple[ArchivedFile, int]]:
+    """The files with the topic-wide offset of the first message in each."""
+    offset = manifest.first_offset
+    for one in manifest.files:
+        yield one, offset
+        offset += one.rows
+
+
+def _meets(wanted: Range, ledger: TopicLedger, one: ArchivedFile, first_offset: int) -> bool:
+    """Whether the file may hold something of it, as far as its manifest tells."""
+    ledger_id = ledger.position_id
+    return (
+        one.rows > 0
+        and wanted.from_offset < first_offset + one.rows
+        and wanted.before_offset > first_offset
+        and wanted.from_position < (ledger_id, one.last_entry + 1, 0)
+        and wanted.before_position > (ledger_id, one.first_entry, 0)
+    )
+
+
+# --- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def read_archived(piece: ArchivedSlice, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Arrow record batches of these columns, in the order of the topic. MessageLost names a file that is not as it was."""
+    folder = ArchiveFolder(piece.ledger.archive)
+    for one, first_offset in piece.files:
+        path = folder.data_path(piece.topic, piece.ledger.position_id, one.name)
+        bounds = bounds_of(piece.wanted, piece.ledger, one, first_offset)
+        with _told(piece.topic, piece.ledger, path), folder.open(path) as source:
+            yield from _read_file(piece, one, source, bounds, columns)
+
+
+def _read_file(
+    piece: ArchivedSlice, one: ArchivedFile, source: Any, bounds: list[Bound], columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    if source.size() != one.bytes:
+        raise OSError(f"it has {source.size()} bytes, and its manifest says {one.bytes}")
+    file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=True)
+    if file.metadata.num_rows != one.rows:
+        raise OSError(f"it has {file.metadata.num_rows} rows, and its manifest says {one.rows}")
+    groups = [number for number in range(file.num_row_groups) if _wanted_group(file, number, bounds)]
+    # At least one column, for the count of rows.
+    read = dict.fromkeys([*(name for name in columns if name in file.schema_arrow.names), "offset"])
+    read |= dict.fromkeys(bound.column for bound in bounds)
+    for batch in file.iter_batches(
+        ROWS_PER_RECORD_BATCH, row_groups=groups, columns=list(read), use_threads=False
+    ):
+        cut = _cut(batch, bounds)
+        if cut.num_rows:
+            yield _shaped(cut, piece, columns)
+
+
+def bounds_of(wanted: Range, ledger: TopicLedger, one: ArchivedFile, first_offset: int) -> list[Bound]:
+    """What of a range cuts into a file; a file that lies wholly in the range is read without looking at its rows."""
+    bounds: list[Bound] = []
+    low_offset = wanted.from_offset if wanted.from_offset > first_offset else None
+    high_offset = wanted.before_offset if wanted.before_offset < first_offset + one.rows else None
+    if (low_offset, high_offset) != (None, None):
+        bounds.append(Bound("offset", low_offset, high_offset))
+    low_time = _time(wanted.from_append_ms) if wanted.from_append_ms > ledger.first_append_ms else None
+    high_time = _time(wanted.before_append_ms) if wanted.before_append_ms <= ledger.last_append_ms else None
+    if (low_time, high_time) != (None, None):
+        bounds.append(Bound("append_time", low_time, high_time))
+    low, high = wanted.from_position, wanted.before_position
+    low_id = _id(low) if low > (ledger.position_id, one.first_entry, 0) else None
+    high_id = _id(high) if high < (ledger.position_id, one.last_entry + 1, 0) else None
+    if (low_id, high_id) != (None, None):
+        bounds.append(Bound("message_id", low_id, high_id))
+    return bounds
+
+
+def _time(time_ms: int) -> datetime:
+    return _EPOCH + timedelta(milliseconds=time_ms)
+
+
+def _id(position: Position) -> bytes:
+    """The beginning of that message's id: ids are big-endian, so they stand before or after it as their bytes do."""
+    return _PLACE.pack(*position)
+
+
+def _wanted_group(file: pq.ParquetFile, number: int, bounds: list[Bound]) -> bool:
+    group = file.metadata.row_group(number)
+    names = {bound.column: bound for bound in bounds}
+    for at in range(group.num_columns):
+        column = group.column(at)
+        bound = names.get(column.path_in_schema)
+        statistics = column.statistics
+        if bound is None or statistics is None or not statistics.has_min_max:
+            continue
+        if not bound.overlaps(statistics.min, statistics.max):
+            return False
+    return True
+
+
+def _cut(batch: pa.RecordBatch, bounds: list[Bound]) -> pa.RecordBatch:
+    mask: Any = None
+    for bound in bounds:
+        column = batch.column(bound.column)
+        for edge, compare in ((bound.low, pc.greater_equal), (bound.high, pc.less)):
+            if edge is not None:
+                inside = compare(column, pa.scalar(edge, column.type))
+                mask = inside if mask is None else pc.and_(mask, inside)
+    return batch if mask is None else batch.filter(mask)
+
+
+def _shaped(batch: pa.RecordBatch, piece: ArchivedSlice, columns: Sequence[str]) -> pa.RecordBatch:
+    """The columns as a read of the bookies has them; topic and partition stand in no file."""
+    constant = {"topic": piece.topic, "partition": piece.partition}
+    fields = [pa.field(name, COLUMNS[name][1]) for name in columns]
+    arrays = [
+        pa.repeat(pa.scalar(constant[field.name], field.type), batch.num_rows)
+        if field.name in constant
+        else batch.column(field.name).cast(field.type)
+        for field in fields
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def first_archived(topic: str, ledger: TopicLedger, wanted: Range) -> tuple[bytes, int] | None:
+    """Message id and offset of the first message of an archived ledger in a range."""
+    for piece in archived_slices(topic, -1, [ledger], wanted, 1):
+        for batch in read_archived(piece, ("message_id", "offset")):
+            return batch.column(0)[0].as_py(), batch.column(1)[0].as_py()
+    return None
+
+
+class _Lost:
+    """Makes the one error of an archived ledger that cannot be read."""
+
+    def __init__(self, topic: str, ledger: TopicLedger, path: str) -> None:
+        self._ledger = ledger
+        self._text = (
+            f"{ledger.messages} messages of {topic} from offset {ledger.first_offset} on (ledger {ledger.position_id}) are "
+            f"archived at {ledger.archive}, and {path} cannot be used"
+        )
+
+    def __call__(self, why: object) -> MessageLost:
+        return MessageLost(
+            f"{self._text}: {why}; bring it back, or read what comes after it with the option "
+            f"start={self._ledger.position_id + 1}:0:0"
+        )
+
+
+@contextlib.contextmanager
+def _told(topic: str, ledger: TopicLedger, path: str) -> Iterator[_Lost]:
+    """Whatever a file system or a damaged file says becomes one error that names the place."""
+    lost = _Lost(topic, ledger, path)
+    try:
+        yield lost
+    except FileNotFoundError:
+        raise lost("it is not there") from None
+    except (OSError, pa.ArrowException) as error:
+        raise lost(str(error).splitlines()[0]) from error
+    except InvalidArgument as error:
+        raise lost(error.message) from None
+
+
+__all__ = [
+    "ArchivedSlice",
+    "Bound",
+    "archived_slices",
+    "bounds_of",
+    "first_archived",
+    "read_archived",
+    "read_manifests",
+]

@@ -1,0 +1,166 @@
+"""What `archive(trim=True)` does with ledgers whose manifests stand: they leave the bookies, the topic says where they are.
+
+1. The broker is asked, without doing anything, how far it would go: subscriptions, readers and leases may need a ledger.
+2. Every file of these ledgers is read again, compared with its digest and counted; whoever wrote it, and whenever.
+3. The broker records the archive's location and lets go of the ledgers (`broker.export.archived`), in one step.
+
+A job that is killed between two steps has changed nothing, or all; another run goes on where it was. Ledgers that cannot be
+trimmed stay, with all after them, since only the beginning of a topic is archived.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from magnetar.client import Client
+from magnetar.proto.commands import ArchiveLedgers
+from magnetar.proto.errors import InvalidArgument
+
+from ..archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
+from ..options import ReadOptions
+from ..plan import TopicLedger
+from ..service import TopicPlan, asking, keep
+
+# Of one request: the broker deletes them one after another, and a topic that rolls over waits for that.
+LEDGERS_AT_ONCE: Final = 100
+# Files are of unequal size, and a task for each would be too many where they are small.
+TASKS_PER_CORE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLedgers:
+    """Archived ledgers of a topic that were to be trimmed and still are at the bookies, from `first` (position id) on.
+
+    `damaged`: their archive is not what it should be; else somebody needs them, and a later run may trim them.
+    """
+
+    topic: str
+    first: int
+    ledgers: int
+    reason: str
+    damaged: bool
+
+
+def trim_topic(
+    spark: SparkSession,
+    options: ReadOptions,
+    folder: ArchiveFolder,
+    plan: TopicPlan,
+    archived: Sequence[tuple[TopicLedger, LedgerManifest]],
+) -> tuple[list[TopicLedger], KeptLedgers | None]:
+    """Trims as many of these ledgers, which are in the topic's order, as can be; also says why not more of them."""
+    trimmed: list[TopicLedger] = []
+    for start in range(0, len(archived), LEDGERS_AT_ONCE):
+        some = archived[start : start + LEDGERS_AT_ONCE]
+        done, kept = _trim(spark, options, folder, plan, some)
+        trimmed += done
+        if kept is not None:
+            first, reason, damaged = kept
+            return trimmed, KeptLedgers(plan.topic, first, len(archived) - len(trimmed), reason, damaged)
+    return trimmed, None
+
+
+Stopped = tuple[int, str, bool]
+
+
+def _trim(
+    spark: SparkSession,
+    options: ReadOptions,
+    folder: ArchiveFolder,
+    plan: TopicPlan,
+    archived: Sequence[tuple[TopicLedger, LedgerManifest]],
+) -> tuple[list[TopicLedger], Stopped | None]:
+    stopped: Stopped | None = None
+    for number, (ledger, manifest) in enumerate(archived):
+        if wrong := manifest.differs_from(plan.topic, ledger):
+            path = folder.manifest_path(plan.topic, ledger.position_id)
+            stopped = (
+                ledger.position_id,
+                f"{path} is of something else: {wrong}; delete it and archive again",
+                True,
+            )
+            archived = archived[:number]
+            break
+    try:
+        answer = _ask(options, folder, plan, archived, dry=True)
+        if answer["kept"] is not None:
+            first, reason = answer["kept"]
+            stopped = (first, reason, False)
+            archived = [pair for pair in archived if pair[0].position_id < first]
+        damaged = _damaged(spark, folder, plan.topic, [manifest for _, manifest in archived])
+        if damaged:
+            first = min(damaged)
+            path = folder.manifest_path(plan.topic, first)
+            reason = f"{damaged[first]}; delete {path}, and the ledger is archived again"
+            stopped = (first, reason, True)
+            archived = list(itertools.takewhile(lambda pair: pair[0].position_id < first, archived))
+        answer = _ask(options, folder, plan, archived, dry=False)
+    except InvalidArgument as refused:
+        return [], (archived[0][0].position_id, refused.message, True)
+    if answer["kept"] is not None:  # somebody came meanwhile
+        first, reason = answer["kept"]
+        stopped = (first, reason, False)
+        archived = [pair for pair in archived if pair[0].position_id < first]
+    return [ledger for ledger, _ in archived], stopped
+
+
+def _ask(
+    options: ReadOptions,
+    folder: ArchiveFolder,
+    plan: TopicPlan,
+    archived: Sequence[tuple[TopicLedger, LedgerManifest]],
+    *,
+    dry: bool,
+) -> dict[str, Any]:
+    if not archived:
+        return {"kept": None}
+    rows = [
+        [manifest.ledger, manifest.stored_ledger, manifest.entries, manifest.rows] for _, manifest in archived
+    ]
+
+    async def work(client: Client) -> dict[str, Any]:
+        await keep(client, plan.topic, plan.lease, options.lease_s)
+        command = ArchiveLedgers(0, plan.topic, folder.location, plan.lease, dry)
+        payload = msgspec.msgpack.encode(rows)
+        answer: dict[str, Any] = await client.request(command, topic=plan.topic, payload=payload)
+        return answer
+
+    return asking(options, work)
+
+
+def _damaged(
+    spark: SparkSession, folder: ArchiveFolder, topic: str, manifests: Sequence[LedgerManifest]
+) -> Mapping[int, str]:
+    """What is wrong with the files of ledgers, by position id; where nothing is, all of it is durable."""
+    found: dict[int, str] = {}
+    files: list[tuple[int, ArchivedFile]] = []
+    for manifest in manifests:
+        if missing := folder.missing(manifest):
+            # As the driver sees it: workers may write to disks of their own.
+            path = folder.data_path(topic, manifest.ledger, missing[0])
+            found[manifest.ledger] = f"{path} is not there, or of another size"
+        else:
+            files += [(manifest.ledger, one) for one in manifest.files]
+            folder.sync_manifest(manifest)
+    place = folder.place
+
+    def check(item: tuple[int, ArchivedFile]) -> str:
+        return ArchiveFolder(place).check_file(topic, *item)
+
+    if files:
+        context = spark.sparkContext
+        tasks = min(len(files), context.defaultParallelism * TASKS_PER_CORE)
+        told = context.parallelize(files, tasks).map(check).collect()
+        for (ledger, _), wrong in zip(files, told, strict=True):
+            if wrong:
+                found.setdefault(ledger, wrong)
+    return found
+
+
+__all__ = ["KeptLedgers", "trim_topic"]

@@ -1,0 +1,246 @@
+"""A piece of an archived ledger reads as the same piece of its entries would, whatever the range and the columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from magnetar.proto.batch import encode_batch
+from magnetar.proto.entry import encode_entry
+from magnetar.proto.errors import MessageLost
+from magnetar.proto.ids import MessageId
+from magnetar.proto.ledger_entry import encode_ledger_entry
+from magnetar.spark import archive_files
+from magnetar.spark.archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
+from magnetar.spark.archived import archived_slices, bounds_of, first_archived, read_archived
+from magnetar.spark.columns import Rows, Source
+from magnetar.spark.jobs.archive import ARCHIVED_COLUMNS, ARROW_SCHEMA, manifest_of
+from magnetar.spark.plan import PAST_ALL, Range, TopicLedger, slices
+from magnetar.spark.schema import COLUMNS
+
+TOPIC = "persistent://public/default/orders"
+LEDGER, STORED, FIRST_OFFSET = 12, 11, 1000
+ENTRIES_PER_FILE = 4
+
+
+class Archived:
+    """A ledger of a dozen entries, as bookies have it and as an archive has it."""
+
+    def __init__(self, path: Path) -> None:
+        rng = random.Random(7)
+        self.path = path
+        self.entries: list[bytes] = []
+        index, time_ms = 0, 5_000
+        for entry_id in range(12):
+            n = rng.randrange(1, 9)
+            batch = encode_batch(
+                [None if rng.random() < 0.2 else b"v%d" % (index + i) for i in range(n)],
+                keys=rng.choice([None, [rng.choice([None, f"k{i}", b"\xff"]) for i in range(n)]]),
+                properties=rng.choice([None, [rng.choice([None, {"a": "b"}]) for _ in range(n)]]),
+                event_times_ms=rng.choice([None, [rng.choice([None, 77]) for _ in range(n)]]),
+                sequence_id=index,
+                publish_time_ms=time_ms - 3,
+            )
+            payload = encode_entry([batch], [n], [0], ["p"], first_index=index, append_time_ms=time_ms)
+            self.entries.append(encode_ledger_entry(STORED, entry_id, -1, 0, payload))
+            index, time_ms = index + n, time_ms + rng.randrange(3)
+        last_ms = time_ms
+        self.ledger = TopicLedger(
+            LEDGER,
+            STORED,
+            FIRST_OFFSET,
+            12,
+            index,
+            900,
+            5_000,
+            last_ms,
+            True,
+            b"",
+            ArchiveFolder(str(path)).location,
+        )
+        folder = ArchiveFolder(str(path))
+        files = []
+        for first in range(0, 12, ENTRIES_PER_FILE):
+            last = first + ENTRIES_PER_FILE - 1
+            batches = self.live(Range(), ARCHIVED_COLUMNS, first, last)
+            files.append(folder.write_file(TOPIC, LEDGER, first, last, ARROW_SCHEMA, batches))
+        self.manifest = manifest_of(TOPIC, self.ledger, tuple(files))
+        folder.write_manifest(self.manifest)
+
+    def live(
+        self, wanted: Range, columns: tuple[str, ...], first: int = 0, last: int = 11
+    ) -> Iterator[pa.RecordBatch]:
+        rows = Rows(columns, Source(TOPIC, -1, LEDGER, FIRST_OFFSET))
+        for entry in self.entries[first : last + 1]:
+            rows.add(entry, wanted)
+        if rows.count:
+            yield rows.take()
+
+    def read(self, wanted: Range, columns: tuple[str, ...]) -> list[pa.RecordBatch]:
+        pieces = archived_slices(TOPIC, -1, [self.ledger], wanted, 1)
+        return [batch for piece in pieces for batch in read_archived(piece, columns)]
+
+    def file(self, number: int = 0) -> Path:
+        return Path(ArchiveFolder(str(self.path)).data_path(TOPIC, LEDGER, self.manifest.files[number].name))
+
+    def change(self, **changed: object) -> None:
+        changed_manifest = dataclasses.replace(self.manifest, **changed)  # type: ignore[arg-type]
+        path = Path(ArchiveFolder(str(self.path)).manifest_path(TOPIC, LEDGER))
+        path.write_text(changed_manifest.to_json())
+
+
+@pytest.fixture
+def archived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archived:
+    # Several row groups a file, so that some are passed over.
+    monkeypatch.setattr(archive_files, "ROW_GROUP_ROWS", 1)
+    return Archived(tmp_path / "archive")
+
+
+def table(batches: list[pa.RecordBatch], columns: tuple[str, ...]) -> pa.Table:
+    schema = pa.schema([pa.field(name, COLUMNS[name][1]) for name in columns])
+    return pa.Table.from_batches(batches, schema)
+
+
+def test_every_column_is_as_a_read_of_the_entries_has_it(archived: Archived) -> None:
+    columns = tuple(COLUMNS)
+    expected = table(list(archived.live(Range(), columns)), columns)
+    assert expected.num_rows == archived.ledger.messages
+    assert table(archived.read(Range(), columns), columns).equals(expected)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_ranges(archived: Archived, seed: int) -> None:
+    rng = random.Random(seed)
+    messages, last_ms = archived.ledger.messages, archived.ledger.last_append_ms
+
+    def one(kind: str, low: int, high: int) -> dict[str, int]:
+        return {
+            name: rng.randrange(low, high)
+            for name in (f"from_{kind}", f"before_{kind}")
+            if rng.random() < 0.6
+        }
+
+    def position() -> tuple[int, int, int]:
+        return (
+            rng.choice([LEDGER - 1, LEDGER, LEDGER, LEDGER, LEDGER + 1]),
+            rng.randrange(13),
+            rng.randrange(9),
+        )
+
+    wanted = Range()
+    if rng.random() < 0.6:
+        wanted = wanted.narrowed(
+            Range(**one("offset", FIRST_OFFSET - 2, FIRST_OFFSET + messages + 2))  # type: ignore[arg-type]
+        )
+    if rng.random() < 0.6:
+        wanted = wanted.narrowed(Range(**one("append_ms", 4_998, last_ms + 3)))  # type: ignore[arg-type]
+    if rng.random() < 0.6:
+        wanted = wanted.narrowed(Range(from_position=position()))
+    if rng.random() < 0.6:
+        wanted = wanted.narrowed(Range(before_position=position()))
+    columns = tuple(rng.sample(list(COLUMNS), rng.randrange(1, len(COLUMNS))))
+    expected = table(list(archived.live(wanted, columns)), columns)
+    found = table(archived.read(wanted, columns), columns)
+    assert found.equals(expected), wanted
+    if wanted.before_position == PAST_ALL:
+        first = first_archived(TOPIC, archived.ledger, wanted)
+        places = ("message_id", "offset")
+        rows = table(list(archived.live(wanted, places)), places).to_pylist()
+        assert first == (tuple(rows[0].values()) if rows else None)
+
+
+def test_files_and_row_groups_outside_are_not_read(
+    archived: Archived, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[list[int]] = []
+    real = pq.ParquetFile.iter_batches
+
+    def reading(self: pq.ParquetFile, *args: object, **named: list[int]) -> object:
+        groups.append(named["row_groups"])
+        return real(self, *args, **named)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", reading)
+    second = FIRST_OFFSET + archived.manifest.files[0].rows
+    for wanted in (
+        Range(from_offset=second + 1, before_offset=second + 2),
+        Range(from_position=(LEDGER, 4, 0), before_position=(LEDGER, 4, 1)),
+    ):
+        (piece,) = archived_slices(TOPIC, -1, [archived.ledger], wanted, 1)
+        assert [one.name for one, _ in piece.files] == [archived.manifest.files[1].name]
+        groups.clear()
+        assert sum(batch.num_rows for batch in read_archived(piece, ("value",))) == 1
+        assert [len(read) for read in groups] == [1]
+    # A file that lies wholly within is read without a look at its rows.
+    file = archived.manifest.files[1]
+    inside = Range(from_offset=second, before_offset=second + file.rows)
+    assert bounds_of(inside, archived.ledger, file, second) == []
+
+
+def test_files_share_tasks_up_to_the_size_asked_for(archived: Archived) -> None:
+    def pieces(size: int) -> list[int]:
+        found = archived_slices(TOPIC, -1, [archived.ledger], Range(), size)
+        return [len(piece.files) for piece in found]
+
+    assert pieces(1) == [1, 1, 1]
+    assert pieces(900) == [3]
+    # Nothing of it is asked of bookies.
+    assert slices(TOPIC, -1, [archived.ledger], Range(), 1, {}) == []
+
+
+def damage(data: bytes) -> bytes:
+    """One bit of a page of values, the size as it was."""
+    at = data.index(b"\x28\xb5\x2f\xfd") + 9
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda one: one.file().unlink(), "it is not there"),
+        (
+            lambda one: one.file().write_bytes(one.file().read_bytes()[:-3]),
+            "it has .* bytes, and its manifest",
+        ),
+        (lambda one: one.file().write_bytes(damage(one.file().read_bytes())), "CRC"),
+        (lambda one: one.file().write_bytes(bytes(one.file().stat().st_size)), "."),
+        (lambda one: one.change(stored_ledger=3), "it says stored ledger 3, and the topic 11"),
+        (lambda one: one.change(files=one.manifest.files[1:]), "its files are not the whole ledger"),
+    ],
+    ids=["gone", "shorter", "damaged", "zeroes", "of another ledger", "a file too few"],
+)
+def test_whatever_is_wrong_with_an_archive_is_one_error_that_names_it(
+    archived: Archived, spoil: Callable[[Archived], None], why: str
+) -> None:
+    spoil(archived)
+    with pytest.raises(MessageLost) as raised:
+        archived.read(Range(), tuple(COLUMNS))
+    messages = archived.ledger.messages
+    assert raised.match(
+        rf"^{messages} messages of {TOPIC} from offset 1000 on \(ledger 12\) are archived at file:///.*, and .* "
+        rf"cannot be used: .*{why}.*start=13:0:0$"
+    )
+
+
+def test_a_manifest_that_is_gone_or_damaged_is_told(archived: Archived) -> None:
+    path = Path(ArchiveFolder(str(archived.path)).manifest_path(TOPIC, LEDGER))
+    path.write_text("{")
+    with pytest.raises(MessageLost, match=r"\.json cannot be used: manifest .* is damaged"):
+        archived.read(Range(), ("value",))
+    path.unlink()
+    with pytest.raises(MessageLost, match=r"\.json cannot be used: it is not there; bring it back"):
+        archived.read(Range(), ("value",))
+    # What is not wanted is not looked at.
+    assert archived.read(Range(from_position=(13, 0, 0)), ("value",)) == []
+
+
+def test_ids_of_an_archive_are_those_of_the_topic(archived: Archived) -> None:
+    (batch, *_) = archived.read(Range(from_position=(LEDGER, 3, 0)), ("message_id",))
+    assert MessageId.from_bytes(batch.column(0)[0].as_py()) == MessageId(LEDGER, 3, 0)
+    assert isinstance(archived.manifest, LedgerManifest)
+    assert isinstance(archived.manifest.files[0], ArchivedFile)
