@@ -72,9 +72,11 @@ async def point_of(place: Place, plan: TopicPlan, timeout_s: float) -> Point:
 
 
 async def point_at(offset: int, plan: TopicPlan, timeout_s: float) -> Point:
-    """The message that has this many before it in the topic; the end if there is none yet."""
+    """The message that has this many before it in the topic; the next one that is left, or the end."""
     for ledger in plan.ledgers:
-        if ledger.first_offset <= offset < ledger.end_offset:
+        if offset < ledger.end_offset:
+            if offset <= ledger.first_offset:
+                return Point(MessageId(ledger.position_id, 0, 0), ledger.first_offset)
             point = await _first_of(Range(from_offset=offset), plan, ledger, timeout_s)
             assert point is not None, (offset, ledger)
             return point
