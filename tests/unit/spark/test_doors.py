@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterator
 
 import pytest
+from pyspark.sql.types import StructType
 
 from magnetar.proto.errors import ConnectionLost, EntryDamaged, InvalidArgument, MagnetarError, TopicNotFound
 from magnetar.spark.data_source import MagnetarDataSource
@@ -90,6 +91,6 @@ def test_rows_that_nobody_wants_any_more_are_closed() -> None:
 
 def test_the_data_source_is_behind_its_door() -> None:
     with pytest.raises(InvalidArgument) as error:
-        MagnetarDataSource({"path": "orders"}).reader(None)
+        MagnetarDataSource({"path": "orders"}).reader(StructType())
     assert "service_url" in error.value.message
     assert len(traceback.extract_tb(error.value.__traceback__)) <= 3

@@ -1,0 +1,78 @@
+"""`pyspark`, `spark-submit` and a plain script: topics are there without registering, with the extra `spark` alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.service import Service
+from support.spark_programs import Program, only_the_spark_extra, spark_environment
+from support.spark_topics import Topics
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180, func_only=True)]
+
+BIN = Path(sys.executable).parent
+SESSION = """
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.getOrCreate()
+"""
+# As a notebook kernel or cron would run it: by its path, in no activated environment.
+UNACTIVATED = """
+import os, sys
+os.environ["PYSPARK_PYTHON"] = sys.executable
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[2]").getOrCreate()
+"""
+# Line by line as into a shell.
+COPY = """
+url, source, target = "{url}", "{source}", "{target}"
+lines = spark.read.format("magnetar").option("service_url", url).load(source)
+rows = lines.selectExpr("key", "upper(string(value)) AS value")
+rows.write.format("magnetar").option("service_url", url).mode("append").save(target)
+print("read back:", spark.read.format("magnetar").option("service_url", url).load(target).count())
+"""
+
+
+@pytest.fixture(scope="module")
+def said(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What each said; they run at the same time, for most of it is waiting for a JVM."""
+    Topics(service).produce("lines", [b"one", b"two", b"three"])
+    folder = tmp_path_factory.mktemp("shells")
+    blocked = str(only_the_spark_extra(folder / "blocked"))
+    activated = spark_environment(folder, [BIN], PYTHONPATH=blocked)
+    bare = spark_environment(folder, [], PYTHONPATH=blocked)
+    # Told that it is interactive it reads its start-up file, as at a terminal; so it would wait for lines there.
+    shell = {**activated, "PYSPARK_DRIVER_PYTHON_OPTS": "-i"}
+
+    def copying(target: str) -> str:
+        return COPY.format(url=service.url, source="lines", target=target)
+
+    (folder / "submitted.py").write_text(SESSION + copying("by-submit"))
+    (folder / "plain.py").write_text(UNACTIVATED + copying("by-script"))
+    programs = {
+        "by-shell": Program(["pyspark", "--master", "local[2]"], folder, shell, copying("by-shell")),
+        "by-submit": Program(["spark-submit", "--master", "local[2]", "submitted.py"], folder, activated),
+        "by-script": Program([sys.executable, "plain.py"], folder, bare),
+    }
+    try:
+        yield {target: program.result(150) for target, program in programs.items()}
+    finally:
+        for program in programs.values():
+            program.kill()
+
+
+@pytest.mark.parametrize("target", ["by-shell", "by-submit", "by-script"])
+def test_reads_and_writes_a_topic(said: dict[str, str], topics: Topics, target: str) -> None:
+    assert "read back: 3" in said[target], said[target][-6000:]
+    assert sorted(topics.values(target)) == [b"ONE", b"THREE", b"TWO"]  # type: ignore[type-var]
+
+
+def test_nothing_of_ours_warns_on_the_screen(said: dict[str, str]) -> None:
+    for text in said.values():
+        lines = [line for line in text.splitlines() if "Warning" in line or "magnetar" in line.lower()]
+        assert [
+            line for line in lines if not line.lstrip().startswith((">>>", "...")) and " INFO " not in line
+        ] == []
