@@ -138,8 +138,8 @@ class Packer:
         largest = pc.max(sizes).as_py() or 0
         if largest > self._max_message_bytes:
             raise InvalidArgument(
-                f"a row to write has {largest} bytes of value and key, and a message at most {self._max_message_bytes}; "
-                "store large values elsewhere and write where they are"
+                f"a row to write has {largest} bytes of value and key, and a message at most {self._max_message_bytes}, the "
+                "option max_message_bytes; write where large values are stored, or raise it, up to the broker's"
             )
         for start, length in _cuts(sizes):
             yield self._entry(rows.slice(start, length), now_ms)

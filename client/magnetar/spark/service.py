@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 from magnetar.client import Client, connect
 from magnetar.ledger.directory import parse_address
 from magnetar.proto.commands import KeepLedgers, TopicLedgers
-from magnetar.proto.errors import MagnetarError, MessageLost
+from magnetar.proto.errors import MagnetarError, MessageLost, RetryableError
 from magnetar.proto.ids import TopicName
 
 from .options import ReadOptions, WriteOptions
@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 LEDGERS_PER_REQUEST = 1000
 RENEWALS_PER_LEASE = 4
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
 
 
 class TopicPlan(NamedTuple):
@@ -47,19 +49,41 @@ class TopicPlan(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def connected(options: ReadOptions | WriteOptions) -> AsyncIterator[Client]:
-    """A client of the service. Raises ConnectionLost, which names the address."""
-    async with connect(options.service_url, operation_timeout=options.timeout_s, name="spark") as client:
+    """A client of the service; one that is being restarted is waited for. Raises ConnectionLost, which names the address."""
+
+    async def opened() -> Client:
+        return await connect(options.service_url, operation_timeout=options.timeout_s, name="spark")
+
+    async with await _again(opened, options.timeout_s) as client:
         yield client
 
 
 def asking(options: ReadOptions | WriteOptions, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Runs `work` on a loop of its own, for the calls that Spark makes without one."""
+    """Runs `work` on a loop of its own, for the calls that Spark makes without one.
+
+    Spark repeats tasks and not these calls: an error in one ends the query. So what may succeed later is done again until
+    timeout_s is over, with the service or a bookie being restarted meanwhile: `work` may be repeated.
+    """
 
     async def run() -> T:
-        async with connected(options) as client:
+        async with connect(options.service_url, operation_timeout=options.timeout_s, name="spark") as client:
             return await work(client)
 
-    return asyncio.run(run())
+    return asyncio.run(_again(run, options.timeout_s))
+
+
+async def _again(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    loop = asyncio.get_running_loop()
+    deadline, pause_s = loop.time() + timeout_s, FIRST_PAUSE_S
+    while True:
+        try:
+            return await attempt()
+        except RetryableError as error:
+            if loop.time() + pause_s > deadline:
+                raise
+            _log.info("asked again in %g s: %s", pause_s, error)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 async def topic_names(client: Client, options: ReadOptions) -> list[str]:

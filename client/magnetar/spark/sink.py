@@ -9,6 +9,7 @@ goes with the discard that follows it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,13 +24,19 @@ from pyspark.sql.types import StructType
 from magnetar.client import Client
 from magnetar.proto.commands import AttachLedgers, DiscardStaged
 from magnetar.proto.compression import Compression
+from magnetar.proto.errors import MagnetarError, RetryableError
 
 from .doors import doors
 from .options import WriteOptions
 from .packing import Packer, check_written
 from .service import asking, connected
-from .staged import staged_ledger
+from .staged import DISCARD_TIMEOUT_S, staged_ledger
 from .values import ColumnEncoder
+
+_log = logging.getLogger(__name__)
+
+# Of a batch write, which nobody repeats under its name but the client that waits for the answer.
+ONE_SHOT_REMEMBERED_MS = 24 * 3600 * 1000
 
 
 @dataclass
@@ -69,23 +76,24 @@ async def _write(
         return WrittenLedger(query, batch, -1, 0, 0, 0)
     context = TaskContext.get()
     part = context.partitionId() if context else 0
-    packer = Packer(
-        f"spark-{query}-{part}",
-        Compression.parse(options.compression),
-        options.max_message_bytes,
-        None if options.value_format == "binary" else ColumnEncoder(options),
-    )
     async with (
         connected(options) as client,
         staged_ledger(client, options.topic, transaction_of(query, batch), options.timeout_s) as ledger,
     ):
+        packer = Packer(
+            f"spark-{query}-{part}",
+            Compression.parse(options.compression),
+            min(options.max_message_bytes, ledger.max_message_bytes),
+            None if options.value_format == "binary" else ColumnEncoder(options),
+        )
         first_ms = last_ms = _now_ms()
         one: pa.RecordBatch | None = first
         while one is not None:
             last_ms = max(last_ms, _now_ms())
             for entry in packer.pack(one, last_ms):
                 await ledger.append(entry.payload)
-            one = next(rows, None)
+            # In a thread: while Spark computes the next rows, however long, what is staged goes on being renewed.
+            one = await asyncio.to_thread(next, rows, None)
         await ledger.close()
         return WrittenLedger(query, batch, ledger.ledger_id, packer.messages, first_ms, last_ms)
 
@@ -94,8 +102,13 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def attach(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> bool:
-    """Publishes what the tasks wrote; False if this batch was published before. In the order of the tasks."""
+def attach(
+    options: WriteOptions, messages: Sequence[WriterCommitMessage | None], remember_ms: int = 0
+) -> bool:
+    """Publishes what the tasks wrote; False if this batch was published before. In the order of the tasks.
+
+    `remember_ms`: how long the topic remembers that it has this batch; 0: as long as the broker's settings say.
+    """
     written = [message for message in messages if isinstance(message, WrittenLedger)]
     ledgers = [message for message in written if message.ledger_id >= 0]
     if not ledgers:
@@ -104,11 +117,14 @@ def attach(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]
 
     async def run(client: Client) -> bool:
         rows = [[one.ledger_id, one.messages, one.first_ms, one.last_ms] for one in ledgers]
-        command = AttachLedgers(0, options.topic, query, batch)
+        command = AttachLedgers(0, options.topic, query, batch, remember_ms)
         done = await client.request(command, topic=options.topic, payload=msgpack.packb(rows))
-        await client.request(
-            DiscardStaged(0, options.topic, transaction_of(query, batch)), topic=options.topic
-        )
+        # The batch is there: what tasks wrote that failed, or ran twice, is tidied up, but not at any price.
+        try:
+            async with asyncio.timeout(DISCARD_TIMEOUT_S):
+                await _discard(client, options, query, batch)
+        except (MagnetarError, TimeoutError) as error:
+            _log.warning("staged ledgers of %s are left to the sweep: %s", options.topic, error)
         return bool(done["attached"])
 
     return asking(options, run)
@@ -117,12 +133,12 @@ def attach(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]
 def discard(options: WriteOptions, query: str, batch: int) -> None:
     """Deletes what the tasks of a batch wrote."""
 
-    async def run(client: Client) -> None:
-        await client.request(
-            DiscardStaged(0, options.topic, transaction_of(query, batch)), topic=options.topic
-        )
+    asking(options, lambda client: _discard(client, options, query, batch))
 
-    asking(options, run)
+
+async def _discard(client: Client, options: WriteOptions, query: str, batch: int) -> None:
+    command = DiscardStaged(0, options.topic, transaction_of(query, batch))
+    await client.request(command, topic=options.topic)
 
 
 @doors("write", "commit", "abort")
@@ -140,7 +156,13 @@ class TopicWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when all tasks succeeded."""
-        attach(self._options, messages)
+        try:
+            attach(self._options, messages, ONE_SHOT_REMEMBERED_MS)
+        except RetryableError as error:
+            raise type(error)(
+                f"{error.message} (whether the rows are in {self._options.topic} is not known: look before you write again)",
+                **error.details,
+            ) from error
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when one did not."""

@@ -110,7 +110,8 @@ def _ledger(path: str) -> int:
 class StagedLedger:
     """Appends entries and says what became of them all."""
 
-    def __init__(self, writer: LedgerWriter) -> None:
+    def __init__(self, writer: LedgerWriter, max_message_bytes: int) -> None:
+        self.max_message_bytes = max_message_bytes  # what the broker takes, and its consumers expect
         self.ledger_id = writer.ledger_id
         self.closed = False  # and all of it is confirmed
         self._writer = writer
@@ -161,7 +162,9 @@ async def staged_ledger(
         )
         keeping = asyncio.create_task(_keep(client, topic, transaction))
         metadata = LedgerMetadata.decode(made["metadata"], made["ledger"])
-        staged = StagedLedger(ledgers.adopt(made["ledger"], metadata, made["version"]))
+        staged = StagedLedger(
+            ledgers.adopt(made["ledger"], metadata, made["version"]), made["max_message_bytes"]
+        )
         try:
             yield staged
         finally:

@@ -206,6 +206,7 @@ class Staging:
             "metadata": found.value,
             "bookies": named,
             "writable": writable_bookies(bookies),
+            "max_message_bytes": self._settings.max_message_bytes,
         }
 
     async def put(self, stored_id: int, version: int, value: bytes) -> int:
