@@ -76,7 +76,7 @@ def parse_schema(option: str, text: str) -> StructType:
     try:
         if text.lstrip().startswith("{"):
             told = StructType.fromJson(json.loads(text))
-            return StructType([StructField(one.name, _nullable(one.dataType)) for one in told.fields])
+            return StructType([StructField(one.name, nullable(one.dataType)) for one in told.fields])
         return _Parser(text).schema()
     except _Wrong as wrong:
         raise InvalidArgument(
@@ -205,14 +205,15 @@ def _tokens(text: str) -> Iterator[_Token]:
     yield _Token("end", "", len(text))
 
 
-def _nullable(data_type: DataType) -> DataType:
+def nullable(data_type: DataType) -> DataType:
+    """The type whose fields, elements and values may all be null."""
     if isinstance(data_type, StructType):
-        return StructType([StructField(one.name, _nullable(one.dataType)) for one in data_type.fields])
+        return StructType([StructField(one.name, nullable(one.dataType)) for one in data_type.fields])
     if isinstance(data_type, ArrayType):
-        return ArrayType(_nullable(data_type.elementType))
+        return ArrayType(nullable(data_type.elementType))
     if isinstance(data_type, MapType):
-        return MapType(_nullable(data_type.keyType), _nullable(data_type.valueType))
+        return MapType(nullable(data_type.keyType), nullable(data_type.valueType))
     return data_type
 
 
-__all__ = ["parse_schema"]
+__all__ = ["nullable", "parse_schema"]

@@ -38,6 +38,8 @@ from pyspark.sql.types import (
 
 from magnetar.proto.errors import InvalidArgument
 
+from .ddl import nullable, parse_schema
+
 if TYPE_CHECKING:
     from .options import ReadOptions
     from .values import ValueFields
@@ -91,6 +93,11 @@ def chosen_columns(schema: StructType, options: ReadOptions) -> RowColumns:
     """
     of_value: list[StructField] = []
     for field in schema.fields:
+        if not field.nullable or field.dataType != nullable(field.dataType):
+            raise InvalidArgument(
+                f"column {field.name!r} is NOT NULL, it or something in it, and what is read of a topic may be null; "
+                "leave that out (in a StructType: nullable=True)"
+            )
         if field.name not in COLUMNS:
             of_value.append(field)
         elif field.dataType != COLUMNS[field.name][0]:
@@ -138,8 +145,6 @@ def _declared(options: ReadOptions) -> StructType:
         whole = from_arrow_type(AvroSchema(options.value_schema).arrow, prefer_timestamp_ntz=True)
         assert isinstance(whole, StructType)
         return whole
-    from .ddl import parse_schema
-
     return parse_schema("value_schema", options.value_schema)
 
 

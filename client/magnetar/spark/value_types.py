@@ -64,7 +64,7 @@ class JsonFloat(ValueType):
 
     def to_arrow(self, objects: list[Any]) -> pa.Array:
         if str in {*map(type, objects)}:
-            objects = [_float(one) if type(one) is str else one for one in objects]
+            objects = [float(one) if type(one) is str else one for one in objects]
         return pa.array(objects, self.arrow)
 
     def to_python(self, column: pa.Array) -> list[Any]:
@@ -72,10 +72,6 @@ class JsonFloat(ValueType):
         if pc.all(pc.is_finite(column)).as_py() is False:
             return [one if one is None or math.isfinite(one) else _word(one) for one in objects]
         return objects
-
-
-def _float(word: str) -> float:
-    return float(word.replace("INF", "Infinity"))
 
 
 def _word(number: float) -> str:
@@ -123,11 +119,9 @@ class IsoTime(ValueType):
         if not isinstance(told, str):
             return EPOCH + timedelta(seconds=told)
         time = datetime.fromisoformat(told)
-        if self.arrow.tz is not None:
-            return time if time.tzinfo else time.replace(tzinfo=UTC)
-        if time.tzinfo:
+        if time.tzinfo and self.arrow.tz is None:
             raise ValueError(f"{told!r} has a zone, and a timestamp_ntz has none")
-        return time
+        return time  # one without a zone is UTC to Arrow
 
     def to_python(self, column: pa.Array) -> list[Any]:
         return super().to_python(self.texts(column))
@@ -226,10 +220,14 @@ class Record(ValueType):
 
     def columns(self, objects: list[Any]) -> list[pa.Array]:
         """A column of each field; all null where the record is."""
+        return [kind.to_arrow(column) for kind, column in self.taken_apart(objects)]
+
+    def taken_apart(self, objects: list[Any]) -> Iterator[tuple[ValueType, list[Any]]]:
+        """The fields of records, field by field."""
         blank = self.blank
         present = [blank if one is None else one for one in objects]
-        types = self.fields.values()
-        return [one.to_arrow(list(map(getter, present))) for getter, one in zip(self.getters, types)]
+        for getter, kind in zip(self.getters, self.fields.values()):
+            yield kind, list(map(getter, present))
 
     def records(self, names: Sequence[str], columns: Sequence[pa.Array]) -> Iterator[Any]:
         """What an encoder takes, row by row."""

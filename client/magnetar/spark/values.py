@@ -23,7 +23,7 @@ from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
 
 from .schema import COLUMNS
-from .value_types import Record, struct_type
+from .value_types import Record, ValueType, struct_type
 
 if TYPE_CHECKING:
     from .options import WriteOptions
@@ -106,8 +106,10 @@ class ValueDecoder:
         try:
             return self._record.columns(objects), bad
         except _BAD:
-            self._sift(objects, 0, len(objects), bad)
-            return self._record.columns(objects), bad
+            for kind, column in self._record.taken_apart(objects):
+                _sift(kind, column, 0, bad)
+            # What is wrong in one column makes all of them null.
+            return self._record.columns([None if row in bad else one for row, one in enumerate(objects)]), bad
 
     def _presentable(self, values: Sequence[bytes | None]) -> Sequence[bytes | None]:
         """With what stands for null."""
@@ -129,18 +131,18 @@ class ValueDecoder:
             bad[row] = _reason(error)
             return None
 
-    def _sift(self, objects: list[Any], start: int, end: int, bad: dict[int, str]) -> None:
-        """Finds by halving which of the rows are no columns' rows, and blanks them."""
-        try:
-            self._record.columns(objects[start:end])
-        except _BAD as error:
-            if end - start == 1:
-                objects[start] = None
-                bad[start] = _reason(error)
-                return
-            middle = (start + end) // 2
-            self._sift(objects, start, middle, bad)
-            self._sift(objects, middle, end, bad)
+
+def _sift(kind: ValueType, column: list[Any], first: int, bad: dict[int, str]) -> None:
+    """Finds by halving which rows make it no column of its type; `first` is the number of its first row."""
+    try:
+        kind.to_arrow(column)
+    except _BAD as error:
+        if len(column) == 1:
+            bad[first] = _reason(error)
+            return
+        middle = len(column) // 2
+        _sift(kind, column[:middle], first, bad)
+        _sift(kind, column[middle:], first + middle, bad)
 
 
 def _in_quotes(match: re.Match[bytes]) -> bytes:
@@ -158,6 +160,7 @@ class ValueEncoder:
     """
 
     def __init__(self, value_format: str, value_schema: str, columns: pa.DataType) -> None:
+        self._format = value_format
         self._record: Record
         if value_format == "avro":
             from .avro import AvroSchema
@@ -175,15 +178,15 @@ class ValueEncoder:
             )
 
     def encode(self, names: Sequence[str], columns: Sequence[pa.Array]) -> pa.Array:
-        """The values. Raises InvalidArgument for what a schema of Avro does not allow."""
+        """The values. Raises InvalidArgument for what the schema or the format does not allow."""
         try:
             return pa.array(list(map(self._encode, self._record.records(names, columns))), pa.binary())
         except InvalidArgument:
             raise
         except _BAD as error:
+            wanted = "the option value_schema wants it" if self._format == "avro" else self._format
             raise InvalidArgument(
-                f"a row to write cannot be encoded as the option value_schema says: {_reason(error)}; "
-                "correct the rows or the schema"
+                f"a row to write cannot be encoded as {wanted}: {_reason(error)}; correct the rows (or the schema)"
             ) from error
 
 
@@ -207,7 +210,7 @@ class ColumnEncoder:
         self._encoder: ValueEncoder | None = None
 
     def with_value(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of the message: with the value that is made of the others. Raises InvalidArgument."""
+        """The message's own columns and the topic's, with the value that is made of the others. Raises InvalidArgument."""
         prefix = self._options.value_prefix
         columns = value_columns(rows.schema.names, prefix)
         arrays = [rows.column(name) for name in columns]
@@ -216,7 +219,7 @@ class ColumnEncoder:
             fields = pa.struct([pa.field(name, one.type) for name, one in zip(names, arrays)])
             self._encoder = ValueEncoder(self._options.value_format, self._options.value_schema, fields)
         values = self._encoded(self._encoder, names, arrays, rows)
-        kept = [name for name in rows.schema.names if name in COLUMNS and name != "value"]
+        kept = [name for name in rows.schema.names if name not in (*columns, "value")]
         return pa.RecordBatch.from_arrays(
             [*(rows.column(name) for name in kept), values], names=[*kept, "value"]
         )

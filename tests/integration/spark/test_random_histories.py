@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from magnetar.proto.ids import MessageId
 from magnetar.spark.batch_source import TopicReader
 from magnetar.spark.options import ReadOptions, WriteOptions
+from magnetar.spark.schema import RowColumns
 from magnetar.spark.sink import attach, write_task
 from magnetar.spark.stream_source import TopicStreamReader
 from support.service import Service
@@ -110,13 +111,13 @@ class History:
             start, end = str(low.append_time), str(high.append_time)
             expected = [row for row in model if low.append_time <= row.append_time < high.append_time]
         reader = TopicReader(
-            self.options(start=json.dumps({name: start}), end=json.dumps({name: end})), COLUMNS
+            self.options(start=json.dumps({name: start}), end=json.dumps({name: end})), RowColumns(COLUMNS)
         )
         assert rows_of(reader).get(name, []) == expected, (start, end)
 
     def stored(self) -> dict[str, list[Stored]]:
         """All there is, which must be what was confirmed, in its order."""
-        found = rows_of(TopicReader(self.options(), COLUMNS))
+        found = rows_of(TopicReader(self.options(), RowColumns(COLUMNS)))
         for name in self.names:
             found.setdefault(name, [])
             assert [row.value for row in found[name]] == self.values[name]
@@ -150,7 +151,7 @@ class Query:
         self.seen: dict[str, list[Stored]] = {name: [] for name in history.names}
 
     def restart(self) -> None:
-        self.reader = TopicStreamReader(self.history.options(), COLUMNS)
+        self.reader = TopicStreamReader(self.history.options(), RowColumns(COLUMNS))
 
     def limit(self) -> ReadLimit:
         rng = self.history.rng

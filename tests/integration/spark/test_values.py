@@ -105,7 +105,8 @@ def _ddl(schema: StructType) -> str:
 
 
 def test_bad_values_and_tombstones(topics: Topics, read: Read) -> None:
-    topics.produce("mixed", [b'{"id": 1}', b"{", None, b'{"id": 2, "more": []}'], per_entry=2)
+    values = [b'{"id": 1}', b"{", None, b'{"id": 2, "more": []}']
+    topics.produce("mixed", [Sent(value) for value in values], per_entry=2)
     with pytest.raises(
         Exception, match=r"InvalidArgument: the value of message \d+:0:1 of persistent://public/.*mixed"
     ) as told:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import ArrayType, LongType, MapType, StructField, StructType
 
 from magnetar.proto.batch import decode_batch
 from magnetar.proto.compression import Compression
@@ -163,6 +163,19 @@ def test_schemas_that_cannot_be_read_by(options: dict[str, str], told: str) -> N
 def test_wishes_that_cannot_be_met(options: dict[str, str], ddl: str, told: str) -> None:
     with pytest.raises(InvalidArgument, match=told):
         chosen_columns(columns(ddl), reading(**options))
+
+
+@pytest.mark.parametrize("name", ["offset", "id"])
+def test_nothing_that_is_read_is_never_null(name: str) -> None:
+    inner = StructType([StructField("x", LongType(), nullable=False)])
+    for field in (
+        StructField(name, LongType(), nullable=False),
+        StructField(name, inner),
+        StructField(name, ArrayType(LongType(), containsNull=False)),
+        StructField(name, MapType(LongType(), inner)),
+    ):
+        with pytest.raises(InvalidArgument, match=f"column '{name}' is NOT NULL.*nullable=True"):
+            chosen_columns(StructType([field]), reading())
 
 
 def writing(value_format: str = "json", **options: str) -> WriteOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -97,6 +98,74 @@ def test_what_is_encoded_comes_back(value_format: str, part: slice) -> None:
     spark_type = from_arrow_type(fields, prefer_timestamp_ntz=True)
     assert isinstance(spark_type, StructType)
     assert to_arrow_schema(spark_type, timezone="UTC").equals(found.schema)
+
+
+def random_type(rng: random.Random, depth: int = 0) -> pa.DataType:
+    kinds = [
+        pa.bool_(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.decimal128(12, 3),
+        pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us"),
+    ]  # fmt: skip
+    kind = rng.randrange(14) if depth < 3 else rng.randrange(11)
+    if kind < 11:
+        return kinds[kind]
+    if kind == 11:
+        return pa.list_(pa.field("element", random_type(rng, depth + 1)))
+    if kind == 12:
+        return pa.map_(pa.string(), random_type(rng, depth + 1))
+    return pa.struct([pa.field(f"f{n}", random_type(rng, depth + 1)) for n in range(rng.randrange(1, 4))])
+
+
+def random_object(rng: random.Random, kind: pa.DataType) -> Any:
+    if rng.random() < 0.25:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: random_object(rng, field.type) for field in kind}
+    if pa.types.is_map(kind):
+        return [(f"k{n}", random_object(rng, kind.item_type)) for n in range(rng.randrange(3))]
+    if pa.types.is_list(kind):
+        return [random_object(rng, kind.value_type) for _ in range(rng.randrange(4))]
+    if pa.types.is_decimal(kind):
+        return Decimal(rng.randrange(-(10**12) + 1, 10**12)).scaleb(-3)
+    if pa.types.is_date(kind):
+        return date.fromordinal(rng.randrange(1, date.max.toordinal()))
+    if pa.types.is_timestamp(kind):
+        time = datetime(1, 1, 1) + timedelta(microseconds=rng.randrange(10**6 * 86400 * 3_650_000))
+        return time.replace(tzinfo=UTC) if kind.tz else time
+    if pa.types.is_floating(kind):
+        return rng.choice([math.nan, math.inf, -math.inf, 0.0, -0.0, rng.randrange(-1000, 1000) / 8])
+    if pa.types.is_integer(kind):
+        return rng.randrange(-(1 << (kind.bit_width - 1)), 1 << (kind.bit_width - 1))
+    if pa.types.is_boolean(kind):
+        return rng.random() < 0.5
+    text = "".join(
+        map(chr, rng.choices([0, 9, 10, 34, 92, 97, 0x7F, 0xFC, 0x2028, 0x4E16, 0x1F600], k=rng.randrange(6)))
+    )
+    return text if pa.types.is_string(kind) else rng.randbytes(rng.randrange(9))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_rows_of_random_types_come_back(seed: int) -> None:
+    rng = random.Random(seed)
+    fields = pa.struct([pa.field(f"c{n}", random_type(rng)) for n in range(rng.randrange(1, 6))])
+    names = tuple(field.name for field in fields)
+    given = [
+        {field.name: random_object(rng, field.type) for field in fields} for _ in range(rng.randrange(1, 40))
+    ]
+    rows = pa.RecordBatch.from_pylist(given, schema=pa.schema(list(fields)))
+    start = rng.randrange(rows.num_rows)
+    part = rows.slice(start, rng.randrange(rows.num_rows - start + 1))
+    for value_format in ("json", "msgpack", "avro"):
+        text = json.dumps(derived(fields)) if value_format == "avro" else ""
+        values = ValueEncoder(value_format, text, fields).encode(names, part.columns).to_pylist()
+        spoilt = rng.randrange(len(values) + 1)
+        values.insert(spoilt, b"\xc1")  # is of none of the formats
+        columns, bad = ValueDecoder(ValueFields(value_format, fields, names, text, "null")).decode(values)
+        assert [*bad] == [spoilt]
+        found = pa.RecordBatch.from_arrays(columns, schema=pa.schema(list(fields)))
+        found.validate(full=True)
+        back = found.to_pylist()
+        assert back.pop(spoilt) == dict.fromkeys(names)
+        assert repr(back) == repr(part.to_pylist())
 
 
 def test_json_of_others() -> None:
