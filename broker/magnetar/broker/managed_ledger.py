@@ -312,14 +312,11 @@ class ManagedLedger(Generic[T]):
         self.check_served()
         async with self._list_lock:
             self.check_served()
-            before = self.list.record.ledgers
             try:
                 result = await work()
             except VersionConflict as conflict:
                 self._fence(conflict)
                 raise TopicNotServed(f"topic {self.name} was taken over; look it up again") from conflict
-            if self.list.record.ledgers is not before:
-                self._events.rolled()
             await self._delete_trimmed()
         return result
 

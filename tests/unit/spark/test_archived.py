@@ -21,8 +21,10 @@ from magnetar.spark.archive_files import ArchivedFile, ArchiveFolder, LedgerMani
 from magnetar.spark.archived import archived_slices, bounds_of, first_archived, read_archived
 from magnetar.spark.columns import Rows, Source
 from magnetar.spark.jobs.archive import ARCHIVED_COLUMNS, ARROW_SCHEMA, manifest_of
+from magnetar.spark.places import Point, end_of, point_at
 from magnetar.spark.plan import PAST_ALL, Range, TopicLedger, slices
 from magnetar.spark.schema import COLUMNS
+from magnetar.spark.service import TopicPlan
 
 TOPIC = "persistent://public/default/orders"
 LEDGER, STORED, FIRST_OFFSET = 12, 11, 1000
@@ -36,7 +38,7 @@ class Archived:
         rng = random.Random(7)
         self.path = path
         self.entries: list[bytes] = []
-        index, time_ms = 0, 5_000
+        index, time_ms, last_ms = 0, 5_000, 0
         for entry_id in range(12):
             n = rng.randrange(1, 9)
             batch = encode_batch(
@@ -49,8 +51,8 @@ class Archived:
             )
             payload = encode_entry([batch], [n], [0], ["p"], first_index=index, append_time_ms=time_ms)
             self.entries.append(encode_ledger_entry(STORED, entry_id, -1, 0, payload))
+            last_ms = time_ms
             index, time_ms = index + n, time_ms + rng.randrange(3)
-        last_ms = time_ms
         self.ledger = TopicLedger(
             LEDGER,
             STORED,
@@ -155,6 +157,14 @@ def test_ranges(archived: Archived, seed: int) -> None:
         assert first == (tuple(rows[0].values()) if rows else None)
 
 
+def test_edges_in_time(archived: Archived) -> None:
+    columns = ("offset",)
+    for time_ms in range(4_999, archived.ledger.last_append_ms + 2):
+        for wanted in (Range(from_append_ms=time_ms), Range(before_append_ms=time_ms)):
+            expected = table(list(archived.live(wanted, columns)), columns)
+            assert table(archived.read(wanted, columns), columns).equals(expected), wanted
+
+
 def test_files_and_row_groups_outside_are_not_read(
     archived: Archived, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +247,18 @@ def test_a_manifest_that_is_gone_or_damaged_is_told(archived: Archived) -> None:
         archived.read(Range(), ("value",))
     # What is not wanted is not looked at.
     assert archived.read(Range(from_position=(13, 0, 0)), ("value",)) == []
+
+
+async def test_an_offset_in_a_hole_is_the_next_message_that_is_left(archived: Archived) -> None:
+    """Ledgers that were trimmed before they were archived leave one; a bounded batch must not run to the end."""
+    behind = TopicLedger(20, 20, FIRST_OFFSET + 500, 9, 40, 90, 1, 2, True, b"")
+    last = behind._replace(position_id=30, first_offset=behind.end_offset, closed=False)
+    plan = TopicPlan(TOPIC, [archived.ledger, behind, last], (30, 9, 0), {}, "")
+    assert await point_at(FIRST_OFFSET + 300, plan, 1) == Point(MessageId(20, 0, 0), FIRST_OFFSET + 500)
+    assert await point_at(behind.end_offset, plan, 1) == Point(MessageId(30, 0, 0), behind.end_offset)
+    assert await point_at(last.end_offset, plan, 1) == end_of(plan)
+    inside = await point_at(FIRST_OFFSET + 3, plan, 1)
+    assert (inside.id.ledger, inside.offset) == (LEDGER, FIRST_OFFSET + 3)
 
 
 def test_ids_of_an_archive_are_those_of_the_topic(archived: Archived) -> None:
