@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from magnetar.client import connect
 from magnetar.proto.ids import TopicName
 
 from .session import EXIT_USAGE, fail, print_json
+from .tables import print_table, text
 
 
 def confirm(question: str, yes: bool, *, refusal: str = "this deletes data: say --yes") -> None:
@@ -42,14 +42,14 @@ async def topic_stats(url: str, topic: str, *, as_json: bool) -> None:
         print_json(stats)
         return
     figures = [
-        (name.replace("_", " "), _text(value))
+        (name.replace("_", " "), text(value))
         for name, value in stats.items()
         if not isinstance(value, list | dict)
     ]
-    _print_table("", ("", ""), figures, right=(1,))
+    print_table("", ("", ""), figures, right=(1,))
     if stats.get("producers"):
-        _print_table(
-            "producers", ("name", "epoch"), [(p["name"], _text(p["epoch"])) for p in stats["producers"]]
+        print_table(
+            "producers", ("name", "epoch"), [(p["name"], text(p["epoch"])) for p in stats["producers"]]
         )
     if stats.get("subscriptions"):
         _print_subscriptions(stats["subscriptions"])
@@ -84,31 +84,12 @@ def _print_subscriptions(subscriptions: dict[str, dict[str, Any]]) -> None:
         (
             name,
             str(found["type"]) + ("" if found.get("durable", True) else ", reader"),
-            _text(found.get("backlog_messages", 0)),
-            _text(sum(consumer.get("unacked_messages", 0) for consumer in found.get("consumers", []))),
-            _text(found.get("acknowledged_messages", 0)),
-            _text(len(found.get("consumers", []))),
+            text(found.get("backlog_messages", 0)),
+            text(sum(consumer.get("unacked_messages", 0) for consumer in found.get("consumers", []))),
+            text(found.get("acknowledged_messages", 0)),
+            text(len(found.get("consumers", []))),
         )
         for name, found in subscriptions.items()
     ]
     columns = ("name", "type", "backlog", "unacknowledged", "acknowledged", "consumers")
-    _print_table("subscriptions", columns, rows, right=(2, 3, 4, 5))
-
-
-def _text(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def _print_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
-) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=title or None, title_justify="left", show_header=any(columns))
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    Console().print(table)
+    print_table("subscriptions", columns, rows, right=(2, 3, 4, 5))

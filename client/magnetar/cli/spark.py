@@ -1,6 +1,6 @@
 """`magnetar spark JOB`: names, options and help of the pipeline's jobs. The work is in spark_jobs and magnetar.spark.jobs.
 
-Nothing here imports Spark: half a gigabyte that most installations do not have.
+Nothing here imports Spark: half a gigabyte that most installations do not have. Help texts break where their lines do.
 """
 
 from __future__ import annotations
@@ -14,31 +14,57 @@ from .options import DEFAULT_URL, Json, Topic, Url
 spark_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Batch work on topics, on Spark: archive, audit, compact, replay, rollup.",
+    help="""Batch work on topics, on Spark: archive, audit, compact, replay, rollup.
+
+    Spark runs on this machine, inside the command, unless --master names a
+    cluster. It needs the extra (pip install 'magnetar\\[spark]') and Java 17 or
+    newer. Arguments are checked before Spark starts, which takes some seconds.
+    Tasks read and write the bookies themselves: these must be reachable from
+    where the tasks run.
+
+    Exit codes: 0 done, 1 the job failed or an audit found differences, 2 the
+    command line is wrong, 130 Ctrl-C.""",
 )
 
 Topics = Annotated[list[str], typer.Argument(help="One or more topics.", metavar="TOPIC...")]
 SomeTopics = Annotated[
-    list[str] | None, typer.Argument(help="One or more topics; of an archive, all.", metavar="TOPIC...")
+    list[str] | None,
+    typer.Argument(
+        help="One or more topics; with --archive, all that it has by default.", metavar="TOPIC..."
+    ),
 ]
 Master = Annotated[
     str,
     typer.Option(
-        "--master", envvar="SPARK_MASTER", help="Where Spark runs; this machine by default.", metavar="MASTER"
+        "--master",
+        envvar="SPARK_MASTER",
+        help="Where Spark runs: local[N] is N cores of this machine; or spark://HOST:PORT, yarn, k8s://...",
+        metavar="MASTER",
     ),
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option("--conf", help="A setting of Spark; may be repeated.", metavar="NAME=VALUE"),
+    typer.Option(
+        "--conf",
+        help="A setting of Spark, as spark.driver.memory=4g; may be repeated.",
+        metavar="NAME=VALUE",
+    ),
 ]
 LOCAL = "local[*]"
-ToTopic = Annotated[str, typer.Option("--to-topic", help="The topic to write to.", metavar="TOPIC")]
-ToParquet = Annotated[str, typer.Option("--to-parquet", help="The folder to write to.", metavar="PATH")]
+ToTopic = Annotated[
+    str, typer.Option("--to-topic", help="The topic to write to; made if there is none.", metavar="TOPIC")
+]
+ToParquet = Annotated[
+    str, typer.Option("--to-parquet", help="The folder to write to, as Parquet.", metavar="PATH")
+]
 ByteKeys = Annotated[
     bool, typer.Option("--byte-keys", help="Write keys as bytes; without it they have to be text.")
 ]
 Compression = Annotated[
-    str, typer.Option("--compression", help="Of messages: none, lz4 or zstd.", metavar="NAME")
+    str,
+    typer.Option(
+        "--compression", help="Of the messages that are written: none, lz4 or zstd.", metavar="NAME"
+    ),
 ]
 
 
@@ -59,27 +85,57 @@ def archive(
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """Closed ledgers to Parquet with a manifest each. Run it again for what has been closed since."""
+    """Closed ledgers to Parquet, with a manifest each.
+
+    Run it again, every night say: ledgers that have their manifest are passed
+    over, what a killed run left is done anew. spark.read.parquet reads the
+    archive, magnetar spark replay --archive brings it back.
+    """
     from . import spark_jobs
 
-    with spark_jobs.session(master, conf) as spark:
-        spark_jobs.archive(spark, url, topics, path, file_mb=file_mb, trim=trim, as_json=as_json)
+    with spark_jobs.SparkRun(master, conf or (), as_json) as run:
+        spark_jobs.archive(run, url, topics, path, file_mb=file_mb, trim=trim)
 
 
 @spark_app.command("audit")
 def audit(
     topics: Topics,
-    to_parquet: ToParquet = "",
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report/--no-report",
+            help="Hand what other copies can heal to the repair queue, or only look.",
+        ),
+    ] = True,
+    rows: Annotated[
+        int, typer.Option("--rows", min=0, help="Show at most so many differences.", metavar="N")
+    ] = 20,
+    to_parquet: Annotated[
+        str,
+        typer.Option(
+            "--to-parquet",
+            help="Also write the whole table here: a row per bookie, range of entries and verdict.",
+            metavar="PATH",
+        ),
+    ] = "",
     url: Url = DEFAULT_URL,
     master: Master = LOCAL,
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """Read every copy of every entry and compare them. Exit code 1 if a copy is not ok."""
+    """Read every copy of every entry from its bookie, and compare them. Exit code
+    1 if a copy is not ok.
+
+    Verdicts: missing (the bookie does not have it), damaged (it cannot be read,
+    or its digest is wrong), differs (from most of the other copies), disputed
+    (copies differ, and none has a majority), unreachable (the bookie did not
+    answer: no damage, and not reported). Of an open ledger the confirmed
+    entries are audited, if all copies must be there by then.
+    """
     from . import spark_jobs
 
-    with spark_jobs.session(master, conf) as spark:
-        spark_jobs.audit(spark, url, topics, to_parquet=to_parquet, as_json=as_json)
+    with spark_jobs.SparkRun(master, conf or (), as_json) as run:
+        spark_jobs.audit(run, url, topics, to_parquet=to_parquet, report=report, shown=rows)
 
 
 @spark_app.command("compact")
@@ -88,7 +144,7 @@ def compact(
     to_topic: ToTopic = "",
     to_parquet: ToParquet = "",
     drop_keyless: Annotated[
-        bool, typer.Option("--drop-keyless", help="Leave out messages that have no key.")
+        bool, typer.Option("--drop-keyless", help="Leave out messages that have no key; else all are kept.")
     ] = False,
     byte_keys: ByteKeys = False,
     compression: Compression = "none",
@@ -97,12 +153,18 @@ def compact(
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """The last message of each key, into a new topic or as Parquet. A message without value deletes its key."""
+    """The last message of each key, into a new topic or as Parquet. A message
+    without value deletes its key.
+
+    Last is what stands last in the topic, whatever its time. The target must be
+    new; all of it becomes visible at once, and a job that fails leaves it
+    empty. The topic itself stays as it is.
+    """
     from . import spark_jobs
 
-    with spark_jobs.session(master, conf) as spark:
+    with spark_jobs.SparkRun(master, conf or (), as_json) as run:
         spark_jobs.compact(
-            spark,
+            run,
             url,
             topic,
             to_topic=to_topic,
@@ -110,7 +172,6 @@ def compact(
             keyless="drop" if drop_keyless else "keep",
             text_keys=not byte_keys,
             compression=compression,
-            as_json=as_json,
         )
 
 
@@ -138,6 +199,13 @@ def replay(
     before_offset: Annotated[
         int | None, typer.Option("--before-offset", min=0, help="Messages before this one.", metavar="N")
     ] = None,
+    mark: Annotated[
+        bool,
+        typer.Option(
+            "--mark",
+            help="Say in each message's properties what it is a copy of: magnetar.replay.topic and .offset.",
+        ),
+    ] = False,
     byte_keys: ByteKeys = False,
     compression: Compression = "none",
     url: Url = DEFAULT_URL,
@@ -145,12 +213,18 @@ def replay(
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """A range of topics, or of an archive, once more into another topic."""
+    """A range of topics, or of an archive, once more into another topic.
+
+    Keys, values, properties, event times and the order within a topic are kept;
+    times are those at which the broker stored messages, offsets count from 0.
+    All becomes visible at once. Run twice, messages are there twice: --mark
+    lets consumers tell.
+    """
     from . import spark_jobs
 
-    with spark_jobs.session(master, conf) as spark:
+    with spark_jobs.SparkRun(master, conf or (), as_json) as run:
         spark_jobs.replay(
-            spark,
+            run,
             url,
             to_topic=to_topic,
             topics=topics or [],
@@ -159,9 +233,9 @@ def replay(
             end=end,
             from_offset=from_offset,
             before_offset=before_offset,
+            mark=mark,
             text_keys=not byte_keys,
             compression=compression,
-            as_json=as_json,
         )
 
 
@@ -180,17 +254,30 @@ def rollup(
         str, typer.Option("--watermark", help="How late a message may come.", metavar="INTERVAL")
     ] = "10 minutes",
     without_key: Annotated[bool, typer.Option("--without-key", help="Figures per topic only.")] = False,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--start", help="Where a new query begins; one with a checkpoint goes on.", metavar="WHERE"
+        ),
+    ] = "earliest",
     once: Annotated[bool, typer.Option("--once", help="End when all that is there has been read.")] = False,
     url: Url = DEFAULT_URL,
     master: Master = LOCAL,
     conf: Conf = None,
+    as_json: Json = False,
 ) -> None:
-    """Messages and bytes per window, topic and key, as a stream. Ctrl-C ends it; it goes on from its checkpoint."""
+    """Messages and bytes per window of time, topic and key, as a stream; JSON into
+    a topic, or Parquet.
+
+    A window is told once, when the watermark has passed its end. Ctrl-C ends
+    the query; started again with the same --checkpoint it goes on where it was,
+    and counts nothing twice. With --once it is a job for cron.
+    """
     from . import spark_jobs
 
-    with spark_jobs.session(master, conf) as spark:
+    with spark_jobs.SparkRun(master, conf or (), as_json) as run:
         spark_jobs.rollup(
-            spark,
+            run,
             url,
             topics,
             checkpoint=checkpoint,
@@ -199,5 +286,6 @@ def rollup(
             window=window,
             watermark=watermark,
             by_key=not without_key,
+            start=start,
             once=once,
         )

@@ -1,179 +1,357 @@
-"""`magnetar spark JOB` at work: a Spark session, the job, its result on standard output, one line when it fails.
+"""`magnetar spark JOB` at work: arguments checked, a Spark session, the job, its result, one line when it fails.
 
+Whatever can be known without Spark is checked before it starts, within a second: it takes ten times as long to start.
 Exit codes are those of `session`: 0 done, 1 it failed (or an audit found something), 2 the command line, 130 Ctrl-C.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import InvalidArgument, InvalidTopicName, MagnetarError
 
 from .session import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail, print_json
+from .spark_progress import SparkWatch
+from .spark_session import SparkLog, of_java, require_java, require_spark, settings_of, spark_session
+from .tables import print_table, text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
-REQUIRED = ("pyspark", "pyarrow")
-PROBLEMS_SHOWN = 20
+T = TypeVar("T")
+POLL_S: Final = 1
 # An error of ours as the last line of a Python traceback, which Spark quotes in an error of its own.
 _QUOTED = re.compile(r"(?:magnetar\.proto\.errors\.\w+|InvalidArgument): (.+)")
+# How arguments of the functions, which their errors name, are called here.
+FLAGS: Final = {
+    "service_url": "--url",
+    "to_topic": "--to-topic",
+    "to_parquet": "--to-parquet",
+    "from_offset": "--from-offset",
+    "before_offset": "--before-offset",
+    "start": "--start",
+    "end": "--end",
+    "window": "--window",
+    "watermark": "--watermark",
+    "checkpoint": "--checkpoint",
+    "compression": "--compression",
+    "path": "--path",
+    "archive": "--archive",
+}
+_NAMED = re.compile(r"\boption (start|end|compression|topics?)\b|^(window|watermark|checkpoint|path|archive)\b|"
+                    r"\b(?:option )?(service_url|to_topic|to_parquet|from_offset|before_offset)\b")  # fmt: skip
 
 
-def require_spark() -> None:
-    """Ends the command with one line when the `spark` extra is not installed."""
-    missing = [name for name in REQUIRED if importlib.util.find_spec(name) is None]
-    if missing:
-        fail(
-            "jobs of the data pipeline need Spark: pip install 'magnetar[spark]'  "
-            f"(missing: {', '.join(missing)})"
-        )
+@dataclass(slots=True)
+class SparkRun:
+    """One command: where Spark runs, how the result is told, when it began. Ctrl-C in the body of `with`: exit code 130."""
+
+    master: str
+    conf: Sequence[str]
+    as_json: bool = False
+    began: float = field(default_factory=time.perf_counter)
+
+    def __enter__(self) -> SparkRun:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            raise SystemExit(EXIT_INTERRUPTED) from None
+
+    @property
+    def seconds(self) -> float:
+        """Since the command began, to a tenth."""
+        return round(time.perf_counter() - self.began, 1)
+
+    def run(
+        self,
+        what: str,
+        check: Callable[[], object],
+        work: Callable[[SparkSession, SparkWatch], T],
+        defaults: Mapping[str, str] | None = None,
+    ) -> T:
+        """`work` in a session, if `check` finds nothing wrong. Every error ends the command with one line.
+
+        `defaults`: settings of Spark, unless `conf` names them.
+        """
+        settings = {**(defaults or {}), **settings_of(self.conf)}
+        log = SparkLog()
+        watch = SparkWatch()
+        try:
+            with watch.shown():
+                watch.say("asking the service")
+                with told_as_flags():
+                    check()
+                require_java()
+                watch.say("starting Spark")
+                with (
+                    spark_session(self.master, settings, log) as spark,
+                    watch.following(spark),
+                ):
+                    watch.say(what)
+                    return _work(spark, watch, work, log)
+        finally:
+            log.close()
+
+    def told(self, result: dict[str, Any], title: str, figures: dict[str, Any]) -> None:
+        """The result on standard output: all of it as JSON, or the figures as a table."""
+        if self.as_json:
+            print_json({**result, "seconds": self.seconds})
+            return
+        print(title)
+        rows = [(name, text(value)) for name, value in {**figures, "seconds": self.seconds}.items()]
+        print_table("", ("", ""), rows, right=(1,))
 
 
-def settings_of(conf: Sequence[str] | None) -> dict[str, str]:
-    """From `--conf name=value`."""
-    found: dict[str, str] = {}
-    for told in conf or ():
-        name, equals, value = told.partition("=")
-        if not equals or not name:
-            fail(f"--conf is {told!r}; want NAME=VALUE, as spark.executor.memory=4g", EXIT_USAGE)
-        found[name] = value
-    return found
-
-
-@contextmanager
-def session(master: str, conf: Sequence[str] | None) -> Iterator[SparkSession]:
-    """A session that ends with the command. Errors of the body become one line and an exit code."""
-    require_spark()
-    settings = settings_of(conf)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+def _work(
+    spark: SparkSession, watch: SparkWatch, work: Callable[[SparkSession, SparkWatch], T], log: SparkLog
+) -> T:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName("magnetar").master(master)
-    for name, value in ({"spark.ui.enabled": "false"} | settings).items():
-        builder = builder.config(name, value)
     try:
-        spark = builder.getOrCreate()
-    except Exception as error:
-        # No Java, for one; what it says is many lines, and the first tells what is wrong.
-        fail(f"Spark does not start ({first_line(error)}); it needs Java 17 or newer")
-    spark.sparkContext.setLogLevel("ERROR")
-    try:
-        yield spark
-        sys.stdout.flush()
+        return work(spark, watch)
     except MagnetarError as error:
-        fail(error.message)
-    except PySparkException as error:
-        fail(told_by_spark(str(error)))
-    except KeyboardInterrupt:
-        raise SystemExit(EXIT_INTERRUPTED) from None
-    finally:
-        spark.stop()
+        fail(as_flags(error.message))
+    except (PySparkException, Py4JError) as error:
+        told = str(error)  # read from the JVM now, which is about to end
+        quoted = quoted_error(told)
+        fail(as_flags(quoted) if quoted else f"Spark: {of_java(told)} {log.keep()}")
 
 
-def told_by_spark(text: str) -> str:
-    """One line of an error of Spark: what Magnetar said, if it was that, else Spark's first line."""
-    quoted = _QUOTED.findall(text)
-    return str(quoted[-1]).strip() if quoted else f"Spark: {first_line(text)}"
+@contextlib.contextmanager
+def told_as_flags() -> Iterator[None]:
+    """An error becomes one line that names the option of the command: 2 for a wrong one, 1 for the service."""
+    try:
+        yield
+    except MagnetarError as error:
+        usage = isinstance(error, InvalidArgument | InvalidTopicName)
+        fail(as_flags(error.message), EXIT_USAGE if usage else EXIT_FAILED)
+    except OSError as error:
+        fail(f"{error.filename or 'a file'}: {error.strerror or error}")
 
 
-def first_line(error: object) -> str:
-    """Of what it says that is not empty."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def as_flags(message: str) -> str:
+    """Arguments that it names as options of the command."""
+
+    def flag(match: re.Match[str]) -> str:
+        name = next(group for group in match.groups() if group)
+        return "TOPIC" if name.startswith("topic") else FLAGS[name]
+
+    return _NAMED.sub(flag, message)
 
 
-def archive(
-    spark: SparkSession,
-    url: str,
-    topics: Sequence[str],
-    path: str,
-    *,
-    file_mb: int,
-    trim: bool,
-    as_json: bool,
-) -> None:
+def quoted_error(told: str) -> str:
+    """What Magnetar said in an error of Spark; "" if it did not."""
+    quoted = _QUOTED.findall(told)
+    return str(quoted[-1]).strip() if quoted else ""
+
+
+def archive(run: SparkRun, url: str, topics: Sequence[str], path: str, *, file_mb: int, trim: bool) -> None:
     """Runs the job and says what it archived."""
+    require_spark()
     from magnetar.spark import jobs
+    from magnetar.spark.jobs.topics import check_writable, plans_of, read_options
 
-    result = jobs.archive(spark, url, topics, path, file_bytes=file_mb << 20, trim=trim)
-    if as_json:
-        manifests = [asdict(manifest) for manifest in result.archived]
-        print_json({"archived": manifests, "passed_over": result.passed_over})
-        return
-    print(
-        f"archived {len(result.archived)} ledgers: {result.rows} messages, {result.bytes} bytes of Parquet; "
-        f"{result.passed_over} were in the archive before"
+    def check() -> None:
+        check_writable("path", path)
+        plans_of(read_options(url, topics))
+
+    result = run.run(
+        f"archiving {', '.join(topics)}",
+        check,
+        lambda spark, _watch: jobs.archive(spark, url, topics, path, file_bytes=file_mb << 20, trim=trim),
+    )
+    manifests = [asdict(manifest) for manifest in result.archived]
+    run.told(
+        {"archived": manifests, "passed_over": result.passed_over},
+        f"archived {', '.join(topics)} in {path}",
+        {
+            "ledgers archived": len(result.archived),
+            "messages": result.rows,
+            "bytes of Parquet": result.bytes,
+            "archived before": result.passed_over,
+        },
     )
 
 
-def audit(spark: SparkSession, url: str, topics: Sequence[str], *, to_parquet: str, as_json: bool) -> None:
-    """Runs the job, shows the first problems, and ends with 1 if there is one."""
+def audit(
+    run: SparkRun, url: str, topics: Sequence[str], *, to_parquet: str, report: bool, shown: int
+) -> None:
+    """Runs the job, shows the first differences, and ends with 1 if there is one."""
+    require_spark()
     from magnetar.spark import jobs
+    from magnetar.spark.jobs.topics import check_new_folder
 
-    result = jobs.audit(spark, url, topics)
-    if to_parquet:
-        result.copies.write.mode("errorifexists").parquet(to_parquet)
-    order = ("topic", "ledger", "entry", "bookie")
-    problems = [row.asDict() for row in result.problems.orderBy(*order).limit(PROBLEMS_SHOWN).collect()]
-    if as_json:
-        print_json(
-            {"clean": result.clean, "ledgers": result.ledgers, "states": result.states, "problems": problems}
-        )
-    else:
-        told = ", ".join(f"{count} {state}" for state, count in result.states.items()) or "none"
-        print(f"audited {result.ledgers} closed ledgers; copies of entries: {told}")
-        for row in problems:
-            detail = f": {row['detail']}" if row["detail"] else ""
-            print(
-                f"  {row['topic']} ledger {row['ledger']} (stored {row['stored_ledger']}) entry {row['entry']} "
-                f"at {row['bookie']} {row['state']}{detail}"
-            )
+    def check() -> None:
+        if to_parquet:
+            check_new_folder("to_parquet", to_parquet)
+        jobs.check_audit(url, topics)
+
+    def work(spark: SparkSession, _watch: SparkWatch) -> tuple[jobs.AuditResult, list[dict[str, Any]], int]:
+        result = jobs.audit(spark, url, topics, report=report)
+        if to_parquet:
+            result.table.write.mode("errorifexists").parquet(to_parquet)
+        if result.clean:
+            return result, [], 0
+        rows = result.problems.limit(shown).collect() if shown else []
+        return result, [row.asDict() for row in rows], result.problems.count()
+
+    result, problems, count = run.run(f"auditing {', '.join(topics)}", check, work)
+    figures: dict[str, Any] = {"ledgers": result.ledgers}
+    figures |= {f"copies {state}": copies for state, copies in result.states.items()}
+    if result.queued is not None:
+        figures |= {"queued for repair": result.queued, "queued before": result.known}
+    told = {
+        "clean": result.clean,
+        "ledgers": result.ledgers,
+        "states": result.states,
+        "queued": result.queued,
+        "known": result.known,
+        "differences": count,
+        "rows": problems,
+    }
+    run.told(told, f"audited {', '.join(topics)}", figures)
+    if problems and not run.as_json:
+        _print_problems(problems, count)
     if not result.clean:
         sys.stdout.flush()
         raise SystemExit(EXIT_FAILED)
 
 
-def compact(spark: SparkSession, url: str, topic: str, *, as_json: bool, **named: Any) -> None:
-    """Runs the job and says how much is left."""
-    from magnetar.spark import jobs
-
-    result = jobs.compact(spark, url, topic, **named)
-    if as_json:
-        print_json(asdict(result))
-    else:
-        print(
-            f"compacted {result.messages_read} messages of {result.topic} to {result.messages_kept} in {result.target}"
+def _print_problems(problems: Sequence[dict[str, Any]], count: int) -> None:
+    rows = [
+        (
+            row["topic"],
+            f"{row['ledger']}"
+            if row["ledger"] == row["stored_ledger"]
+            else f"{row['ledger']} ({row['stored_ledger']})",
+            f"{row['first_entry']}-{row['last_entry']}",
+            row["bookie"],
+            row["state"],
+            row["detail"],
         )
+        for row in problems
+    ]
+    print_table(
+        "differences",
+        ("topic", "ledger (stored)", "entries", "bookie", "verdict", "detail"),
+        rows,
+        right=(1, 2),
+    )
+    if count > len(rows):
+        print(f"{count - len(rows):,} more; --to-parquet PATH writes all")
 
 
-def replay(spark: SparkSession, url: str, *, as_json: bool, **named: Any) -> None:
+def compact(run: SparkRun, url: str, topic: str, **named: Any) -> None:
+    """Runs the job and says how much is left."""
+    require_spark()
+    from magnetar.spark import jobs
+
+    result = run.run(
+        f"compacting {topic}",
+        lambda: jobs.check_compact(url, topic, **named),
+        lambda spark, _watch: jobs.compact(spark, url, topic, **named),
+    )
+    run.told(
+        asdict(result),
+        f"compacted {result.topic} into {result.target}",
+        {"messages read": result.messages_read, "messages kept": result.messages_kept},
+    )
+
+
+def replay(run: SparkRun, url: str, **named: Any) -> None:
     """Runs the job and says how much was replayed."""
+    require_spark()
     from magnetar.spark import jobs
 
-    result = jobs.replay(spark, url, **named)
-    if as_json:
-        print_json(asdict(result))
-    else:
-        print(f"replayed {result.messages} messages of {', '.join(result.sources)} into {result.target}")
+    result = run.run(
+        f"replaying into {named['to_topic']}",
+        lambda: jobs.check_replay(url, **named),
+        lambda spark, _watch: jobs.replay(spark, url, **named),
+    )
+    run.told(
+        asdict(result),
+        f"replayed {', '.join(result.sources)} into {result.target}",
+        {"messages": result.messages},
+    )
 
 
-def rollup(spark: SparkSession, url: str, topics: Sequence[str], **named: Any) -> None:
+@dataclass(slots=True)
+class StreamFigures:
+    """What the batches of a streaming query did."""
+
+    batches: int = 0
+    rows_read: int = 0
+    watermark: str = ""
+    _last_batch: int = -1
+
+    def add(self, query: StreamingQuery) -> None:
+        """Batches that have ended since it was looked at last."""
+        for told in query.recentProgress:
+            if told["batchId"] > self._last_batch:
+                self._last_batch = told["batchId"]
+                self.batches += 1
+                self.rows_read += told["numInputRows"]
+                self.watermark = told.get("eventTime", {}).get("watermark", self.watermark)
+
+
+def rollup(run: SparkRun, url: str, topics: Sequence[str], **named: Any) -> None:
     """Runs the query until it ends or somebody ends it."""
+    require_spark()
     from magnetar.spark import jobs
 
-    query = jobs.start_rollup(spark, url, topics, **named)
-    try:
-        query.awaitTermination()
-    finally:
-        query.stop()
+    figures = StreamFigures()
+
+    def work(spark: SparkSession, watch: SparkWatch) -> None:
+        query = jobs.start_rollup(spark, url, topics, **named)
+        while not query.awaitTermination(POLL_S):
+            figures.add(query)
+            watch.figures(f"batch {figures.batches}, {figures.rows_read:,} messages")
+        figures.add(query)
+
+    # Each partition is a task and a state store in every batch, and a checkpoint never changes their number.
+    partitions = {"spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2))}
+    run.run(
+        f"rolling up {', '.join(topics)}",
+        lambda: jobs.check_rollup(url, topics, **named),
+        work,
+        partitions if run.master.startswith("local") else None,
+    )
+    target = named["to_topic"] or named["to_parquet"]
+    run.told(
+        {
+            "topics": list(topics),
+            "target": target,
+            "batches": figures.batches,
+            "messages_read": figures.rows_read,
+            "watermark": figures.watermark,
+        },
+        f"rolled up {', '.join(topics)} into {target}",
+        {
+            "batches": figures.batches,
+            "messages read": figures.rows_read,
+            "watermark": figures.watermark or "none",
+        },
+    )
 
 
-__all__ = ["archive", "audit", "compact", "replay", "require_spark", "rollup", "session", "told_by_spark"]
+__all__ = [
+    "SparkRun",
+    "archive",
+    "as_flags",
+    "audit",
+    "compact",
+    "quoted_error",
+    "replay",
+    "rollup",
+    "told_as_flags",
+]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from magnetar.cli import spark_jobs
+from magnetar.cli import spark_jobs, spark_session
 from magnetar.cli.app import app
 
 JOBS = {
@@ -29,7 +30,7 @@ def test_without_the_extra_one_line_names_the_cure(
     real = importlib.util.find_spec
 
     def find(name: str, *more: Any) -> Any:
-        return None if name in spark_jobs.REQUIRED else real(name, *more)
+        return None if name in spark_session.REQUIRED else real(name, *more)
 
     monkeypatch.setattr(importlib.util, "find_spec", find)
     ended = CliRunner().invoke(app, ["spark", job, *JOBS[job]])
@@ -47,9 +48,9 @@ def test_the_command_tree_imports_no_spark() -> None:
 
 
 def test_a_setting_of_spark_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert spark_jobs.settings_of(["a.b=c=d", "e="]) == {"a.b": "c=d", "e": ""}
+    assert spark_session.settings_of(["a.b=c=d", "e="]) == {"a.b": "c=d", "e": ""}
     with pytest.raises(SystemExit) as ended:
-        spark_jobs.settings_of(["spark.executor.memory"])
+        spark_session.settings_of(["spark.executor.memory"])
     assert ended.value.code == 2
     assert "want NAME=VALUE" in capsys.readouterr().err
 
@@ -62,8 +63,86 @@ def test_a_setting_of_spark_that_is_none(capsys: pytest.CaptureFixture[str]) -> 
             "ledger 3 was trimmed",
         ),
         ("[USER_RAISED_EXCEPTION] InvalidArgument: the key FF is not text", "the key FF is not text"),
-        ("\n[PATH_ALREADY_EXISTS] Path /x exists.\nmore", "Spark: [PATH_ALREADY_EXISTS] Path /x exists."),
+        ("\n[PATH_ALREADY_EXISTS] Path /x exists.\nmore", ""),
     ],
 )
-def test_errors_of_spark_become_one_line(text: str, line: str) -> None:
-    assert spark_jobs.told_by_spark(text) == line
+def test_what_magnetar_said_is_found_in_an_error_of_spark(text: str, line: str) -> None:
+    assert spark_jobs.quoted_error(text) == line
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("option service_url is 'x'; want ...", "--url is 'x'; want ..."),
+        ("either to_topic or to_parquet says where", "either --to-topic or --to-parquet says where"),
+        ("option start is 'x'; want earliest", "--start is 'x'; want earliest"),
+        ("option topics: no name", "TOPIC: no name"),
+        (
+            "from_offset 9 and before_offset 3 are no range",
+            "--from-offset 9 and --before-offset 3 are no range",
+        ),
+        ("path /x: /x is no folder", "--path /x: /x is no folder"),
+        # Words that are no names of options.
+        ("the start of the end; name another path", "the start of the end; name another path"),
+    ],
+)
+def test_errors_name_options_of_the_command(message: str, told: str) -> None:
+    assert spark_jobs.as_flags(message) == told
+
+
+def test_an_error_of_java_is_its_telling_line() -> None:
+    told = "An error occurred while calling None.X.\n: org.SparkException: Could not parse Master URL: 'x'\n\tat a.b"
+    assert spark_session.of_java(told) == "org.SparkException: Could not parse Master URL: 'x'"
+    assert spark_session.of_java("\nplain\nmore") == "plain"
+    told = "[X] Failed: Traceback (most recent call last):\n  File 'x', line 3\n    f()\nKeyError: 'a'\n\n\tat a.b"
+    assert spark_session.of_java(told) == "KeyError: 'a'"
+
+
+def java_that_says(path: Path, version: str) -> None:
+    (path / "bin").mkdir(parents=True)
+    java = path / "bin" / "java"
+    java.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
+    java.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', ""),
+        ('openjdk version "21" 2023-09-19', ""),
+        ('java version "1.8.0_392"', "is Java 8, which Spark does not run on: install Java 17"),
+        ('openjdk version "11.0.2" 2019', "is Java 11, which Spark does not run on: install Java 17"),
+    ],
+)
+def test_java_of_another_version_is_told_before_spark_starts(
+    version: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    java_that_says(tmp_path, version)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    if not told:
+        spark_session.require_java()
+        return
+    with pytest.raises(SystemExit) as ended:
+        spark_session.require_java()
+    assert ended.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+
+
+def test_no_java_at_all_is_one_line_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit):
+        spark_session.require_java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    with pytest.raises(SystemExit):
+        spark_session.require_java()
+    first, second = capsys.readouterr().err.splitlines()
+    assert "Spark needs Java, and there is none at the PATH: install Java 17 or newer" in first
+    assert f"none at {tmp_path}/gone/bin/java" in second

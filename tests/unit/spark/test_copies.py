@@ -13,7 +13,7 @@ from magnetar.proto.errors import BookieUnavailable, EntryDamaged, EntryNotFound
 from magnetar.proto.ledger_entry import encode_ledger_entry
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.spark.jobs import copies
-from magnetar.spark.jobs.copies import compare_copies, shares
+from magnetar.spark.jobs.copies import compare_copies, ranges_of, shares
 
 LEDGER = 7
 
@@ -129,7 +129,8 @@ async def test_every_kind_of_damage_is_found_where_it_is(shape: int, seed: int) 
                     (entry(entry_id, b"another"), entry(entry_id, length=1))
                 )
                 if len(holders) == 2:  # no majority
-                    expected |= {(entry_id, bookie): "differs" for bookie in holders}
+                    expected |= {(entry_id, bookie): "disputed" for bookie in holders}
+                    continue
             if how != "differs" or len(holders) > 1:
                 expected[entry_id, victim] = how.replace("rotten", "damaged")
     first = rng.randrange(10)
@@ -138,6 +139,21 @@ async def test_every_kind_of_damage_is_found_where_it_is(shape: int, seed: int) 
         place: state for place, state in expected.items() if place[0] >= first
     }
     assert len(found) == metadata.write_quorum * (40 - first)
+    # The same as ranges: each copy once, and never over the border of an ensemble.
+    ranges = ranges_of(found, metadata)
+    unfolded = {
+        (entry_id, one.bookie): one.state
+        for one in ranges
+        for entry_id in range(one.first, one.last + 1)
+        if one.bookie in held_by(metadata, entry_id)
+    }
+    assert unfolded == {(row.entry, row.bookie): row.state for row in found}
+    assert sum(one.copies for one in ranges) == len(found)
+    assert all(
+        one.bookie in metadata.ensemble_of(n).bookies
+        for one in ranges
+        for n in range(one.first, one.last + 1)
+    )
 
 
 async def test_bookies_that_do_not_answer_and_ledgers_that_they_do_not_know(
@@ -152,6 +168,35 @@ async def test_bookies_that_do_not_answer_and_ledgers_that_they_do_not_know(
     states = {row.bookie: row.state for row in found}
     assert states == {"a": "ok", "b": "missing", "c": "unreachable"}
     assert {row.detail for row in found if row.bookie == "c"} == {"bookie c is down"}
+
+
+async def test_what_is_sound_is_one_range_for_each_bookie_and_ensemble() -> None:
+    for ensembles, write_quorum in SHAPES:
+        metadata = metadata_of(ensembles, write_quorum, last=39)
+        bookies = Bookies(random.Random(1))
+        for entry_id in range(40):
+            for bookie in held_by(metadata, entry_id):
+                bookies.stored.setdefault(bookie, {})[entry_id] = entry(entry_id)
+        found = await compare_copies(bookies, LEDGER, metadata, 0, 39)  # type: ignore[arg-type]
+        # An ensemble of one entry has shares for fewer bookies.
+        assert len(ranges_of(found, metadata)) == len(shares(metadata, 0, 39))
+
+
+async def test_an_entry_without_an_intact_copy_is_told_as_lost() -> None:
+    metadata = metadata_of([(0, ["a", "b"])], 2, last=3)
+    bookies = Bookies(random.Random(1))
+    bookies.stored = {bookie: {one: entry(one) for one in range(4)} for bookie in ("a", "b")}
+    del bookies.stored["a"][1], bookies.stored["b"][2], bookies.stored["b"][3]
+    bookies.rotten = {("b", 1), ("a", 3)}
+    found = ranges_of(await compare_copies(bookies, LEDGER, metadata, 0, 3), metadata)  # type: ignore[arg-type]
+    lost = [(one.bookie, one.first, one.last) for one in found if one.detail == copies.NO_COPY_LEFT]
+    assert lost == [("a", 1, 1), ("a", 3, 3), ("b", 1, 1), ("b", 3, 3)]
+    assert [(one.first, one.state) for one in found if one.bookie == "b"] == [
+        (0, "ok"),
+        (1, "damaged"),
+        (2, "missing"),
+        (3, "missing"),
+    ]
 
 
 async def test_a_long_gap_costs_a_few_questions() -> None:

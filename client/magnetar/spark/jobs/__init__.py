@@ -3,19 +3,20 @@
 | job | what it does |
 |---|---|
 | `compact` | keeps the last value of each key, in a new topic or as Parquet |
-| `audit` | reads every replica of every closed ledger and compares them |
+| `audit` | reads every replica of every ledger, compares them, and reports what can be healed |
 | `archive` | closed ledgers to Parquet files with a manifest; `read_archive` gives them back as a table |
 | `replay` | a range of topics, or of an archive, into another topic |
 | `rollup` | windowed counts and sizes per topic and key: a streaming example to copy |
 
-Each returns a small result object and raises MagnetarError with one clear message for what it is asked wrongly.
+Each returns a small result object and raises MagnetarError with one clear message for what it is asked wrongly. `check_JOB`
+with the same arguments raises that without a session, in the time of a few requests to the broker.
 """
 
 from .archive import ArchiveResult, LedgerManifest, archive, read_archive
-from .audit import AuditResult, audit
-from .compact import CompactResult, compact
-from .replay import ReplayResult, replay
-from .rollup import rollup, start_rollup
+from .audit import AuditResult, audit, check_audit
+from .compact import CompactResult, check_compact, compact
+from .replay import ReplayResult, check_replay, replay
+from .rollup import check_rollup, rollup, start_rollup
 
 __all__ = [
     "ArchiveResult",
@@ -25,6 +26,10 @@ __all__ = [
     "ReplayResult",
     "archive",
     "audit",
+    "check_audit",
+    "check_compact",
+    "check_replay",
+    "check_rollup",
     "compact",
     "read_archive",
     "replay",

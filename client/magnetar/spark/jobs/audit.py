@@ -1,68 +1,85 @@
-"""`audit`: every entry of every closed ledger of topics, read from every bookie that should have it, and compared.
+"""`audit`: every entry of every ledger of topics, read from every bookie that should have it, and compared.
 
 A Spark partition reads a piece of a ledger from the bookies themselves, over the ledger client's transport; the broker only
-says which ledgers there are, and keeps them while they are read. The result has a row for each copy:
+says which ledgers there are, and keeps them while they are read. The result has a row for each run of copies of one bookie
+that are in the same state, so that a sound ledger is a few rows:
 
-    topic, ledger (position id), stored_ledger (as bookies know it), entry, bookie, state, detail
+    topic, ledger (position id), stored_ledger (as bookies know it), first_entry, last_entry, copies, bookie, state, detail
 
-with a state of ok, missing, damaged, differs or unreachable: see `copies`. A ledger that is open is not audited.
+with a state of ok, missing, damaged, differs, disputed or unreachable: see `copies`. Closed ledgers are audited whole. Of an
+open one the entries that are confirmed are, if its ack quorum is its write quorum: else copies may be on their way still.
 
-Differences are reported and not yet handed to the repair queue: no command of the broker takes them (ARCHITECTURE.md, "Audit
-and the repair queue"). Bookies that find damage themselves put it there.
+What others can heal (missing, damaged, differs) is then told to the broker, which puts it into the repair queue (command
+REPORT_DAMAGE), unless `report` is False. To find the same again writes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
 
+import msgpack
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from magnetar.client import Client
 from magnetar.ledger import LedgerMetadata, LedgerSettings, StaticBookies
+from magnetar.proto.commands import ReportDamage
+from magnetar.proto.errors import LedgerNotFound
 
 from ..bookies import bookie_transport
 from ..options import ReadOptions
-from ..plan import LedgerSlice, Range, slices
-from ..service import connected, renewing
-from .copies import OK, CopyRow, compare_copies
-from .topics import full_name, plans_of, read_options
+from ..plan import LedgerSlice, Range, TopicLedger, slices
+from ..service import asking, connected, renewing
+from .copies import HEALABLE, OK, CopyRange, compare_copies, ranges_of
+from .topics import plans_of, read_options
 
 AUDIT_SCHEMA: Final = (
-    "topic string, ledger bigint, stored_ledger bigint, entry bigint, bookie string, "
-    "state string, detail string"
+    "topic string, ledger bigint, stored_ledger bigint, first_entry bigint, last_entry bigint, copies bigint, "
+    "bookie string, state string, detail string"
 )
 _ARROW_SCHEMA: Final = pa.schema(
     {
         "topic": pa.string(),
         "ledger": pa.int64(),
         "stored_ledger": pa.int64(),
-        "entry": pa.int64(),
+        "first_entry": pa.int64(),
+        "last_entry": pa.int64(),
+        "copies": pa.int64(),
         "bookie": pa.string(),
         "state": pa.string(),
         "detail": pa.string(),
     }
 )
+ROWS_PER_REPORT: Final = 1000
+REASON_CHARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """`copies` is kept by Spark until `close`; `states` says how many copies are in each state."""
+    """`table` is kept by Spark until `close`; `states` says how many copies are in each state.
 
-    copies: DataFrame
+    `queued`: copies of ledgers (each of one bookie) that came newly into the repair queue; `known` stood there before. None:
+    nothing was reported.
+    """
+
+    table: DataFrame
     ledgers: int
     states: dict[str, int]
+    queued: int | None = None
+    known: int | None = None
 
     @property
     def problems(self) -> DataFrame:
-        """The copies that are not ok."""
-        return self.copies.filter(sql.col("state") != OK)
+        """The rows that are not ok, in the order of ledgers and entries."""
+        return self.table.filter(sql.col("state") != OK).orderBy("topic", "ledger", "first_entry", "bookie")
 
     @property
     def clean(self) -> bool:
@@ -70,8 +87,29 @@ class AuditResult:
         return all(state == OK for state in self.states)
 
     def close(self) -> None:
-        """Spark forgets the copies."""
-        self.copies.unpersist()
+        """Spark forgets the table."""
+        self.table.unpersist()
+
+
+def check_audit(
+    service_url: str,
+    topics: Sequence[str],
+    *,
+    report: bool = True,
+    partition_bytes: int = 64 << 20,
+    timeout_s: float = 30.0,
+    lease_s: float = 600.0,
+) -> ReadOptions:
+    """What `audit` refuses, told without Spark. Raises as `audit` does."""
+    options = read_options(
+        service_url,
+        topics,
+        partition_bytes=f"{partition_bytes}",
+        timeout_s=f"{timeout_s}",
+        lease_s=f"{lease_s}",
+    )
+    plans_of(options)  # raises for a topic that is not there
+    return options
 
 
 def audit(
@@ -79,24 +117,66 @@ def audit(
     service_url: str,
     topics: Sequence[str],
     *,
+    report: bool = True,
     partition_bytes: int = 64 << 20,
     timeout_s: float = 30.0,
     lease_s: float = 600.0,
 ) -> AuditResult:
     """Audits topics. A task reads about `partition_bytes` of a ledger, from each of its bookies.
 
-    Raises InvalidArgument, TopicNotFound. What bookies answer, or do not, is part of the result and no error.
+    `report`: what can be healed comes into the repair queue. Raises InvalidArgument, TopicNotFound. What bookies answer, or
+    do not, is part of the result and no error.
     """
-    told = {"partition_bytes": f"{partition_bytes}", "timeout_s": f"{timeout_s}", "lease_s": f"{lease_s}"}
-    options = read_options(service_url, [full_name(topic) for topic in topics], **told)
-    plans_of(options)  # raises for a topic that is not there before Spark starts on anything
+    options = check_audit(
+        service_url, topics, partition_bytes=partition_bytes, timeout_s=timeout_s, lease_s=lease_s
+    )
     spark.dataSource.register(AuditSource)
-    reader = spark.read.format(AuditSource.name()).option("service_url", service_url).options(**told)
-    copies = reader.option("topics", ",".join(options.topics)).load()
-    copies = copies.persist(StorageLevel.MEMORY_AND_DISK)
-    states = {row["state"]: row["count"] for row in copies.groupBy("state").count().collect()}
-    ledgers = copies.select("topic", "ledger").distinct().count()
-    return AuditResult(copies, ledgers, dict(sorted(states.items())))
+    reader = spark.read.format(AuditSource.name()).option("service_url", service_url)
+    for name in ("partition_bytes", "timeout_s", "lease_s"):
+        reader = reader.option(name, str(getattr(options, name)))
+    table = reader.option("topics", ",".join(options.topics)).load().persist(StorageLevel.MEMORY_AND_DISK)
+    sums = table.groupBy("state").agg(sql.sum("copies").alias("copies")).orderBy("state").collect()
+    states = {row["state"]: row["copies"] for row in sums}
+    ledgers = table.select("topic", "ledger").distinct().count()
+    result = AuditResult(table, ledgers, states)
+    if not report:
+        return result
+    queued, known = asking(options, lambda client: report_damage(client, _healable(result)))
+    return replace(result, queued=queued, known=known)
+
+
+def _healable(result: AuditResult) -> Iterator[Row]:
+    if not any(state in HEALABLE for state in result.states):
+        return iter(())
+    rows: Iterator[Row] = result.problems.filter(sql.col("state").isin(*HEALABLE)).toLocalIterator()
+    return rows
+
+
+async def report_damage(client: Client, rows: Iterable[Row]) -> tuple[int, int]:
+    """Tells the broker of rows of an audit, sorted by topic and ledger. Returns what it queued, and what it knew.
+
+    A ledger that was trimmed since it was read needs no repair any more.
+    """
+    queued = known = 0
+    for (topic, stored_ledger), of_ledger in groupby(rows, lambda row: (row["topic"], row["stored_ledger"])):
+        damage = [
+            [stored_ledger, row["bookie"], row["first_entry"], row["last_entry"], _reason(row)]
+            for row in of_ledger
+        ]
+        for start in range(0, len(damage), ROWS_PER_REPORT):
+            payload = msgpack.packb(damage[start : start + ROWS_PER_REPORT])
+            try:
+                told = await client.request(ReportDamage(0, topic), topic=topic, payload=payload)
+            except LedgerNotFound:
+                break
+            queued += told["queued"]
+            known += told["known"]
+    return queued, known
+
+
+def _reason(row: Row) -> str:
+    told = f"audit: {row['state']}" + (f": {row['detail']}" if row["detail"] else "")
+    return "".join(char if char.isprintable() else " " for char in told)[:REASON_CHARS]
 
 
 @dataclass
@@ -131,14 +211,14 @@ class AuditReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        """One for each piece of a closed ledger: a slow bookie holds up one task."""
+        """One for each piece of a ledger: a slow bookie holds up one task."""
         pieces: list[InputPartition] = []
-        for plan in plans_of(self._options):
-            closed = [ledger for ledger in plan.ledgers if ledger.closed and ledger.entries > 0]
+        for plan in plans_of(self._options, lease_s=self._options.lease_s):
+            ledgers = [ledger for ledger in plan.ledgers if ledger.entries > 0 and auditable(ledger)]
             size = self._options.partition_bytes
             pieces += [
                 AuditPiece(piece, plan.lease)
-                for piece in slices(plan.topic, -1, closed, Range(), size, plan.bookies)
+                for piece in slices(plan.topic, -1, ledgers, Range(), size, plan.bookies)
             ]
         # Spark takes an empty list for "cannot be split", and calls read(None).
         return pieces or [InputPartition(None)]
@@ -149,35 +229,44 @@ class AuditReader(DataSourceReader):
             yield asyncio.run(audit_piece(partition.piece, partition.lease, self._options))
 
 
+def auditable(ledger: TopicLedger) -> bool:
+    """Whether all copies of the ledger's confirmed entries have to be there by now."""
+    if ledger.closed:
+        return True
+    metadata = LedgerMetadata.decode(ledger.metadata, ledger.stored_id)
+    return metadata.ack_quorum == metadata.write_quorum
+
+
 async def audit_piece(piece: LedgerSlice, lease: str, options: ReadOptions) -> pa.RecordBatch:
     """The verdicts on every copy of a piece, while its ledger is kept. Raises MessageLost if it was trimmed."""
     ledger = piece.ledger
     metadata = LedgerMetadata.decode(ledger.metadata, ledger.stored_id)
+    settings = LedgerSettings(read_timeout_s=options.timeout_s)
     async with (
         connected(options) as client,
         renewing(client, piece.topic, lease, options.lease_s, ledger.position_id),
-        bookie_transport(
-            StaticBookies(piece.bookies), LedgerSettings(read_timeout_s=options.timeout_s)
-        ) as transport,
+        bookie_transport(StaticBookies(piece.bookies), settings) as transport,
     ):
         rows = await compare_copies(transport, ledger.stored_id, metadata, piece.first, piece.last)
-    return _record_batch(piece, rows)
+    return _record_batch(piece, ranges_of(rows, metadata))
 
 
-def _record_batch(piece: LedgerSlice, rows: Sequence[CopyRow]) -> pa.RecordBatch:
-    n = len(rows)
+def _record_batch(piece: LedgerSlice, ranges: Sequence[CopyRange]) -> pa.RecordBatch:
+    n = len(ranges)
     return pa.RecordBatch.from_arrays(
         [
             pa.repeat(pa.scalar(piece.topic), n),
             pa.repeat(pa.scalar(piece.ledger.position_id, pa.int64()), n),
             pa.repeat(pa.scalar(piece.ledger.stored_id, pa.int64()), n),
-            pa.array([row.entry for row in rows], pa.int64()),
-            pa.array([row.bookie for row in rows], pa.string()),
-            pa.array([row.state for row in rows], pa.string()),
-            pa.array([row.detail for row in rows], pa.string()),
+            pa.array([one.first for one in ranges], pa.int64()),
+            pa.array([one.last for one in ranges], pa.int64()),
+            pa.array([one.copies for one in ranges], pa.int64()),
+            pa.array([one.bookie for one in ranges], pa.string()),
+            pa.array([one.state for one in ranges], pa.string()),
+            pa.array([one.detail for one in ranges], pa.string()),
         ],
         schema=_ARROW_SCHEMA,
     )
 
 
-__all__ = ["AuditResult", "audit"]
+__all__ = ["AuditResult", "audit", "audit_piece", "check_audit", "report_damage"]

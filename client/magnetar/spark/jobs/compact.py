@@ -6,9 +6,10 @@ and event time; publish time, producer and message id are those of the new topic
 
     orders:    k1=a  k2=b  k1=c  k2=(none)  k3=d          compacted:    k1=c  k3=d
 
-One pass over the topic and one shuffle by key: what a task has of one key is reduced before it is sent. The topic is
-compacted as it was when the job began. Nothing of a target topic is visible before all of it is, and a job that fails
-leaves nothing in it.
+"Last" goes by the order of the topic, never by time. One pass over the topic and one shuffle by key: what a task has of one
+key is reduced before it is sent. The topic is compacted as it was when the job began. Nothing of a target topic is visible
+before all of it is, and a job that fails leaves nothing in it, so it can be run again. A target that has messages is
+refused: a topic is compacted into a new one each time. (Two jobs into one new topic at the same moment are not told apart.)
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from pyspark.sql import functions as sql
 
 from magnetar.proto.errors import InvalidArgument
 
+from ..options import ReadOptions
 from .topics import (
     MESSAGE_COLUMNS,
     READ_COLUMNS,
     append_to_topic,
+    check_new_folder,
+    check_target,
     counted,
     full_name,
     key_to_write,
-    make_target,
+    make_topic,
     plans_of,
     read_options,
     topics_frame,
@@ -43,6 +47,34 @@ class CompactResult:
     target: str
     messages_read: int
     messages_kept: int
+
+
+def check_compact(
+    service_url: str,
+    topic: str,
+    *,
+    to_topic: str = "",
+    to_parquet: str = "",
+    keyless: Literal["keep", "drop"] = "keep",
+    text_keys: bool = True,
+    compression: str = "none",
+) -> tuple[ReadOptions, str]:
+    """What `compact` refuses, told without Spark; the topic to read and the target. Raises as `compact` does."""
+    if bool(to_topic) == bool(to_parquet):
+        raise InvalidArgument("either to_topic or to_parquet says where compacted messages go")
+    if keyless not in ("keep", "drop"):
+        raise InvalidArgument(f"keyless is {keyless!r}; want keep or drop")
+    options = read_options(service_url, [topic])
+    if to_parquet:
+        check_new_folder("to_parquet", to_parquet)
+    elif full_name(to_topic) == options.topics[0]:
+        raise InvalidArgument(
+            f"to_topic: topic {options.topics[0]} cannot be compacted into itself; name a new one"
+        )
+    plans_of(options)  # raises for a topic that is not there
+    if to_parquet:
+        return options, to_parquet
+    return options, check_target(options, to_topic, empty=True, compression=compression)
 
 
 def compact(
@@ -61,16 +93,15 @@ def compact(
     `text_keys` and `compression` (none, lz4, zstd) say how messages are written to a topic. Raises InvalidArgument,
     TopicNotFound, and what Spark raises when a task fails.
     """
-    if bool(to_topic) == bool(to_parquet):
-        raise InvalidArgument("either to_topic or to_parquet says where compacted messages go")
-    if keyless not in ("keep", "drop"):
-        raise InvalidArgument(f"keyless is {keyless!r}; want keep or drop")
-    source = full_name(topic)
-    options = read_options(service_url, [source])
-    plans_of(options)  # raises for a topic that is not there before Spark starts on anything
-    if to_topic and full_name(to_topic) == source:
-        raise InvalidArgument(f"topic {source} cannot be compacted into itself; name a new topic")
-    target = make_target(options, to_topic, empty=True) if to_topic else to_parquet
+    options, target = check_compact(
+        service_url,
+        topic,
+        to_topic=to_topic,
+        to_parquet=to_parquet,
+        keyless=keyless,
+        compression=compression,
+    )
+    (source,) = options.topics
     seen, kept = Observation(), Observation()
     messages = topics_frame(spark, service_url, [source], READ_COLUMNS, {})
     messages = messages.observe(seen, sql.count(sql.lit(1)).alias("rows"))
@@ -78,6 +109,7 @@ def compact(
     # Counted after the last shuffle: Spark runs what stands before a sort twice, once to learn its ranges.
     rows = rows.observe(kept, sql.count(sql.lit(1)).alias("rows"))
     if to_topic:
+        make_topic(options, target)
         written = rows.withColumn("key", key_to_write(text=text_keys)).select(*MESSAGE_COLUMNS)
         append_to_topic(written, service_url, target, compression)
     else:
@@ -99,4 +131,4 @@ def last_of_keys(messages: DataFrame, *, keyless: Literal["keep", "drop"] = "kee
     return latest.filter(~tombstone).select("key", "offset", *[f"last.{name}" for name in others])
 
 
-__all__ = ["CompactResult", "compact", "last_of_keys"]
+__all__ = ["CompactResult", "check_compact", "compact", "last_of_keys"]

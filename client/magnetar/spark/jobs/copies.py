@@ -8,16 +8,20 @@ under its own. What has to be equal is the payload and the ledger's length up to
 | ok | there, intact, and as the others |
 | missing | the bookie says that it does not have it |
 | damaged | the bookie cannot read it, or what it answers does not match its digest |
-| differs | intact, but other than most; of all copies when no version has a majority |
+| differs | intact, but other than most |
+| disputed | intact, but there are several versions of the entry, and none has a majority |
 | unreachable | the bookie did not answer, or could not say |
+
+The first three that are not ok are damage of one copy, which others can heal. Which of several disputed ones is right, only
+a person can say; and a bookie that is away has lost nothing yet.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import xxhash
@@ -37,7 +41,11 @@ OK: Final = "ok"
 MISSING: Final = "missing"
 DAMAGED: Final = "damaged"
 DIFFERS: Final = "differs"
+DISPUTED: Final = "disputed"
 UNREACHABLE: Final = "unreachable"
+HEALABLE: Final = (MISSING, DAMAGED, DIFFERS)
+
+NO_COPY_LEFT: Final = "no bookie has an intact copy: the entry is lost"
 
 READ_BYTES: Final = 4 << 20
 ATTEMPTS: Final = 3
@@ -67,6 +75,17 @@ class CopyRow(NamedTuple):
     """The verdict on one copy."""
 
     entry: int
+    bookie: str
+    state: str
+    detail: str
+
+
+class CopyRange(NamedTuple):
+    """The verdict on `copies` copies of one bookie: those that it should have of first..last. `detail` is of the first."""
+
+    first: int
+    last: int
+    copies: int
     bookie: str
     state: str
     detail: str
@@ -178,10 +197,35 @@ def verdicts(entry_id: int, copies: Mapping[str, Copy]) -> list[CopyRow]:
     for bookie, copy in copies.items():
         if copy.fingerprint is None or copy.fingerprint == right:
             rows.append(CopyRow(entry_id, bookie, copy.state, copy.detail))
+        elif right is not None:
+            rows.append(CopyRow(entry_id, bookie, DIFFERS, "other payload or length than most"))
         else:
-            told = "other payload or length than most" if right else "no version of the entry has a majority"
-            rows.append(CopyRow(entry_id, bookie, DIFFERS, told))
+            rows.append(CopyRow(entry_id, bookie, DISPUTED, "no version of the entry has a majority"))
+    if rows and all(row.state in (MISSING, DAMAGED) for row in rows):
+        return [row._replace(detail=NO_COPY_LEFT) for row in rows]
     return rows
+
+
+def ranges_of(rows: Iterable[CopyRow], metadata: LedgerMetadata) -> list[CopyRange]:
+    """Rows of a ledger in the order of entries, those of a bookie that follow one another put together, by bookie.
+
+    A range lies within one ensemble, so the bookie belongs to the ensemble of all its entries.
+    """
+    found: dict[str, list[CopyRange]] = {}
+    borders = [ensemble.first_entry for ensemble in metadata.ensembles]
+    for row in rows:
+        ranges = found.setdefault(row.bookie, [])
+        before = ranges[-1] if ranges else None
+        if (
+            before is not None
+            and before.state == row.state
+            and (before.detail == NO_COPY_LEFT) == (row.detail == NO_COPY_LEFT)
+            and bisect_right(borders, before.last) == bisect_right(borders, row.entry)
+        ):
+            ranges[-1] = before._replace(last=row.entry, copies=before.copies + 1)
+        else:
+            ranges.append(CopyRange(row.entry, row.entry, 1, row.bookie, row.state, row.detail))
+    return [one for ranges in found.values() for one in ranges]
 
 
 async def compare_copies(
@@ -200,13 +244,18 @@ async def compare_copies(
 __all__ = [
     "DAMAGED",
     "DIFFERS",
+    "DISPUTED",
+    "HEALABLE",
     "MISSING",
+    "NO_COPY_LEFT",
     "OK",
     "UNREACHABLE",
     "Copy",
+    "CopyRange",
     "CopyRow",
     "Share",
     "compare_copies",
+    "ranges_of",
     "read_share",
     "shares",
     "verdicts",

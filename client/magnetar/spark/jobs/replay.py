@@ -6,41 +6,50 @@ source topic stands in the target in its own order; several topics follow one an
     replay(spark, url, to_topic="orders-again", topics=["orders"], start="2026-11-21T00:00:00Z", end="2026-11-22T00:00:00Z")
     replay(spark, url, to_topic="orders-again", archive="/archive", from_offset=1_000, before_offset=2_000)
 
+The target may have messages, and whoever replays twice has them twice: with `mark` a consumer can tell. A job that fails
+leaves nothing in the target.
+
 Times are those at which the broker stored messages. Offsets count the messages of a topic from 0; `from_offset` is the first
 one that is replayed, `before_offset` the first one that is not.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
 
-from magnetar.client import Client
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
 
+from ..archive_files import ArchiveFolder
 from ..batch_source import range_of
 from ..options import ReadOptions
 from ..places import point_at
-from ..service import TopicPlan, asking
 from .archive import read_archive
 from .topics import (
     MESSAGE_COLUMNS,
     READ_COLUMNS,
     append_to_topic,
+    check_target,
     counted,
     full_name,
     key_to_write,
-    make_target,
+    make_topic,
     plans_of,
     read_options,
     topics_frame,
 )
+
+# Properties of a copy: which message it was.
+MARKS: Final = ("magnetar.replay.topic", "magnetar.replay.offset")
+LOOK_LEASE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,52 @@ class ReplayResult:
     sources: tuple[str, ...]
     target: str
     messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    """What is replayed, once checked. `sources`: full topic names."""
+
+    options: ReadOptions
+    sources: tuple[str, ...]
+    target: str
+
+
+def check_replay(
+    service_url: str,
+    *,
+    to_topic: str,
+    topics: Sequence[str] = (),
+    archive: str = "",
+    start: str = "earliest",
+    end: str = "latest",
+    from_offset: int | None = None,
+    before_offset: int | None = None,
+    mark: bool = False,
+    text_keys: bool = True,
+    compression: str = "none",
+) -> ReplayRequest:
+    """What `replay` refuses, told without Spark. Raises as `replay` does."""
+    if not topics and not archive:
+        raise InvalidArgument("say what to replay: topics, an archive, or topics of an archive")
+    if (from_offset or 0) < 0 or (before_offset is not None and before_offset <= (from_offset or 0)):
+        raise InvalidArgument(
+            f"from_offset {from_offset or 0} and before_offset {before_offset} are no range: nothing lies between them"
+        )
+    options = read_options(service_url, topics or [to_topic], start=start, end=end)
+    sources = options.topics
+    if archive:
+        _check_places(options)
+        sources = _archived_topics(archive, [full_name(topic) for topic in topics])
+    if full_name(to_topic) in sources:
+        raise InvalidArgument(
+            f"to_topic: topic {full_name(to_topic)} cannot be replayed into itself; name another topic"
+        )
+    if not archive:
+        for plan in plans_of(options):
+            range_of(options, plan)  # raises for an end that leaves nothing
+    target = check_target(options, to_topic, empty=False, compression=compression)
+    return ReplayRequest(options, sources, target)
 
 
 def replay(
@@ -63,59 +118,64 @@ def replay(
     end: str = "latest",
     from_offset: int | None = None,
     before_offset: int | None = None,
+    mark: bool = False,
     text_keys: bool = True,
     compression: str = "none",
 ) -> ReplayResult:
     """Replays topics, or what an archive has of them (all of its topics if none is named).
 
-    `start` and `end` are as for `spark.read`; of an archive they are times, earliest or latest. Raises InvalidArgument,
-    TopicNotFound, and what Spark raises when a task fails.
+    `start` and `end` are as for `spark.read`; of an archive they are times, earliest or latest. `mark` adds the properties
+    MARKS, which say what a message is a copy of. Raises InvalidArgument, TopicNotFound, and what Spark raises when a task
+    fails.
     """
-    if not topics and not archive:
-        raise InvalidArgument("say what to replay: topics, an archive, or topics of an archive")
-    if (from_offset or 0) < 0 or (before_offset is not None and before_offset < (from_offset or 0)):
-        raise InvalidArgument(f"from_offset {from_offset} and before_offset {before_offset} are no range")
-    sources = tuple(dict.fromkeys(full_name(topic) for topic in topics))
-    target = full_name(to_topic)
-    options = read_options(service_url, sources or [target], start=start, end=end)
+    asked = check_replay(
+        service_url,
+        to_topic=to_topic,
+        topics=topics,
+        archive=archive,
+        start=start,
+        end=end,
+        from_offset=from_offset,
+        before_offset=before_offset,
+        compression=compression,
+    )
     if archive:
-        rows, sources = _archived(spark, archive, sources, options, from_offset, before_offset)
+        rows = _archived(spark, archive, asked)
     else:
-        rows = _topics(spark, options, from_offset, before_offset)
-    if target in sources:
-        raise InvalidArgument(f"topic {target} cannot be replayed into itself; name another topic")
-    make_target(options, target, empty=False)
+        rows = _topics(spark, asked.options, from_offset)
+    rows = _within(rows, from_offset, before_offset)
+    if archive:  # Parquet files come in the order that suits Spark
+        rows = rows.orderBy("topic", "offset")
+    make_topic(asked.options, asked.target)
     seen = Observation()
+    if mark:
+        rows = rows.withColumn("properties", _marked())
     rows = rows.withColumn("key", key_to_write(text=text_keys)).select(*MESSAGE_COLUMNS)
     rows = rows.observe(seen, sql.count(sql.lit(1)).alias("rows"))
-    append_to_topic(rows, service_url, target, compression)
-    return ReplayResult(sources, target, counted(seen, "rows"))
+    append_to_topic(rows, service_url, asked.target, compression)
+    return ReplayResult(asked.sources, asked.target, counted(seen, "rows"))
 
 
-def _topics(
-    spark: SparkSession, options: ReadOptions, from_offset: int | None, before_offset: int | None
-) -> DataFrame:
+def _topics(spark: SparkSession, options: ReadOptions, from_offset: int | None) -> DataFrame:
     """No shuffle: partitions are pieces of ledgers in the order of the topics, and the sink keeps their order."""
-    plans = plans_of(options)
-    for plan in plans:
-        range_of(options, plan)  # raises for an end that leaves nothing
-    first = _first_ids(options, plans, from_offset)
+    first = _first_ids(options, from_offset)
     told = {
         "start": json.dumps(
             {topic: first.get(topic) or str(options.start_of(topic)) for topic in options.topics}
         ),
         "end": json.dumps({topic: str(options.end_of(topic)) for topic in options.topics}),
     }
-    rows = topics_frame(spark, options.service_url, options.topics, READ_COLUMNS, told)
-    return _within(rows, from_offset, before_offset)
+    return topics_frame(spark, options.service_url, options.topics, READ_COLUMNS, told)
 
 
-def _first_ids(options: ReadOptions, plans: Sequence[TopicPlan], from_offset: int | None) -> dict[str, str]:
+def _first_ids(options: ReadOptions, from_offset: int | None) -> dict[str, str]:
     """Topics read from the beginning start at the offset's message, so that what lies before is not read."""
     if not from_offset:
         return {}
+    # Kept while a few entries of each are looked at.
+    plans = plans_of(options, lease_s=LOOK_LEASE_S)
 
-    async def work(_client: Client) -> dict[str, str]:
+    async def work() -> dict[str, str]:
         return {
             plan.topic: str((await point_at(from_offset, plan, options.timeout_s)).id)
             for plan in plans
@@ -124,28 +184,50 @@ def _first_ids(options: ReadOptions, plans: Sequence[TopicPlan], from_offset: in
             and plan.ledgers[0].first_offset < from_offset
         }
 
-    return asking(options, work)
+    return asyncio.run(work())
 
 
-def _archived(
-    spark: SparkSession,
-    archive: str,
-    topics: Sequence[str],
-    options: ReadOptions,
-    from_offset: int | None,
-    before_offset: int | None,
-) -> tuple[DataFrame, tuple[str, ...]]:
-    """Parquet files come in the order that suits Spark, so they are sorted."""
-    rows, found = read_archive(spark, archive, topics)
+def _marked() -> Column:
+    """The properties with MARKS; a copy of a copy tells of the latter."""
+    none = sql.create_map().cast("map<string,string>")
+    own = sql.map_filter(sql.coalesce("properties", none), lambda name, _value: ~name.isin(*MARKS))
+    topic, offset = MARKS
+    told = sql.create_map(sql.lit(topic), sql.col("topic"), sql.lit(offset), sql.col("offset").cast("string"))
+    return sql.map_concat(own, told)
+
+
+def _archived_topics(archive: str, topics: Sequence[str]) -> tuple[str, ...]:
+    """Full names: those that are asked for, or all that the archive has. InvalidArgument if one of them is not there."""
+    folder = ArchiveFolder(archive)
+    there = folder.topics()
+    if not there:
+        raise InvalidArgument(f"archive: there is no archive at {archive}: no manifest was found below it")
+    missing = [topic for topic in topics if topic not in there]
+    if missing:
+        raise InvalidArgument(
+            f"the archive {archive} has nothing of topic {missing[0]}; has it been archived?"
+        )
+    return tuple(dict.fromkeys(topics)) or tuple(there)
+
+
+def _check_places(options: ReadOptions) -> None:
     for option, place in (("start", options.start_of("")), ("end", options.end_of(""))):
         if isinstance(place, MessageId) or place == ("latest" if option == "start" else "earliest"):
             raise InvalidArgument(f"option {option} of an archive is a time or left out, not {place}")
-        if isinstance(place, int):
-            time = sql.lit(datetime.fromtimestamp(place / 1000, UTC))
-            rows = rows.filter(
-                sql.col("append_time") >= time if option == "start" else sql.col("append_time") < time
-            )
-    return _within(rows, from_offset, before_offset).orderBy("topic", "offset"), found
+
+
+def _archived(spark: SparkSession, archive: str, asked: ReplayRequest) -> DataFrame:
+    rows, _ = read_archive(spark, archive, asked.sources)
+    start, end = asked.options.start_of(""), asked.options.end_of("")
+    if isinstance(start, int):
+        rows = rows.filter(sql.col("append_time") >= _time(start))
+    if isinstance(end, int):
+        rows = rows.filter(sql.col("append_time") < _time(end))
+    return rows
+
+
+def _time(milliseconds: int) -> Column:
+    return sql.lit(datetime.fromtimestamp(milliseconds / 1000, UTC))
 
 
 def _within(rows: DataFrame, from_offset: int | None, before_offset: int | None) -> DataFrame:
@@ -156,4 +238,4 @@ def _within(rows: DataFrame, from_offset: int | None, before_offset: int | None)
     return rows
 
 
-__all__ = ["ReplayResult", "replay"]
+__all__ = ["MARKS", "ReplayRequest", "ReplayResult", "check_replay", "replay"]

@@ -18,6 +18,7 @@ times where a message has none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,9 +28,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from magnetar.proto.errors import InvalidArgument
 
-from .topics import full_name, make_target, plans_of, read_options
+from ..options import ReadOptions
+from .topics import check_target, check_writable, full_name, make_topic, plans_of, read_options
 
 READ_COLUMNS: Final = "key binary, value binary, topic string, publish_time timestamp, event_time timestamp"
+_INTERVAL: Final = re.compile(
+    r"(interval\s+)?\d+\s*(milli|micro)?(second|minute|hour|day|week)s?"
+    r"(\s+\d+\s*(milli|micro)?(second|minute|hour|day|week)s?)*",
+    re.IGNORECASE,
+)
 
 
 def rollup(
@@ -61,6 +68,41 @@ def rollup(
     )
 
 
+def check_rollup(
+    service_url: str,
+    topics: Sequence[str],
+    *,
+    checkpoint: str,
+    to_topic: str = "",
+    to_parquet: str = "",
+    window: str = "1 minute",
+    watermark: str = "10 minutes",
+    by_key: bool = True,
+    start: str = "earliest",
+    once: bool = False,
+) -> tuple[ReadOptions, str]:
+    """What `start_rollup` refuses, told without Spark; options of the read and the target. Raises as `start_rollup` does."""
+    if bool(to_topic) == bool(to_parquet):
+        raise InvalidArgument("either to_topic or to_parquet says where the figures go")
+    if not checkpoint:
+        raise InvalidArgument("checkpoint is empty: name a folder where the query keeps how far it has come")
+    for option, length in (("window", window), ("watermark", watermark)):
+        if not _INTERVAL.fullmatch(length.strip()):
+            raise InvalidArgument(
+                f"{option} is {length!r}; want a length of time like '30 seconds', '1 minute' or '2 hours 30 minutes'"
+            )
+    options = read_options(service_url, topics, start=start)
+    if to_topic and full_name(to_topic) in options.topics:
+        raise InvalidArgument(
+            f"to_topic: topic {full_name(to_topic)} would count its own figures; write them to another topic"
+        )
+    check_writable("checkpoint", checkpoint)
+    if to_parquet:
+        check_writable("to_parquet", to_parquet)
+    plans_of(options)  # raises for a topic that is not there
+    return options, check_target(options, to_topic, empty=False) if to_topic else to_parquet
+
+
 def start_rollup(
     spark: SparkSession,
     service_url: str,
@@ -80,12 +122,16 @@ def start_rollup(
     `once`: it ends when it has read what is there now, and goes on from there the next time. Raises InvalidArgument and
     TopicNotFound before anything starts.
     """
-    if bool(to_topic) == bool(to_parquet):
-        raise InvalidArgument("either to_topic or to_parquet says where the figures go")
-    if not checkpoint:
-        raise InvalidArgument("checkpoint is empty: name a folder where the query keeps how far it has come")
-    options = read_options(service_url, [full_name(topic) for topic in topics], start=start)
-    plans_of(options)
+    options, target = check_rollup(
+        service_url,
+        topics,
+        checkpoint=checkpoint,
+        to_topic=to_topic,
+        to_parquet=to_parquet,
+        window=window,
+        watermark=watermark,
+        start=start,
+    )
     messages = (
         spark.readStream.format("magnetar")
         .schema(READ_COLUMNS)
@@ -96,9 +142,7 @@ def start_rollup(
     )
     figures = rollup(messages, window=window, watermark=watermark, by_key=by_key)
     if to_topic:
-        target = make_target(options, to_topic, empty=False)
-        if target in options.topics:
-            raise InvalidArgument(f"topic {target} would count its own figures; write them to another topic")
+        make_topic(options, target)
         rows = figures.select(sql.col("topic").alias("key"), sql.to_json(sql.struct("*")).alias("value"))
         writer = rows.writeStream.format("magnetar").option("service_url", service_url)
         writer = writer.option("topic", target)
@@ -110,4 +154,4 @@ def start_rollup(
     return writer.start()
 
 
-__all__ = ["rollup", "start_rollup"]
+__all__ = ["check_rollup", "rollup", "start_rollup"]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
 
 from magnetar.client import Client
-from magnetar.proto.errors import InvalidArgument, TopicNotFound
+from magnetar.proto.errors import InvalidArgument, InvalidTopicName, TopicNotFound
 from magnetar.proto.ids import TopicName
 
-from ..options import ReadOptions
-from ..service import TopicPlan, asking, plan_of_topic, topic_names
+from ..options import ReadOptions, WriteOptions
+from ..service import TopicPlan, asking, ledgers_of_topic, plan_of_topic, topic_names
 
 # What a message keeps when it goes to another topic; the rest is the new topic's to give.
 MESSAGE_COLUMNS: Final = ("key", "value", "properties", "event_time")
@@ -38,14 +40,14 @@ def topics_frame(
     return reader.option("topics", ",".join(topics)).load()
 
 
-def plans_of(options: ReadOptions) -> list[TopicPlan]:
-    """The topics with their ledgers, each under a new lease. Raises TopicNotFound."""
+def plans_of(options: ReadOptions, *, lease_s: float = 0) -> list[TopicPlan]:
+    """The topics with their ledgers; each under a new lease, unless `lease_s` is 0. Raises TopicNotFound."""
 
     async def work(client: Client) -> list[TopicPlan]:
-        return [
-            await plan_of_topic(client, topic, options.lease_s)
-            for topic in await topic_names(client, options)
-        ]
+        names = await topic_names(client, options)
+        if lease_s:
+            return [await plan_of_topic(client, topic, lease_s) for topic in names]
+        return [await ledgers_of_topic(client, topic) for topic in names]
 
     return asking(options, work)
 
@@ -55,27 +57,65 @@ def full_name(topic: str) -> str:
     return str(TopicName.parse(topic))
 
 
-def make_target(options: ReadOptions, topic: str, *, empty: bool) -> str:
-    """The topic to write to by its full name; made if it is not there.
+def check_target(options: ReadOptions, topic: str, *, empty: bool, compression: str = "none") -> str:
+    """The topic to write to by its full name; nothing is made yet. `empty`: InvalidArgument if it ever had a message."""
+    try:
+        name = full_name(topic)
+    except InvalidTopicName as error:
+        raise InvalidArgument(f"to_topic: {error}") from None
+    WriteOptions.parse({"service_url": options.service_url, "topic": name, "compression": compression})
 
-    `empty`: it must never have had a message, else InvalidArgument.
-    """
-    name = full_name(topic)
+    async def work(client: Client) -> int:
+        try:
+            return (await ledgers_of_topic(client, name)).end_offset
+        except TopicNotFound:
+            return 0
+
+    if empty and (end := asking(options, work)):
+        raise InvalidArgument(
+            f"to_topic {name} has messages already ({end}); name a new one, or delete it first: "
+            f"magnetar topics delete {TopicName.parse(name).short}"
+        )
+    return name
+
+
+def make_topic(options: ReadOptions, name: str) -> None:
+    """The topic is there when this returns."""
 
     async def work(client: Client) -> None:
-        try:
-            plan = await plan_of_topic(client, name, options.lease_s)
-        except TopicNotFound:
-            await client.create_topic(name)
-            return
-        if empty and plan.end_offset:
-            raise InvalidArgument(
-                f"topic {name} has messages already ({plan.end_offset}); name a new one, "
-                "or delete it first: magnetar topics delete"
-            )
+        await client.create_topic(name)
 
     asking(options, work)
-    return name
+
+
+def check_new_folder(option: str, path: str) -> None:
+    """The local folder can be made. InvalidArgument, which names the option. Of other file systems Spark will tell."""
+    local = local_path(path)
+    if local is None:
+        return
+    if os.path.lexists(local):
+        raise InvalidArgument(f"{option} {path} is there already; name a new folder, or remove that one")
+    check_writable(option, path)
+
+
+def check_writable(option: str, path: str) -> None:
+    """What lies below the path can be written, or made. InvalidArgument, which names the option."""
+    found = local_path(path)
+    if found is None:
+        return
+    while not os.path.lexists(found):
+        found = os.path.dirname(found)
+    if not os.path.isdir(found):
+        raise InvalidArgument(f"{option} {path}: {found} is no folder; name another path")
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise InvalidArgument(f"{option} {path}: {found} cannot be written; allow it, or name another path")
+
+
+def local_path(path: str) -> str | None:
+    """Absolute path of what lies on this machine; None of another file system."""
+    if path.startswith("file:"):
+        return os.path.abspath(unquote(urlsplit(path).path))
+    return None if "://" in path else os.path.abspath(path)
 
 
 def append_to_topic(frame: DataFrame, service_url: str, topic: str, compression: str) -> None:
@@ -110,10 +150,14 @@ __all__ = [
     "MESSAGE_COLUMNS",
     "READ_COLUMNS",
     "append_to_topic",
+    "check_new_folder",
+    "check_target",
+    "check_writable",
     "counted",
     "full_name",
     "key_to_write",
-    "make_target",
+    "local_path",
+    "make_topic",
     "plans_of",
     "read_options",
     "topics_frame",
