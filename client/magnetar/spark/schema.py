@@ -151,7 +151,7 @@ def _declared(options: ReadOptions) -> StructType:
 def _value_fields(columns: Sequence[StructField], options: ReadOptions) -> ValueFields:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from .value_types import struct_type
+    from .value_types import check_fields, struct_type
     from .values import ValueFields
 
     first = columns[0].name
@@ -166,7 +166,8 @@ def _value_fields(columns: Sequence[StructField], options: ReadOptions) -> Value
             "set the option value_schema to it, in Avro's JSON"
         )
     if options.value_schema:
-        declared = {field.name: field.dataType for field in _value_columns(options).fields}
+        # A name of it that clashes with another's hurts nobody who does not ask for it.
+        declared = {options.value_prefix + one.name: one.dataType for one in _declared(options).fields}
         for column in columns:
             _check_declared(column, declared, options.value_prefix)
     prefix = options.value_prefix
@@ -177,6 +178,7 @@ def _value_fields(columns: Sequence[StructField], options: ReadOptions) -> Value
             )
     arrow = to_arrow_schema(StructType(list(columns)), timezone="UTC")
     fields = pa.struct([pa.field(field.name[len(prefix) :], field.type) for field in arrow])
+    check_fields([field.name for field in fields], "")
     if options.value_format != "avro":
         struct_type(fields, options.value_format, "")  # raises for what cannot be decoded
     return ValueFields(

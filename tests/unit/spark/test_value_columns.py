@@ -113,6 +113,10 @@ def test_a_schema_of_the_readers_prunes() -> None:
     assert chosen.values is not None
     assert chosen.values.fields == pa.struct(list(to_arrow_schema(columns("o struct<y: array<string>>"))))
     assert chosen_columns(columns("offset bigint"), reading(value_schema=DDL)) == RowColumns(("offset",))
+    # Names that clash hurt nobody who does not ask for them.
+    assert chosen_columns(columns("a int"), reading(value_schema="topic string, a int, A int")).names == (
+        "a",
+    )
     # It is enough by itself, but for avro.
     assert chosen_columns(wish, reading()).names == ("o", "offset")
 
@@ -156,6 +160,7 @@ def test_schemas_that_cannot_be_read_by(options: dict[str, str], told: str) -> N
         ({"value_format": "avro"}, "id bigint", "set the option value_schema"),
         ({}, "o struct<>", "column 'o' would have no fields"),
         ({}, "o struct<a int, a int>", "two fields 'a'"),
+        ({"value_format": "avro", "value_schema": AVRO}, "id bigint, id bigint", "two fields 'id'"),
         ({}, "m map<timestamp,int>", "column 'm' is a map"),
         ({}, "a array<map<string,map<double,int>>>", "'a.element.value' is a map"),
     ],
