@@ -140,9 +140,9 @@ def _declared(options: ReadOptions) -> StructType:
     if options.value_format == "avro":
         from pyspark.sql.pandas.types import from_arrow_type
 
-        from .avro import AvroSchema
+        from .values import avro_schema
 
-        whole = from_arrow_type(AvroSchema(options.value_schema).arrow, prefer_timestamp_ntz=True)
+        whole = from_arrow_type(avro_schema(options.value_schema).arrow, prefer_timestamp_ntz=True)
         assert isinstance(whole, StructType)
         return whole
     return parse_schema("value_schema", options.value_schema)

@@ -10,7 +10,9 @@ values (tombstones), JSON's `null` and, as in Spark's from_json, empty JSON valu
 
 from __future__ import annotations
 
+import platform
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +28,7 @@ from .schema import COLUMNS
 from .value_types import Record, ValueType, struct_type
 
 if TYPE_CHECKING:
+    from .avro import AvroSchema
     from .options import WriteOptions
     from .schema import RowColumns
 
@@ -85,9 +88,7 @@ class ValueDecoder:
         self._format = wanted.value_format
         self._record: Record
         if self._format == "avro":
-            from .avro import AvroSchema  # no other process pays for it
-
-            avro = AvroSchema(wanted.value_schema)
+            avro = avro_schema(wanted.value_schema)
             self._record = avro.record(wanted.fields)
             self._decode: Any = avro.decode
         else:
@@ -163,9 +164,7 @@ class ValueEncoder:
         self._format = value_format
         self._record: Record
         if value_format == "avro":
-            from .avro import AvroSchema
-
-            avro = AvroSchema(value_schema)
+            avro = avro_schema(value_schema)
             avro.check_written(columns)
             self._record = avro.record()
             self._encode: Any = avro.encode
@@ -192,9 +191,27 @@ class ValueEncoder:
 
 def derived_schema(fields: pa.DataType) -> Any:
     """A schema of Avro that would do for these. Raises InvalidArgument if there is none."""
-    from .avro import derived
-
+    try:
+        from .avro import derived
+    except ModuleNotFoundError as missing:
+        raise _not_installed(missing) from None
     return derived(fields)
+
+
+def avro_schema(text: str) -> AvroSchema:
+    """Of the option value_schema. Raises InvalidArgument. Formats but Avro do without fastavro, in the tasks as well."""
+    try:
+        from .avro import AvroSchema
+    except ModuleNotFoundError as missing:
+        raise _not_installed(missing) from None
+    return AvroSchema(text)
+
+
+def _not_installed(missing: ModuleNotFoundError) -> InvalidArgument:
+    return InvalidArgument(
+        f"option value_format is 'avro', and {missing.name} is not installed on {platform.node()}, in {sys.prefix}; "
+        "install it there (it comes with magnetar[spark])"
+    )
 
 
 def value_columns(names: Sequence[str], prefix: str) -> list[str]:
@@ -244,6 +261,7 @@ __all__ = [
     "ValueDecoder",
     "ValueEncoder",
     "ValueFields",
+    "avro_schema",
     "decoded",
     "derived_schema",
     "value_columns",

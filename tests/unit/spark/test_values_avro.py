@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from magnetar.proto.errors import InvalidArgument
 from magnetar.spark.avro import AvroSchema, derived
-from magnetar.spark.values import ValueDecoder, ValueEncoder, ValueFields
+from magnetar.spark.values import ValueDecoder, ValueEncoder, ValueFields, avro_schema
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -230,6 +231,14 @@ def test_rows_that_the_schema_does_not_allow(kind: Any, values: pa.Array) -> Non
     encoder = ValueEncoder("avro", record(a=kind), pa.struct([pa.field("a", values.type)]))
     with pytest.raises(InvalidArgument, match="option value_schema"):
         encoder.encode(["a"], [values])
+
+
+def test_a_machine_without_fastavro(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "magnetar.spark.avro")
+    monkeypatch.delattr("magnetar.spark.avro")
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    with pytest.raises(InvalidArgument, match="value_format is 'avro', and fastavro is not installed on"):
+        avro_schema(EVERY_TYPE)
 
 
 def test_what_is_proposed_for_columns_has_no_place_for_some() -> None:
