@@ -151,7 +151,12 @@ class AvroSchema:
         if value is None:
             return None
         data = io.BytesIO(value)
-        row = fastavro.schemaless_reader(data, self._writer, self._reader)
+        try:
+            row = fastavro.schemaless_reader(data, self._writer, self._reader)
+        except (EOFError, LookupError):
+            raise ValueError(
+                "it is no record of the schema: it was written with another, or cut short"
+            ) from None
         if data.tell() != len(value):
             raise ValueError(
                 f"{len(value) - data.tell()} bytes are left of it: it was written with another schema"

@@ -12,7 +12,8 @@ lease_s                how long ledgers are kept for a query whose driver has go
 timeout_s              for what the service or a bookie is asked (30)
 value_format           binary, json, msgpack or avro: with any but binary the fields of the value are columns too, those of
 value_schema           `id bigint, tags array<string>, at timestamp` (DDL, or the JSON of `df.schema.json()`; for avro the
-                       writer's schema in Avro's JSON); json and msgpack need none where `.schema(...)` names the columns
+                       writer's schema in Avro's JSON); json and msgpack need none where `.schema(...)` names the columns;
+                       what each type is in each format stands in `value_types` and `avro`
 value_prefix           what the names of these columns begin with, so that none is called as one of the topic's (nothing)
 on_bad_value           a value that is not what these say: `fail` ends the query, `null` makes its columns null (fail)
 fail_on_data_loss      streams: whether trimmed data fails the query (true)

@@ -39,7 +39,6 @@ _BAD: Final = (
     TypeError,
     ArithmeticError,
     LookupError,
-    EOFError,
     RecursionError,
     pa.ArrowException,
 )

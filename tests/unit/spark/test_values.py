@@ -168,6 +168,44 @@ def test_random_rows_of_random_types_come_back(seed: int) -> None:
         assert repr(back) == repr(part.to_pylist())
 
 
+@pytest.mark.parametrize("value_format", ["json", "msgpack", "avro"])
+def test_damaged_values_are_judged_one_by_one(value_format: str) -> None:
+    """Whatever stands beside them; and nothing that a decoder stumbles over gets out."""
+    rng = random.Random(5)
+    schema = arrow(EVERY_TYPE)
+    schema = pa.schema([field for field in schema if field.name not in ("mi", "a b")])
+    fields, names = pa.struct(list(schema)), schema.names
+    text = json.dumps(derived(fields)) if value_format == "avro" else ""
+    rows = pa.RecordBatch.from_pylist([{name: row[name] for name in names} for row in ROWS], schema=schema)
+    good = ValueEncoder(value_format, text, fields).encode(names, rows.columns).to_pylist()
+    if value_format == "avro":
+        fields = AvroSchema(text).arrow
+    decoder = ValueDecoder(ValueFields(value_format, fields, tuple(names), text, "null"))
+    damaged_in_all = 0
+    for _ in range(15):
+        values = [damaged(rng, rng.choice(good)) for _ in range(20)]
+        columns, bad = decoder.decode(values)
+        pa.RecordBatch.from_arrays(columns, names=names).validate(full=True)
+        for row, value in enumerate(values):
+            alone, wrong = decoder.decode([value])
+            assert [*wrong.values()] == ([bad[row]] if row in bad else [])
+            assert [str(one) for one in alone] == [str(one.slice(row, 1)) for one in columns]
+        damaged_in_all += len(bad)
+    assert 100 < damaged_in_all < 300
+
+
+def damaged(rng: random.Random, value: bytes) -> bytes:
+    kept = bytearray(value)
+    for _ in range(rng.randrange(1, 3)):
+        at = rng.randrange(len(kept))
+        length = rng.randrange(1, 4)
+        kept[at : at + length] = rng.choice(
+            (b"", rng.randbytes(1), rng.randbytes(length), bytes([kept[at] ^ 1]))
+        )
+        kept = kept or bytearray(1)
+    return bytes(kept)
+
+
 def test_json_of_others() -> None:
     rows = read_json(
         "id bigint, name string, price double",
