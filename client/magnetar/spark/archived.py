@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from magnetar.proto.errors import InvalidArgument, MessageLost
 
-from .archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
+from .archive_files import ROW_GROUP_BYTES, ROW_GROUP_ROWS, ArchivedFile, ArchiveFolder, LedgerManifest
 from .columns import ROWS_PER_RECORD_BATCH
 from .plan import Position, Range, TopicLedger
 from .schema import COLUMNS
@@ -39,6 +39,7 @@ class ArchivedSlice(NamedTuple):
     ledger: TopicLedger
     files: tuple[tuple[ArchivedFile, int], ...]
     wanted: Range
+    part: tuple[int, int] = (0, 1)  # of a file that is too large for one task: which of how many equal parts
 
 
 class Bound(NamedTuple):
@@ -59,7 +60,10 @@ class Bound(NamedTuple):
 def archived_slices(
     topic: str, partition: int, ledgers: Sequence[TopicLedger], wanted: Range, partition_bytes: int
 ) -> list[ArchivedSlice]:
-    """In topic order; files of a ledger share a task up to `partition_bytes` of its messages. Raises MessageLost."""
+    """In topic order; a task has about `partition_bytes` of messages: several files of a ledger, or row groups of one.
+
+    Raises MessageLost.
+    """
     found: list[ArchivedSlice] = []
     met = [ledger for ledger in ledgers if ledger.archive and wanted.meets(ledger)]
     for ledger, manifest in zip(met, read_manifests(topic, met), strict=True):
@@ -72,11 +76,23 @@ def archived_slices(
             if gathered and size + share > partition_bytes:
                 found.append(ArchivedSlice(topic, partition, ledger, tuple(gathered), wanted))
                 gathered, size = [], 0
+            parts = min(share // partition_bytes, _row_groups(share, one.rows))
+            if parts > 1:
+                found += [
+                    ArchivedSlice(topic, partition, ledger, ((one, offset),), wanted, (number, parts))
+                    for number in range(parts)
+                ]
+                continue
             gathered.append((one, offset))
             size += share
         if gathered:
             found.append(ArchivedSlice(topic, partition, ledger, tuple(gathered), wanted))
     return found
+
+
+def _row_groups(size: int, rows: int) -> int:
+    """How many a file of this size in messages has, at most one fewer."""
+    return max(size // ROW_GROUP_BYTES, rows // ROW_GROUP_ROWS)
 
 
 def read_manifests(topic: str, ledgers: Sequence[TopicLedger]) -> list[LedgerManifest]:
@@ -137,16 +153,17 @@ def _read_file(
     file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=True)
     if file.metadata.num_rows != one.rows:
         raise OSError(f"it has {file.metadata.num_rows} rows, and its manifest says {one.rows}")
-    groups = [number for number in range(file.num_row_groups) if _wanted_group(file, number, bounds)]
+    number, parts = piece.part
+    borders = [file.num_row_groups * at // parts for at in (number, number + 1)]
+    groups = [group for group in range(*borders) if _wanted_group(file, group, bounds)]
     # At least one column, for the count of rows.
     read = dict.fromkeys([*(name for name in columns if name in file.schema_arrow.names), "offset"])
     read |= dict.fromkeys(bound.column for bound in bounds)
-    for batch in file.iter_batches(
-        ROWS_PER_RECORD_BATCH, row_groups=groups, columns=list(read), use_threads=False
-    ):
-        cut = _cut(batch, bounds)
-        if cut.num_rows:
-            yield _shaped(cut, piece, columns)
+    for group in groups:  # one at a time, since all that are asked for at once are in memory at once
+        for batch in file.iter_batches(ROWS_PER_RECORD_BATCH, [group], list(read), use_threads=False):
+            cut = _cut(batch, bounds)
+            if cut.num_rows:
+                yield _shaped(cut, piece, columns)
 
 
 def bounds_of(wanted: Range, ledger: TopicLedger, one: ArchivedFile, first_offset: int) -> list[Bound]:
@@ -217,7 +234,7 @@ def _shaped(batch: pa.RecordBatch, piece: ArchivedSlice, columns: Sequence[str])
 
 def first_archived(topic: str, ledger: TopicLedger, wanted: Range) -> tuple[bytes, int] | None:
     """Message id and offset of the first message of an archived ledger in a range."""
-    for piece in archived_slices(topic, -1, [ledger], wanted, 1):
+    for piece in archived_slices(topic, -1, [ledger], wanted, ledger.size):
         for batch in read_archived(piece, ("message_id", "offset")):
             return batch.column(0)[0].as_py(), batch.column(1)[0].as_py()
     return None

@@ -31,14 +31,16 @@ class Killed(BaseException):
 
 
 class Topic:
-    """A broker with one topic of five closed ledgers, an open one, and what the job asks of it."""
+    """A broker with one topic of some closed ledgers, an open one, and what the job asks of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, closed: int = 5) -> None:
         self.ledgers = [
-            TopicLedger(10 + 2 * n, 100 + n, 40 * n, 8, 40, 800, 5, 6, n < 5, b"metadata") for n in range(6)
+            TopicLedger(10 + 2 * n, 100 + n, 40 * n, 8, 40, 800, 5, 6, n < closed, b"metadata")
+            for n in range(closed + 1)
         ]
         self.needed: tuple[int, str] | None = None  # from this position id on, and by whom
         self.meanwhile: Callable[[], None] = lambda: None  # between a dry request and the next
+        self.gone: list[int] = []
         self.asked: list[Any] = []
         self.leases: set[str] = set()
         self.path = ""
@@ -82,6 +84,8 @@ class Topic:
             ledger = next(one for one in self.ledgers if one.position_id == row[0])
             if row[1:] != [ledger.stored_id, ledger.entries, ledger.messages] or not ledger.closed:
                 raise InvalidArgument("not what was archived")
+            if row[0] in self.gone:
+                continue
             if self.needed is not None and row[0] >= self.needed[0]:
                 kept = list(self.needed)
                 break
@@ -95,7 +99,12 @@ class Topic:
                 one._replace(archive=command.location, metadata=b"") if one.position_id in ready else one
                 for one in self.ledgers
             ]
-        return {"archived": len(ready), "known": 0, "gone": 0, "kept": kept}
+        return {
+            "archived": len(ready),
+            "known": 0,
+            "gone": [row[0] for row in rows if row[0] in self.gone],
+            "kept": kept,
+        }
 
     @property
     def archived(self) -> list[int]:
@@ -216,7 +225,7 @@ def test_a_job_that_is_killed_at_any_step_has_lost_nothing_and_another_finishes(
     died = 0
     while True:
         shutil.rmtree(topic.path, ignore_errors=True)
-        topic.__init__()  # type: ignore[misc]
+        topic.__init__(3)  # type: ignore[misc]
         topic.path, topic.dies_at = str(tmp_path / "archive"), died + 1
         try:
             run(topic)
@@ -227,10 +236,10 @@ def test_a_job_that_is_killed_at_any_step_has_lost_nothing_and_another_finishes(
         assert offsets(topic) == list(range(40 * len(topic.archived)))
         topic.dies_at = -1
         result = run(topic)
-        assert topic.archived == [10, 12, 14, 16, 18]
+        assert topic.archived == [10, 12, 14]
         assert result.kept == ()
-        assert offsets(topic) == list(range(200))
-    assert died > 60
+        assert offsets(topic) == list(range(120))
+    assert died > 40
 
 
 def test_what_somebody_needs_stays_and_is_not_read_in_vain(
@@ -309,6 +318,21 @@ def test_a_damaged_archive_keeps_the_ledger_and_all_after_it(topic: Topic, name:
     path.unlink()
     assert len(run(topic).trimmed) == 3
     assert offsets(topic) == list(range(200))
+
+
+def test_ledgers_that_the_broker_trimmed_meanwhile_are_told_apart(topic: Topic) -> None:
+    topic.gone = [12]
+    result = run(topic)
+    assert [one.position_id for one in result.trimmed] == topic.archived == [10, 14, 16, 18]
+    assert (result.gone, result.kept) == (1, ())
+
+
+def test_rounds_are_bounded_in_bytes(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trim, "LEDGERS_AT_ONCE", 100)
+    monkeypatch.setattr(trim, "ROUND_BYTES", 1600)
+    run(topic)
+    asked = [one for one in topic.asked if isinstance(one, ArchiveLedgers) and not one.dry]
+    assert len(asked) == 3
 
 
 def test_ledgers_that_are_archived_elsewhere_are_left_there(topic: Topic, tmp_path: Path) -> None:

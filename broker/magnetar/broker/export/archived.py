@@ -126,7 +126,8 @@ class Archiving:
 
     def _look(self, wanted: Wanted) -> tuple[list[LedgerInfo], dict[str, Any]]:
         """The ledgers that can be archived now, and the answer."""
-        known = gone = 0
+        known = 0
+        gone: list[int] = []
         asked: list[int] = []
         for row in wanted.rows:
             info = self._ledger.list.info(row.position_id)
@@ -139,7 +140,7 @@ class Archiving:
                         f"ledger {row.position_id} is archived already, at {archived.location}; leave it out"
                     )
             elif info is None:
-                gone += 1
+                gone.append(row.position_id)
             else:
                 _compare(row, info)
                 asked.append(row.position_id)

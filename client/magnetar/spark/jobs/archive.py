@@ -31,7 +31,7 @@ from ..plan import LedgerSlice, Range, TopicLedger, slices
 from ..schema import COLUMNS, topic_schema
 from ..service import TopicPlan, asking, keep, plan_of_topic
 from .topics import full_name, read_options
-from .trim import KeptLedgers, trim_topic
+from .trim import KeptLedgers, TrimResult, trim_topic
 
 # Topic and ledger are in the path; the partition number is part of the topic's name.
 ARCHIVED_COLUMNS: Final = tuple(name for name in COLUMNS if name not in ("topic", "partition"))
@@ -46,6 +46,7 @@ class ArchiveResult:
     """`archived`: manifests of this run. `passed_over`: ledgers that stood in the archive before, trimmed or not.
 
     `elsewhere`: ledgers that were trimmed before and are in another archive. `trimmed`: those that left the bookies now.
+    `gone`: those that the broker trimmed meanwhile, so that the archive has them and the topic does not name them.
     `kept`: what was to be trimmed and stays, for each topic where there is such.
     """
 
@@ -53,6 +54,7 @@ class ArchiveResult:
     passed_over: int
     elsewhere: int = 0
     trimmed: tuple[TopicLedger, ...] = ()
+    gone: int = 0
     kept: tuple[KeptLedgers, ...] = ()
 
     @property
@@ -97,6 +99,7 @@ def archive(
         sum(result.passed_over for result in results),
         sum(result.elsewhere for result in results),
         tuple(itertools.chain.from_iterable(result.trimmed for result in results)),
+        sum(result.gone for result in results),
         tuple(itertools.chain.from_iterable(result.kept for result in results)),
     )
 
@@ -117,20 +120,20 @@ def _archive_topic(
             for manifest in _archive_round(spark, options, folder, plan, ledgers):
                 folder.write_manifest(manifest)
                 written.append(manifest)
-        trimmed: list[TopicLedger] = []
-        kept: KeptLedgers | None = None
+        let_go = TrimResult([])
         if trim_to:
             manifests |= {manifest.ledger: manifest for manifest in written}
             pairs = [(ledger, manifests[ledger.position_id]) for ledger in at_bookies]
-            trimmed, kept = trim_topic(spark, options, folder, plan, pairs)
+            let_go = trim_topic(spark, options, folder, plan, pairs)
     finally:
         _end_lease(options, plan)
     return ArchiveResult(
         tuple(written),
         len(closed) - len(wanted) - elsewhere,
         elsewhere,
-        tuple(trimmed),
-        () if kept is None else (kept,),
+        tuple(let_go.trimmed),
+        let_go.gone,
+        () if let_go.kept is None else (let_go.kept,),
     )
 
 

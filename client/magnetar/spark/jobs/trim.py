@@ -11,7 +11,7 @@ trimmed stay, with all after them, since only the beginning of a topic is archiv
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from ..service import TopicPlan, asking, keep
 
 # Of one request: the broker deletes them one after another, and a topic that rolls over waits for that.
 LEDGERS_AT_ONCE: Final = 100
+ROUND_BYTES: Final = 4 << 30
 # Files are of unequal size, and a task for each would be too many where they are small.
 TASKS_PER_CORE: Final = 4
 
@@ -47,23 +48,45 @@ class KeptLedgers:
     damaged: bool
 
 
+@dataclass(slots=True)
+class TrimResult:
+    """Of one topic. `gone`: ledgers that the broker trimmed before their archive was recorded, as nobody needed them."""
+
+    trimmed: list[TopicLedger]
+    gone: int = 0
+    kept: KeptLedgers | None = None
+
+
+Pairs = Sequence[tuple[TopicLedger, LedgerManifest]]
+
+
 def trim_topic(
-    spark: SparkSession,
-    options: ReadOptions,
-    folder: ArchiveFolder,
-    plan: TopicPlan,
-    archived: Sequence[tuple[TopicLedger, LedgerManifest]],
-) -> tuple[list[TopicLedger], KeptLedgers | None]:
+    spark: SparkSession, options: ReadOptions, folder: ArchiveFolder, plan: TopicPlan, archived: Pairs
+) -> TrimResult:
     """Trims as many of these ledgers, which are in the topic's order, as can be; also says why not more of them."""
-    trimmed: list[TopicLedger] = []
-    for start in range(0, len(archived), LEDGERS_AT_ONCE):
-        some = archived[start : start + LEDGERS_AT_ONCE]
-        done, kept = _trim(spark, options, folder, plan, some)
-        trimmed += done
-        if kept is not None:
-            first, reason, damaged = kept
-            return trimmed, KeptLedgers(plan.topic, first, len(archived) - len(trimmed), reason, damaged)
-    return trimmed, None
+    result = TrimResult([])
+    for some in _rounds(archived):
+        stopped = _trim(spark, options, folder, plan, some, result)
+        if stopped is not None:
+            first, reason, damaged = stopped
+            left = len(archived) - len(result.trimmed) - result.gone
+            result.kept = KeptLedgers(plan.topic, first, left, reason, damaged)
+            break
+    return result
+
+
+def _rounds(archived: Pairs) -> Iterator[list[tuple[TopicLedger, LedgerManifest]]]:
+    """A round has to end before its lease does, and its files are read in it."""
+    gathered: list[tuple[TopicLedger, LedgerManifest]] = []
+    size = 0
+    for pair in archived:
+        if gathered and (size + pair[0].size > ROUND_BYTES or len(gathered) >= LEDGERS_AT_ONCE):
+            yield gathered
+            gathered, size = [], 0
+        gathered.append(pair)
+        size += pair[0].size
+    if gathered:
+        yield gathered
 
 
 Stopped = tuple[int, str, bool]
@@ -74,8 +97,10 @@ def _trim(
     options: ReadOptions,
     folder: ArchiveFolder,
     plan: TopicPlan,
-    archived: Sequence[tuple[TopicLedger, LedgerManifest]],
-) -> tuple[list[TopicLedger], Stopped | None]:
+    archived: Pairs,
+    result: TrimResult,
+) -> Stopped | None:
+    """One round. Returns why it did not come to its end."""
     stopped: Stopped | None = None
     for number, (ledger, manifest) in enumerate(archived):
         if wrong := manifest.differs_from(plan.topic, ledger):
@@ -102,24 +127,22 @@ def _trim(
             archived = list(itertools.takewhile(lambda pair: pair[0].position_id < first, archived))
         answer = _ask(options, folder, plan, archived, dry=False)
     except InvalidArgument as refused:
-        return [], (archived[0][0].position_id, refused.message, True)
+        return archived[0][0].position_id, refused.message, True
     if answer["kept"] is not None:  # somebody came meanwhile
         first, reason = answer["kept"]
         stopped = (first, reason, False)
         archived = [pair for pair in archived if pair[0].position_id < first]
-    return [ledger for ledger, _ in archived], stopped
+    gone = set(answer["gone"])
+    result.trimmed += [ledger for ledger, _ in archived if ledger.position_id not in gone]
+    result.gone += len(gone)
+    return stopped
 
 
 def _ask(
-    options: ReadOptions,
-    folder: ArchiveFolder,
-    plan: TopicPlan,
-    archived: Sequence[tuple[TopicLedger, LedgerManifest]],
-    *,
-    dry: bool,
+    options: ReadOptions, folder: ArchiveFolder, plan: TopicPlan, archived: Pairs, *, dry: bool
 ) -> dict[str, Any]:
     if not archived:
-        return {"kept": None}
+        return {"gone": [], "kept": None}
     rows = [
         [manifest.ledger, manifest.stored_ledger, manifest.entries, manifest.rows] for _, manifest in archived
     ]
@@ -163,4 +186,4 @@ def _damaged(
     return found
 
 
-__all__ = ["KeptLedgers", "trim_topic"]
+__all__ = ["KeptLedgers", "TrimResult", "trim_topic"]
