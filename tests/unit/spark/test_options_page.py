@@ -1,0 +1,65 @@
+"""docs/spark-options.md has every option with its default, every column with its type, and nothing that does not exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from magnetar.spark.options import READ_OPTIONS, WRITE_OPTIONS, ReadOptions, WriteOptions
+from magnetar.spark.schema import COLUMNS
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = DOCS / "spark-options.md"
+SAID = {"service_url": "magnetar://127.0.0.1:7650", "topic": "orders"}
+
+OF_VALUES = {"value_format": "json", "value_schema": "id int"}
+
+
+def rows(title: str) -> list[list[str]]:
+    """Cells of the tables in a section."""
+    _, _, rest = PAGE.read_text().partition(f"\n## {title}\n")
+    section = rest.partition("\n## ")[0]
+    return [re.split(r" *\| *", line.strip("| ")) for line in section.splitlines() if line.startswith("| `")]
+
+
+def names(cells: Iterable[str]) -> list[str]:
+    return [name for cell in cells for name in re.findall(r"`([^`]*)`", cell)]
+
+
+def test_every_option_of_reading() -> None:
+    told = names(row[0] for row in rows("Reading"))
+    assert sorted(told) == sorted(READ_OPTIONS)
+
+
+def test_every_option_of_writing() -> None:
+    told = names(row[0] for row in rows("Writing"))
+    assert sorted(name.lower() for name in told) == sorted(WRITE_OPTIONS)
+
+
+@pytest.mark.parametrize(("title", "options"), [("Reading", ReadOptions), ("Writing", WriteOptions)])
+def test_defaults(title: str, options: type[ReadOptions | WriteOptions]) -> None:
+    told = {
+        name: default
+        for row in rows(title)
+        for name, default in zip(names(row[:1]), names(row[1:2]), strict=False)
+    }
+    assert len(told) >= 4
+    for name, default in told.items():
+        said = {**SAID, **OF_VALUES} if name == "on_bad_value" else SAID
+        assert options.parse({**said, name: default}) == options.parse(said), name
+
+
+def test_every_column() -> None:
+    told = {name: row[1] for row in rows("Columns of a topic") for name in names(row[:1])}
+    assert told == {name: column[0].simpleString() for name, column in COLUMNS.items()}
+
+
+@pytest.mark.parametrize(
+    "page", sorted([*DOCS.glob("*.md"), DOCS.parent / "README.md"]), ids=lambda page: page.name
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
