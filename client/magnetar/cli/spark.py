@@ -78,7 +78,11 @@ def archive(
         int, typer.Option("--file-mb", min=1, help="MB of a ledger in a file, about.", metavar="N")
     ] = 256,
     trim: Annotated[
-        bool, typer.Option("--trim", help="Delete archived ledgers from the bookies: not offered yet.")
+        bool,
+        typer.Option(
+            "--trim",
+            help="Delete archived ledgers from the bookies. Spark goes on reading the topic whole.",
+        ),
     ] = False,
     url: Url = DEFAULT_URL,
     master: Master = LOCAL,
@@ -90,6 +94,11 @@ def archive(
     Run it again, every night say: ledgers that have their manifest are passed
     over, what a killed run left is done anew. spark.read.parquet reads the
     archive, magnetar spark replay --archive brings it back.
+
+    With --trim the beginning of a topic, as far as nobody needs it, leaves the
+    bookies once its files were read again. Consumers begin behind it, and
+    spark.read of the topic reads the files: Spark has to find P by that name
+    wherever it runs. Exit code 1 if an archive is damaged.
     """
     from . import spark_jobs
 

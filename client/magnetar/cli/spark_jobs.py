@@ -159,28 +159,47 @@ def archive(run: SparkRun, url: str, topics: Sequence[str], path: str, *, file_m
     """Runs the job and says what it archived."""
     require_spark()
     from magnetar.spark import jobs
-    from magnetar.spark.jobs.topics import check_writable, plans_of, read_options
 
-    def check() -> None:
-        check_writable("path", path)
-        plans_of(read_options(url, topics))
-
+    named: dict[str, Any] = {"file_bytes": file_mb << 20, "trim": trim}
     result = run.run(
         f"archiving {', '.join(topics)}",
-        check,
-        lambda spark, _watch: jobs.archive(spark, url, topics, path, file_bytes=file_mb << 20, trim=trim),
+        lambda: jobs.check_archive(url, topics, path, **named),
+        lambda spark, _watch: jobs.archive(spark, url, topics, path, **named),
     )
-    manifests = [asdict(manifest) for manifest in result.archived]
+    trimmed = [{"topic": topic, "ledger": ledger} for topic, ledger in result.trimmed]
+    figures: dict[str, Any] = {
+        "ledgers archived": len(result.archived),
+        "messages": result.rows,
+        "bytes of Parquet": result.bytes,
+        "archived before": result.passed_over,
+    }
+    if result.elsewhere:
+        figures["in another archive"] = result.elsewhere
+    if trim:
+        figures["ledgers trimmed"] = len(trimmed)
+        figures["not trimmed"] = sum(one.ledgers for one in result.kept)
+    if result.gone:
+        figures["not in the topic any more"] = result.gone
     run.told(
-        {"archived": manifests, "passed_over": result.passed_over},
-        f"archived {', '.join(topics)} in {path}",
         {
-            "ledgers archived": len(result.archived),
-            "messages": result.rows,
-            "bytes of Parquet": result.bytes,
-            "archived before": result.passed_over,
+            "archived": [asdict(manifest) for manifest in result.archived],
+            "passed_over": result.passed_over,
+            "elsewhere": result.elsewhere,
+            "trimmed": trimmed,
+            "gone": result.gone,
+            "kept": [asdict(one) for one in result.kept],
         },
+        f"archived {', '.join(topics)} in {path}",
+        figures,
     )
+    for one in result.kept:
+        if not run.as_json:
+            print(
+                f"{one.topic}: {one.ledgers} ledgers stay at the bookies, from {one.first} on: {one.reason}"
+            )
+    if any(one.damaged for one in result.kept):
+        sys.stdout.flush()
+        raise SystemExit(EXIT_FAILED)
 
 
 def audit(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -146,3 +148,32 @@ def test_no_java_at_all_is_one_line_with_the_cure(
     first, second = capsys.readouterr().err.splitlines()
     assert "Spark needs Java, and there is none at the PATH: install Java 17 or newer" in first
     assert f"none at {tmp_path}/gone/bin/java" in second
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_was_trimmed_and_what_was_not(damaged: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = pytest.importorskip("magnetar.spark.jobs")
+    kept = jobs.KeptLedgers("orders", 16, 2, "subscription 'slow' has not acknowledged all of it", damaged)
+    result = jobs.ArchiveResult((), 5, 1, (("orders", 12), ("orders", 14)), 3, (kept,))
+
+    class Run(spark_jobs.SparkRun):
+        def run(self, *_: Any, **__: Any) -> Any:
+            return result
+
+    def archive(*, as_json: bool) -> str:
+        run = Run("local", (), as_json)
+        with pytest.raises(SystemExit) if damaged else contextlib.nullcontext() as ended:
+            spark_jobs.archive(run, "url", ["orders"], "/a", file_mb=1, trim=True)
+        assert (None if ended is None else ended.value.code) == (1 if damaged else None)
+        return capsys.readouterr().out
+
+    lines = archive(as_json=False).splitlines()
+    assert (
+        "orders: 2 ledgers stay at the bookies, from 16 on: subscription 'slow' has not acknowledged all of it"
+        in lines
+    )
+    for name, figure in (("ledgers trimmed", "2"), ("not trimmed", "2"), ("in another archive", "1")):
+        assert any(line.strip("│ ").split() == [*name.split(), "│", figure] for line in lines), lines
+    told = json.loads(archive(as_json=True))
+    assert told["trimmed"] == [{"topic": "orders", "ledger": 12}, {"topic": "orders", "ledger": 14}]
+    assert (told["gone"], told["passed_over"], told["kept"][0]["first"]) == (3, 5, 16)

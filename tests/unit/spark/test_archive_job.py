@@ -200,7 +200,7 @@ def offsets(topic: Topic) -> list[int]:
 
 def test_all_that_is_closed_is_archived_and_let_go_of(topic: Topic) -> None:
     result = run(topic)
-    assert [one.ledger for one in result.archived] == [one.position_id for one in result.trimmed]
+    assert [(one.topic, one.ledger) for one in result.archived] == [*result.trimmed]
     assert topic.archived == [10, 12, 14, 16, 18]
     assert (result.rows, result.kept, result.passed_over, result.elsewhere) == (200, (), 0, 0)
     assert offsets(topic) == list(range(200))
@@ -256,7 +256,7 @@ def test_what_somebody_needs_stays_and_is_not_read_in_vain(
     topic.needed = (16, "subscription 'slow' has not acknowledged all of it")
     result = run(topic)
     assert len(result.archived) == 5, "it is archived all the same"
-    assert [one.position_id for one in result.trimmed] == topic.archived == [10, 12, 14]
+    assert [ledger for _, ledger in result.trimmed] == topic.archived == [10, 12, 14]
     assert {*checked} == {10, 12, 14}
     (kept,) = result.kept
     assert kept == trim.KeptLedgers(TOPIC, 16, 2, "subscription 'slow' has not acknowledged all of it", False)
@@ -271,7 +271,7 @@ def test_who_comes_while_files_are_read_is_heeded(topic: Topic) -> None:
 
     topic.meanwhile = comes
     result = run(topic)
-    assert topic.archived == [one.position_id for one in result.trimmed] == [10, 12, 14]
+    assert topic.archived == [ledger for _, ledger in result.trimmed] == [10, 12, 14]
     assert result.kept == (trim.KeptLedgers(TOPIC, 16, 2, "a lease keeps it", False),)
 
 
@@ -323,7 +323,7 @@ def test_a_damaged_archive_keeps_the_ledger_and_all_after_it(topic: Topic, name:
 def test_ledgers_that_the_broker_trimmed_meanwhile_are_told_apart(topic: Topic) -> None:
     topic.gone = [12]
     result = run(topic)
-    assert [one.position_id for one in result.trimmed] == topic.archived == [10, 14, 16, 18]
+    assert [ledger for _, ledger in result.trimmed] == topic.archived == [10, 14, 16, 18]
     assert (result.gone, result.kept) == (1, ())
 
 

@@ -4,7 +4,7 @@
 |---|---|
 | `compact` | keeps the last value of each key, in a new topic or as Parquet |
 | `audit` | reads every replica of every ledger, compares them, and reports what can be healed |
-| `archive` | closed ledgers to Parquet files with a manifest; `read_archive` gives them back as a table |
+| `archive` | closed ledgers to Parquet files with a manifest; on request they leave the bookies and are read from there |
 | `replay` | a range of topics, or of an archive, into another topic |
 | `rollup` | windowed counts and sizes per topic and key: a streaming example to copy |
 
@@ -12,7 +12,7 @@ Each returns a small result object and raises MagnetarError with one clear messa
 with the same arguments raises that without a session, in the time of a few requests to the broker.
 """
 
-from .archive import ArchiveResult, LedgerManifest, archive, read_archive
+from .archive import ArchiveResult, KeptLedgers, LedgerManifest, archive, check_archive, read_archive
 from .audit import AuditResult, audit, check_audit
 from .compact import CompactResult, check_compact, compact
 from .replay import ReplayResult, check_replay, replay
@@ -22,10 +22,12 @@ __all__ = [
     "ArchiveResult",
     "AuditResult",
     "CompactResult",
+    "KeptLedgers",
     "LedgerManifest",
     "ReplayResult",
     "archive",
     "audit",
+    "check_archive",
     "check_audit",
     "check_compact",
     "check_replay",

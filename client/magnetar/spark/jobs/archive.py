@@ -30,7 +30,7 @@ from ..options import ReadOptions
 from ..plan import LedgerSlice, Range, TopicLedger, slices
 from ..schema import COLUMNS, topic_schema
 from ..service import TopicPlan, asking, keep, plan_of_topic
-from .topics import full_name, read_options
+from .topics import check_writable, full_name, plans_of, read_options
 from .trim import KeptLedgers, TrimResult, trim_topic
 
 # Topic and ledger are in the path; the partition number is part of the topic's name.
@@ -45,7 +45,8 @@ ROUND_LEDGERS: Final = 1000
 class ArchiveResult:
     """`archived`: manifests of this run. `passed_over`: ledgers that stood in the archive before, trimmed or not.
 
-    `elsewhere`: ledgers that were trimmed before and are in another archive. `trimmed`: those that left the bookies now.
+    `elsewhere`: ledgers that were trimmed before and are in another archive. `trimmed`: those that left the bookies now, by
+    topic and position id.
     `gone`: those that the broker trimmed meanwhile, so that the archive has them and the topic does not name them.
     `kept`: what was to be trimmed and stays, for each topic where there is such.
     """
@@ -53,7 +54,7 @@ class ArchiveResult:
     archived: tuple[LedgerManifest, ...]
     passed_over: int
     elsewhere: int = 0
-    trimmed: tuple[TopicLedger, ...] = ()
+    trimmed: tuple[tuple[str, int], ...] = ()
     gone: int = 0
     kept: tuple[KeptLedgers, ...] = ()
 
@@ -83,14 +84,7 @@ def archive(
     Raises InvalidArgument, TopicNotFound, MessageLost when a ledger was not what the topic says of it, and what Spark raises
     when a task fails. What was archived and trimmed until then stands. What cannot be trimmed now is in `kept` and no error.
     """
-    if file_bytes < 1:
-        raise InvalidArgument(f"file_bytes is {file_bytes}; want a positive number of bytes")
-    options = read_options(
-        service_url,
-        [full_name(topic) for topic in topics],
-        lease_s=f"{lease_s}",
-        partition_bytes=f"{file_bytes}",
-    )
+    options = _options(service_url, topics, file_bytes, lease_s)
     folder = ArchiveFolder(path)
     location = folder.location if trim else ""
     results = [_archive_topic(spark, options, folder, topic, location) for topic in options.topics]
@@ -102,6 +96,31 @@ def archive(
         sum(result.gone for result in results),
         tuple(itertools.chain.from_iterable(result.kept for result in results)),
     )
+
+
+def check_archive(
+    service_url: str,
+    topics: Sequence[str],
+    path: str,
+    *,
+    file_bytes: int = 256 << 20,
+    lease_s: float = 600.0,
+    trim: bool = False,
+) -> None:
+    """Raises, without Spark and in the time of a few requests, what `archive` would raise for these arguments."""
+    options = _options(service_url, topics, file_bytes, lease_s)
+    folder = ArchiveFolder(path)
+    if trim:
+        _ = folder.location
+    check_writable("path", path)
+    plans_of(options)
+
+
+def _options(service_url: str, topics: Sequence[str], file_bytes: int, lease_s: float) -> ReadOptions:
+    if file_bytes < 1:
+        raise InvalidArgument(f"file_bytes is {file_bytes}; want a positive number of bytes")
+    names = [full_name(topic) for topic in topics]
+    return read_options(service_url, names, lease_s=f"{lease_s}", partition_bytes=f"{file_bytes}")
 
 
 def _archive_topic(
@@ -131,7 +150,7 @@ def _archive_topic(
         tuple(written),
         len(closed) - len(wanted) - elsewhere,
         elsewhere,
-        tuple(let_go.trimmed),
+        tuple((topic, ledger.position_id) for ledger in let_go.trimmed),
         let_go.gone,
         () if let_go.kept is None else (let_go.kept,),
     )
@@ -251,4 +270,4 @@ def read_archive(
 _READ_SCHEMA: Final = topic_schema((*ARCHIVED_COLUMNS, "topic"))
 
 
-__all__ = ["ArchiveResult", "KeptLedgers", "LedgerManifest", "archive", "read_archive"]
+__all__ = ["ArchiveResult", "KeptLedgers", "LedgerManifest", "archive", "check_archive", "read_archive"]
