@@ -93,7 +93,7 @@ class Audited(NamedTuple):
 
 def audited(url: str, timeout_s: float) -> Audited:
     options = read_options(url, ["orders"], timeout_s=f"{timeout_s}")
-    (plan,) = plans_of(options, lease_s=60)
+    (plan,) = plans_of(options, 60)
     assert not plan.ledgers[-1].closed
     assert all(auditable(ledger) for ledger in plan.ledgers)
     wanted = [ledger for ledger in plan.ledgers if ledger.entries]

@@ -177,3 +177,44 @@ def test_what_was_trimmed_and_what_was_not(damaged: bool, capsys: pytest.Capture
     told = json.loads(archive(as_json=True))
     assert told["trimmed"] == [{"topic": "orders", "ledger": 12}, {"topic": "orders", "ledger": 14}]
     assert (told["gone"], told["passed_over"], told["kept"][0]["first"]) == (3, 5, 16)
+
+
+def test_differences_are_a_table_that_says_how_many_more_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row: dict[str, Any] = {
+        "topic": "t",
+        "ledger": 7,
+        "stored_ledger": 7,
+        "first_entry": 3,
+        "last_entry": 9,
+        "bookie": "b:3181",
+        "state": "missing",
+        "detail": "",
+    }
+    spark_jobs._print_problems([row, {**row, "ledger": 12, "state": "differs", "detail": "other"}], 1002)
+    out = capsys.readouterr().out
+    assert "│ t     │               7 │     3-9 │ b:3181 │ missing │        │" in out
+    assert "│ t     │          12 (7) │     3-9 │ b:3181 │ differs │ other  │" in out
+    assert out.splitlines()[-1] == "1,000 more; --to-parquet PATH writes all"
+
+
+class Query:
+    """What a streaming query tells of its last batches."""
+
+    def __init__(self) -> None:
+        self.recentProgress: list[dict[str, Any]] = []
+
+
+def test_figures_of_a_stream_count_each_batch_once() -> None:
+    query, figures = Query(), spark_jobs.StreamFigures()
+    for batch in range(4):
+        told = {
+            "batchId": batch,
+            "numInputRows": 10,
+            "eventTime": {"watermark": f"w{batch}"} if batch < 3 else {},
+        }
+        query.recentProgress = [*query.recentProgress[-1:], told]
+        for _ in range(2):
+            figures.add(query)  # type: ignore[arg-type]
+    assert (figures.batches, figures.rows_read, figures.watermark) == (4, 40, "w2")

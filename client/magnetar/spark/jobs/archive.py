@@ -30,7 +30,7 @@ from ..options import ReadOptions
 from ..plan import LedgerSlice, Range, TopicLedger, slices
 from ..schema import COLUMNS, topic_schema
 from ..service import TopicPlan, asking, keep, plan_of_topic
-from .topics import check_writable, full_name, plans_of, read_options
+from .topics import check_topics, check_writable, full_name, read_options
 from .trim import KeptLedgers, TrimResult, trim_topic
 
 # Topic and ledger are in the path; the partition number is part of the topic's name.
@@ -113,7 +113,7 @@ def check_archive(
     if trim:
         _ = folder.location
     check_writable("path", path)
-    plans_of(options)
+    check_topics(options)
 
 
 def _options(service_url: str, topics: Sequence[str], file_bytes: int, lease_s: float) -> ReadOptions:

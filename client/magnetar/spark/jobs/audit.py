@@ -39,7 +39,7 @@ from ..options import ReadOptions
 from ..plan import LedgerSlice, Range, TopicLedger, slices
 from ..service import asking, connected, renewing
 from .copies import HEALABLE, OK, CopyRange, compare_copies, ranges_of
-from .topics import plans_of, read_options
+from .topics import check_topics, plans_of, read_options
 
 AUDIT_SCHEMA: Final = (
     "topic string, ledger bigint, stored_ledger bigint, first_entry bigint, last_entry bigint, copies bigint, "
@@ -108,7 +108,7 @@ def check_audit(
         timeout_s=f"{timeout_s}",
         lease_s=f"{lease_s}",
     )
-    plans_of(options)  # raises for a topic that is not there
+    check_topics(options)  # raises for a topic that is not there
     return options
 
 
@@ -213,7 +213,7 @@ class AuditReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """One for each piece of a ledger: a slow bookie holds up one task."""
         pieces: list[InputPartition] = []
-        for plan in plans_of(self._options, lease_s=self._options.lease_s):
+        for plan in plans_of(self._options, self._options.lease_s):
             ledgers = [ledger for ledger in plan.ledgers if ledger.entries > 0 and auditable(ledger)]
             size = self._options.partition_bytes
             pieces += [

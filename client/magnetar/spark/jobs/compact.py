@@ -29,11 +29,11 @@ from .topics import (
     append_to_topic,
     check_new_folder,
     check_target,
+    check_topics,
     counted,
     full_name,
     key_to_write,
     make_topic,
-    plans_of,
     read_options,
     topics_frame,
 )
@@ -71,7 +71,7 @@ def check_compact(
         raise InvalidArgument(
             f"to_topic: topic {options.topics[0]} cannot be compacted into itself; name a new one"
         )
-    plans_of(options)  # raises for a topic that is not there
+    check_topics(options)  # raises for a topic that is not there
     if to_parquet:
         return options, to_parquet
     return options, check_target(options, to_topic, empty=True, compression=compression)

@@ -38,6 +38,7 @@ from .topics import (
     READ_COLUMNS,
     append_to_topic,
     check_target,
+    check_topics,
     counted,
     full_name,
     key_to_write,
@@ -101,7 +102,7 @@ def check_replay(
             f"to_topic: topic {full_name(to_topic)} cannot be replayed into itself; name another topic"
         )
     if not archive:
-        for plan in plans_of(options):
+        for plan in check_topics(options):
             range_of(options, plan)  # raises for an end that leaves nothing
     target = check_target(options, to_topic, empty=False, compression=compression)
     return ReplayRequest(options, sources, target)
@@ -173,7 +174,7 @@ def _first_ids(options: ReadOptions, from_offset: int | None) -> dict[str, str]:
     if not from_offset:
         return {}
     # Kept while a few entries of each are looked at.
-    plans = plans_of(options, lease_s=LOOK_LEASE_S)
+    plans = plans_of(options, LOOK_LEASE_S)
 
     async def work() -> dict[str, str]:
         return {

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from magnetar.proto.errors import InvalidArgument
 
 from ..options import ReadOptions
-from .topics import check_target, check_writable, full_name, make_topic, plans_of, read_options
+from .topics import check_target, check_topics, check_writable, full_name, make_topic, read_options
 
 READ_COLUMNS: Final = "key binary, value binary, topic string, publish_time timestamp, event_time timestamp"
 _INTERVAL: Final = re.compile(
@@ -99,7 +99,7 @@ def check_rollup(
     check_writable("checkpoint", checkpoint)
     if to_parquet:
         check_writable("to_parquet", to_parquet)
-    plans_of(options)  # raises for a topic that is not there
+    check_topics(options)  # raises for a topic that is not there
     return options, check_target(options, to_topic, empty=False) if to_topic else to_parquet
 
 

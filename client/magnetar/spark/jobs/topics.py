@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
 
-from magnetar.client import Client
+from magnetar.client import Client, connect
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName, TopicNotFound
 from magnetar.proto.ids import TopicName
 
 from ..options import ReadOptions, WriteOptions
 from ..service import TopicPlan, asking, ledgers_of_topic, plan_of_topic, topic_names
+
+T = TypeVar("T")
 
 # What a message keeps when it goes to another topic; the rest is the new topic's to give.
 MESSAGE_COLUMNS: Final = ("key", "value", "properties", "event_time")
@@ -40,14 +43,31 @@ def topics_frame(
     return reader.option("topics", ",".join(topics)).load()
 
 
-def plans_of(options: ReadOptions, *, lease_s: float = 0) -> list[TopicPlan]:
-    """The topics with their ledgers; each under a new lease, unless `lease_s` is 0. Raises TopicNotFound."""
+def check_topics(options: ReadOptions) -> list[TopicPlan]:
+    """The topics as they are now, without leases. Raises TopicNotFound, ConnectionLost.
+
+    Asked once: who names a service that is not there wants to know at once.
+    """
 
     async def work(client: Client) -> list[TopicPlan]:
-        names = await topic_names(client, options)
-        if lease_s:
-            return [await plan_of_topic(client, topic, lease_s) for topic in names]
-        return [await ledgers_of_topic(client, topic) for topic in names]
+        return [await ledgers_of_topic(client, topic) for topic in await topic_names(client, options)]
+
+    return _ask_once(options, work)
+
+
+def _ask_once(options: ReadOptions, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+    async def run() -> T:
+        async with connect(options.service_url, operation_timeout=options.timeout_s, name="spark") as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+def plans_of(options: ReadOptions, lease_s: float) -> list[TopicPlan]:
+    """The topics with their ledgers, each under a new lease. Raises TopicNotFound."""
+
+    async def work(client: Client) -> list[TopicPlan]:
+        return [await plan_of_topic(client, topic, lease_s) for topic in await topic_names(client, options)]
 
     return asking(options, work)
 
@@ -71,7 +91,7 @@ def check_target(options: ReadOptions, topic: str, *, empty: bool, compression: 
         except TopicNotFound:
             return 0
 
-    if empty and (end := asking(options, work)):
+    if empty and (end := _ask_once(options, work)):
         raise InvalidArgument(
             f"to_topic {name} has messages already ({end}); name a new one, or delete it first: "
             f"magnetar topics delete {TopicName.parse(name).short}"
@@ -152,6 +172,7 @@ __all__ = [
     "append_to_topic",
     "check_new_folder",
     "check_target",
+    "check_topics",
     "check_writable",
     "counted",
     "full_name",
