@@ -277,6 +277,18 @@ def test_times() -> None:
     assert [row["at"] for row in rows] == [noon, noon, noon, None]
 
 
+@pytest.mark.parametrize("value_format", ["json", "msgpack", "avro"])
+def test_the_zone_of_a_session_is_none_of_the_values(value_format: str) -> None:
+    noon = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+    column = pa.array([noon], pa.timestamp("us", "Asia/Kolkata"))
+    fields = pa.struct([pa.field("at", pa.timestamp("us", "UTC"))])
+    text = json.dumps(derived(fields)) if value_format == "avro" else ""
+    encoder = ValueEncoder(value_format, text, pa.struct([pa.field("at", column.type)]))
+    values = encoder.encode(["at"], [column]).to_pylist()
+    columns, _ = ValueDecoder(ValueFields(value_format, fields, ("at",), text, "fail")).decode(values)
+    assert columns[0].to_pylist() == [noon]
+
+
 @pytest.mark.parametrize(
     ("ddl", "value", "told"),
     [
