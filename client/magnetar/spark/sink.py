@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from magnetar.client import Client
+from magnetar.client import Client, connect
 from magnetar.proto.commands import AttachLedgers, DiscardStaged
 from magnetar.proto.compression import Compression
 from magnetar.proto.errors import MagnetarError, RetryableError
@@ -119,26 +119,36 @@ def attach(
         rows = [[one.ledger_id, one.messages, one.first_ms, one.last_ms] for one in ledgers]
         command = AttachLedgers(0, options.topic, query, batch, remember_ms)
         done = await client.request(command, topic=options.topic, payload=msgpack.packb(rows))
-        # The batch is there: what tasks wrote that failed, or ran twice, is tidied up, but not at any price.
-        try:
-            async with asyncio.timeout(DISCARD_TIMEOUT_S):
-                await _discard(client, options, query, batch)
-        except (MagnetarError, TimeoutError) as error:
-            _log.warning("staged ledgers of %s are left to the sweep: %s", options.topic, error)
+        # The batch is there; what tasks wrote that failed, or ran twice, goes.
+        await _discard(client, options, query, batch)
         return bool(done["attached"])
 
     return asking(options, run)
 
 
 def discard(options: WriteOptions, query: str, batch: int) -> None:
-    """Deletes what the tasks of a batch wrote."""
+    """Deletes what the tasks of a batch wrote, if the broker can be reached; else the sweep does."""
 
-    asking(options, lambda client: _discard(client, options, query, batch))
+    async def run() -> None:
+        try:
+            async with connect(
+                options.service_url, operation_timeout=options.timeout_s, name="spark"
+            ) as client:
+                await _discard(client, options, query, batch)
+        except MagnetarError as error:
+            _log.warning("staged ledgers of %s are left to the sweep: %s", options.topic, error)
+
+    asyncio.run(run())
 
 
 async def _discard(client: Client, options: WriteOptions, query: str, batch: int) -> None:
+    """Tidies up, but not at any price."""
     command = DiscardStaged(0, options.topic, transaction_of(query, batch))
-    await client.request(command, topic=options.topic)
+    try:
+        async with asyncio.timeout(DISCARD_TIMEOUT_S):
+            await client.request(command, topic=options.topic)
+    except (MagnetarError, TimeoutError) as error:
+        _log.warning("staged ledgers of %s are left to the sweep: %s", options.topic, error)
 
 
 @doors("write", "commit", "abort")

@@ -154,7 +154,7 @@ async def staged_ledger(
     made = await client.request(CreateStagedLedger(0, topic, transaction), topic=topic)
     bookies = {bookie: parse_address(text) for bookie, text in made["bookies"].items()}
     bookies.update({row[0]: parse_address(row[1]) for row in made["writable"]})
-    settings = LedgerSettings(add_timeout_s=timeout_s)
+    settings = LedgerSettings(add_timeout_s=timeout_s, metadata_timeout_s=timeout_s)
     directory = StaticBookies(bookies)
     async with bookie_transport(directory, settings) as transport:
         ledgers = LedgerClient(

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from magnetar.proto import commands as c
+from magnetar.spark.data_source import MagnetarDataSource
+from magnetar.spark.options import WriteOptions
+from magnetar.spark.sink import TopicWriter
+from support.broken_line import BrokenLine
 from support.service import Service
-from support.spark_topics import Topics, full
+from support.spark_topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120, func_only=True)]
 
@@ -24,11 +29,6 @@ def write(service: Service) -> Callable[..., None]:
         writer.option("topic", topic).options(**options).save()
 
     return save
-
-
-def staged(topics: Topics, topic: str) -> int:
-    """Staged ledgers of a topic, of all transactions."""
-    return int(topics.stats(topic).get("staged_ledgers", 0))
 
 
 def test_what_is_written_is_read_in_every_column_and_in_order_of_the_tasks(
@@ -52,7 +52,93 @@ def test_what_is_written_is_read_in_every_column_and_in_order_of_the_tasks(
         assert row.properties == ({"n": str(n)} if n % 2 == 0 else None)
         assert row.event_time == (None if n % 5 == 0 else 1700000000000 + n)
     assert [row.message_id for row in rows] == sorted(row.message_id for row in rows)
-    assert len(topics.ledgers("written")) == 5
+    assert len(topics.ledgers("written")) == 1, "a small batch gets no ledger of its own"
+    assert topics.staged("written") == 0
+
+
+def test_a_large_batch_is_attached_in_the_order_of_its_tasks(
+    spark: Any, topics: Topics, write: Callable[..., None]
+) -> None:
+    topics.produce("large", [b"before"])
+    write(spark.range(0, 600, 1, 3).selectExpr("concat(id, repeat('x', 4000)) AS value"), "large")
+    topics.produce("large", [b"after"])
+    values = [value.rstrip(b"x") for value in topics.values("large") if value is not None]
+    assert values == [b"before", *[b"%d" % n for n in range(600)], b"after"]
+    assert len(topics.ledgers("large")) == 5
+    assert topics.staged("large") == 0
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before it reached the broker", "after it was done"])
+def test_a_stream_whose_commit_fails_has_one_copy_after_its_restart(
+    spark: Any, topics: Topics, service: Service, tmp_path: Path, answered: bool
+) -> None:
+    """The line to the broker breaks at the commit of the second batch, and stays down until the query has failed."""
+    source, target = f"cut-{answered}", f"cut-{answered}-copy"
+    sent = [b"%d" % n for n in range(90)]
+    topics.produce(source, sent, per_entry=10)
+    topics.create(target)
+
+    def copy(url: str) -> Any:
+        reader = spark.readStream.format("magnetar").option("service_url", service.url)
+        rows = reader.option("max_rows_per_batch", "30").load(source).select("key", "value")
+        writer = rows.writeStream.format("magnetar").option("service_url", url).option("timeout_s", "1")
+        writer = writer.option("topic", target).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        return writer.trigger(availableNow=True).start()
+
+    with BrokenLine(service) as line:
+        query = copy(line.url)
+        topics.wait_for(lambda: bool(query.recentProgress), "the first batch is done", 60)
+        line.break_at(c.AttachLedgers, answered=answered)
+        with pytest.raises(Exception, match=r"(?s)magnetar\.proto\.errors\.\w+: .*127\.0\.0\.1"):
+            query.awaitTermination()
+        assert line.broken
+        done = len(topics.values(target))
+        assert done % 30 == 0
+        assert 0 < done < 90
+        assert len(list((tmp_path / "checkpoint" / "commits").glob("[0-9]*"))) == done // 30 - answered
+        line.mend()
+        copy(line.url).awaitTermination()
+    assert topics.values(target) == sent
+    topics.wait_for(lambda: topics.staged(target) == 0, "nothing is staged")
+
+
+def test_a_task_that_fails_after_its_ledger_was_closed_leaves_nothing(
+    spark: Any, topics: Topics, service: Service
+) -> None:
+    """Here a task has one attempt, so that the write fails, and is aborted at once."""
+    spark.dataSource.register(late_failure())
+    topics.create("late")
+    frame = spark.range(0, 100, 1, 2).selectExpr("cast(id AS string) AS value")
+    writer = frame.write.format("magnetar_late").mode("append").option("service_url", service.url)
+    with pytest.raises(Exception, match="after the ledger was closed"):
+        writer.option("topic", "late").save()
+    assert topics.values("late") == []
+    topics.wait_for(lambda: topics.staged("late") == 0, "the abort discards", 10)
+
+
+def late_failure() -> type:
+    """Made in a function, so that it is sent to the tasks as it is: they cannot import a test."""
+
+    class LateWriter(TopicWriter):
+        def write(self, iterator: Any) -> Any:
+            from pyspark import TaskContext
+
+            written = super().write(iterator)
+            context = TaskContext.get()
+            assert context is not None
+            if context.partitionId() == 1:
+                raise ValueError("after the ledger was closed")
+            return written
+
+    class Late(MagnetarDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "magnetar_late"
+
+        def writer(self, schema: Any, overwrite: bool) -> Any:
+            return LateWriter(WriteOptions.parse(self.options), schema)
+
+    return Late
 
 
 def test_a_write_without_rows_and_tasks_without_rows(
@@ -87,7 +173,7 @@ def test_a_write_that_fails_leaves_nothing_staged_and_nothing_visible(
 def test_readers_see_all_of_a_batch_or_nothing(
     spark: Any, topics: Topics, write: Callable[..., None], service: Service
 ) -> None:
-    """A reader at the tail, and one that counts again and again, while batches of 600 rows from three tasks appear."""
+    """One counts again and again, while batches of 600 rows from three tasks appear: small, large and small ones."""
     topics.create("whole")
     counts: list[int] = []
     done = threading.Event()
@@ -100,13 +186,14 @@ def test_readers_see_all_of_a_batch_or_nothing(
     watcher.start()
     try:
         for batch in range(3):
-            write(spark.range(0, 600, 1, 3).selectExpr(f"concat('{batch}/', id) AS value"), "whole")
+            rows = f"concat('{batch}/', id, repeat('x', {4000 * (batch % 2)})) AS value"
+            write(spark.range(0, 600, 1, 3).selectExpr(rows), "whole")
             assert len(topics.values("whole")) == 600 * (batch + 1)
     finally:
         done.set()
         watcher.join()
     assert {*counts} <= {0, 600, 1200, 1800}
     assert len({*counts}) >= 3
-    assert topics.values("whole") == [b"%d/%d" % (b, n) for b in range(3) for n in range(600)]
-    page = topics.request(c.TopicLedgers(0, full("whole")), "whole")
-    assert all(row[8] for row in page["ledgers"] if row[3])
+    values = [value.rstrip(b"x") for value in topics.values("whole") if value is not None]
+    assert values == [b"%d/%d" % (b, n) for b in range(3) for n in range(600)]
+    assert len(topics.ledgers("whole")) == 5
