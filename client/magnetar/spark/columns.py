@@ -44,6 +44,7 @@ ROWS_PER_RECORD_BATCH = 16_384
 _SINGLE = struct.Struct(">12x8s4xQQ8s")
 _SINGLE_ALIKE = struct.pack(">BBHI", FORMAT_NATIVE, FLAG_SINGLE, BATCH_HEADER_BYTES, 1)
 _NO_COLUMNS = bytes(8)
+_INDEX_SHIFT = pa.scalar(32, pa.int64())
 _TIME_MS, _TIME = pa.timestamp("ms", "UTC"), pa.timestamp("us", "UTC")
 # Slices of it are memory copies; a range would make an int for each number.
 _COUNT = array("q", range(MAX_MESSAGES_PER_ENTRY))
@@ -189,7 +190,9 @@ class Rows:
         words = array("q", bytes(24 * self.count))
         words[0::3] = array("q", [self._source.ledger]) * self.count
         words[1::3] = self._entries
-        low = pc.bit_wise_or(pc.shift_left(_longs(self._indexes), 32), self._source.partition & 0xFFFFFFFF)
+        # Numbers with their type: pyarrow looks for dateutil and pandas before it knows that of another.
+        partition = pa.scalar(self._source.partition & 0xFFFFFFFF, pa.int64())
+        low = pc.bit_wise_or(pc.shift_left(_longs(self._indexes), _INDEX_SHIFT), partition)
         words[2::3] = array("q", low.buffers()[1].to_pybytes())
         if sys.byteorder == "little":
             words.byteswap()

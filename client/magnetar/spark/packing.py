@@ -40,6 +40,8 @@ BATCH_ROWS = 10_000
 # An entry is closed when it has so many bytes of values and keys; a single row may be larger.
 ENTRY_BYTES = 512 << 10
 ROW_BYTES = 16
+# A number without a type costs fifty times as much: pyarrow looks for dateutil and pandas first.
+_NO_BYTES, _ROW_BYTES = pa.scalar(0, pa.int64()), pa.scalar(ROW_BYTES, pa.int64())
 
 
 def check_written(schema: StructType, options: WriteOptions) -> None:
@@ -173,15 +175,16 @@ def _keys(rows: pa.RecordBatch) -> pa.Array | None:
 
 
 def _sizes(column: pa.Array) -> pa.Array:
-    return pc.fill_null(pc.binary_length(column), 0).cast(pa.int64())
+    lengths = pc.binary_length(column).cast(pa.int64())
+    return pc.fill_null(lengths, _NO_BYTES) if lengths.null_count else lengths
 
 
 def _cuts(sizes: pa.Array) -> Iterator[tuple[int, int]]:
     """(start, length) of runs of rows for an entry each."""
-    ends = pc.cumulative_sum(pc.add(sizes, ROW_BYTES))
+    ends = pc.cumulative_sum(pc.add(sizes, _ROW_BYTES))
     count, start, before = len(sizes), 0, 0
     while start < count:
-        within = pc.less_equal(ends.slice(start, BATCH_ROWS), before + ENTRY_BYTES)
+        within = pc.less_equal(ends.slice(start, BATCH_ROWS), pa.scalar(before + ENTRY_BYTES, pa.int64()))
         length = max(1, pc.sum(within).as_py() or 0)
         yield start, length
         before = ends[start + length - 1].as_py()
