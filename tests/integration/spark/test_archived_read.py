@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from magnetar.proto.ids import MessageId
 from magnetar.spark.archive_files import ArchiveFolder
-from magnetar.spark.jobs import archive
+from magnetar.spark.jobs import archive, trim
+from support.service import Service
+from support.spark_kit import topic_frame
 from support.spark_topics import Sent, Topics, full
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -135,3 +138,46 @@ def test_a_stream_goes_over_the_border(
     topics.produce("tiered-stream", messages(4), per_entry=2)
     run()
     assert seen == list(range(50))
+
+
+def test_a_service_that_is_killed_while_it_lets_go_of_ledgers(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("broker.max_ledger_entries=2", "broker.max_lease_ms=200")
+    service = Service(tmp_path / "data", arguments=[word for one in settings for word in ("--set", one)])
+    service.start()
+    try:
+        topics = Topics(service)
+        topics.produce("killed", messages(40), per_entry=4)
+        before = topics.rows("killed", 40)
+        path = str(tmp_path / "archive")
+        real = trim._ask
+
+        def asking(*arguments: Any, dry: bool) -> Any:
+            if dry:
+                return real(*arguments, dry=True)
+            with ThreadPoolExecutor(1) as threads:
+                asked = threads.submit(real, *arguments, dry=False)
+                service.kill()
+                service.start()
+                return asked.result()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(trim, "_ask", asking)
+            run(spark, service.url, path)
+        counts = [row[4] for row in topics.ledgers("killed")]
+        assert sum(counts) == 40, "each ledger is archived or at the bookies"
+        topics.wait_for(lambda: run(spark, service.url, path).kept == (), "the rest is let go of", 60)
+        assert archived(topics, "killed") == len([count for count in counts if count])
+        frame = topic_frame(spark, service.url, "killed")
+        found = sorted(frame.collect(), key=lambda row: row.offset)
+        assert [(bytes(row.message_id), row.value and bytes(row.value)) for row in found] == [
+            (row.message_id, row.value) for row in before
+        ]
+        service.stop()
+    finally:
+        service.kill()
+
+
+def run(spark: Any, url: str, path: str) -> Any:
+    return archive(spark, url, ["killed"], path, trim=True)

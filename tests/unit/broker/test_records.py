@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from magnetar.broker.records import (
+    FORMAT_ATTACHED,
     ArchivedLedger,
     AttachedQuery,
     CursorRecord,
     LedgerInfo,
     StagedRecord,
     TopicRecord,
+    decode_map,
 )
 from magnetar.proto.errors import DataDirectoryError
 
@@ -66,6 +68,9 @@ def test_archived_ledgers_make_it_format_3_and_name_a_location_once() -> None:
     assert record.encode() == FORMAT_3
     assert record.encode().count(near.encode()) == 1
     assert TopicRecord.decode(FORMAT_3, "path") == record
+    # A release that knows the formats before it refuses the topic, rather than looking for its ledgers at the bookies.
+    with pytest.raises(DataDirectoryError, match="has format 3, this version reads up to 2: upgrade it"):
+        decode_map(FORMAT_3, "path", FORMAT_ATTACHED)
     # With what format 2 has, it is format 3 as well.
     both = TopicRecord(attached={"q": AttachedQuery(6, 20, 99)}, archived=archived[2:])
     assert both.encode()[:9].endswith(b"\x03")

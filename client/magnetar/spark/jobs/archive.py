@@ -12,6 +12,7 @@ Without it they stay; a later run with `trim` reads the files again before it le
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ ARROW_SCHEMA: Final = pa.schema([pa.field(name, COLUMNS[name][1]) for name in AR
 # Ledgers of one Spark job; what a killed run has to do again is no more than that.
 ROUND_BYTES: Final = 4 << 30
 ROUND_LEDGERS: Final = 1000
+# A service that does not answer has failed the job already.
+END_LEASE_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,7 @@ def _end_lease(options: ReadOptions, plan: TopicPlan) -> None:
         await keep(client, plan.topic, plan.lease, 0)
 
     with contextlib.suppress(MagnetarError):  # then it ends by itself
-        asking(options, work)
+        asking(dataclasses.replace(options, timeout_s=min(options.timeout_s, END_LEASE_S)), work)
 
 
 def _plan(options: ReadOptions, topic: str) -> TopicPlan:
