@@ -57,6 +57,8 @@ _DEFERRED_HEADER = AddEntry(0, deferred=True).encode()
 _DONE_HEADER = AddDone(0).encode()
 _TICKS_PER_TIMEOUT = 20
 _MAX_ADD_TIMEOUTS = MAX_ADD_TIMEOUTS
+# What was queued has so long to leave when a connection is closed; then it is cut.
+_CLOSE_TIMEOUT_S = 1.0
 # A connection for re-adds that nobody used for so many add timeouts is closed.
 _IDLE_TIMEOUTS = 6
 
@@ -134,7 +136,7 @@ class BookieChannel:
         self._why = ConnectionLost("the transport to the bookies is closed")
 
     async def close(self) -> None:
-        """Closes the connection; adds fail with ConnectionLost."""
+        """Closes the connection; adds fail with ConnectionLost. No socket is left when it returns, 1 s later at most."""
         self.refuse()
         if self._link is not None:
             self._link.close()
@@ -200,6 +202,7 @@ class _Link:
         "_deferred",
         "_deferred_header",
         "_given_up",
+        "_going",
         "_header",
         "_heard_tick",
         "_idle_ticks",
@@ -232,6 +235,7 @@ class _Link:
         self._idle_ticks = 0
         self._timer: asyncio.TimerHandle | None = None
         self._given_up = False
+        self._going: asyncio.Task[None] | None = None  # waits for the end of the socket
         # Done when neither socket nor attempt is left.
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._connecting = self._loop.create_task(self._connect(), name=f"connect to bookie {self._bookie}")
@@ -372,11 +376,10 @@ class _Link:
                 done(self._bookie, ledger_id, entry_id, ADD_ACCEPTED)
 
     def connection_closed(self, error: MagnetarError | None) -> None:
-        """The socket is gone."""
+        """Nothing can be sent or received any more; the socket may be there for a while longer."""
         self._give_up(
             ConnectionLost(error.message if error else f"bookie {self._bookie} closed the connection")
         )
-        self._closed()
 
     def writing_resumed(self) -> None:
         """Nothing waits for it: what may be outstanding is bounded by max_outstanding_bytes."""
@@ -410,10 +413,14 @@ class _Link:
             self._timer = None
         if self._connection is None:
             self._connecting.cancel()
-        elif flush:
-            self._connection.close()
         else:
-            self._connection.abort()
+            if flush:
+                self._connection.close()
+            else:
+                self._connection.abort()
+            self._going = self._loop.create_task(
+                self._gone(self._connection), name=f"close to bookie {self._bookie}"
+            )
         pending, self._pending = self._pending, {}
         self._unsent = []
         deferred, self._deferred = self._deferred, {}
@@ -430,6 +437,15 @@ class _Link:
                         "exception": failure,
                     }
                 )
+
+    async def _gone(self, connection: Connection) -> None:
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await connection.gone.wait()
+        except TimeoutError:  # a bookie that hangs does not close its side
+            connection.abort()
+            await connection.gone.wait()
+        self._closed()
 
     def _closed(self) -> None:
         self._channel.link_closed(self)

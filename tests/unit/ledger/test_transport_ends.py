@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from magnetar.ledger import StaticBookies, TcpTransport
+from magnetar.ledger import StaticBookies, TcpTransport, bookie_connection
 from magnetar.proto.errors import BookieUnavailable, ConnectionLost, LedgerNotFound
-from magnetar.runtime.connection import ConnectionOptions
+from magnetar.runtime.connection import Connection, ConnectionOptions
 from unit.ledger.test_tcp_transport import FAST, Adds, Cluster, send
 
 PATIENT = replace(FAST, add_timeout_s=30.0, read_timeout_s=30.0, connect_timeout_s=30.0)
@@ -181,3 +181,77 @@ async def test_an_address_that_is_none_is_an_unreachable_bookie(cluster: Cluster
     send(transport, 1, 0, adds)
     assert await adds.count(1) == [BookieUnavailable.code]
     await transport.close()
+
+
+class Relay:
+    """Passes on what comes, either way, but for the end: a bookie that hangs closes nothing."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._writers: list[asyncio.StreamWriter] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> "Relay":
+        self.server = await asyncio.start_server(self._came, "127.0.0.1", 0)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self._to)
+        self._writers += [writer, to_writer]
+        for source, target in ((reader, to_writer), (to_reader, writer)):
+            self._tasks.append(asyncio.create_task(self._pass(source, target)))
+
+    async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            target.write(data)
+        await asyncio.Event().wait()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.server.close()
+        for task in self._tasks:
+            task.cancel()
+        for writer in self._writers:
+            writer.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
+
+
+async def asked(transport: TcpTransport) -> Connection:
+    """The connection over which a request was answered."""
+    with pytest.raises(LedgerNotFound):
+        await transport.read_last_confirmed("b1", 9)
+    link = transport._request_channels["b1"]._link
+    assert link is not None
+    assert link._connection is not None
+    return link._connection
+
+
+async def test_no_socket_is_left_when_a_close_returns(cluster: Cluster) -> None:
+    await cluster.start("b1")
+    transport = cluster.transport(FAST)
+    connection = await asked(transport)
+    await transport.close()
+    assert connection.gone.is_set()
+    # Nor of a link that ended by itself, a moment before.
+    transport = cluster.transport(FAST)
+    connection = await asked(transport)
+    connection.close()
+    await turns(2)
+    await transport.close()
+    assert connection.gone.is_set()
+
+
+async def test_a_bookie_that_hangs_does_not_hold_up_a_close(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bookie_connection, "_CLOSE_TIMEOUT_S", 0.05)
+    await cluster.start("b1")
+    async with Relay(cluster.servers["b1"].port) as relay:
+        cluster.servers["b1"].port, port = relay.port, cluster.servers["b1"].port
+        transport = cluster.transport(FAST)
+        cluster.servers["b1"].port = port
+        connection = await asked(transport)
+        async with asyncio.timeout(5):
+            await transport.close()
+        assert connection.gone.is_set()
