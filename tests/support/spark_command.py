@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -50,9 +51,9 @@ class SparkCommand:
             env={**os.environ, **environment, _MARK: self._mark},
         )
 
-    def interrupt(self) -> None:
-        """Ctrl-C."""
-        self._process.send_signal(signal.SIGINT)
+    def send(self, number: int) -> None:
+        """A signal, as SIGINT for Ctrl-C."""
+        self._process.send_signal(number)
 
     @property
     def running(self) -> bool:
@@ -72,23 +73,21 @@ class SparkCommand:
         cpu_s = sum(after[2:4]) - sum(before[2:4])
         return Ended(self._process.returncode, out, err, cpu_s)
 
-    def descendants(self) -> list[tuple[int, str]]:
-        """Process ids and programs of what it started and is there still."""
-        found = []
+    def descendants(self) -> dict[int, str]:
+        """Command lines by process id, of what it started and is there still."""
+        found = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == self._process.pid:
                 continue
-            try:
+            with contextlib.suppress(OSError):  # it ended, or is another user's
                 if f"{_MARK}={self._mark}".encode() in (entry / "environ").read_bytes():
-                    found.append((int(entry.name), (entry / "comm").read_text().strip()))
-            except OSError:  # it ended, or is another user's
-                continue
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
 
     def wait_for(self, program: str, timeout_s: float = 60) -> None:
-        """Until it has started this program."""
+        """Until it has started something with this in its command line."""
         deadline = time.monotonic() + timeout_s
-        while not any(name == program for _, name in self.descendants()):
+        while not any(program in line for line in self.descendants().values()):
             assert self.running, self._process.communicate()
             assert time.monotonic() < deadline, f"no {program} within {timeout_s:g} s"
             time.sleep(0.05)
@@ -104,7 +103,7 @@ class SparkCommand:
         """With all that it started."""
         self._process.kill()
         self._process.wait()
-        for process, _ in self.descendants():
+        for process in self.descendants():
             os.kill(process, signal.SIGKILL)
 
 

@@ -19,7 +19,15 @@ from magnetar.proto.errors import InvalidArgument, InvalidTopicName, MagnetarErr
 
 from .session import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail, print_json
 from .spark_progress import SparkWatch
-from .spark_session import SparkLog, of_java, require_java, require_spark, settings_of, spark_session
+from .spark_session import (
+    SparkLog,
+    interrupts,
+    of_java,
+    require_java,
+    require_spark,
+    settings_of,
+    spark_session,
+)
 from .tables import print_table, text
 
 if TYPE_CHECKING:
@@ -65,6 +73,11 @@ class SparkRun:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, KeyboardInterrupt):
             raise SystemExit(EXIT_INTERRUPTED) from None
+        if isinstance(
+            error, BrokenPipeError
+        ):  # who reads the result has enough; Python would complain again at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(EXIT_FAILED) from None
 
     @property
     def seconds(self) -> float:
@@ -86,14 +99,14 @@ class SparkRun:
         log = SparkLog()
         watch = SparkWatch()
         try:
-            with watch.shown():
+            with interrupts() as signals, watch.shown():
                 watch.say("asking the service")
                 with told_as_flags():
                     check()
                 require_java()
                 watch.say("starting Spark")
                 with (
-                    spark_session(self.master, settings, log) as spark,
+                    spark_session(self.master, settings, log, signals) as spark,
                     watch.following(spark),
                 ):
                     watch.say(what)
@@ -109,6 +122,7 @@ class SparkRun:
         print(title)
         rows = [(name, text(value)) for name, value in {**figures, "seconds": self.seconds}.items()]
         print_table("", ("", ""), rows, right=(1,))
+        sys.stdout.flush()
 
 
 def _work(

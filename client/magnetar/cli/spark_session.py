@@ -126,7 +126,9 @@ class SparkLog:
 
 
 @contextlib.contextmanager
-def spark_session(master: str, settings: Mapping[str, str], log: SparkLog) -> Iterator[SparkSession]:
+def spark_session(
+    master: str, settings: Mapping[str, str], log: SparkLog, signals: Interrupts
+) -> Iterator[SparkSession]:
     """A session that ends with the body, whatever becomes of that. A start that fails ends the command."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark import SparkConf, SparkContext
@@ -142,26 +144,24 @@ def spark_session(master: str, settings: Mapping[str, str], log: SparkLog) -> It
         conf.set(name, value)
     launch: Any = launch_gateway
     gateway: Any = None
-    with _interrupts() as interrupts:
-        try:
-            with interrupts.deferred():
-                popen = {"stdout": log.file, "stderr": log.file, "start_new_session": True}
-                gateway = launch(conf, popen)
-            with interrupts.deferred():
-                context = SparkContext(gateway=gateway, conf=conf)
-                session = SparkSession(context)
-            interrupts.raising()
-            yield session
-        except Exception as error:
-            if gateway is None:  # what the JVM had to say
-                fail(f"Spark does not start: {log.reason()} {log.keep()}")
-            if SparkContext._active_spark_context is None:
-                fail(f"Spark does not start: {of_java(error)} {log.keep()}")
-            raise
-        finally:
-            interrupts.ignored()
-            if gateway is not None:
-                _stop(gateway)
+    try:
+        with signals.deferred():
+            gateway = launch(conf, {"stdout": log.file, "stderr": log.file, "start_new_session": True})
+        with signals.deferred():
+            context = SparkContext(gateway=gateway, conf=conf)
+            session = SparkSession(context)
+            signals.raising()
+        yield session
+    except Exception as error:
+        if gateway is None:  # what the JVM had to say
+            fail(f"Spark does not start: {log.reason()} {log.keep()}")
+        if SparkContext._active_spark_context is None:
+            fail(f"Spark does not start: {of_java(error)} {log.keep()}")
+        raise
+    finally:
+        signals.ignored()
+        if gateway is not None:
+            _stop(gateway)
 
 
 def _stop(gateway: Any) -> None:
@@ -191,7 +191,7 @@ def _stop(gateway: Any) -> None:
         process.wait()
 
 
-class _Interrupts:
+class Interrupts:
     """What SIGINT and SIGTERM do at the moment; both end the command."""
 
     def __init__(self) -> None:
@@ -235,12 +235,13 @@ class _Interrupts:
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[_Interrupts]:
+def interrupts() -> Iterator[Interrupts]:
+    """SIGINT becomes KeyboardInterrupt and SIGTERM SystemExit(143) in the body, wherever that is interruptible."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    interrupts = _Interrupts()
-    interrupts.raising()
+    told = Interrupts()
+    told.raising()
     try:
-        yield interrupts
+        yield told
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -204,7 +205,7 @@ def test_a_rollup_that_is_interrupted_goes_on_from_its_checkpoint(
     topics.wait_for(
         lambda: (checkpoint / "commits" / "0").exists() or not running.running, "a batch is committed", 120
     )
-    running.interrupt()
+    running.send(signal.SIGINT)
     ended = running.end(20)
     assert (ended.code, ended.out, ended.err) == (130, "", "")
 
@@ -219,13 +220,20 @@ def test_a_rollup_that_is_interrupted_goes_on_from_its_checkpoint(
     assert all(row["messages"] in (3, 4) for row in figures)
 
 
-def test_ctrl_c_while_spark_starts_leaves_nothing(start: Start, produce: Callable[..., None]) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_a_command_that_is_ended_while_spark_starts_leaves_no_process(
+    start: Start, produce: Callable[..., None], tmp_path: Path, number: int, code: int
+) -> None:
     produce("s-orders", messages(10))
-    command = start("compact", "s-orders", "--to-topic", "s-compacted")
-    command.wait_for("java")
-    command.interrupt()
+    command = start("compact", "s-orders", "--to-topic", "s-compacted", TMPDIR=str(tmp_path))
+    command.wait_for("org.apache.spark.deploy.SparkSubmit")
+    command.send(number)
     ended = command.end(60)
-    assert (ended.code, ended.out, ended.err) == (130, "", "")
+    assert (ended.code, ended.out, ended.err) == (code, "", "")
+    if number != signal.SIGKILL:
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_without_java_there_is_one_line_with_the_cure(start: Start, produce: Callable[..., None]) -> None:

@@ -1,8 +1,9 @@
 """`compact`: the last message of each key, in a new topic or as Parquet.
 
 A message without value is a tombstone: its key is gone unless a later message brings it back. Messages without a key are
-all kept (`keyless="drop"` leaves them out). What is kept stands in the order of its offsets, with key, value, properties
-and event time; publish time, producer and message id are those of the new topic.
+all kept (`keyless="drop"` leaves them out). A key is its bytes, whether it was sent as text or not. What is kept stands in
+the order of its offsets, with key, value, properties and event time; publish time, producer and message id are those of the
+new topic.
 
     orders:    k1=a  k2=b  k1=c  k2=(none)  k3=d          compacted:    k1=c  k3=d
 
