@@ -84,6 +84,12 @@ def archive(
             help="Delete archived ledgers from the bookies. Spark goes on reading the topic whole.",
         ),
     ] = False,
+    moved: Annotated[
+        bool,
+        typer.Option(
+            "--moved", help="The archive was copied to P: the topic looks for it there from now on."
+        ),
+    ] = False,
     url: Url = DEFAULT_URL,
     master: Master = LOCAL,
     conf: Conf = None,
@@ -103,7 +109,7 @@ def archive(
     from . import spark_jobs
 
     with spark_jobs.SparkRun(master, conf or (), as_json) as run:
-        spark_jobs.archive(run, url, topics, path, file_mb=file_mb, trim=trim)
+        spark_jobs.archive(run, url, topics, path, file_mb=file_mb, trim=trim, moved=moved)
 
 
 @spark_app.command("audit")

@@ -169,12 +169,14 @@ def quoted_error(told: str) -> str:
     return str(quoted[-1]).strip() if quoted else ""
 
 
-def archive(run: SparkRun, url: str, topics: Sequence[str], path: str, *, file_mb: int, trim: bool) -> None:
+def archive(
+    run: SparkRun, url: str, topics: Sequence[str], path: str, *, file_mb: int, trim: bool, moved: bool
+) -> None:
     """Runs the job and says what it archived."""
     require_spark()
     from magnetar.spark import jobs
 
-    named: dict[str, Any] = {"file_bytes": file_mb << 20, "trim": trim}
+    named: dict[str, Any] = {"file_bytes": file_mb << 20, "trim": trim, "moved": moved}
     result = run.run(
         f"archiving {', '.join(topics)}",
         lambda: jobs.check_archive(url, topics, path, **named),
@@ -191,7 +193,10 @@ def archive(run: SparkRun, url: str, topics: Sequence[str], path: str, *, file_m
         figures["in another archive"] = result.elsewhere
     if trim:
         figures["ledgers trimmed"] = len(trimmed)
-        figures["not trimmed"] = sum(one.ledgers for one in result.kept)
+    if moved:
+        figures["ledgers moved"] = result.moved
+    if trim or result.kept:
+        figures["kept as they are"] = sum(one.ledgers for one in result.kept)
     if result.gone:
         figures["not in the topic any more"] = result.gone
     run.told(
@@ -200,6 +205,7 @@ def archive(run: SparkRun, url: str, topics: Sequence[str], path: str, *, file_m
             "passed_over": result.passed_over,
             "elsewhere": result.elsewhere,
             "trimmed": trimmed,
+            "moved": result.moved,
             "gone": result.gone,
             "kept": [asdict(one) for one in result.kept],
         },
@@ -208,9 +214,7 @@ def archive(run: SparkRun, url: str, topics: Sequence[str], path: str, *, file_m
     )
     for one in result.kept:
         if not run.as_json:
-            print(
-                f"{one.topic}: {one.ledgers} ledgers stay at the bookies, from {one.first} on: {one.reason}"
-            )
+            print(f"{one.topic}: {one.ledgers} ledgers stay as they are, from {one.first} on: {one.reason}")
     if any(one.damaged for one in result.kept):
         sys.stdout.flush()
         raise SystemExit(EXIT_FAILED)

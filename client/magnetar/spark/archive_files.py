@@ -126,18 +126,21 @@ class ArchiveFolder:
             ) from None
         self.root = self.root.rstrip("/")
         self._local = isinstance(self._fs, pafs.LocalFileSystem)
+        self._uri = f"file://{quote(self.root)}" if self._local else place.rstrip("/")
 
     @property
     def location(self) -> str:
         """The archive as a URI, by which `ArchiveFolder` finds it from everywhere. Raises InvalidArgument for a password."""
-        if self._local:
-            return f"file://{quote(self.root)}"
-        if urlsplit(self.place).password:
+        if not self._local and urlsplit(self.place).password:
             raise InvalidArgument(
                 "the archive's URI has credentials in it, and a topic would keep them for everybody to read; give them "
                 "to Spark's workers through their environment"
             )
-        return self.place.rstrip("/")
+        return self._uri
+
+    def is_at(self, location: str) -> bool:
+        """Whether this is the archive of which a topic says that."""
+        return location == self._uri
 
     def manifests(self, topic: str) -> dict[int, LedgerManifest]:
         """Those of a topic by position id, in order."""

@@ -154,7 +154,7 @@ def test_no_java_at_all_is_one_line_with_the_cure(
 def test_what_was_trimmed_and_what_was_not(damaged: bool, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = pytest.importorskip("magnetar.spark.jobs")
     kept = jobs.KeptLedgers("orders", 16, 2, "subscription 'slow' has not acknowledged all of it", damaged)
-    result = jobs.ArchiveResult((), 5, 1, (("orders", 12), ("orders", 14)), 3, (kept,))
+    result = jobs.ArchiveResult((), 5, 1, (("orders", 12), ("orders", 14)), 7, 3, (kept,))
 
     class Run(spark_jobs.SparkRun):
         def run(self, *_: Any, **__: Any) -> Any:
@@ -163,16 +163,21 @@ def test_what_was_trimmed_and_what_was_not(damaged: bool, capsys: pytest.Capture
     def archive(*, as_json: bool) -> str:
         run = Run("local", (), as_json)
         with pytest.raises(SystemExit) if damaged else contextlib.nullcontext() as ended:
-            spark_jobs.archive(run, "url", ["orders"], "/a", file_mb=1, trim=True)
+            spark_jobs.archive(run, "url", ["orders"], "/a", file_mb=1, trim=True, moved=True)
         assert (None if ended is None else ended.value.code) == (1 if damaged else None)
         return capsys.readouterr().out
 
     lines = archive(as_json=False).splitlines()
     assert (
-        "orders: 2 ledgers stay at the bookies, from 16 on: subscription 'slow' has not acknowledged all of it"
+        "orders: 2 ledgers stay as they are, from 16 on: subscription 'slow' has not acknowledged all of it"
         in lines
     )
-    for name, figure in (("ledgers trimmed", "2"), ("not trimmed", "2"), ("in another archive", "1")):
+    for name, figure in (
+        ("ledgers trimmed", "2"),
+        ("kept as they are", "2"),
+        ("ledgers moved", "7"),
+        ("in another archive", "1"),
+    ):
         assert any(line.strip("│ ").split() == [*name.split(), "│", figure] for line in lines), lines
     told = json.loads(archive(as_json=True))
     assert told["trimmed"] == [{"topic": "orders", "ledger": 12}, {"topic": "orders", "ledger": 14}]

@@ -77,6 +77,7 @@ class Topic:
         assert command.lease in self.leases
         kept = None
         ready: list[int] = []
+        moved: list[int] = []
         rows = msgspec.msgpack.decode(payload)
         if not command.dry:
             self.meanwhile()
@@ -86,6 +87,10 @@ class Topic:
                 raise InvalidArgument("not what was archived")
             if row[0] in self.gone:
                 continue
+            if ledger.archive and ledger.archive != command.location:
+                assert command.moved
+                moved.append(row[0])
+                continue
             if self.needed is not None and row[0] >= self.needed[0]:
                 kept = list(self.needed)
                 break
@@ -93,15 +98,18 @@ class Topic:
         if not command.dry:
             # The one thing that must never happen: the only whole copy goes.
             folder = ArchiveFolder(command.location)
-            for ledger_id in ready:
+            for ledger_id in ready + moved:
                 assert folder.damaged(folder.manifest(TOPIC, ledger_id)) == []
             self.ledgers = [
-                one._replace(archive=command.location, metadata=b"") if one.position_id in ready else one
+                one._replace(archive=command.location, metadata=b"")
+                if one.position_id in ready + moved
+                else one
                 for one in self.ledgers
             ]
         return {
             "archived": len(ready),
             "known": 0,
+            "moved": len(moved),
             "gone": [row[0] for row in rows if row[0] in self.gone],
             "kept": kept,
         }
@@ -299,7 +307,10 @@ def spoiled(name: str) -> Callable[[Path, Path], None]:
         ("gone", "is not there, or of another size; delete .*14.json, and the ledger is archived again"),
         ("longer", "is not there, or of another size; delete"),
         ("altered", "is not the file that was written; delete"),
-        ("of another", "is of something else: it says stored ledger 7, and the topic 102; delete it"),
+        (
+            "of another",
+            "is of something else: it says stored ledger 7, and the topic 102; delete it, or archive to another path",
+        ),
     ],
 )
 def test_a_damaged_archive_keeps_the_ledger_and_all_after_it(topic: Topic, name: str, match: str) -> None:
@@ -343,6 +354,45 @@ def test_ledgers_that_are_archived_elsewhere_are_left_there(topic: Topic, tmp_pa
     result = run(topic)
     assert (result.elsewhere, result.passed_over, len(result.trimmed)) == (2, 0, 3)
     assert offsets(topic) == list(range(200))
+
+
+def test_an_archive_that_was_copied_is_where_it_is_said_to_be(topic: Topic, tmp_path: Path) -> None:
+    topic.needed = (16, "a lease keeps it")
+    run(topic)
+    old, topic.path = topic.path, str(tmp_path / "copy")
+    # Nothing is there yet: the topic goes on knowing the old one.
+    result = run(topic, trim=False, moved=True)
+    assert (result.moved, result.elsewhere) == (0, 3)
+    (kept,) = result.kept
+    assert (kept.first, kept.ledgers, kept.damaged) == (10, 3, True)
+    assert kept.reason.startswith(f"it is archived at file://{old}, and {topic.path}/_manifest/")
+    assert kept.reason.endswith("is not there; copy the whole archive first")
+    shutil.rmtree(topic.path)
+    shutil.copytree(old, topic.path)
+    # A file of the copy is not whole: so far it is recorded, and no further.
+    folder = ArchiveFolder(topic.path)
+    file = Path(folder.data_path(TOPIC, 12, folder.manifest(TOPIC, 12).files[0].name))
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + b"x")
+    result = run(topic, trim=False, moved=True)
+    assert (result.moved, result.elsewhere, result.kept[0].first, result.kept[0].damaged) == (1, 2, 12, True)
+    assert offsets(topic) == list(range(120)), "from both"
+    file.write_bytes(data)
+    topic.needed = None
+    result = run(topic, moved=True)
+    assert (result.moved, result.elsewhere, result.kept) == (2, 0, ())
+    assert [ledger for _, ledger in result.trimmed] == [16, 18]
+    shutil.rmtree(old)
+    assert offsets(topic) == list(range(200))
+
+
+def test_a_manifest_of_another_service_does_not_pass_for_one_of_this(topic: Topic) -> None:
+    run(topic, trim=False)
+    topic.ledgers[1] = topic.ledgers[1]._replace(stored_id=77)
+    result = run(topic, trim=False)
+    (kept,) = result.kept
+    assert (kept.first, kept.ledgers, kept.damaged) == (12, 1, True)
+    assert "it says stored ledger 101, and the topic 77" in kept.reason
 
 
 def test_a_relative_path_is_told_whole(topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,9 +57,12 @@ class Wanted(NamedTuple):
     rows: list[Row]
     lease: str = ""
     dry: bool = False
+    moved: bool = False  # what is archived elsewhere is at this location from now on
 
 
-def decode_wanted(location: str, lease: str, payload: bytes, *, dry: bool) -> Wanted:
+def decode_wanted(
+    location: str, payload: bytes, *, lease: str = "", dry: bool = False, moved: bool = False
+) -> Wanted:
     """Raises InvalidArgument."""
     if not 0 < len(location) <= MAX_LOCATION_CHARS or "://" not in location or not location.isprintable():
         raise InvalidArgument(
@@ -77,7 +80,7 @@ def decode_wanted(location: str, lease: str, payload: bytes, *, dry: bool) -> Wa
     for before, row in itertools.pairwise(rows):
         if before.position_id >= row.position_id:
             raise InvalidArgument(f"ledger {row.position_id} does not come after ledger {before.position_id}")
-    return Wanted(location, rows, lease, dry)
+    return Wanted(location, rows, lease, dry, moved)
 
 
 class Archiving:
@@ -126,7 +129,7 @@ class Archiving:
 
     def _look(self, wanted: Wanted) -> tuple[list[LedgerInfo], dict[str, Any]]:
         """The ledgers that can be archived now, and the answer."""
-        known = 0
+        known = moved = 0
         gone: list[int] = []
         asked: list[int] = []
         for row in wanted.rows:
@@ -134,10 +137,13 @@ class Archiving:
             archived = self._ledger.list.archived(row.position_id)
             if archived is not None:
                 _compare(row, archived.info)
-                known += 1
-                if archived.location != wanted.location:
+                elsewhere = archived.location != wanted.location
+                moved += elsewhere
+                known += not elsewhere
+                if elsewhere and not wanted.moved:
                     raise InvalidArgument(
-                        f"ledger {row.position_id} is archived already, at {archived.location}; leave it out"
+                        f"ledger {row.position_id} is archived already, at {archived.location}; leave it out, or say that "
+                        "it was moved"
                     )
             elif info is None:
                 gone.append(row.position_id)
@@ -157,7 +163,7 @@ class Archiving:
                     kept = [info.ledger_id, reason]
                     break
                 ready.append(info)
-        return ready, {"archived": len(ready), "known": known, "gone": gone, "kept": kept}
+        return ready, {"archived": len(ready), "known": known, "moved": moved, "gone": gone, "kept": kept}
 
     def _beginning(self, lease: str) -> Iterator[tuple[LedgerInfo, str]]:
         """The ledgers at the bookies from the first one on, each with the reason why it cannot leave them ("": it can)."""
@@ -190,11 +196,16 @@ class Archiving:
 
     async def _commit(self, wanted: Wanted) -> dict[str, Any]:
         ready, answer = self._look(wanted)
-        if ready:
+        if ready or answer["moved"]:
             ledgers = self._ledger.list
             ids = {info.ledger_id for info in ready}
+            asked = {row.position_id for row in wanted.rows}
+            before = [
+                one._replace(location=wanted.location) if one.info.ledger_id in asked else one
+                for one in ledgers.record.archived
+            ]
             await ledgers.commit(
-                archived=ledgers.record.archived + [ArchivedLedger(info, wanted.location) for info in ready],
+                archived=before + [ArchivedLedger(info, wanted.location) for info in ready],
                 ledgers=[info for info in ledgers.record.ledgers if info.ledger_id not in ids],
                 trimmed=ledgers.record.trimmed + [info.stored_id for info in ready],
             )

@@ -132,7 +132,9 @@ async def _archive_ledgers(
     broker: Broker, asker: Asker, command: c.ArchiveLedgers, payload: bytes
 ) -> dict[str, Any]:
     topic = await _known(broker, asker, "archive_ledgers", command.topic)
-    wanted = decode_wanted(command.location, command.lease, payload, dry=command.dry)
+    wanted = decode_wanted(
+        command.location, payload, lease=command.lease, dry=command.dry, moved=command.moved
+    )
     return await topic.export.archiving.archive(wanted)
 
 

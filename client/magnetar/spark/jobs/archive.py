@@ -32,7 +32,7 @@ from ..plan import LedgerSlice, Range, TopicLedger, slices
 from ..schema import COLUMNS, topic_schema
 from ..service import TopicPlan, asking, keep, plan_of_topic
 from .topics import check_topics, check_writable, full_name, read_options
-from .trim import KeptLedgers, TrimResult, trim_topic
+from .trim import KeptLedgers, foreign, trim_topic
 
 # Topic and ledger are in the path; the partition number is part of the topic's name.
 ARCHIVED_COLUMNS: Final = tuple(name for name in COLUMNS if name not in ("topic", "partition"))
@@ -49,15 +49,16 @@ class ArchiveResult:
     """`archived`: manifests of this run. `passed_over`: ledgers that stood in the archive before, trimmed or not.
 
     `elsewhere`: ledgers that were trimmed before and are in another archive. `trimmed`: those that left the bookies now, by
-    topic and position id.
-    `gone`: those that the broker trimmed meanwhile, so that the archive has them and the topic does not name them.
-    `kept`: what was to be trimmed and stays, for each topic where there is such.
+    topic and position id. `moved`: those that were in another archive and are in this one now. `gone`: those that the broker
+    trimmed meanwhile: the archive has them, and the topic does not name them. `kept`: what was to be trimmed or moved and
+    stays as it is, and what a manifest of something else kept from being archived, for each topic where there is such.
     """
 
     archived: tuple[LedgerManifest, ...]
     passed_over: int
     elsewhere: int = 0
     trimmed: tuple[tuple[str, int], ...] = ()
+    moved: int = 0
     gone: int = 0
     kept: tuple[KeptLedgers, ...] = ()
 
@@ -81,23 +82,32 @@ def archive(
     file_bytes: int = 256 << 20,
     lease_s: float = 600.0,
     trim: bool = False,
+    moved: bool = False,
 ) -> ArchiveResult:
     """Archives what is closed and not yet archived. A file holds about `file_bytes` of a ledger (as stored, in bytes).
+
+    `trim`: archived ledgers leave the bookies, as far as nobody needs them. `moved`: the archive that the topics know was
+    copied here, manifests and all, and they are to know this one from now on.
 
     Raises InvalidArgument, TopicNotFound, MessageLost when a ledger was not what the topic says of it, and what Spark raises
     when a task fails. What was archived and trimmed until then stands. What cannot be trimmed now is in `kept` and no error.
     """
     options = _options(service_url, topics, file_bytes, lease_s)
     folder = ArchiveFolder(path)
-    location = folder.location if trim else ""
-    results = [_archive_topic(spark, options, folder, topic, location) for topic in options.topics]
+    if trim or moved:
+        _ = folder.location  # raises if no topic may know it
+    results = [
+        _archive_topic(spark, options, folder, topic, trim=trim, moved=moved) for topic in options.topics
+    ]
+    chained = itertools.chain.from_iterable
     return ArchiveResult(
-        tuple(itertools.chain.from_iterable(result.archived for result in results)),
-        sum(result.passed_over for result in results),
-        sum(result.elsewhere for result in results),
-        tuple(itertools.chain.from_iterable(result.trimmed for result in results)),
-        sum(result.gone for result in results),
-        tuple(itertools.chain.from_iterable(result.kept for result in results)),
+        archived=tuple(chained(result.archived for result in results)),
+        passed_over=sum(result.passed_over for result in results),
+        elsewhere=sum(result.elsewhere for result in results),
+        trimmed=tuple(chained(result.trimmed for result in results)),
+        moved=sum(result.moved for result in results),
+        gone=sum(result.gone for result in results),
+        kept=tuple(chained(result.kept for result in results)),
     )
 
 
@@ -109,11 +119,12 @@ def check_archive(
     file_bytes: int = 256 << 20,
     lease_s: float = 600.0,
     trim: bool = False,
+    moved: bool = False,
 ) -> None:
     """Raises, without Spark and in the time of a few requests, what `archive` would raise for these arguments."""
     options = _options(service_url, topics, file_bytes, lease_s)
     folder = ArchiveFolder(path)
-    if trim:
+    if trim or moved:
         _ = folder.location
     check_writable("path", path)
     check_topics(options)
@@ -127,35 +138,36 @@ def _options(service_url: str, topics: Sequence[str], file_bytes: int, lease_s: 
 
 
 def _archive_topic(
-    spark: SparkSession, options: ReadOptions, folder: ArchiveFolder, topic: str, trim_to: str
+    spark: SparkSession, options: ReadOptions, folder: ArchiveFolder, topic: str, *, trim: bool, moved: bool
 ) -> ArchiveResult:
-    """`trim_to`: the archive's location, by which the topic will know it; empty: ledgers stay at the bookies."""
     plan = _plan(options, topic)
     try:
         manifests = folder.manifests(topic)
         closed = [ledger for ledger in plan.ledgers if ledger.closed and ledger.entries > 0]
         at_bookies = [ledger for ledger in closed if not ledger.archive]
+        elsewhere = [ledger for ledger in closed if ledger.archive and not folder.is_at(ledger.archive)]
         wanted = [ledger for ledger in at_bookies if ledger.position_id not in manifests]
-        elsewhere = sum(bool(ledger.archive) and ledger.position_id not in manifests for ledger in closed)
         written: list[LedgerManifest] = []
         for ledgers in _rounds(wanted):
             for manifest in _archive_round(spark, options, folder, plan, ledgers):
                 folder.write_manifest(manifest)
                 written.append(manifest)
-        let_go = TrimResult([])
-        if trim_to:
-            manifests |= {manifest.ledger: manifest for manifest in written}
-            pairs = [(ledger, manifests[ledger.position_id]) for ledger in at_bookies]
-            let_go = trim_topic(spark, options, folder, plan, pairs)
+        manifests |= {manifest.ledger: manifest for manifest in written}
+        to_record = (elsewhere if moved else []) + (at_bookies if trim else [])
+        recorded = trim_topic(spark, options, folder, plan, [
+            (ledger, manifests.get(ledger.position_id)) for ledger in to_record
+        ])  # fmt: skip
+        kept = recorded.kept or foreign(folder, plan, manifests, at_bookies)
     finally:
         _end_lease(options, plan)
     return ArchiveResult(
-        tuple(written),
-        len(closed) - len(wanted) - elsewhere,
-        elsewhere,
-        tuple((topic, ledger.position_id) for ledger in let_go.trimmed),
-        let_go.gone,
-        () if let_go.kept is None else (let_go.kept,),
+        archived=tuple(written),
+        passed_over=len(closed) - len(wanted) - len(elsewhere),
+        elsewhere=len(elsewhere) - recorded.moved,
+        trimmed=tuple((topic, ledger.position_id) for ledger in recorded.trimmed),
+        moved=recorded.moved,
+        gone=recorded.gone,
+        kept=() if kept is None else (kept,),
     )
 
 

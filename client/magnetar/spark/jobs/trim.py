@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -50,29 +50,85 @@ class KeptLedgers:
 
 @dataclass(slots=True)
 class TrimResult:
-    """Of one topic. `gone`: ledgers that the broker trimmed before their archive was recorded, as nobody needed them."""
+    """Of one topic. `moved`: ledgers that were archived elsewhere before. `gone`: those that the broker trimmed before their
+    archive was recorded, as nobody needed them.
+    """
 
-    trimmed: list[TopicLedger]
+    trimmed: list[TopicLedger] = field(default_factory=list)
+    moved: int = 0
     gone: int = 0
     kept: KeptLedgers | None = None
 
 
 Pairs = Sequence[tuple[TopicLedger, LedgerManifest]]
+# The first ledger that stays, why it does, and whether its archive is damaged.
+Stopped = tuple[int, str, bool]
 
 
 def trim_topic(
-    spark: SparkSession, options: ReadOptions, folder: ArchiveFolder, plan: TopicPlan, archived: Pairs
+    spark: SparkSession,
+    options: ReadOptions,
+    folder: ArchiveFolder,
+    plan: TopicPlan,
+    archived: Sequence[tuple[TopicLedger, LedgerManifest | None]],
 ) -> TrimResult:
-    """Trims as many of these ledgers, which are in the topic's order, as can be; also says why not more of them."""
-    result = TrimResult([])
-    for some in _rounds(archived):
-        stopped = _trim(spark, options, folder, plan, some, result)
+    """Trims as many of these ledgers, which are in the topic's order, as can be; also says why not more of them.
+
+    Those that are archived elsewhere are recorded as being in this archive.
+    """
+    result = TrimResult()
+    pairs, wrong = _good(folder, plan, archived)
+    for some in (*_rounds(pairs), None):
+        stopped = wrong if some is None else _trim(spark, options, folder, plan, some, result)
         if stopped is not None:
             first, reason, damaged = stopped
-            left = len(archived) - len(result.trimmed) - result.gone
+            left = len(archived) - len(result.trimmed) - result.moved - result.gone
             result.kept = KeptLedgers(plan.topic, first, left, reason, damaged)
             break
     return result
+
+
+def _good(
+    folder: ArchiveFolder, plan: TopicPlan, archived: Sequence[tuple[TopicLedger, LedgerManifest | None]]
+) -> tuple[Pairs, Stopped | None]:
+    """The first of them, as far as they have a manifest that is theirs, and what is wrong with the next one."""
+    pairs: list[tuple[TopicLedger, LedgerManifest]] = []
+    for ledger, manifest in archived:
+        path = folder.manifest_path(plan.topic, ledger.position_id)
+        if manifest is None:
+            reason = (
+                f"it is archived at {ledger.archive}, and {path} is not there; copy the whole archive first"
+            )
+            return pairs, (ledger.position_id, reason, True)
+        if wrong := manifest.differs_from(plan.topic, ledger):
+            return pairs, (ledger.position_id, _OF_ANOTHER.format(path=path, wrong=wrong), True)
+        pairs.append((ledger, manifest))
+    return pairs, None
+
+
+def foreign(
+    folder: ArchiveFolder,
+    plan: TopicPlan,
+    manifests: Mapping[int, LedgerManifest],
+    ledgers: Sequence[TopicLedger],
+) -> KeptLedgers | None:
+    """Ledgers that are not archived because a manifest of something else stands in their place."""
+    found = [
+        (ledger, wrong)
+        for ledger in ledgers
+        if (wrong := manifests[ledger.position_id].differs_from(plan.topic, ledger))
+    ]
+    if not found:
+        return None
+    first, wrong = found[0][0].position_id, found[0][1]
+    reason = _OF_ANOTHER.format(path=folder.manifest_path(plan.topic, first), wrong=wrong)
+    return KeptLedgers(plan.topic, first, len(found), reason, True)
+
+
+_OF_ANOTHER: Final = (
+    "{path} is of something else: {wrong}; delete it, or archive to another path if this one "
+    "is that of another service"
+)
 
 
 def _rounds(archived: Pairs) -> Iterator[list[tuple[TopicLedger, LedgerManifest]]]:
@@ -89,9 +145,6 @@ def _rounds(archived: Pairs) -> Iterator[list[tuple[TopicLedger, LedgerManifest]
         yield gathered
 
 
-Stopped = tuple[int, str, bool]
-
-
 def _trim(
     spark: SparkSession,
     options: ReadOptions,
@@ -102,16 +155,6 @@ def _trim(
 ) -> Stopped | None:
     """One round. Returns why it did not come to its end."""
     stopped: Stopped | None = None
-    for number, (ledger, manifest) in enumerate(archived):
-        if wrong := manifest.differs_from(plan.topic, ledger):
-            path = folder.manifest_path(plan.topic, ledger.position_id)
-            stopped = (
-                ledger.position_id,
-                f"{path} is of something else: {wrong}; delete it and archive again",
-                True,
-            )
-            archived = archived[:number]
-            break
     try:
         answer = _ask(options, folder, plan, archived, dry=True)
         if answer["kept"] is not None:
@@ -133,7 +176,10 @@ def _trim(
         stopped = (first, reason, False)
         archived = [pair for pair in archived if pair[0].position_id < first]
     gone = set(answer["gone"])
-    result.trimmed += [ledger for ledger, _ in archived if ledger.position_id not in gone]
+    result.trimmed += [
+        ledger for ledger, _ in archived if not ledger.archive and ledger.position_id not in gone
+    ]
+    result.moved += sum(bool(ledger.archive) for ledger, _ in archived)
     result.gone += len(gone)
     return stopped
 
@@ -149,7 +195,8 @@ def _ask(
 
     async def work(client: Client) -> dict[str, Any]:
         await keep(client, plan.topic, plan.lease, options.lease_s)
-        command = ArchiveLedgers(0, plan.topic, folder.location, plan.lease, dry)
+        moved = any(ledger.archive for ledger, _ in archived)
+        command = ArchiveLedgers(0, plan.topic, folder.location, plan.lease, dry, moved)
         payload = msgspec.msgpack.encode(rows)
         answer: dict[str, Any] = await client.request(command, topic=plan.topic, payload=payload)
         return answer
@@ -186,4 +233,4 @@ def _damaged(
     return found
 
 
-__all__ = ["KeptLedgers", "TrimResult", "trim_topic"]
+__all__ = ["KeptLedgers", "TrimResult", "foreign", "trim_topic"]

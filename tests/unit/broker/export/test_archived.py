@@ -64,7 +64,7 @@ async def test_what_is_archived_is_trimmed_to_all_but_those_who_ask_for_ledgers(
         stats = await client.ask(c.TopicStats, "orders")
         assert (stats["archived_ledgers"], stats["archive_locations"]) == (0, [])
         dry = await archive(client, before[:3], dry=True)
-        assert dry == {"archived": 3, "known": 0, "gone": [], "kept": None}
+        assert dry == {"archived": 3, "known": 0, "moved": 0, "gone": [], "kept": None}
         assert await rows_of(client) == before
         assert await archive(client, before[:3]) == dry
         assert not set(await stored_ledgers(bookies)) & {row[1] for row in before[:3]}
@@ -81,7 +81,13 @@ async def test_what_is_archived_is_trimmed_to_all_but_those_who_ask_for_ledgers(
         ]
         assert paged == after
         # Done before; the rest later, at another place, together with what is known.
-        assert await archive(client, before[:3]) == {"archived": 0, "known": 3, "gone": [], "kept": None}
+        assert await archive(client, before[:3]) == {
+            "archived": 0,
+            "known": 3,
+            "moved": 0,
+            "gone": [],
+            "kept": None,
+        }
         assert await archive(client, before[3:4], "s3://far/away") == dry | {"archived": 1}
         stats = await client.ask(c.TopicStats, "orders")
         assert stats["archive_locations"] == [AT, "s3://far/away"]
@@ -197,7 +203,7 @@ async def test_only_the_beginning_is_archived(bookies: Bookies, ledgers: LedgerC
         assert answer["kept"][1].startswith("it is older than those")
         answer = await archive(client, [rows[0], rows[2]])
         assert (answer["archived"], answer["kept"][0]) == (1, rows[1][0])
-        assert await archive(client, []) == {"archived": 0, "known": 0, "gone": [], "kept": None}
+        assert await archive(client, []) == {"archived": 0, "known": 0, "moved": 0, "gone": [], "kept": None}
 
 
 async def test_what_was_trimmed_before_is_told(bookies: Bookies, ledgers: LedgerClient) -> None:
@@ -217,7 +223,7 @@ async def test_what_was_trimmed_before_is_told(bookies: Bookies, ledgers: Ledger
         await client.ack(client.messages[1].row())
         await settle()
         answer = await archive(client, rows[:3])
-        assert answer == {"archived": 1, "known": 1, "gone": [rows[1][0]], "kept": None}
+        assert answer == {"archived": 1, "known": 1, "moved": 0, "gone": [rows[1][0]], "kept": None}
         assert [row[0] for row in await rows_of(client)][:3] == [rows[0][0], rows[2][0], rows[3][0]]
 
 
@@ -260,6 +266,16 @@ async def test_ledgers_that_are_not_what_was_archived_are_refused(
         await archive(client, rows[:1])
         with pytest.raises(InvalidArgument, match=f"archived already, at {AT}"):
             await archive(client, rows[:2], "file:///elsewhere")
+        # Unless it was moved there; nothing but the location changes, and what was not asked for stays where it is.
+        await archive(client, rows[1:2])
+        moved = await archive(client, rows[:1], "s3://new", moved=True, dry=True)
+        assert moved == {"archived": 0, "known": 0, "moved": 1, "gone": [], "kept": None}
+        before = await rows_of(client)
+        assert await archive(client, rows[:1], "s3://new", moved=True) == moved
+        after = await rows_of(client)
+        assert after == [[*before[0][:10], "s3://new"], *before[1:]]
+        assert [one.location for one in (await record_of(bookies)).archived] == ["s3://new", AT]
+        assert (await archive(client, rows[:1], "s3://new", moved=True))["known"] == 1
         with pytest.raises(TopicNotFound):
             await client.ask(c.ArchiveLedgers, "missing", AT, payload=msgpack.packb([]))
 
