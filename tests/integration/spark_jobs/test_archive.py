@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from magnetar.proto.errors import InvalidArgument
-from magnetar.spark.jobs import archive, read_archive, replay
 from magnetar.spark.archive_files import ArchiveFolder
+from magnetar.spark.jobs import archive, read_archive, replay
 from support.spark_kit import topic_frame
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
