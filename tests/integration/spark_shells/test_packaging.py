@@ -20,7 +20,7 @@ from support.service import Service
 from support.spark_programs import Program, spark_environment
 from support.spark_topics import Sent, Topics
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180, func_only=True)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
 REPOSITORY = Path(__file__).parents[3]
 PAGE = REPOSITORY / "docs" / "spark-packaging.md"
@@ -71,6 +71,13 @@ for name in arguments:
 '''
 
 
+# The driver's Python is not there on a worker, whose programs run below its folder `work`.
+DRIVER_PYTHON = """#!/bin/sh
+case "$PWD" in */work/app-*) echo "this is the driver's Python, on a worker" >&2; exit 1;; esac
+exec '{python}' "$@"
+"""
+
+
 def section(title: str) -> str:
     """The text below a heading."""
     _, _, rest = PAGE.read_text().partition(f"# {title}\n")
@@ -83,10 +90,11 @@ def blocks(language: str, text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the stand-in for pip."""
+    """A folder with the stand-in for pip, and with the driver's Python."""
     folder = tmp_path_factory.mktemp("bin")
-    (folder / "pip").write_text(PIP.format(python=sys.executable, repository=str(REPOSITORY)))
-    (folder / "pip").chmod(0o755)
+    for name, text in (("pip", PIP), ("python", DRIVER_PYTHON)):
+        (folder / name).write_text(text.format(python=sys.executable, repository=str(REPOSITORY)))
+        (folder / name).chmod(0o755)
     return folder
 
 
@@ -129,7 +137,7 @@ def submit(
             assert old in text, old
             text = text.replace(old, new)
         environment = spark_environment(tmp_path, [programs, BIN], SPARK_HOME=str(spark_home), GZIP="-1")
-        said = Program(text, tmp_path, environment).result(150)
+        said = Program(text, tmp_path, environment).result(280)
         assert "worker's magnetar:" in said
         place = next(line for line in said.splitlines() if line.startswith("worker's magnetar:"))
         assert str(REPOSITORY) not in place

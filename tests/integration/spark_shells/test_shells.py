@@ -13,7 +13,7 @@ from support.service import Service
 from support.spark_programs import Program, only_the_spark_extra, spark_environment
 from support.spark_topics import Topics
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180, func_only=True)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300, func_only=False)]
 
 BIN = Path(sys.executable).parent
 README = Path(__file__).parents[3] / "README.md"
@@ -55,7 +55,7 @@ def said(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "README.md": Program([sys.executable, "readme.py"], folder, bare),
     }
     try:
-        yield {target: program.result(150) for target, program in programs.items()}
+        yield {target: program.result(280) for target, program in programs.items()}
     finally:
         for program in programs.values():
             program.kill()
