@@ -127,6 +127,15 @@ def export_broker(bookies: Bookies, ledgers: LedgerClient, metadata: Any = None,
     )
 
 
+async def published(broker: Any, *values: bytes) -> FakeClient:
+    """A producer's client, whose first messages are confirmed."""
+    client = FakeClient(broker)
+    answer = await client.producer()
+    client.publish(*values, epoch=answer["epoch"])
+    await client.confirmed(len(values))
+    return client
+
+
 async def crash(broker: Broker) -> None:
     """What a killed broker leaves: nothing written. Its tasks are cancelled so that the test ends clean."""
     for topic in list(broker.topics.values()):

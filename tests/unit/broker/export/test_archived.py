@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgpack
@@ -24,13 +23,6 @@ AT = "file:///mnt/archive"
 @pytest.fixture
 async def bookies() -> Bookies:
     return Bookies("b1")
-
-
-@pytest.fixture
-async def ledgers(bookies: Bookies) -> AsyncIterator[LedgerClient]:
-    client = bookies.client()
-    yield client
-    await client.close()
 
 
 async def published(broker: Any, count: int, first: int = 0) -> FakeClient:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgpack
@@ -26,31 +25,12 @@ from support.export_kit import (
     Job,
     crash,
     export_broker,
+    published,
     read_all,
     record_of,
     staged_nodes,
     stored_ledgers,
 )
-
-
-@pytest.fixture
-async def bookies() -> Bookies:
-    return Bookies("b1", "b2")
-
-
-@pytest.fixture
-async def ledgers(bookies: Bookies) -> AsyncIterator[LedgerClient]:
-    client = bookies.client()
-    yield client
-    await client.close()
-
-
-async def published(broker: Any, *values: bytes) -> FakeClient:
-    client = FakeClient(broker)
-    answer = await client.producer()
-    client.publish(*values, epoch=answer["epoch"])
-    await client.confirmed(len(values))
-    return client
 
 
 def loaded(broker: Any) -> Any:

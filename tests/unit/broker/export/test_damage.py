@@ -26,18 +26,6 @@ from support.export_kit import Job, export_broker
 
 
 @pytest.fixture
-async def bookies() -> Bookies:
-    return Bookies("b1", "b2")
-
-
-@pytest.fixture
-async def ledgers(bookies: Bookies) -> AsyncIterator[LedgerClient]:
-    client = bookies.client()
-    yield client
-    await client.close()
-
-
-@pytest.fixture
 async def client(bookies: Bookies, ledgers: LedgerClient) -> AsyncIterator[FakeClient]:
     """Of a broker whose topic has closed ledgers of three entries, an open one with one, and an attached one."""
     async with export_broker(bookies, ledgers, max_ledger_entries=3, ensemble_size=1) as broker:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,15 @@ from magnetar.proto import commands as c
 from magnetar.proto.errors import BookieUnavailable, MagnetarError, TopicNotServed
 from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, settle
-from support.export_kit import Job, export_broker, read_all, record_of, staged_nodes, stored_ledgers
+from support.export_kit import (
+    Job,
+    export_broker,
+    published,
+    read_all,
+    record_of,
+    staged_nodes,
+    stored_ledgers,
+)
 
 
 class Gate(MemoryMetadataStore):
@@ -74,23 +82,8 @@ async def bookies(gate: Gate) -> Bookies:
     return Bookies("b1", "b2", metadata=gate)
 
 
-@pytest.fixture
-async def ledgers(bookies: Bookies) -> AsyncIterator[LedgerClient]:
-    client = bookies.client()
-    yield client
-    await client.close()
-
-
 def loaded(broker: Any) -> Any:
     return broker.topics[str(TOPIC)]
-
-
-async def published(broker: Any, *values: bytes) -> FakeClient:
-    client = FakeClient(broker)
-    answer = await client.producer()
-    client.publish(*values, epoch=answer["epoch"])
-    await client.confirmed(len(values))
-    return client
 
 
 def after_drawing(broker: Any, then: Callable[[list[int]], Any]) -> None:

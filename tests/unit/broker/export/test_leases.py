@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -85,13 +84,6 @@ def test_who_takes_over_waits_for_the_longest_lease() -> None:
 @pytest.fixture
 async def bookies() -> Bookies:
     return Bookies("b1")
-
-
-@pytest.fixture
-async def ledgers(bookies: Bookies) -> AsyncIterator[LedgerClient]:
-    client = bookies.client()
-    yield client
-    await client.close()
 
 
 async def consumed(broker: Any, count: int, first: int = 0) -> FakeClient:

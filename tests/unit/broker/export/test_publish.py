@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgpack
@@ -31,6 +30,7 @@ from support.export_kit import (
     appended,
     crash,
     export_broker,
+    published,
     read_all,
     record_of,
     staged_nodes,
@@ -40,28 +40,8 @@ from support.export_kit import (
 SMALL = 1 << 20
 
 
-@pytest.fixture
-async def bookies() -> Bookies:
-    return Bookies("b1", "b2")
-
-
-@pytest.fixture
-async def ledgers(bookies: Bookies) -> AsyncIterator[LedgerClient]:
-    client = bookies.client()
-    yield client
-    await client.close()
-
-
 def small_broker(bookies: Bookies, ledgers: LedgerClient, metadata: Any = None, **settings: Any) -> Any:
     return export_broker(bookies, ledgers, metadata, **{"attach_min_bytes": SMALL, **settings})
-
-
-async def published(broker: Any, *values: bytes) -> FakeClient:
-    client = FakeClient(broker)
-    answer = await client.producer()
-    client.publish(*values, epoch=answer["epoch"])
-    await client.confirmed(len(values))
-    return client
 
 
 def loaded(broker: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgpack
@@ -34,18 +33,6 @@ from support.export_kit import (
     staged_nodes,
     stored_ledgers,
 )
-
-
-@pytest.fixture
-async def bookies() -> Bookies:
-    return Bookies("b1", "b2")
-
-
-@pytest.fixture
-async def ledgers(bookies: Bookies) -> AsyncIterator[LedgerClient]:
-    client = bookies.client()
-    yield client
-    await client.close()
 
 
 def staging(broker: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -22,18 +21,6 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, settle
 from support.export_kit import Job, export_broker
-
-
-@pytest.fixture
-async def bookies() -> Bookies:
-    return Bookies("b1", "b2")
-
-
-@pytest.fixture
-async def ledgers(bookies: Bookies) -> AsyncIterator[LedgerClient]:
-    client = bookies.client()
-    yield client
-    await client.close()
 
 
 async def read_directly(bookies: Bookies, answer: dict[str, Any]) -> list[bytes]:
