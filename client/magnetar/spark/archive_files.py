@@ -28,6 +28,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from magnetar.proto.errors import InvalidArgument
+from magnetar.runtime.files import OsFiles
 
 from .plan import TopicLedger
 
@@ -207,20 +208,25 @@ class ArchiveFolder:
         self._sync_folders(f"{self.root}/{_data_folder(manifest.topic, manifest.ledger)}")
 
     def _sync(self, path: str) -> None:
-        """A local file's bytes, or a folder's names, are on disk when it returns; elsewhere nothing is to be done."""
+        """A local file's bytes are on disk when it returns; elsewhere nothing is to be done. Raises StorageFailed."""
         if self._local:
-            file = os.open(path, os.O_RDONLY)
+            file = OsFiles().open(path, read_only=True)
             try:
-                os.fsync(file)
+                file.sync()
             finally:
-                os.close(file)
+                file.close()
+
+    def _sync_folder(self, path: str) -> None:
+        """The same for a folder's names."""
+        if self._local:
+            OsFiles().sync_directory(path)
 
     def _sync_folders(self, folder: str) -> None:
         """This one, and all above it down from the one that has the archive's folder, which may be new."""
         while len(folder) >= len(self.root):
-            self._sync(folder)
+            self._sync_folder(folder)
             folder = folder.rsplit("/", 1)[0]
-        self._sync(folder or "/")
+        self._sync_folder(folder or "/")
 
     def write_file(
         self,
@@ -249,7 +255,7 @@ class ArchiveFolder:
                         rows += batch.num_rows
             self._sync(hidden)
             self._fs.move(hidden, f"{folder}/{name}")
-            self._sync(folder)
+            self._sync_folder(folder)
         except BaseException:
             if self._fs.get_file_info(hidden).type == pafs.FileType.File:
                 self._fs.delete_file(hidden)

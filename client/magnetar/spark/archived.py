@@ -97,7 +97,7 @@ def _row_groups(size: int, rows: int) -> int:
 
 def read_manifests(topic: str, ledgers: Sequence[TopicLedger]) -> list[LedgerManifest]:
     """Of archived ledgers, in their order. Raises MessageLost for one that is not there, or of another ledger."""
-    folders = {place: ArchiveFolder(place) for place in {ledger.archive for ledger in ledgers}}
+    folders = {place: ArchiveFolder(place) for place in dict.fromkeys(ledger.archive for ledger in ledgers)}
     if len(ledgers) == 1:
         return [_manifest(folders[ledgers[0].archive], topic, ledgers[0])]
     with ThreadPoolExecutor(MANIFESTS_AT_ONCE) as threads:

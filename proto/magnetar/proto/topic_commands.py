@@ -167,10 +167,11 @@ class ArchiveLedgers(Command, tag=73):
     """Closed ledgers whose messages are in files leave the bookies: from then on TopicLedgers tells where the archive is.
 
     Payload: msgpack array of [position id, stored id, entries, messages], in the order of the topic: as the files have them.
-    Ok: {"archived": int, "known": int, "moved": int, "gone": [position id, ...], "kept": [position id, reason] or null}: how
-    many were archived now, were so before, and were so at another location, which is an error unless `moved` says that this
-    one takes its place; which were trimmed before; and the first one that stays, with all after it, because somebody needs it
-    at the bookies. The lease of this name is no reason. `dry`: nothing is done. Refused if a ledger is not what its row says.
+    Ok: {"archived": int, "known": int, "moved": int, "gone": [position id, ...], "kept": [position id, reason] or null}:
+    how many were archived now, were so before, and were so at another location, which is an error unless `moved` says that
+    this one takes its place; which were trimmed before; and the first one that stays, with all after it, because somebody
+    needs it at the bookies. The lease of this name is no reason. `dry`: nothing is done. Refused if a ledger is not what its
+    row says.
     """
 
     topic: str

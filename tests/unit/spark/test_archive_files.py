@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from magnetar.proto.errors import InvalidArgument, MessageLost
+from magnetar.runtime.files import OsFile, OsFiles
 from magnetar.spark.archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
 from magnetar.spark.jobs.archive import manifest_of
 from magnetar.spark.plan import TopicLedger
@@ -138,36 +139,27 @@ def test_credentials_are_not_told_to_a_topic() -> None:
 
 def test_what_is_named_is_on_disk_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file is synced before it gets its name, each folder after it got one, all of them before the manifest's name."""
-    events: list[tuple[str, str]] = []
-    opened: dict[int, str] = {}
-    real_open, real_sync, real_close = os.open, os.fsync, os.close
+    names: list[str] = []
+    sync, sync_directory = OsFile.sync, OsFiles.sync_directory
 
-    def opening(path: str, *rest: Any, **named: Any) -> int:
-        file = real_open(path, *rest, **named)
-        opened[file] = str(path)
-        return file
+    def syncing(file: OsFile) -> None:
+        assert os.path.basename(file.path).startswith("_"), "it has its name already"
+        names.append(file.path)
+        sync(file)
 
-    def syncing(file: int) -> None:
-        name = opened[file]
-        if not os.path.isdir(name):
-            assert os.path.basename(name).startswith("_"), "it has its name already"
-        events.append(("sync", name))
-        real_sync(file)
+    def syncing_directory(files: OsFiles, path: str) -> None:
+        names.append(path)
+        sync_directory(files, path)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "open", opening)
-        patched.setattr(os, "fsync", syncing)
-        patched.setattr(os, "close", lambda file: (opened.pop(file, None), real_close(file)))
-        folder = ArchiveFolder(str(tmp_path / "new" / "archive"))
-        told = write(folder, 4)
-        data = folder.data_path(TOPIC, 12, told.name)
-        assert [name for _, name in events] == [
-            next(name for _, name in events if "-" + told.name in name),
-            os.path.dirname(data),
-        ]
-        events.clear()
-        folder.write_manifest(manifest(told, rows=4))
-    names = [name for _, name in events]
+    monkeypatch.setattr(OsFile, "sync", syncing)
+    monkeypatch.setattr(OsFiles, "sync_directory", syncing_directory)
+    folder = ArchiveFolder(str(tmp_path / "new" / "archive"))
+    told = write(folder, 4)
+    data = folder.data_path(TOPIC, 12, told.name)
+    assert [name.endswith("-" + told.name) for name in names] == [True, False]
+    assert names[1] == os.path.dirname(data)
+    names.clear()
+    folder.write_manifest(manifest(told, rows=4))
     hidden = next(number for number, name in enumerate(names) if name.endswith(".json"))
     chain = []
     at = os.path.dirname(data)

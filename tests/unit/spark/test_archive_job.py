@@ -15,6 +15,7 @@ import pytest
 
 from magnetar.proto.commands import ArchiveLedgers, KeepLedgers, TopicLedgers
 from magnetar.proto.errors import InvalidArgument
+from magnetar.runtime.files import OsFile, OsFiles
 from magnetar.spark.archive_files import ArchiveFolder
 from magnetar.spark.archived import archived_slices, read_archived
 from magnetar.spark.jobs import trim
@@ -180,7 +181,8 @@ def topic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Topic:
         monkeypatch.setattr(ArchiveFolder, name, call)
 
     # Thousands of them, and no test of what is on disk (test_archive_files has that).
-    monkeypatch.setattr(os, "fsync", lambda _file: None)
+    monkeypatch.setattr(OsFile, "sync", lambda _file: None)
+    monkeypatch.setattr(OsFiles, "sync_directory", lambda _files, _path: None)
     for module in (job, trim):
         monkeypatch.setattr(module, "asking", asking)
     monkeypatch.setattr(job, "read_piece", lambda piece, *_rest: rows_of(piece))
