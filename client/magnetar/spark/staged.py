@@ -33,7 +33,7 @@ from magnetar.proto.commands import (
     KeepStaged,
     PutLedgerMetadata,
 )
-from magnetar.proto.errors import LedgerNotFound, MagnetarError, Unsupported
+from magnetar.proto.errors import LedgerNotFound, MagnetarError, TopicNotFound, Unsupported
 from magnetar.runtime.clock import SystemClock
 
 from .bookies import bookie_transport
@@ -151,7 +151,13 @@ async def staged_ledger(
     client: Client, topic: str, transaction: str, timeout_s: float
 ) -> AsyncIterator[StagedLedger]:
     """A new staged ledger. What the body did not close is discarded; what dies before that is left to the sweep."""
-    made = await client.request(CreateStagedLedger(0, topic, transaction), topic=topic)
+    try:
+        made = await client.request(CreateStagedLedger(0, topic, transaction), topic=topic)
+    except TopicNotFound as error:
+        raise TopicNotFound(
+            f"option topic: {error.message}; create it first, or set the broker's auto_create_topics",
+            **error.details,
+        ) from error
     bookies = {bookie: parse_address(text) for bookie, text in made["bookies"].items()}
     bookies.update({row[0]: parse_address(row[1]) for row in made["writable"]})
     settings = LedgerSettings(add_timeout_s=timeout_s, metadata_timeout_s=timeout_s)
