@@ -1,15 +1,18 @@
-"""Publishers, jobs, consumers, trims, deletions of attempts and crashes of the broker in random order, against a model.
+"""Publishers, jobs, consumers, trims, archives, deletions of attempts and crashes of the broker in random order, on a model.
 
 What must hold all the time: every batch that was attached is there once, whole and in one place; published messages are in
-order, none that was confirmed is missing; nothing staged outlives its sweep. A failing seed is replayed by its number.
+order, none that was confirmed is missing; nothing staged outlives its sweep; what is archived stays as it was, and stands
+before everything else. A failing seed is replayed by its number.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from typing import Any
 
+import msgpack
 import pytest
 
 from magnetar.ledger import LedgerClient
@@ -40,6 +43,7 @@ class Walk:
         self.published = 0
         self.batch = 0
         self.attached: list[list[bytes]] = []
+        self.archived: dict[int, tuple[list[Any], list[bytes]]] = {}  # rows and values, by position id
 
     async def run(self) -> None:
         left = STEPS
@@ -71,6 +75,7 @@ class Walk:
                     [self._publish] * 4
                     + [self._attach] * 4
                     + [self._abort, self._replay, self._trim, self._hold]
+                    + [self._archive] * 2
                 )
                 await step(broker)
                 if rng.random() < 0.08:
@@ -161,6 +166,45 @@ class Walk:
             assert first == lease["first"] or topic.export.leases.mark() is None
         await consumer.ask(c.Unsubscribe, 5)
 
+    async def _archive(self, broker: Any) -> None:
+        """What a job does that has written the files of some ledgers of the beginning."""
+        await self.client.confirmed(self.sent)
+        await settle()
+        kept = [row for row in await self._rows() if len(row) == 10]
+        closed = list(itertools.takewhile(lambda row: row[8] and row[3], kept))
+        closed = closed[: self.rng.randrange(len(closed) + 1)]
+        values = await self._read(broker, sum(row[4] for row in closed))
+        await asyncio.sleep(0.002)  # leases of earlier steps are over
+        told = msgpack.packb([[row[0], row[1], row[3], row[4]] for row in closed])
+        asking = self.client.ask(c.ArchiveLedgers, "orders", "file:///a", payload=told)
+        if self.rng.random() < 0.5:
+            await self._publish(broker)
+        answer = await asking
+        assert (answer["archived"], answer["kept"]) == (len(closed), None)
+        for row in closed:
+            self.archived[row[0]] = ([*row[:9], b"", "file:///a"], values[: row[4]])
+            values = values[row[4] :]
+
+    async def _rows(self) -> list[list[Any]]:
+        rows: list[list[Any]] = (await self.client.ask(c.TopicLedgers, "orders"))["ledgers"]
+        return rows
+
+    async def _read(self, broker: Any, count: int) -> list[bytes]:
+        return (await read_all(broker, count))[:count] if count else []
+
+    async def _check_archived(self, found: list[bytes]) -> None:
+        """`found`: all that is kept at the bookies."""
+        rows = await self._rows()
+        assert [row for row in rows if len(row) > 10] == [row for row, _ in self.archived.values()]
+        assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+        assert all(before[2] + before[4] <= after[2] for before, after in itertools.pairwise(rows))
+        whole = [value for _, values in self.archived.values() for value in values] + found
+        published = [int(value) for value in whole if not value.startswith(b"q")]
+        assert published == sorted(set(published))
+        order = {value: at for at, value in enumerate(value for values in self.attached for value in values)}
+        batches = [order[value] for value in whole if value.startswith(b"q")]
+        assert batches == sorted(set(batches))
+
     async def _check(self, broker: Any) -> None:
         await self.client.confirmed(self.sent)
         topic = broker.topics[str(TOPIC)]
@@ -177,6 +221,7 @@ class Walk:
         assert list_.message_count == self.published + len(flat)
         ids = [info.ledger_id for info in kept]
         assert ids == sorted(ids)
+        await self._check_archived(found)
         await self.job.client.ask(c.DiscardStaged, "orders", "t")
         await settle()
         assert await staged_nodes(self.bookies) == []
