@@ -9,6 +9,7 @@ import pytest
 from magnetar.metadata import damage as module
 from magnetar.metadata.damage import add_ranges, damaged_path, decode_ranges, encode_ranges, merge_ranges
 from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.metadata.store import Versioned
 from magnetar.proto.errors import InvalidArgument, VersionConflict
 
 
@@ -45,8 +46,13 @@ async def test_a_node_widens_and_is_not_written_for_nothing() -> None:
 
 async def test_all_who_add_at_once_find_their_ranges_there() -> None:
     class Slow(MemoryMetadataStore):
+        async def get(self, path: str) -> Versioned | None:
+            node = await super().get(path)
+            await asyncio.sleep(0)  # old by now
+            return node
+
         async def put(self, path: str, value: bytes, *, version: int) -> int:
-            await asyncio.sleep(0)  # all of them have read by now
+            await asyncio.sleep(0)
             return await super().put(path, value, version=version)
 
     metadata = Slow()
