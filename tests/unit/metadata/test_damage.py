@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
@@ -45,15 +46,20 @@ async def test_a_node_widens_and_is_not_written_for_nothing() -> None:
 
 
 async def test_all_who_add_at_once_find_their_ranges_there() -> None:
+    rng = random.Random(1)
+
     class Slow(MemoryMetadataStore):
         async def get(self, path: str) -> Versioned | None:
-            node = await super().get(path)
-            await asyncio.sleep(0)  # old by now
-            return node
+            await turns()
+            return await super().get(path)
 
         async def put(self, path: str, value: bytes, *, version: int) -> int:
-            await asyncio.sleep(0)
+            await turns()
             return await super().put(path, value, version=version)
+
+    async def turns() -> None:
+        for _ in range(rng.randrange(4)):
+            await asyncio.sleep(0)
 
     metadata = Slow()
     numbers = range(0, 40, 2)
