@@ -11,7 +11,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from magnetar.proto.errors import (
     AuthenticationFailed,
@@ -55,7 +55,7 @@ def _door(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             found = method(*args, **named)
         except PLAIN as error:
-            _tell(error)
+            raise _plain(error) from None
         return _rows(found) if inspect.isgenerator(found) else found
 
     return call
@@ -65,12 +65,12 @@ def _rows(rows: Iterator[Any]) -> Iterator[Any]:
     try:
         yield from rows
     except PLAIN as error:
-        _tell(error)
+        raise _plain(error) from None
 
 
-def _tell(error: MagnetarError) -> NoReturn:
+def _plain(error: MagnetarError) -> MagnetarError:
     _log.debug("an error goes to Spark", exc_info=error)
-    raise error.with_traceback(None) from None
+    return error.with_traceback(None)
 
 
 __all__ = ["PLAIN", "doors"]

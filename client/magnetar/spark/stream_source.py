@@ -129,7 +129,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 first = needed[topic].id.ledger if topic in needed else -1
                 plans[topic] = await plan_of_topic(client, topic, self._options.lease_s, lease, first)
             except TopicNotFound as gone:
-                self._lost(f"topic {topic} is gone", gone)
+                if topic not in known and self._options.fail_on_data_loss:
+                    raise  # there may never have been one: nothing is known to be lost
+                self._lost(f"topic {topic} and its messages are gone", gone)
         return plans
 
     # --- batches -----------------------------------------------------------------------------------------------------

@@ -32,10 +32,23 @@ def test_wrong_options(read: Read, options: dict[str, str], message: str) -> Non
 
 
 def test_a_missing_topic_and_a_column_that_a_topic_has_not(read: Read) -> None:
-    with pytest.raises(Exception, match=r"TopicNotFound: .*missing"):
+    with pytest.raises(Exception, match=r"TopicNotFound: .*missing") as told:
         read("missing").collect()
+    # What Spark says around it stays, and none of the frames that it came through.
+    lines = [
+        line for line in str(told.value).splitlines() if not line.startswith(("\tat ", "JVM stacktrace"))
+    ]
+    assert len(lines) <= 8, "\n".join(lines)
     with pytest.raises(Exception, match="InvalidArgument: a topic has no column 'price'"):
         read("missing", schema="value binary, price int").collect()
+
+
+def test_a_stream_of_a_topic_that_never_was(stream: Read) -> None:
+    writer = stream("missing").writeStream.format("noop").trigger(availableNow=True)
+    with pytest.raises(
+        Exception, match=r"TopicNotFound: topic persistent://public/default/missing does not exist"
+    ):
+        writer.start().awaitTermination()
 
 
 def test_a_service_that_is_not_there(read: Read, spark: Any) -> None:
