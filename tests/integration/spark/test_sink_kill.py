@@ -57,6 +57,7 @@ class Stream:
         self.options = options
         self.random = random.Random(seed)
         self.sent: list[bytes] = []
+        self.committing = threading.Event()
         self.batches = 0
         self.repeated = 0
 
@@ -70,7 +71,9 @@ class Stream:
         while not logged:
             self.repeated += 1
             try:
-                attach(self.options, [self._task(part) for part in parts])
+                written = [self._task(part) for part in parts]
+                self.committing.set()
+                attach(self.options, written)
                 logged = self.random.random() > 0.2
             except MagnetarError as error:
                 if not error.retryable:
@@ -101,8 +104,13 @@ def test_each_batch_is_there_once_whenever_the_service_is_killed(start: Start, s
 
     def kill() -> None:
         try:
-            for _ in range(5):
-                over.wait(moments.uniform(0.3, 1.5))
+            for number in range(6):
+                if number % 3:  # in the middle of a commit, which takes 5 to 30 ms
+                    stream.committing.clear()
+                    stream.committing.wait(20)
+                    over.wait(moments.uniform(0, 0.02))
+                else:
+                    over.wait(moments.uniform(0.2, 1.0))
                 service.kill("both")
                 service.start()
         except BaseException as error:  # a defect of the test must not leave it waiting
