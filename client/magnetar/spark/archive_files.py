@@ -157,6 +157,11 @@ class ArchiveFolder:
         """That of one ledger. Raises InvalidArgument, and what the file system does."""
         return self._read_manifest(self.manifest_path(topic, ledger))
 
+    def has_manifest(self, topic: str, ledger: int) -> bool:
+        """Whether the ledger is archived."""
+        info = self._fs.get_file_info(self.manifest_path(topic, ledger))
+        return bool(info.type == pafs.FileType.File)
+
     def _read_manifest(self, path: str) -> LedgerManifest:
         with self._fs.open_input_stream(path) as stream:
             return LedgerManifest.from_json(stream.read(), path)

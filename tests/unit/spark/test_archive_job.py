@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from magnetar.proto.commands import ArchiveLedgers, KeepLedgers, TopicLedgers
-from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.runtime.files import OsFile, OsFiles
 from magnetar.spark.archive_files import ArchiveFolder
 from magnetar.spark.archived import archived_slices, read_archived
@@ -64,11 +64,12 @@ class Topic:
 
     def _KeepLedgers(self, command: KeepLedgers, _payload: bytes) -> Any:
         lease = command.lease or f"lease-{len(self.asked)}"
+        first = next(one.position_id for one in self.ledgers if not one.archive)
         if command.ttl_ms:
             self.leases.add(lease)
         else:
             self.leases.discard(lease)
-        return {"lease": lease, "ttl_ms": command.ttl_ms, "first": 10}
+        return {"lease": lease, "ttl_ms": command.ttl_ms, "first": first}
 
     def _TopicLedgers(self, command: TopicLedgers, _payload: bytes) -> Any:
         rows = [list(one if one.archive else one[:10]) for one in self.ledgers]
@@ -395,6 +396,31 @@ def test_a_manifest_of_another_service_does_not_pass_for_one_of_this(topic: Topi
     (kept,) = result.kept
     assert (kept.first, kept.ledgers, kept.damaged) == (12, 1, True)
     assert "it says stored ledger 101, and the topic 77" in kept.reason
+
+
+@pytest.mark.parametrize("trim", [False, True])
+def test_a_job_that_comes_too_late_does_not_clear_what_another_one_archived(
+    topic: Topic, trim: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ArchiveFolder.manifests
+    others: list[Any] = []
+
+    def manifests(self: ArchiveFolder, name: str) -> Any:
+        found = real(self, name)
+        if not others:
+            others.append(None)
+            others.append(run(topic, trim=trim))
+        return found
+
+    monkeypatch.setattr(ArchiveFolder, "manifests", manifests)
+    match = "was trimmed before it was archived, perhaps by another job" if trim else "another job archives"
+    with pytest.raises(MagnetarError, match=match):
+        run(topic)
+    assert len(others[1].archived) == 5
+    folder = ArchiveFolder(topic.path)
+    assert all(folder.damaged(one) == [] for one in folder.manifests(TOPIC).values())
+    assert len(run(topic).trimmed) == (0 if trim else 5)
+    assert offsets(topic) == list(range(200))
 
 
 def test_a_relative_path_is_told_whole(topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from magnetar.client import Client
+from magnetar.proto.commands import KeepLedgers
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost
 
 from ..archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
@@ -210,6 +211,7 @@ def _archive_round(
     plan: TopicPlan,
     ledgers: Sequence[TopicLedger],
 ) -> list[LedgerManifest]:
+    _check_alone(options, folder, plan, ledgers)
     for ledger in ledgers:
         folder.clear_ledger(plan.topic, ledger.position_id)
     pieces = slices(plan.topic, -1, ledgers, Range(), options.partition_bytes, plan.bookies)
@@ -223,6 +225,32 @@ def _archive_round(
     for piece, file in zip(pieces, tasks.map(work).collect(), strict=True):
         of_ledger.setdefault(piece.ledger.position_id, []).append(file)
     return [manifest_of(plan.topic, ledger, tuple(of_ledger[ledger.position_id])) for ledger in ledgers]
+
+
+def _check_alone(
+    options: ReadOptions, folder: ArchiveFolder, plan: TopicPlan, ledgers: Sequence[TopicLedger]
+) -> None:
+    """What is cleared may not be the only copy of a ledger that another job has archived and trimmed meanwhile.
+
+    While this job's lease is held no other one can trim. So it is renewed first, which tells whether it was held so far.
+    """
+
+    async def work(client: Client) -> int | None:
+        command = KeepLedgers(0, plan.topic, plan.lease, round(options.lease_s * 1000))
+        found: int | None = (await client.request(command, topic=plan.topic))["first"]
+        return found
+
+    first = asking(options, work)
+    if first is None or first > ledgers[0].position_id:
+        raise MessageLost(
+            f"ledger {ledgers[0].position_id} of {plan.topic} was trimmed before it was archived, perhaps by another job "
+            f"that archives this topic; run it again, with a longer lease_s than {options.lease_s:g} if it was only slow"
+        )
+    for ledger in ledgers:
+        if folder.has_manifest(plan.topic, ledger.position_id):
+            raise InvalidArgument(
+                f"path {folder.place}: another job archives {plan.topic} there just now; run one at a time"
+            )
 
 
 def write_piece(piece: LedgerSlice, lease: str, options: ReadOptions, place: str) -> ArchivedFile:
