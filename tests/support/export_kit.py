@@ -136,6 +136,19 @@ async def published(broker: Any, *values: bytes) -> FakeClient:
     return client
 
 
+SMALL = 1 << 20  # bytes, for `small_broker`
+
+
+def small_broker(bookies: Bookies, ledgers: LedgerClient, metadata: Any = None, **settings: Any) -> Any:
+    """The same, which publishes what is small."""
+    return export_broker(bookies, ledgers, metadata, **{"attach_min_bytes": SMALL, **settings})
+
+
+def loaded(broker: Broker) -> Any:
+    """The topic "orders", which is loaded."""
+    return broker.topics[str(TOPIC)]
+
+
 async def crash(broker: Broker) -> None:
     """What a killed broker leaves: nothing written. Its tasks are cancelled so that the test ends clean."""
     for topic in list(broker.topics.values()):
