@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
+import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -76,12 +77,11 @@ class LedgerManifest:
                 raise InvalidArgument(
                     f"manifest {path} was written by a later release; read it with that one"
                 )
-            files = tuple(ArchivedFile(**one) for one in told.pop("files"))
-            return cls(**told, files=files)
+            return msgspec.convert(told, cls)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidArgument(
-                f"manifest {path} is damaged ({type(error).__name__}: {error}); delete it, and its ledger is archived "
-                "anew if the topic still has it"
+                f"manifest {path} is damaged ({type(error).__name__}: {error}); bring it back from a copy, or delete it "
+                "if its ledger is still at the bookies, to be archived anew"
             ) from None
 
     def differs_from(self, topic: str, ledger: TopicLedger) -> str:

@@ -96,9 +96,29 @@ def test_a_manifest_with_a_gap_is_not_written(tmp_path: Path) -> None:
         folder.write_manifest(gap)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 1, "files": [{"name": "x"}]}'])
+RIGHT = (
+    '{"format": 1, "topic": "t", "ledger": 1, "stored_ledger": 1, "first_offset": 0, "end_offset": 1, "first_append_ms": 0, '
+    '"last_append_ms": 0, "entries": 1, "rows": 1, "files": []}'
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": 1}',
+        '{"format": 1, "files": [{"name": "x"}]}',
+        RIGHT.replace('"rows": 1', '"rows": "1"'),
+    ],
+)
 def test_a_damaged_manifest_is_named(text: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"manifest /a/12\.json is damaged .*; delete it"):
+    assert LedgerManifest.from_json(RIGHT, "/a/12.json").rows == 1
+    with pytest.raises(
+        InvalidArgument,
+        match=r"manifest /a/12\.json is damaged .*; bring it back from a copy, or delete it if",
+    ):
         LedgerManifest.from_json(text, "/a/12.json")
 
 

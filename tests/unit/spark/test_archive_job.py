@@ -379,6 +379,9 @@ def test_an_archive_that_was_copied_is_where_it_is_said_to_be(topic: Topic, tmp_
     file.write_bytes(data[:-1] + b"x")
     result = run(topic, trim=False, moved=True)
     assert (result.moved, result.elsewhere, result.kept[0].first, result.kept[0].damaged) == (1, 2, 12, True)
+    assert result.kept[0].reason.endswith(
+        f"is not the file that was written; copy it again from file://{old}"
+    )
     assert offsets(topic) == list(range(120)), "from both"
     file.write_bytes(data)
     topic.needed = None

@@ -164,9 +164,14 @@ def _trim(
         damaged = _damaged(spark, folder, plan.topic, [manifest for _, manifest in archived])
         if damaged:
             first = min(damaged)
+            known_at = next(ledger.archive for ledger, _ in archived if ledger.position_id == first)
             path = folder.manifest_path(plan.topic, first)
-            reason = f"{damaged[first]}; delete {path}, and the ledger is archived again"
-            stopped = (first, reason, True)
+            cure = (
+                f"copy it again from {known_at}"
+                if known_at
+                else f"delete {path}, and the ledger is archived again"
+            )
+            stopped = (first, f"{damaged[first]}; {cure}", True)
             archived = list(itertools.takewhile(lambda pair: pair[0].position_id < first, archived))
         answer = _ask(options, folder, plan, archived, dry=False)
     except InvalidArgument as refused:
