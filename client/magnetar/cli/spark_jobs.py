@@ -247,12 +247,15 @@ def audit(
     figures |= {f"copies {state}": copies for state, copies in result.states.items()}
     if result.queued is not None:
         figures |= {"queued for repair": result.queued, "queued before": result.known}
+    if result.unreported:
+        figures |= {"not queued for repair": result.unreported}
     told = {
         "clean": result.clean,
         "ledgers": result.ledgers,
         "states": result.states,
         "queued": result.queued,
         "known": result.known,
+        "unreported": result.unreported,
         "differences": count,
         "rows": problems,
     }

@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 from magnetar.client import Client
 from magnetar.ledger import LedgerMetadata, LedgerSettings, StaticBookies
 from magnetar.proto.commands import ReportDamage
-from magnetar.proto.errors import LedgerNotFound
+from magnetar.proto.errors import LedgerNotFound, MagnetarError
 
 from ..bookies import bookie_transport
 from ..options import ReadOptions
@@ -67,7 +67,7 @@ class AuditResult:
     """`table` is kept by Spark until `close`; `states` says how many copies are in each state.
 
     `queued`: copies of ledgers (each of one bookie) that came newly into the repair queue; `known` stood there before. None:
-    nothing was reported.
+    nothing was reported, for the reason `unreported` if that was not intended.
     """
 
     table: DataFrame
@@ -75,6 +75,7 @@ class AuditResult:
     states: dict[str, int]
     queued: int | None = None
     known: int | None = None
+    unreported: str = ""
 
     @property
     def problems(self) -> DataFrame:
@@ -125,7 +126,7 @@ def audit(
     """Audits topics. A task reads about `partition_bytes` of a ledger, from each of its bookies.
 
     `report`: what can be healed comes into the repair queue. Raises InvalidArgument, TopicNotFound. What bookies answer, or
-    do not, is part of the result and no error.
+    do not, is part of the result and no error; so is a broker that refuses the report.
     """
     options = check_audit(
         service_url, topics, partition_bytes=partition_bytes, timeout_s=timeout_s, lease_s=lease_s
@@ -141,7 +142,10 @@ def audit(
     result = AuditResult(table, ledgers, states)
     if not report:
         return result
-    queued, known = asking(options, lambda client: report_damage(client, _healable(result)))
+    try:
+        queued, known = asking(options, lambda client: report_damage(client, _healable(result)))
+    except MagnetarError as error:
+        return replace(result, unreported=error.message)
     return replace(result, queued=queued, known=known)
 
 
