@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
 from magnetar.client import Client, connect
 from magnetar.ledger.directory import parse_address
@@ -69,7 +70,17 @@ def asking(options: ReadOptions | WriteOptions, work: Callable[[Client], Awaitab
         async with connect(options.service_url, operation_timeout=options.timeout_s, name="spark") as client:
             return await work(client)
 
-    return asyncio.run(_again(run, options.timeout_s))
+    return on_a_loop(lambda: _again(run, options.timeout_s))
+
+
+def on_a_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Runs `work` to its end on a loop of its own: in a thread of its own where this one has a loop, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work())
+    with ThreadPoolExecutor(1, "magnetar") as thread:
+        return thread.submit(lambda: asyncio.run(work())).result()
 
 
 async def _again(attempt: Callable[[], Awaitable[T]], timeout_s: float) -> T:
@@ -173,6 +184,7 @@ __all__ = [
     "connected",
     "keep",
     "ledgers_of_topic",
+    "on_a_loop",
     "plan_of_topic",
     "renewing",
     "topic_names",

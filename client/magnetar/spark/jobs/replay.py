@@ -15,7 +15,6 @@ one that is replayed, `before_offset` the first one that is not.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from ..archive_files import ArchiveFolder
 from ..batch_source import range_of
 from ..options import ReadOptions
 from ..places import point_at
+from ..service import on_a_loop
 from .archive import read_archive
 from .topics import (
     MESSAGE_COLUMNS,
@@ -185,7 +185,7 @@ def _first_ids(options: ReadOptions, from_offset: int | None) -> dict[str, str]:
             and plan.ledgers[0].first_offset < from_offset
         }
 
-    return asyncio.run(work())
+    return on_a_loop(work)
 
 
 def _marked() -> Column:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -16,7 +15,7 @@ from magnetar.proto.errors import InvalidArgument, InvalidTopicName, TopicNotFou
 from magnetar.proto.ids import TopicName
 
 from ..options import ReadOptions, WriteOptions
-from ..service import TopicPlan, asking, ledgers_of_topic, plan_of_topic, topic_names
+from ..service import TopicPlan, asking, ledgers_of_topic, on_a_loop, plan_of_topic, topic_names
 
 T = TypeVar("T")
 
@@ -60,7 +59,7 @@ def _ask_once(options: ReadOptions, work: Callable[[Client], Coroutine[Any, Any,
         async with connect(options.service_url, operation_timeout=options.timeout_s, name="spark") as client:
             return await work(client)
 
-    return asyncio.run(run())
+    return on_a_loop(run)
 
 
 def plans_of(options: ReadOptions, lease_s: float) -> list[TopicPlan]:
