@@ -184,8 +184,13 @@ class ArchiveFolder:
         return sorted(unquote(info.base_name) for info in folders if info.type == pafs.FileType.Directory)
 
     def path_of(self, topic: str, ledger: int, name: str) -> str:
-        """Of a data file, below `place`, as Spark takes it."""
-        return f"{self.place.rstrip('/')}/{_data_folder(topic, ledger)}/{name}"
+        """Of a data file, below `base_path`, as Spark takes it."""
+        return f"{self.base_path}/{_data_folder(topic, ledger)}/{name}"
+
+    @property
+    def base_path(self) -> str:
+        """The archive as Spark takes it: without the query of a URI, which is for pyarrow."""
+        return (self.place if self._local else self.place.partition("?")[0]).rstrip("/")
 
     def clear_ledger(self, topic: str, ledger: int) -> None:
         """Drops what an attempt without a manifest left."""

@@ -7,9 +7,11 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,6 +20,7 @@ from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import MessageLost
 from magnetar.proto.ids import MessageId
 from magnetar.proto.ledger_entry import encode_ledger_entry
+from magnetar.runtime.files import OsFile, OsFiles
 from magnetar.spark import archive_files
 from magnetar.spark import archived as archived_module
 from magnetar.spark.archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
@@ -37,9 +40,9 @@ ENTRIES_PER_FILE = 4
 class Archived:
     """A ledger of a dozen entries, as bookies have it and as an archive has it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         rng = random.Random(7)
-        self.path = path
+        self.folder = ArchiveFolder(path)
         self.entries: list[bytes] = []
         index, time_ms, last_ms = 0, 5_000, 0
         for entry_id in range(12):
@@ -67,9 +70,8 @@ class Archived:
             last_ms,
             True,
             b"",
-            ArchiveFolder(str(path)).location,
+            self.folder.location,
         )
-        folder = ArchiveFolder(str(path))
         files = []
         for first in range(0, 12, ENTRIES_PER_FILE):
             last = first + ENTRIES_PER_FILE - 1
@@ -77,9 +79,9 @@ class Archived:
             batches = itertools.chain.from_iterable(
                 self.live(Range(), ARCHIVED_COLUMNS, one, one) for one in entries
             )
-            files.append(folder.write_file(TOPIC, LEDGER, first, last, ARROW_SCHEMA, batches))
+            files.append(self.folder.write_file(TOPIC, LEDGER, first, last, ARROW_SCHEMA, batches))
         self.manifest = manifest_of(TOPIC, self.ledger, tuple(files))
-        folder.write_manifest(self.manifest)
+        self.folder.write_manifest(self.manifest)
 
     def live(
         self, wanted: Range, columns: tuple[str, ...], first: int = 0, last: int = 11
@@ -95,11 +97,11 @@ class Archived:
         return [batch for piece in pieces for batch in read_archived(piece, columns)]
 
     def file(self, number: int = 0) -> Path:
-        return Path(ArchiveFolder(str(self.path)).data_path(TOPIC, LEDGER, self.manifest.files[number].name))
+        return Path(self.folder.data_path(TOPIC, LEDGER, self.manifest.files[number].name))
 
     def change(self, **changed: object) -> None:
         changed_manifest = dataclasses.replace(self.manifest, **changed)  # type: ignore[arg-type]
-        path = Path(ArchiveFolder(str(self.path)).manifest_path(TOPIC, LEDGER))
+        path = Path(self.folder.manifest_path(TOPIC, LEDGER))
         path.write_text(changed_manifest.to_json())
 
 
@@ -107,7 +109,7 @@ class Archived:
 def archived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archived:
     # Several row groups a file, so that some are passed over.
     monkeypatch.setattr(archive_files, "ROW_GROUP_ROWS", 1)
-    return Archived(tmp_path / "archive")
+    return Archived(str(tmp_path / "archive"))
 
 
 def table(batches: list[pa.RecordBatch], columns: tuple[str, ...]) -> pa.Table:
@@ -255,7 +257,7 @@ def test_whatever_is_wrong_with_an_archive_is_one_error_that_names_it(
 
 
 def test_a_manifest_that_is_gone_or_damaged_is_told(archived: Archived) -> None:
-    path = Path(ArchiveFolder(str(archived.path)).manifest_path(TOPIC, LEDGER))
+    path = Path(archived.folder.manifest_path(TOPIC, LEDGER))
     path.write_text("{")
     with pytest.raises(
         MessageLost, match=r"\.json cannot be used: manifest .* is damaged [^;]*; bring it back, or read what"
@@ -278,6 +280,40 @@ async def test_an_offset_in_a_hole_is_the_next_message_that_is_left(archived: Ar
     assert await point_at(last.end_offset, plan, 1) == end_of(plan)
     inside = await point_at(FIRST_OFFSET + 3, plan, 1)
     assert (inside.id.ledger, inside.offset) == (LEDGER, FIRST_OFFSET + 3)
+
+
+def test_an_archive_elsewhere_is_read_by_its_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object store, as far as this code can tell: no local file system, so nothing to sync."""
+    buckets = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
+    opened: list[str] = []
+
+    def from_uri(uri: str) -> tuple[pafs.FileSystem, str]:
+        opened.append(uri)
+        return buckets, uri.removeprefix("s3://").partition("?")[0]
+
+    names = {name: getattr(pafs, name) for name in dir(pafs)}
+    known = names | {"FileSystem": SimpleNamespace(from_uri=from_uri)}
+    monkeypatch.setattr(archive_files, "pafs", SimpleNamespace(**known))
+    monkeypatch.setattr(OsFile, "sync", None)
+    monkeypatch.setattr(OsFiles, "sync_directory", None)
+    place = "s3://bucket/archive?region=eu-west-1"
+    archived = Archived(place)
+    assert archived.ledger.archive == place
+    columns = tuple(COLUMNS)
+    expected = table(list(archived.live(Range(), columns)), columns)
+    assert table(archived.read(Range(), columns), columns).equals(expected)
+    assert {*opened} == {place}
+    # Spark takes neither the query, which is pyarrow's, nor needs it.
+    (name, *_) = (one.name for one in archived.manifest.files)
+    path = archived.folder.path_of(TOPIC, LEDGER, name)
+    assert path.startswith(
+        "s3://bucket/archive/topic=persistent%3A%2F%2Fpublic%2Fdefault%2Forders/ledger=12/"
+    )
+    assert (archived.folder.missing(archived.manifest), archived.folder.damaged(archived.manifest)) == (
+        [],
+        [],
+    )
+    assert len([*tmp_path.glob("bucket/archive/_manifest/*/*.json")]) == 1
 
 
 def test_ids_of_an_archive_are_those_of_the_topic(archived: Archived) -> None:

@@ -306,7 +306,7 @@ def read_archive(
         ]
     if not paths:
         raise InvalidArgument(f"there is no archive at {path}: no manifest was found below {path}/_manifest")
-    rows = spark.read.schema(_READ_SCHEMA).option("basePath", path).parquet(*paths)
+    rows = spark.read.schema(_READ_SCHEMA).option("basePath", folder.base_path).parquet(*paths)
     return rows.withColumn("partition", sql.lit(-1)).select(*COLUMNS), names
 
 
