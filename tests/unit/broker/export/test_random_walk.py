@@ -43,6 +43,9 @@ class Walk:
         self.published = 0
         self.batch = 0
         self.attached: list[list[bytes]] = []
+        self.unsure: list[bytes] | None = (
+            None  # a batch of which the driver does not know whether it is there
+        )
         self.archived: dict[int, tuple[list[Any], list[bytes]]] = {}  # rows and values, by position id
 
     async def run(self) -> None:
@@ -69,6 +72,8 @@ class Walk:
             self.epoch = (await self.client.producer())["epoch"]
             self.job = Job(self.bookies, broker)
             self.sent = 0
+            if self.unsure is not None:
+                await self._repeat(self.unsure)
             while left > 0:
                 left -= 1
                 step = rng.choice(
@@ -80,7 +85,10 @@ class Walk:
                 await step(broker)
                 if rng.random() < 0.08:
                     await self._check(broker)
-                    await crash(broker)
+                    if rng.random() < 0.5:
+                        await self._attach_and_die(broker)
+                    else:
+                        await crash(broker)
                     await self.job.ledgers.close()
                     return left
             await self._check(broker)
@@ -119,6 +127,30 @@ class Walk:
         assert any(isinstance(answer, dict) and answer["attached"] for answer in answers), (before, answers)
         self.batch += 1
         self.attached.append(values)
+
+    async def _attach_and_die(self, broker: Any) -> None:
+        """The broker crashes at some step of a commit; what no bookie has confirmed since may be lost, or not."""
+        rows, self.unsure = await self._stage()
+        kept = {name: dict(bookie.entries) for name, bookie in self.bookies.items()}
+        for bookie in self.bookies.values():
+            bookie._held = []
+        attaching = self.job.attach(self.batch, *rows)
+        await settle(self.rng.randrange(80))
+        await crash(broker)
+        await asyncio.wait([attaching])
+        if self.rng.random() < 0.5 and attaching.exception() is not None:
+            for name, bookie in self.bookies.items():
+                bookie.entries = kept[name]
+        for bookie in self.bookies.values():
+            bookie.release()
+
+    async def _repeat(self, values: list[bytes]) -> None:
+        """The driver is started again, and replays its last batch."""
+        rows = [await self.job.stage(*[[value] for value in values])]
+        await self.job.attach(self.batch, *rows)
+        self.batch += 1
+        self.attached.append(values)
+        self.unsure = None
 
     async def _abort(self, _broker: Any) -> None:
         await self._stage()
