@@ -115,6 +115,7 @@ ALLOWED: tuple[Allow, ...] = (
         "clock process network chance",
         "runs inside Spark's executors, outside the simulation",
     ),
+    _allow("client/magnetar/spark/jobs/folders.py", "file", "looks at folders that Spark is going to write"),
     _allow("client/magnetar/client/blocking.py", "thread", "the facade runs the loop in a thread of its own"),
     _allow(
         "client/magnetar/client/client.py", "chance", "seeds the generator of a client that is given none"

@@ -45,7 +45,7 @@ from magnetar.proto.errors import (
     TooManyRequests,
 )
 from magnetar.proto.frames import Run
-from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection
+from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection, wait_gone
 
 from .directory import BookieDirectory
 from .settings import MAX_ADD_TIMEOUTS, LedgerSettings
@@ -414,13 +414,9 @@ class _Link:
         if self._connection is None:
             self._connecting.cancel()
         else:
-            if flush:
-                self._connection.close()
-            else:
-                self._connection.abort()
-            self._going = self._loop.create_task(
-                self._gone(self._connection), name=f"close to bookie {self._bookie}"
-            )
+            (self._connection.close if flush else self._connection.abort)()
+            name = f"close to bookie {self._bookie}"
+            self._going = self._loop.create_task(self._gone(self._connection), name=name)
         pending, self._pending = self._pending, {}
         self._unsent = []
         deferred, self._deferred = self._deferred, {}
@@ -439,12 +435,7 @@ class _Link:
                 )
 
     async def _gone(self, connection: Connection) -> None:
-        try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await connection.gone.wait()
-        except TimeoutError:  # a bookie that hangs does not close its side
-            connection.abort()
-            await connection.gone.wait()
+        await wait_gone(connection, _CLOSE_TIMEOUT_S)
         self._closed()
 
     def _closed(self) -> None:

@@ -226,7 +226,7 @@ def audit(
     """Runs the job, shows the first differences, and ends with 1 if there is one."""
     require_spark()
     from magnetar.spark import jobs
-    from magnetar.spark.jobs.topics import check_new_folder
+    from magnetar.spark.jobs.folders import check_new_folder
 
     def check() -> None:
         if to_parquet:

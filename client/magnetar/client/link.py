@@ -21,7 +21,7 @@ from magnetar.proto.commands import (
 )
 from magnetar.proto.errors import ConnectionLost, MagnetarError, TopicNotServed
 from magnetar.proto.frames import Run
-from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection
+from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection, wait_gone
 
 if TYPE_CHECKING:
     from .publisher import Publisher
@@ -97,12 +97,7 @@ class Link:
     async def close(self) -> None:
         """Flushes and closes; returns when the socket is closed, after CLOSE_TIMEOUT_S at most."""
         self.connection.close()
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self.connection.gone.wait()
-        except TimeoutError:
-            self.connection.abort()
-            await self.connection.gone.wait()
+        await wait_gone(self.connection, CLOSE_TIMEOUT_S)
 
     # --- ConnectionHandler -------------------------------------------------------------------------------------------
 

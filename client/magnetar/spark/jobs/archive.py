@@ -32,7 +32,8 @@ from ..options import ReadOptions
 from ..plan import LedgerSlice, Range, TopicLedger, slices
 from ..schema import COLUMNS, topic_schema
 from ..service import TopicPlan, asking, keep, plan_of_topic
-from .topics import check_topics, check_writable, full_name, read_options
+from .folders import check_writable
+from .topics import check_topics, full_name, read_options
 from .trim import KeptLedgers, foreign, trim_topic
 
 # Topic and ledger are in the path; the partition number is part of the topic's name.

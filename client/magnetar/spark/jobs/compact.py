@@ -24,11 +24,11 @@ from pyspark.sql import functions as sql
 from magnetar.proto.errors import InvalidArgument
 
 from ..options import ReadOptions
+from .folders import check_new_folder
 from .topics import (
     MESSAGE_COLUMNS,
     READ_COLUMNS,
     append_to_topic,
-    check_new_folder,
     check_target,
     check_topics,
     counted,

@@ -29,7 +29,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from magnetar.proto.errors import InvalidArgument
 
 from ..options import ReadOptions
-from .topics import check_target, check_topics, check_writable, full_name, make_topic, read_options
+from .folders import check_writable
+from .topics import check_target, check_topics, full_name, make_topic, read_options
 
 READ_COLUMNS: Final = "key binary, value binary, topic string, publish_time timestamp, event_time timestamp"
 _INTERVAL: Final = re.compile(

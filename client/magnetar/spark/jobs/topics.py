@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
@@ -107,36 +105,6 @@ def make_topic(options: ReadOptions, name: str) -> None:
     asking(options, work)
 
 
-def check_new_folder(option: str, path: str) -> None:
-    """The local folder can be made. InvalidArgument, which names the option. Of other file systems Spark will tell."""
-    local = local_path(path)
-    if local is None:
-        return
-    if os.path.lexists(local):
-        raise InvalidArgument(f"{option} {path} is there already; name a new folder, or remove that one")
-    check_writable(option, path)
-
-
-def check_writable(option: str, path: str) -> None:
-    """What lies below the path can be written, or made. InvalidArgument, which names the option."""
-    found = local_path(path)
-    if found is None:
-        return
-    while not os.path.lexists(found):
-        found = os.path.dirname(found)
-    if not os.path.isdir(found):
-        raise InvalidArgument(f"{option} {path}: {found} is no folder; name another path")
-    if not os.access(found, os.W_OK | os.X_OK):
-        raise InvalidArgument(f"{option} {path}: {found} cannot be written; allow it, or name another path")
-
-
-def local_path(path: str) -> str | None:
-    """Absolute path of what lies on this machine; None of another file system."""
-    if path.startswith("file:"):
-        return os.path.abspath(unquote(urlsplit(path).path))
-    return None if "://" in path else os.path.abspath(path)
-
-
 def append_to_topic(frame: DataFrame, service_url: str, topic: str, compression: str) -> None:
     """Writes the rows as messages: all of them become visible at once, in the order of the frame's partitions."""
     writer = frame.write.format("magnetar").mode("append").option("service_url", service_url)
@@ -169,14 +137,11 @@ __all__ = [
     "MESSAGE_COLUMNS",
     "READ_COLUMNS",
     "append_to_topic",
-    "check_new_folder",
     "check_target",
     "check_topics",
-    "check_writable",
     "counted",
     "full_name",
     "key_to_write",
-    "local_path",
     "make_topic",
     "plans_of",
     "read_options",

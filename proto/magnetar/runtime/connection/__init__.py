@@ -10,7 +10,7 @@ from .authentication import (
     NoAuthentication,
     NoCredentials,
 )
-from .connect import open_connection
+from .connect import open_connection, wait_gone
 from .connection import Connection
 from .options import ConnectionHandler, ConnectionOptions
 from .requests import Reply
@@ -31,4 +31,5 @@ __all__ = [
     "NoCredentials",
     "Reply",
     "open_connection",
+    "wait_gone",
 ]

@@ -44,3 +44,13 @@ async def open_connection(
             # Also one that the loop made and, cut short, dropped: its timer runs, and nobody would tell it.
             for connection in made:
                 connection.abort()
+
+
+async def wait_gone(connection: Connection, timeout_s: float) -> None:
+    """Returns when the socket of a connection that was closed is closed; after `timeout_s` it is cut."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await connection.gone.wait()
+    except TimeoutError:  # a peer that hangs does not close its side
+        connection.abort()
+        await connection.gone.wait()
