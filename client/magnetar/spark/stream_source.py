@@ -181,7 +181,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Arrow record batches of one piece."""
         assert isinstance(partition, TopicPiece)
         piece, columns = partition.piece, self._columns
-        return decoded(read_piece(piece, partition.lease, self._options, columns.of_topic), columns, piece.topic)
+        return decoded(
+            read_piece(piece, partition.lease, self._options, columns.of_topic), columns, piece.topic
+        )
 
     def commit(self, end: Offset) -> None:
         """Everything before `end` is done with: the subscription moves there."""
