@@ -58,16 +58,22 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: dict[str, Point] | None = (
             None  # trigger(availableNow=True): what was there when it began
         )
+        self._subscription = options.subscription or f"spark-{random.SystemRandom().getrandbits(64):016x}"
+        self._begin: Offset | None = None  # where the query begins
 
     # --- offsets -----------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:
-        """Where `start` points to, for a query without checkpoint; makes its subscription."""
-        return self._ask(self._initial)
+        """Where `start` points to, for a query without checkpoint; makes its subscription.
+
+        Spark asks twice, before the first batch is planned and before it is run: "latest" must not move in between.
+        """
+        if self._begin is None:
+            self._begin = self._ask(self._initial)
+        return self._begin
 
     async def _initial(self, client: Client) -> Offset:
-        options = self._options
-        subscription = options.subscription or f"spark-{random.SystemRandom().getrandbits(64):016x}"
+        options, subscription = self._options, self._subscription
         points: dict[str, Point] = {}
         for topic in await topic_names(client, options):
             plan = await plan_of_topic(client, topic, options.lease_s, subscription)

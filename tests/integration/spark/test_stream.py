@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from magnetar.proto.ids import MessageId
+from magnetar.spark.options import ReadOptions
+from magnetar.spark.schema import COLUMNS, RowColumns
+from magnetar.spark.stream_source import TopicStreamReader
 from support.service import Service
 from support.spark_topics import Topics, full
 
@@ -156,3 +159,14 @@ def test_a_checkpoint_of_another_source_is_one_clear_error(
         Exception, match="InvalidArgument: the checkpoint has an offset that is not of a topic"
     ):
         query.run("checked")
+
+
+def test_where_a_query_begins_is_asked_twice_and_told_once(topics: Topics, service: Service) -> None:
+    topics.produce("begun", numbers(0, 10))
+    options = ReadOptions.parse({"service_url": service.url, "topic": "begun", "start": "latest"})
+    reader = TopicStreamReader(options, RowColumns(tuple(COLUMNS)))
+    begin = reader.initialOffset()
+    topics.produce("begun", numbers(10, 20))
+    assert reader.initialOffset() == begin
+    assert begin["topics"][full("begun")]["offset"] == 10
+    assert list(topics.stats("begun")["subscriptions"]) == [begin["subscription"]]
