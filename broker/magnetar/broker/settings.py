@@ -82,7 +82,9 @@ class BrokerSettings:
             if getattr(self, name) <= 0:
                 raise InvalidSetting(f"broker setting {name} must be positive, not {getattr(self, name)}")
         if self.attach_min_bytes < 0:
-            raise InvalidSetting("broker setting attach_min_bytes must not be negative; 0 attaches every batch")
+            raise InvalidSetting(
+                "broker setting attach_min_bytes must not be negative; 0 attaches every batch"
+            )
         if self.max_ledger_entries > MAX_ENTRY_ID:
             raise InvalidSetting(f"broker setting max_ledger_entries must not exceed {MAX_ENTRY_ID}")
         for name in ("tail_cache_share", "publish_share"):
