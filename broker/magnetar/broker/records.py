@@ -21,8 +21,9 @@ FORMAT = 1
 # Of a topic in which a ledger is stored under another id than its position, or which remembers attached batches: a release
 # that does not know of these must not take it over.
 FORMAT_ATTACHED = 2
-# Of a topic with archived ledgers: a release that looks for them at the bookies only must not take it over.
-FORMAT_ARCHIVED = 3
+# Of a topic with archived ledgers, or with small batches that its ledgers tell of: a release that looks for the first at the
+# bookies only, or would publish the second again, must not take it over.
+FORMAT_LATEST = 3
 TOPICS_ROOT = "/topics"
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -158,13 +159,14 @@ class TopicRecord:
             "properties": self.properties,
         }
         stored_elsewhere = any(info.stored_id != info.ledger_id for info in self.ledgers)
-        if self.attached or self.publishing or stored_elsewhere:
+        if self.attached or stored_elsewhere:
             fields["format"] = FORMAT_ATTACHED
             fields["attached"] = [[query, *state] for query, state in self.attached.items()]
-            if self.publishing:
-                fields["publishing"] = [[query, *state.row()] for query, state in self.publishing.items()]
+        if self.publishing:
+            fields["format"] = FORMAT_LATEST
+            fields["publishing"] = [[query, *state.row()] for query, state in self.publishing.items()]
         if self.archived:
-            fields["format"] = FORMAT_ARCHIVED
+            fields["format"] = FORMAT_LATEST
             # A location stands once for all ledgers in a row that have it: it is longer than their figures.
             runs = itertools.groupby(self.archived, lambda one: one.location)
             fields["archived"] = [[location, [one.info.row() for one in run]] for location, run in runs]
@@ -173,7 +175,7 @@ class TopicRecord:
     @classmethod
     def decode(cls, value: bytes, path: str) -> TopicRecord:
         """Raises DataDirectoryError."""
-        fields = decode_map(value, path, FORMAT_ARCHIVED)
+        fields = decode_map(value, path, FORMAT_LATEST)
         try:
             return cls(
                 [LedgerInfo(*row[:9]) for row in fields["ledgers"]],

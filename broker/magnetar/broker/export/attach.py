@@ -83,7 +83,7 @@ class Attachments:
         self._reads = asyncio.Semaphore(_SMALL_READS_AT_ONCE)
         # One request of a query at a time; a lock lives as long as somebody has it or waits.
         self._queries: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._publishing: set[asyncio.Task[dict[str, Any]]] = set()
+        self._publishing: dict[asyncio.Task[dict[str, Any]], None] = {}
 
     def last_batch(self, query: str) -> int:
         """The answer to QueryState: -1 if nothing of this query is known."""
@@ -112,12 +112,12 @@ class Attachments:
                 return await self._attach(batch, rows, infos)
             # Not to be left when the caller's connection breaks: who asks again waits for the outcome.
             task = asyncio.get_running_loop().create_task(self._publish(batch, rows, filled, staged))
-            self._publishing.add(task)
+            self._publishing[task] = None
             task.add_done_callback(self._published)
             return await asyncio.shield(task)
 
     def _published(self, task: asyncio.Task[dict[str, Any]]) -> None:
-        self._publishing.discard(task)
+        self._publishing.pop(task, None)
         if not task.cancelled():
             task.exception()  # told to the caller, who may be gone
 

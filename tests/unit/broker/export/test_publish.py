@@ -326,4 +326,4 @@ def test_the_record_of_published_batches_is_kept_in_every_detail() -> None:
     )
     assert TopicRecord.decode(record.encode(), "") == record
     assert (record.last_batch("q"), record.last_batch("r"), record.last_batch("s")) == (3, 0, -1)
-    assert msgpack.unpackb(TopicRecord(publishing=record.publishing).encode())["format"] == 2
+    assert msgpack.unpackb(TopicRecord(publishing=record.publishing).encode())["format"] == 3
