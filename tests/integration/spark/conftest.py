@@ -18,6 +18,7 @@ SMALL_LEDGERS = (
     "broker.max_ledger_entries=4",
     "broker.maintenance_interval_s=0.2",
     "broker.max_lease_ms=20000",
+    "broker.staged_ttl_ms=10000",
 )
 
 

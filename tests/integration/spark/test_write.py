@@ -167,6 +167,7 @@ def test_a_write_that_fails_leaves_nothing_staged_and_nothing_visible(
     ):
         write(large, "failing", max_message_bytes="150")
     assert topics.values("failing") == []
+    # A task that Spark killed, rather than failed, leaves its ledger to the sweep.
     topics.wait_for(lambda: topics.staged("failing") == 0, "nothing is staged")
 
 
