@@ -118,16 +118,19 @@ def read_piece(
         yield from read_archived(piece, columns)
         return
     with asyncio.Runner() as runner:
+        run = (
+            runner.get_loop().run_until_complete
+        )  # the runner's own does no more but to mind Ctrl-C, each time
         batches = _batches(piece, lease, options, columns)
 
         async def next_batch() -> pa.RecordBatch | None:
             return await anext(batches, None)
 
         try:
-            while (batch := runner.run(next_batch())) is not None:
+            while (batch := run(next_batch())) is not None:
                 yield batch
         finally:
-            runner.run(batches.aclose())
+            run(batches.aclose())
 
 
 async def _batches(

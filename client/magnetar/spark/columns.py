@@ -9,6 +9,7 @@ own checksums are not verified again.
 
 from __future__ import annotations
 
+import functools
 import struct
 import sys
 from array import array
@@ -64,7 +65,13 @@ class Rows:
 
     def __init__(self, names: Sequence[str], source: Source) -> None:
         self._names = names
+        # What no column needs is not gathered: a number a message costs as much as its share of the network.
         self._producers_wanted = "producer" in names
+        self._entries_wanted = "message_id" in names
+        self._offsets_wanted = "offset" in names
+        self._append_times_wanted = "append_time" in names
+        self._publish_times_wanted = "publish_time" in names
+        self._sequence_ids_wanted = "sequence_id" in names
         self._source = source
         self._schema = pa.schema([pa.field(name, COLUMNS[name][1]) for name in names])
         self._clear()
@@ -100,9 +107,12 @@ class Rows:
             for position in range(entry.batch_count):
                 self._add_batch(entry, position)
         n = self.count - before
-        _repeat(self._entries, entry_id, n)
-        _repeat(self._append_ms, entry.append_time_ms, n)
-        _repeat(self._offset_shifts, first_offset, n)
+        if self._entries_wanted:
+            _repeat(self._entries, entry_id, n)
+        if self._append_times_wanted:
+            _repeat(self._append_ms, entry.append_time_ms, n)
+        if self._offsets_wanted:
+            _repeat(self._offset_shifts, first_offset, n)
         if low > 0 or high < entry.message_count:
             self._cut(before, low, high)
 
@@ -134,12 +144,14 @@ class Rows:
         kept = metadata.get(META_INDEXES)
         indexes = _COUNT[index : index + n] if kept is None else array("q", map(index.__add__, kept))
         self._indexes += indexes
-        sequence_ids = metadata.get(META_SEQUENCE_IDS)
-        if sequence_ids is None:
-            _repeat(self._sequence_shifts, header.sequence_id - index, n)
-        else:
-            self._sequence_shifts.extend(map(sub, sequence_ids, indexes))
-        _repeat(self._publish_ms, header.publish_time_ms, n)
+        if self._sequence_ids_wanted:
+            sequence_ids = metadata.get(META_SEQUENCE_IDS)
+            if sequence_ids is None:
+                _repeat(self._sequence_shifts, header.sequence_id - index, n)
+            else:
+                self._sequence_shifts.extend(map(sub, sequence_ids, indexes))
+        if self._publish_times_wanted:
+            _repeat(self._publish_ms, header.publish_time_ms, n)
         self.count += n
 
     def _add_singles(self, entry: Entry) -> bool:
@@ -196,8 +208,14 @@ class Rows:
         words[2::3] = array("q", low.buffers()[1].to_pybytes())
         if sys.byteorder == "little":
             words.byteswap()
-        ends = array("i", range(0, 24 * self.count + 1, 24))
-        return pa.Array.from_buffers(pa.binary(), self.count, [None, pa.py_buffer(ends), pa.py_buffer(words)])
+        ends = _id_ends(self.count.bit_length()).slice(0, 4 * self.count + 4)
+        return pa.Array.from_buffers(pa.binary(), self.count, [None, ends, pa.py_buffer(words)])
+
+
+@functools.lru_cache(maxsize=4)  # nearly all batches have about as many rows
+def _id_ends(bits: int) -> pa.Buffer:
+    """Where up to 2**bits ids of 24 bytes begin and end."""
+    return pa.py_buffer(array("i", range(0, (24 << bits) + 1, 24)))
 
 
 def _repeat(column: array[int], number: int, n: int) -> None:
