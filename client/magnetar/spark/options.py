@@ -27,6 +27,8 @@ For writing: `service_url`, `topic`, `timeout_s`, and
 compression            none, lz4 or zstd (none)
 max_message_bytes      of a value and its key; not above that of the service (5m)
 query                  streams: names the query in place of Spark's id, for a checkpoint that is begun anew
+query, batch           `df.write`, also in foreachBatch: name a write that is done once, however often it is run; the
+                       numbers of a query rise
 value_format           json, msgpack or avro: all columns but `key`, `properties`, `event_time` and the topic's own become
                        fields of the value (binary: the column `value` is written as it is)
 value_schema           avro: the schema to write with, in Avro's JSON
@@ -117,7 +119,8 @@ class ReadOptions:
 
 
 WRITE_OPTIONS: Final = (
-    "service_url", "topic", "path", "timeout_s", "compression", "max_message_bytes", "query", "checkpointlocation",
+    "service_url", "topic", "path", "timeout_s", "compression", "max_message_bytes", "query", "batch",
+    "checkpointlocation",
     "value_format", "value_schema", "value_prefix",
 )  # fmt: skip
 COMPRESSIONS: Final = ("none", "lz4", "zstd")
@@ -133,6 +136,7 @@ class WriteOptions:
     compression: str = "none"
     max_message_bytes: int = 5 << 20
     query: str = ""
+    batch: int = -1  # not told
     value_format: str = "binary"
     value_schema: str = ""
     value_prefix: str = ""
@@ -156,6 +160,7 @@ class WriteOptions:
             compression=compression,
             max_message_bytes=_size("max_message_bytes", told.get("max_message_bytes", "5m"), 1),
             query=told.get("query", ""),
+            batch=_batch(told),
             value_format=value_format,
             value_schema=value_schema,
             value_prefix=value_prefix,
@@ -174,6 +179,19 @@ def _one_of(option: str, told: str, known: tuple[str, ...]) -> str:
     if told.lower() not in known:
         raise InvalidArgument(f"option {option} is {told!r}; want one of {', '.join(known)}")
     return told.lower()
+
+
+def _batch(told: Mapping[str, str]) -> int:
+    text = told.get("batch", "")
+    if not text:
+        return -1
+    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 63:
+        raise InvalidArgument(
+            f"option batch is {text!r}; want a whole number of at least 0, as foreachBatch gives it"
+        )
+    if not told.get("query"):
+        raise InvalidArgument("option batch is the number of a batch of a query; the option query names that")
+    return int(text)
 
 
 def _value(told: Mapping[str, str]) -> tuple[str, str, str]:

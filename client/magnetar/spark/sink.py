@@ -2,8 +2,8 @@
 
 What a batch is called decides what "exactly once" means: a stream's batches are (query id, batch id), which Spark repeats
 after a crash, so a batch that was attached before is found done. A batch write is called by chance: whoever runs it twice
-writes twice, as with files. A task that Spark runs twice writes two ledgers; one of them is named to the commit, the other
-goes with the discard that follows it.
+writes twice, as with files, unless the options `query` and `batch` name it. A task that Spark runs twice writes two ledgers;
+one of them is named to the commit, the other goes with the discard that follows it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from magnetar.client import Client, connect
 from magnetar.proto.commands import AttachLedgers, DiscardStaged
 from magnetar.proto.compression import Compression
-from magnetar.proto.errors import MagnetarError, RetryableError
+from magnetar.proto.errors import InvalidArgument, MagnetarError, RetryableError
 
 from .doors import doors
 from .options import WriteOptions
@@ -153,19 +153,29 @@ async def _discard(client: Client, options: WriteOptions, query: str, batch: int
 
 @doors("write", "commit", "abort")
 class TopicWriter(DataSourceArrowWriter):
-    """`df.write.format("magnetar")`, mode append."""
+    """`df.write.format("magnetar")`, mode append. The options `query` and `batch` make it one that can be repeated."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_written(schema, options)
+        if options.query and options.batch < 0:
+            raise InvalidArgument(
+                "option query is told without the option batch: together they name a write that is done once, however often "
+                "it is run"
+            )
         self._options = options
-        self._query = f"write-{random.SystemRandom().getrandbits(64):016x}"
+        self._repeatable = options.batch >= 0
+        self._query = options.query or f"write-{random.SystemRandom().getrandbits(64):016x}"
+        self._batch = max(0, options.batch)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenLedger:
         """In a task."""
-        return write_task(self._options, self._query, 0, iterator)
+        return write_task(self._options, self._query, self._batch, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when all tasks succeeded."""
+        if self._repeatable:
+            attach(self._options, messages)
+            return
         try:
             attach(self._options, messages, ONE_SHOT_REMEMBERED_MS)
         except RetryableError as error:
@@ -176,7 +186,7 @@ class TopicWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when one did not."""
-        discard(self._options, self._query, 0)
+        discard(self._options, self._query, self._batch)
 
 
 @doors("write", "commit", "abort")
@@ -185,6 +195,10 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_written(schema, options)
+        if options.batch >= 0:
+            raise InvalidArgument(
+                "option batch is for df.write; Spark numbers the batches of a stream itself: leave it out"
+            )
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenLedger:

@@ -141,6 +141,16 @@ def late_failure() -> type:
     return Late
 
 
+def test_a_named_write_is_done_once(spark: Any, topics: Topics, write: Callable[..., None]) -> None:
+    topics.create("named")
+    for batch in (0, 0, 1, 0, 1):  # as a foreachBatch that is repeated after a crash
+        rows = spark.range(3).selectExpr(f"concat({batch}, '-', id) AS value").coalesce(1)
+        write(rows, "named", query="fan-out", batch=str(batch))
+    write(spark.sql("SELECT 'x' AS value"), "named", query="another", batch="0")
+    assert topics.values("named") == [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1", b"1-2", b"x"]
+    assert topics.staged("named") == 0
+
+
 def test_a_write_without_rows_and_tasks_without_rows(
     spark: Any, topics: Topics, write: Callable[..., None]
 ) -> None:

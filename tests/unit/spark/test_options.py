@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
-from magnetar.spark.options import ReadOptions
+from magnetar.spark.options import ReadOptions, WriteOptions
+from magnetar.spark.sink import TopicStreamWriter, TopicWriter
 
 GOOD = {"service_url": "magnetar://127.0.0.1:7650", "topic": "orders"}
 ORDERS = "persistent://public/default/orders"
@@ -81,3 +83,32 @@ def test_what_is_wrong_is_named(wrong: dict[str, str], told: str) -> None:
         ReadOptions.parse(
             {name: value for name, value in {**GOOD, **wrong}.items() if value or name == "service_url"}
         )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"batch": "3"}, "option query names that"),
+        ({"batch": "-1", "query": "q"}, "option batch"),
+        ({"batch": "next", "query": "q"}, "option batch"),
+        ({"batch": str(1 << 63), "query": "q"}, "option batch"),
+        ({"compression": "gzip"}, "option compression"),
+    ],
+)
+def test_what_is_wrong_of_a_write_is_named(wrong: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        WriteOptions.parse({**GOOD, **wrong})
+
+
+def test_a_write_is_named_by_both_options_and_a_stream_by_one() -> None:
+    schema = StructType([StructField("value", BinaryType())])
+    named, half = (
+        WriteOptions.parse({**GOOD, "query": "q", "batch": "3"}),
+        WriteOptions.parse({**GOOD, "query": "q"}),
+    )
+    TopicWriter(named, schema)
+    TopicStreamWriter(half, schema)
+    with pytest.raises(InvalidArgument, match="without the option batch"):
+        TopicWriter(half, schema)
+    with pytest.raises(InvalidArgument, match="option batch is for"):
+        TopicStreamWriter(named, schema)
