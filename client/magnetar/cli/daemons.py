@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from magnetar.proto.errors import InvalidSetting
+from magnetar.runtime.allocator import keep_large_buffers
 from magnetar.runtime.lifecycle import EXIT_CONFIG, Daemon, run_daemon
 
 from .flags import UsageError, parse_flags
@@ -62,6 +63,7 @@ def main(command: str, line: Sequence[str]) -> int:
         return EXIT_CONFIG
     logs = LateLogs(format=settings.daemon.log_format, level=settings.daemon.log_level, daemon=command)
     logs.install()
+    keep_large_buffers()
     starter = _STARTERS[command]
     data = os.path.abspath(settings.daemon.data)
 
