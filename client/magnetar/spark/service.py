@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from magnetar.client import Client, connect
+from magnetar.client.client import Opening
 from magnetar.ledger.directory import parse_address
 from magnetar.proto.commands import KeepLedgers, TopicLedgers
 from magnetar.proto.errors import MagnetarError, MessageLost, RetryableError
@@ -53,10 +54,24 @@ async def connected(options: ReadOptions | WriteOptions) -> AsyncIterator[Client
     """A client of the service; one that is being restarted is waited for. Raises ConnectionLost, which names the address."""
 
     async def opened() -> Client:
-        return await connect(options.service_url, operation_timeout=options.timeout_s, name="spark")
+        return await _connect(options)
 
     async with await _again(opened, options.timeout_s) as client:
         yield client
+
+
+def _connect(options: ReadOptions | WriteOptions) -> Opening[Client]:
+    return connect(options.service_url, operation_timeout=options.timeout_s, name="spark")
+
+
+def asking_once(options: ReadOptions | WriteOptions, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Runs `work` on a loop of its own, for those who want to know at once that the service is not there."""
+    return on_a_loop(lambda: _work(options, work))
+
+
+async def _work(options: ReadOptions | WriteOptions, work: Callable[[Client], Awaitable[T]]) -> T:
+    async with _connect(options) as client:
+        return await work(client)
 
 
 def asking(options: ReadOptions | WriteOptions, work: Callable[[Client], Awaitable[T]]) -> T:
@@ -66,11 +81,7 @@ def asking(options: ReadOptions | WriteOptions, work: Callable[[Client], Awaitab
     timeout_s is over, with the service or a bookie being restarted meanwhile: `work` may be repeated.
     """
 
-    async def run() -> T:
-        async with connect(options.service_url, operation_timeout=options.timeout_s, name="spark") as client:
-            return await work(client)
-
-    return on_a_loop(lambda: _again(run, options.timeout_s))
+    return on_a_loop(lambda: _again(lambda: _work(options, work), options.timeout_s))
 
 
 def on_a_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -181,6 +192,7 @@ async def renewing(
 __all__ = [
     "TopicPlan",
     "asking",
+    "asking_once",
     "connected",
     "keep",
     "ledgers_of_topic",

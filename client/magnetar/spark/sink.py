@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from magnetar.client import Client, connect
+from magnetar.client import Client
 from magnetar.proto.commands import AttachLedgers, DiscardStaged
 from magnetar.proto.compression import Compression
 from magnetar.proto.errors import InvalidArgument, MagnetarError, RetryableError
@@ -29,7 +29,7 @@ from magnetar.proto.errors import InvalidArgument, MagnetarError, RetryableError
 from .doors import doors
 from .options import WriteOptions
 from .packing import Packer, check_written
-from .service import asking, connected
+from .service import asking, asking_once, connected
 from .staged import DISCARD_TIMEOUT_S, staged_ledger
 from .values import ColumnEncoder
 
@@ -129,16 +129,10 @@ def attach(
 def discard(options: WriteOptions, query: str, batch: int) -> None:
     """Deletes what the tasks of a batch wrote, if the broker can be reached; else the sweep does."""
 
-    async def run() -> None:
-        try:
-            async with connect(
-                options.service_url, operation_timeout=options.timeout_s, name="spark"
-            ) as client:
-                await _discard(client, options, query, batch)
-        except MagnetarError as error:
-            _log.warning("staged ledgers of %s are left to the sweep: %s", options.topic, error)
-
-    asyncio.run(run())
+    try:
+        asking_once(options, lambda client: _discard(client, options, query, batch))
+    except MagnetarError as error:
+        _log.warning("staged ledgers of %s are left to the sweep: %s", options.topic, error)
 
 
 async def _discard(client: Client, options: WriteOptions, query: str, batch: int) -> None:

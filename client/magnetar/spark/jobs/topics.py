@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
 
-from magnetar.client import Client, connect
+from magnetar.client import Client
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName, TopicNotFound
 from magnetar.proto.ids import TopicName
 
 from ..options import ReadOptions, WriteOptions
-from ..service import TopicPlan, asking, ledgers_of_topic, on_a_loop, plan_of_topic, topic_names
-
-T = TypeVar("T")
+from ..service import TopicPlan, asking, asking_once, ledgers_of_topic, plan_of_topic, topic_names
 
 # What a message keeps when it goes to another topic; the rest is the new topic's to give.
 MESSAGE_COLUMNS: Final = ("key", "value", "properties", "event_time")
@@ -49,15 +47,7 @@ def check_topics(options: ReadOptions) -> list[TopicPlan]:
     async def work(client: Client) -> list[TopicPlan]:
         return [await ledgers_of_topic(client, topic) for topic in await topic_names(client, options)]
 
-    return _ask_once(options, work)
-
-
-def _ask_once(options: ReadOptions, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
-    async def run() -> T:
-        async with connect(options.service_url, operation_timeout=options.timeout_s, name="spark") as client:
-            return await work(client)
-
-    return on_a_loop(run)
+    return asking_once(options, work)
 
 
 def plans_of(options: ReadOptions, lease_s: float) -> list[TopicPlan]:
@@ -88,7 +78,7 @@ def check_target(options: ReadOptions, topic: str, *, empty: bool, compression: 
         except TopicNotFound:
             return 0
 
-    if empty and (end := _ask_once(options, work)):
+    if empty and (end := asking_once(options, work)):
         raise InvalidArgument(
             f"to_topic {name} has messages already ({end}); name a new one, or delete it first: "
             f"magnetar topics delete {TopicName.parse(name).short}"
