@@ -1,8 +1,9 @@
-"""Run the determinism lint and the house style over production code; exit 1 when anything is found."""
+"""Run the determinism lint, the house style and the search for import cycles over production code; exit 1 for a finding."""
 
 import sys
 
 from lint import determinism, house_style
+from lint.import_cycles import find_cycles, import_graph, is_known
 from lint.sources import Finding, production_sources, without_allowed
 
 
@@ -18,7 +19,11 @@ def main() -> int:
         print(finding)
     verdict = f"{len(findings)} found" if findings else "clean"
     print(f"determinism and house style: {files} files, {verdict}")
-    return 1 if findings else 0
+    cycles = [cycle for cycle in find_cycles(import_graph()) if not is_known(cycle)]
+    for cycle in cycles:
+        print(f"import cycle of {len(cycle)} modules: {' '.join(cycle)}")
+    print(f"import cycles: {len(cycles) or 'none that is new'}")
+    return 1 if findings or cycles else 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 
 from magnetar.broker import Broker
-from magnetar.broker.records import TopicRecord, staged_path, topic_path
+from magnetar.broker.log.records import TopicRecord, staged_path, topic_path
 from magnetar.ledger import (
     LedgerClient,
     LedgerMetadata,

@@ -28,7 +28,7 @@ class StoredLedger:
 
 
 class FakeLedgers:
-    """`magnetar.broker.stores.Ledgers` in memory.
+    """`magnetar.broker.resources.stores.Ledgers` in memory.
 
     `hold`: appends are stored but confirmed only by `confirm`. `fail_appends`: that many appends fail. `fail_create`,
     `fail_close`: errors to raise, one a call.

@@ -1,6 +1,6 @@
 """Found by the simulation (broker, seed 17): a cumulative acknowledgement that meets individual ones behind it."""
 
-from magnetar.broker.core.acks import AckState, Position
+from magnetar.broker.cursors.core.acks import AckState, Position
 
 
 class OneLedger:

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from magnetar.broker.managed_ledger import State
+from magnetar.broker.log.managed_ledger import State
 from magnetar.proto.errors import MessageTooLarge, NotEnoughBookies, RequestTimeout
 from magnetar.proto.ids import TopicName
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle

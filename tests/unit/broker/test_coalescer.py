@@ -1,7 +1,7 @@
 """Groups of a turn become entries; receipts come in runs."""
 
-from magnetar.broker.coalescer import Coalescer, GatheredEntry, measure
-from magnetar.broker.producers import ProducerSession
+from magnetar.broker.topics.coalescer import Coalescer, GatheredEntry, measure
+from magnetar.broker.topics.producers import ProducerSession
 from magnetar.proto.batch import AdmittedGroups, encode_single
 from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY

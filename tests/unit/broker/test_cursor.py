@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from magnetar.broker import Broker, Topic
-from magnetar.broker.records import CursorRecord, cursor_path
-from magnetar.broker.subscription import Subscription
+from magnetar.broker.dispatch.subscription import Subscription
+from magnetar.broker.log.records import CursorRecord, cursor_path
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import InvalidArgument, MagnetarError, NotEnoughBookies, TopicNotServed

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker import Broker, Topic
-from magnetar.broker.dispatcher import MAX_DELIVERIES_PER_TURN
+from magnetar.broker.dispatch.dispatcher import MAX_DELIVERIES_PER_TURN
 from magnetar.proto import commands as c
 from magnetar.proto.errors import BookieUnavailable, ConsumerBusy, InvalidArgument, MagnetarError, Unsupported
 from magnetar.proto.ids import MessageId

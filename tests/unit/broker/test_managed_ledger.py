@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from magnetar.broker import Broker, Topic
-from magnetar.broker.managed_ledger import State
-from magnetar.broker.records import TopicRecord, topic_path
+from magnetar.broker.log.managed_ledger import State
+from magnetar.broker.log.records import TopicRecord, topic_path
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.entry import Entry

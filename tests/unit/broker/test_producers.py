@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.producers import Producers, SessionState
+from magnetar.broker.topics.producers import Producers, SessionState
 from magnetar.proto import commands as c
 from magnetar.proto.batch import GROUP_OVERHEAD_BYTES, encode_batch, encode_single
 from magnetar.proto.errors import (

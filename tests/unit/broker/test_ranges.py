@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.broker.core.acks import AckState, Position
-from magnetar.broker.core.ranges import DeliveredRanges, IndexRanges, complement
+from magnetar.broker.cursors.core.acks import AckState, Position
+from magnetar.broker.cursors.core.ranges import DeliveredRanges, IndexRanges, complement
 
 small = st.integers(0, 40)
 spans = st.tuples(small, small).map(lambda pair: (min(pair), max(pair)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.broker.records import (
+from magnetar.broker.log.records import (
     FORMAT_ATTACHED,
     ArchivedLedger,
     AttachedQuery,

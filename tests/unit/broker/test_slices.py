@@ -2,7 +2,7 @@
 
 import pytest
 
-from magnetar.broker.core.slices import MAX_GAP_BYTES, Cut, cut
+from magnetar.broker.dispatch.core.slices import MAX_GAP_BYTES, Cut, cut
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.entry import Entry, encode_entry
 

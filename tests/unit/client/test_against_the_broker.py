@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from magnetar.broker.listener import listener
+from magnetar.broker.listeners.native.connection import listener
 from magnetar.client import Client, ReceiveTimeout, connect
 from magnetar.runtime.connection import ConnectionOptions, FramedServer
 from support.broker_kit import running_broker

@@ -9,7 +9,7 @@ import msgspec
 from magnetar.proto.errors import BookieUnavailable
 from magnetar.runtime.connection.addresses import format_address
 
-from ..stores import Bookies
+from ..resources.stores import Bookies
 
 
 class _Ensembles(msgspec.Struct):

@@ -27,13 +27,13 @@ import msgspec
 
 from magnetar.proto.errors import InvalidArgument
 
-from ..core.acks import Position
-from ..managed_ledger import ManagedLedger
-from ..records import ArchivedLedger, LedgerInfo
+from ..cursors.core.acks import Position
+from ..log.managed_ledger import ManagedLedger
+from ..log.records import ArchivedLedger, LedgerInfo
 from .leases import Leases
 
 if TYPE_CHECKING:
-    from ..subscription import Subscription
+    from ..dispatch.subscription import Subscription
 
 # What is deleted at once, while the list cannot change otherwise and a topic that rolls over waits.
 MAX_LEDGERS_PER_ARCHIVING = 1_000

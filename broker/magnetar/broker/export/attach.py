@@ -28,10 +28,10 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import InvalidArgument, LedgerNotFound, MalformedFrame
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
-from ..components import Components
-from ..managed_ledger import ManagedLedger
-from ..records import AttachedQuery, LedgerInfo
-from ..segment import measure
+from ..log.managed_ledger import ManagedLedger
+from ..log.records import AttachedQuery, LedgerInfo
+from ..log.segment import measure
+from ..topics.components import Components
 from .names import check_text
 from .publish import SmallBatches, StagedBatches, read_staged
 from .queries import Batch, expiry, remembered

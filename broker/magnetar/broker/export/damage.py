@@ -21,8 +21,8 @@ from magnetar.metadata.paths import ledger_path
 from magnetar.proto.errors import InvalidArgument, LedgerNotFound
 from magnetar.proto.ids import TopicName
 
-from ..ledger_list import LedgerList
-from ..stores import Metadata
+from ..log.ledger_list import LedgerList
+from ..resources.stores import Metadata
 
 MAX_ROWS_PER_REPORT = 1_000
 MAX_REASON_CHARS = 200

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from magnetar.proto.errors import InvalidArgument, TooManyRequests
 
-from ..core.acks import Position
+from ..cursors.core.acks import Position
 from ..settings import BrokerSettings
 from .names import check_text
 

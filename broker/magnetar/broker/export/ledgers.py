@@ -13,9 +13,9 @@ from typing import Any
 from magnetar.metadata.paths import ledger_path
 from magnetar.proto.errors import InvalidArgument
 
-from ..ledger_list import LedgerList
-from ..records import ArchivedLedger, LedgerInfo
-from ..stores import Bookies, Metadata
+from ..log.ledger_list import LedgerList
+from ..log.records import ArchivedLedger, LedgerInfo
+from ..resources.stores import Bookies, Metadata
 from .addresses import name_bookies
 
 MAX_LEDGERS_PER_PAGE = 1_000

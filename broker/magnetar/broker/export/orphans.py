@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import TopicName
 
-from ..records import staged_path
+from ..log.records import staged_path
 
 if TYPE_CHECKING:
-    from ..broker import Broker
-    from ..stores import Metadata
+    from ..resources.stores import Metadata
+    from ..topics.registry import Broker
 
 _log = logging.getLogger(__name__)
 _TOPICS_PER_TURN = 100

@@ -18,12 +18,12 @@ from magnetar.proto.errors import InvalidArgument, MalformedFrame
 from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY, MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
-from ..coalescer import MAX_NAME_BYTES, ROW_BYTES, GatheredEntry
-from ..components import Components
-from ..managed_ledger import ManagedLedger
-from ..placing import PlacedEntry, digest_of
-from ..records import LedgerInfo, PublishedBatch
-from ..stores import Ledgers
+from ..log.managed_ledger import ManagedLedger
+from ..log.placing import PlacedEntry, digest_of
+from ..log.records import LedgerInfo, PublishedBatch
+from ..resources.stores import Ledgers
+from ..topics.coalescer import MAX_NAME_BYTES, ROW_BYTES, GatheredEntry
+from ..topics.components import Components
 from .queries import Batch, expiry, remembered
 from .staging import Staging
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from magnetar.proto.errors import TooManyRequests
 
-from ..records import AttachedQuery, PublishedBatch, TopicRecord
+from ..log.records import AttachedQuery, PublishedBatch, TopicRecord
 from ..settings import BrokerSettings
 
 

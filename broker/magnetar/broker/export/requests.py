@@ -17,8 +17,8 @@ from .damage import decode_damage
 from .queries import Batch
 
 if TYPE_CHECKING:
-    from ..broker import Broker
-    from ..topic import Topic
+    from ..topics.registry import Broker
+    from ..topics.topic import Topic
 
 _decode_ids = msgspec.msgpack.Decoder(list[int]).decode
 

@@ -37,9 +37,9 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import TopicName
 
-from ..components import Components
-from ..managed_ledger import ManagedLedger
-from ..records import StagedRecord, replace, staged_ledger_path, staged_path
+from ..log.managed_ledger import ManagedLedger
+from ..log.records import StagedRecord, replace, staged_ledger_path, staged_path
+from ..topics.components import Components
 from .addresses import name_bookies, writable_bookies
 from .names import check_text
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.proto.ids import TopicName
 
-from ..components import Components
-from ..managed_ledger import ManagedLedger
+from ..log.managed_ledger import ManagedLedger
+from ..topics.components import Components
 from .archived import Archiving
 from .attach import Attachments
 from .damage import DamageRow, report_damage
@@ -19,7 +19,7 @@ from .ledgers import topic_ledgers
 from .staging import Staging
 
 if TYPE_CHECKING:
-    from ..subscription import Subscription
+    from ..dispatch.subscription import Subscription
 
 
 class TopicExport:

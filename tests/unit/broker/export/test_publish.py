@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from magnetar.broker.records import TopicRecord
+from magnetar.broker.log.records import TopicRecord
 from magnetar.ledger import LedgerClient
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
@@ -315,7 +315,7 @@ async def test_a_ledger_is_trimmed_with_the_batches_in_it_and_they_are_still_kno
 
 
 def test_the_record_of_published_batches_is_kept_in_every_detail() -> None:
-    from magnetar.broker.records import AttachedQuery, PublishedBatch
+    from magnetar.broker.log.records import AttachedQuery, PublishedBatch
 
     record = TopicRecord(
         attached={"q": AttachedQuery(3, 1, 2)},

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from magnetar.broker.export.ledgers import MAX_LEDGERS_PER_PAGE, topic_ledgers
-from magnetar.broker.ledger_list import LedgerList
-from magnetar.broker.records import LedgerInfo
+from magnetar.broker.log.ledger_list import LedgerList
+from magnetar.broker.log.records import LedgerInfo
 from magnetar.ledger import LedgerClient, LedgerMetadata, StaticBookies
 from magnetar.ledger.core.quorum import Striping
 from magnetar.metadata.memory import MemoryMetadataStore

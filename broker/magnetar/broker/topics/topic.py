@@ -28,22 +28,22 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName, check_subscription_name
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
-from .budget import ByteBudget
+from ..cursors.core.acks import AckState, EntryKey, Position
+from ..cursors.cursor import Cursor
+from ..dispatch.consumer import Consumer, ConsumerPort
+from ..dispatch.dispatcher import Dispatcher
+from ..dispatch.subscription import Subscription, check_type
+from ..export import TopicExport
+from ..log.managed_ledger import LedgerEvents, ManagedLedger
+from ..log.positions import Start, find_position
+from ..log.records import cursor_path, cursors_path
+from ..log.tail_cache import TopicCache
+from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
-from .consumer import Consumer, ConsumerPort
-from .core.acks import AckState, EntryKey, Position
-from .cursor import Cursor
-from .dispatcher import Dispatcher
-from .export import TopicExport
-from .managed_ledger import LedgerEvents, ManagedLedger
-from .positions import Start, find_position
+from .maintenance import Upkeep
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
-from .records import cursor_path, cursors_path
 from .stats import topic_stats
-from .subscription import Subscription, check_type
-from .tail_cache import TopicCache
-from .upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
 

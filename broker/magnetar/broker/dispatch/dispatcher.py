@@ -27,13 +27,13 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError, MessageLost
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
-from .budget import ByteBudget
+from ..cursors.core.acks import EntryKey, Position
+from ..cursors.core.ranges import DeliveredRanges, Range, complement
+from ..cursors.cursor import Cursor
+from ..resources.budget import ByteBudget
+from ..settings import BrokerSettings
 from .consumer import Consumer, Delivery
-from .core.acks import EntryKey, Position
-from .core.ranges import DeliveredRanges, Range, complement
 from .core.slices import cut
-from .cursor import Cursor
-from .settings import BrokerSettings
 
 _log = logging.getLogger(__name__)
 

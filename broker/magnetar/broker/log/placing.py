@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from magnetar.proto.errors import FinalError, TopicNotServed
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
+from ..resources.stores import Ledgers
 from .ledger_list import LedgerList
-from .stores import Ledgers
 
 if TYPE_CHECKING:
     from .managed_ledger import ManagedLedger

@@ -9,9 +9,9 @@ from typing import Any
 from magnetar.proto.errors import TopicNotFound
 from magnetar.proto.ids import TopicName
 
-from .core.acks import Position
+from ..cursors.core.acks import Position
+from ..resources.stores import Metadata
 from .records import ArchivedLedger, LedgerInfo, TopicRecord, replace, topic_path
-from .stores import Metadata
 
 
 class LedgerList:

@@ -7,8 +7,8 @@ import logging
 
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
 
+from ..resources.stores import Ledgers, Reader
 from .ledger_list import LedgerList
-from .stores import Ledgers, Reader
 
 _log = logging.getLogger(__name__)
 

@@ -30,11 +30,11 @@ from magnetar.proto.errors import (
 from magnetar.proto.frames import Run
 from magnetar.proto.ids import TopicName
 
-from .broker import Broker
-from .budget import ByteBudget
-from .export import EXPORT_REQUESTS
+from ...export import EXPORT_REQUESTS
+from ...resources.budget import ByteBudget
+from ...topics.producers import SessionState
+from ...topics.registry import Broker
 from .ports import ConsumerSide, Link, ProducerSide, first_sequence_id, for_client
-from .producers import SessionState
 
 _log = logging.getLogger(__name__)
 

@@ -31,9 +31,9 @@ from magnetar.proto.errors import (
     Unsupported,
 )
 
+from ..cursors.core.acks import EntryKey, Position
+from ..cursors.cursor import Cursor, DurableCallback
 from .consumer import Consumer, ConsumerPort
-from .core.acks import EntryKey, Position
-from .cursor import Cursor, DurableCallback
 from .dispatcher import Dispatcher
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 from magnetar.proto.entry import Entry
 
-from .core.acks import EntryKey
+from ..cursors.core.acks import EntryKey
 
 # The parsed table of an entry, per batch, and the objects around it.
 _ROW_BYTES = 10

@@ -9,11 +9,11 @@ from magnetar.proto.batch import AdmittedGroups, admit_groups
 from magnetar.proto.errors import MagnetarError, ServiceNotReady, StorageFailed
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
-from .budget import ByteBudget
-from .consumer import Consumer, Delivery
-from .producers import ProducerSession, ReceiptFields, SessionState
-from .subscription import Subscription
-from .topic import Topic
+from ...dispatch.consumer import Consumer, Delivery
+from ...dispatch.subscription import Subscription
+from ...resources.budget import ByteBudget
+from ...topics.producers import ProducerSession, ReceiptFields, SessionState
+from ...topics.topic import Topic
 
 Payload = bytes | bytearray | memoryview
 _RECEIPT_PACK = c.RECEIPT_ROW.pack

@@ -43,15 +43,15 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
 
+from ..cursors.core.acks import Position
+from ..resources.stores import Ledgers, Metadata, Reads
+from ..settings import BrokerSettings
 from .between import BetweenLedgers
-from .core.acks import Position
 from .ledger_list import LedgerList
 from .placing import PlacedEntry, Placing, settle_places
 from .readers import LedgerReaders, delete_trimmed
 from .records import LedgerInfo
 from .segment import LedgerEvents, PendingEntry, Segment, State, measure
-from .settings import BrokerSettings
-from .stores import Ledgers, Metadata, Reads
 
 _log = logging.getLogger(__name__)
 

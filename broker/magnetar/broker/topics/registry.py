@@ -17,14 +17,14 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
 
-from .budget import ByteBudget
+from ..dispatch.dispatcher import DispatchCounters
+from ..export import find_staged
+from ..log.records import TOPICS_ROOT, TopicRecord, topic_path
+from ..log.tail_cache import TailCache
+from ..resources.budget import ByteBudget
+from ..resources.stores import Bookies, Ledgers, Metadata
+from ..settings import BrokerSettings
 from .components import Components, PublishCounters
-from .dispatcher import DispatchCounters
-from .export import find_staged
-from .records import TOPICS_ROOT, TopicRecord, topic_path
-from .settings import BrokerSettings
-from .stores import Bookies, Ledgers, Metadata
-from .tail_cache import TailCache
 from .topic import Topic
 
 _log = logging.getLogger(__name__)

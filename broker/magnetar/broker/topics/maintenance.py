@@ -7,11 +7,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from .core.acks import Position
-from .export import TopicExport
-from .managed_ledger import ManagedLedger
-from .settings import BrokerSettings
-from .subscription import Subscription
+from ..cursors.core.acks import Position
+from ..dispatch.subscription import Subscription
+from ..export import TopicExport
+from ..log.managed_ledger import ManagedLedger
+from ..settings import BrokerSettings
 
 _log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError
 
-from .core.acks import EntryKey
-from .core.ranges import DeliveredRanges, Range
+from ..cursors.core.acks import EntryKey
+from ..cursors.core.ranges import DeliveredRanges, Range
 
 # What a consumer that grants no bytes may have: as much as its message permits allow.
 UNLIMITED_BYTES = 1 << 62

@@ -15,7 +15,7 @@ import msgspec
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, NotFoundInStore, VersionConflict
 from magnetar.proto.ids import TopicName
 
-from .stores import Metadata
+from ..resources.stores import Metadata
 
 FORMAT = 1
 # Of a topic in which a ledger is stored under another id than its position, or which remembers attached batches: a release

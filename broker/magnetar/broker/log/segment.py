@@ -11,9 +11,9 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import LedgerFenced, MagnetarError
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
 
+from ..resources.stores import Ledgers, Reads, Writer
 from .placing import PlacedEntry
 from .records import LedgerInfo
-from .stores import Ledgers, Reads, Writer
 
 _log = logging.getLogger(__name__)
 

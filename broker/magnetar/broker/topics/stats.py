@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .core.acks import Position
+from ..cursors.core.acks import Position
 from .producers import SessionState
 
 if TYPE_CHECKING:
-    from .ledger_list import LedgerList
-    from .subscription import Subscription
+    from ..dispatch.subscription import Subscription
+    from ..log.ledger_list import LedgerList
     from .topic import Topic
 
 

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from magnetar.runtime.clock import Clock
 
-from .budget import ByteBudget
-from .dispatcher import DispatchCounters
-from .settings import BrokerSettings
-from .stores import Bookies, Ledgers, Metadata
-from .tail_cache import TailCache
+from ..dispatch.dispatcher import DispatchCounters
+from ..log.tail_cache import TailCache
+from ..resources.budget import ByteBudget
+from ..resources.stores import Bookies, Ledgers, Metadata
+from ..settings import BrokerSettings
 
 
 class PublishCounters:

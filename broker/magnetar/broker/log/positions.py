@@ -14,7 +14,7 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
 
-from .core.acks import EntryKey, Position
+from ..cursors.core.acks import EntryKey, Position
 from .ledger_list import LedgerList
 
 Start = tuple[str, Any]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from magnetar.proto.entry import Entry
 
-from .ranges import Range
+from ...cursors.core.ranges import Range
 
 # Acknowledged bytes between two wanted ranges that are sent rather than cut out.
 MAX_GAP_BYTES = 2048

@@ -36,10 +36,10 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
+from ..log.records import CursorRecord, replace
+from ..resources.stores import Ledgers, Metadata, Writer
+from ..settings import BrokerSettings
 from .core.acks import AckState, Position, Topology
-from .records import CursorRecord, replace
-from .settings import BrokerSettings
-from .stores import Ledgers, Metadata, Writer
 
 _log = logging.getLogger(__name__)
 

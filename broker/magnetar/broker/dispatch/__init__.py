@@ -1,0 +1,1 @@
+"""Dispatch: subscriptions, their consumers, and which entries go to whom."""

@@ -1,0 +1,1 @@
+"""What dispatch decides, without I/O."""

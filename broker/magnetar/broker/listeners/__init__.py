@@ -1,0 +1,1 @@
+"""Listeners: bytes of a protocol to typed calls and back, one folder a protocol."""

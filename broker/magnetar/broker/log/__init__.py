@@ -1,0 +1,1 @@
+"""The managed ledger: a topic as a list of ledgers; append, read, trim, edit; the tail cache."""

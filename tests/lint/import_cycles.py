@@ -1,0 +1,67 @@
+"""Modules that import each other in a circle, found in the import graph of all rooms.
+
+An import under `if TYPE_CHECKING` counts: whoever reads one of the modules still has to know all of them.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import grimp
+
+ROOMS = ("proto", "runtime", "metadata", "ledger", "bookie", "broker", "client", "spark", "cli")
+
+# Groups that are still to be untangled. A module that joins one of them is found all the same.
+KNOWN = [
+    "bookie.engine bookie.replay bookie.startup bookie.status",
+    "broker.export broker.export.orphans broker.export.requests broker.topics.maintenance broker.topics.registry "
+    "broker.topics.stats broker.topics.topic",
+    "broker.log.managed_ledger broker.log.placing broker.log.segment",
+    "cli.daemons cli.production",
+    "client.attachment client.client client.consumer client.link client.producer client.publisher client.reader "
+    "client.receiver",
+    "ledger.reader ledger.tail",
+    "runtime.connection.connection runtime.connection.handshake runtime.connection.options",
+    "spark.schema spark.values",
+]
+
+Graph = Mapping[str, Iterable[str]]  # module -> the modules that it imports
+
+
+def import_graph() -> dict[str, list[str]]:
+    """The imports between the modules of `magnetar`, both sides sorted."""
+    graph = grimp.build_graph(*(f"magnetar.{room}" for room in ROOMS), cache_dir=None)
+    return {
+        module: sorted(graph.find_modules_directly_imported_by(module)) for module in sorted(graph.modules)
+    }
+
+
+def find_cycles(graph: Graph) -> list[list[str]]:
+    """The groups of two and more modules of which each reaches every other, sorted (Tarjan's algorithm)."""
+    number: dict[str, int] = {}  # in the order in which modules are first reached
+    lowest: dict[str, int] = {}  # the lowest number that a module reaches among those on the stack
+    stack: list[str] = []
+    cycles: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        number[module] = lowest[module] = len(number)
+        stack.append(module)
+        for imported in graph.get(module, ()):
+            if imported not in number:
+                visit(imported)
+            if imported in stack:
+                lowest[module] = min(lowest[module], lowest[imported])
+        if lowest[module] == number[module]:
+            start = stack.index(module)
+            group = sorted(stack[start:])
+            del stack[start:]
+            if len(group) > 1:
+                cycles.append(group)
+
+    for module in graph:
+        if module not in number:
+            visit(module)
+    return sorted(cycles)
+
+
+def is_known(cycle: Iterable[str]) -> bool:
+    """Whether all modules of the cycle stand in one row of KNOWN."""
+    return any({f"magnetar.{module}" for module in row.split()} >= set(cycle) for row in KNOWN)
