@@ -15,11 +15,8 @@ bookie.engine bookie.replay bookie.startup bookie.status
 broker.export broker.export.orphans broker.export.requests broker.topics.maintenance broker.topics.registry \
 broker.topics.stats broker.topics.topic
 broker.log.managed_ledger broker.log.placing broker.log.segment
-cli.daemons cli.production
 client.attachment client.client client.consumer client.link client.producer client.publisher client.reader client.receiver
-ledger.reader ledger.tail
 runtime.connection.connection runtime.connection.handshake runtime.connection.options
-spark.schema spark.values
 """
 
 Graph = Mapping[str, Iterable[str]]  # module -> the modules that it imports

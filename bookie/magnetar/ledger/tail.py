@@ -16,18 +16,16 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from magnetar.metadata.paths import ledger_path
 from magnetar.metadata.store import Watch
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
 
 from .components import LedgerComponents
+from .core.metadata import LedgerMetadata
 from .replicas import verified
 from .transport import LastConfirmedNews
-
-if TYPE_CHECKING:
-    from .reader import LedgerReader
 
 POLLED = 2  # bookies at a time
 POLL_S = 5.0
@@ -37,11 +35,35 @@ _REST_S = (
 )
 
 
+class FollowedLedger(Protocol):
+    """What a tail needs of the `LedgerReader` that made it."""
+
+    ledger_id: int
+    metadata: LedgerMetadata
+    last_add_confirmed: int
+
+    @property
+    def closed(self) -> bool:
+        """Whether the ledger will never have more entries."""
+
+    async def read(self, first: int, last: int, *, max_bytes: int = 0) -> list[bytes]:
+        """Verified ledger entries from `first` on."""
+
+    async def read_last_confirmed(self) -> int:
+        """Asks metadata and the last ensemble how far the ledger goes."""
+
+    async def read_metadata(self) -> None:
+        """Asks the metadata alone."""
+
+    def told_confirmed(self, last_add_confirmed: int) -> None:
+        """A bookie told of it."""
+
+
 class LedgerTail:
     """An asynchronous iterator over lists of verified entries, without gaps. Made by LedgerReader.follow."""
 
     def __init__(
-        self, components: LedgerComponents, reader: LedgerReader, first: int, max_bytes: int
+        self, components: LedgerComponents, reader: FollowedLedger, first: int, max_bytes: int
     ) -> None:
         self.next_entry = first  # the entry that comes next
         self._components = components

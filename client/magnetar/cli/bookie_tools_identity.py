@@ -23,7 +23,7 @@ from magnetar.runtime.files import OsFiles
 
 from .admin import confirm
 from .bookie_tools_open import bookie_settings, number, print_table, with_bookie
-from .daemons import system_rng
+from .production import system_rng
 from .session import EXIT_FAILED, EXIT_USAGE, fail, print_json, run
 
 _ROLE_COLUMNS = ("role", "directory", "files", "bytes", "in cookie", "in settings", "copy of the cookie")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -191,8 +190,3 @@ def _with_ports(settings: ServiceSettings) -> ServiceSettings:
         daemon=replace(settings.daemon, port=port),
         broker=replace(settings.broker, service_url=url),
     )
-
-
-def system_rng() -> random.Random:
-    """Seeded from the system."""
-    return random.Random(random.SystemRandom().getrandbits(128))

@@ -25,9 +25,10 @@ from magnetar.proto.compression import Compression
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import InvalidArgument
 
+from .optional_avro import derived_schema
 from .options import WriteOptions
 from .schema import COLUMNS
-from .values import ColumnEncoder, ValueEncoder, derived_schema, value_columns
+from .values import ColumnEncoder, ValueEncoder, value_columns
 
 _BYTES: tuple[DataType, ...] = (BinaryType(), StringType())
 WRITTEN: dict[str, tuple[DataType, ...]] = {

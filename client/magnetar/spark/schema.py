@@ -42,7 +42,6 @@ from .ddl import nullable, parse_schema
 
 if TYPE_CHECKING:
     from .options import ReadOptions
-    from .values import ValueFields
 
 COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {
     "key": (BinaryType(), pa.binary()),
@@ -63,6 +62,17 @@ COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {
 def topic_schema(names: Sequence[str] = tuple(COLUMNS)) -> StructType:
     """Spark's schema of these columns."""
     return StructType([StructField(name, COLUMNS[name][0]) for name in names])
+
+
+@dataclass(frozen=True, slots=True)
+class ValueFields:
+    """What to decode. Goes to the tasks, which make a decoder of it."""
+
+    value_format: str  # json, msgpack or avro
+    fields: pa.DataType  # a struct: wanted fields as the value names them
+    names: tuple[str, ...]  # the columns they become
+    value_schema: str  # avro: what the values were written with
+    on_bad_value: str  # fail or null
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +150,7 @@ def _declared(options: ReadOptions) -> StructType:
     if options.value_format == "avro":
         from pyspark.sql.pandas.types import from_arrow_type
 
-        from .values import avro_schema
+        from .optional_avro import avro_schema
 
         whole = from_arrow_type(avro_schema(options.value_schema).arrow, prefer_timestamp_ntz=True)
         assert isinstance(whole, StructType)
@@ -152,7 +162,6 @@ def _value_fields(columns: Sequence[StructField], options: ReadOptions) -> Value
     from pyspark.sql.pandas.types import to_arrow_schema
 
     from .value_types import check_fields, struct_type
-    from .values import ValueFields
 
     first = columns[0].name
     if options.value_format == "binary":

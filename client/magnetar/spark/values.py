@@ -10,11 +10,8 @@ values (tombstones), JSON's `null` and, as in Spark's from_json, empty JSON valu
 
 from __future__ import annotations
 
-import platform
 import re
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -24,13 +21,12 @@ import pyarrow.compute as pc
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
 
-from .schema import COLUMNS
+from .optional_avro import avro_schema
+from .schema import COLUMNS, RowColumns, ValueFields
 from .value_types import Record, ValueType, struct_type
 
 if TYPE_CHECKING:
-    from .avro import AvroSchema
     from .options import WriteOptions
-    from .schema import RowColumns
 
 # Whatever decoding and making columns of it may raise for a value that is wrong. Those of msgspec and most of pyarrow are
 # ValueErrors; fastavro raises whatever it stumbles over.
@@ -44,17 +40,6 @@ _BAD: Final = (
 )
 # Python's json writes NaN and Infinity bare, which is not JSON, and Spark reads them: within texts they are passed over.
 _NOT_FINITE = re.compile(rb'"(?:[^"\\]|\\.)*"|-?Infinity|NaN', re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class ValueFields:
-    """What to decode. Goes to the tasks, which make a decoder of it."""
-
-    value_format: str  # json, msgpack or avro
-    fields: pa.DataType  # a struct: wanted fields as the value names them
-    names: tuple[str, ...]  # the columns they become
-    value_schema: str  # avro: what the values were written with
-    on_bad_value: str  # fail or null
 
 
 def decoded(batches: Iterator[pa.RecordBatch], columns: RowColumns, topic: str) -> Iterator[pa.RecordBatch]:
@@ -188,31 +173,6 @@ class ValueEncoder:
             ) from error
 
 
-def derived_schema(fields: pa.DataType) -> Any:
-    """A schema of Avro that would do for these. Raises InvalidArgument if there is none."""
-    try:
-        from .avro import derived
-    except ModuleNotFoundError as missing:
-        raise _not_installed(missing) from None
-    return derived(fields)
-
-
-def avro_schema(text: str) -> AvroSchema:
-    """Of the option value_schema. Raises InvalidArgument. Formats but Avro do without fastavro, in the tasks as well."""
-    try:
-        from .avro import AvroSchema
-    except ModuleNotFoundError as missing:
-        raise _not_installed(missing) from None
-    return AvroSchema(text)
-
-
-def _not_installed(missing: ModuleNotFoundError) -> InvalidArgument:
-    return InvalidArgument(
-        f"option value_format is 'avro', and {missing.name} is not installed on {platform.node()}, in {sys.prefix}; "
-        "install it there (it comes with magnetar[spark])"
-    )
-
-
 def value_columns(names: Sequence[str], prefix: str) -> list[str]:
     """Those columns of rows to write that go into the value."""
     return [name for name in names if name not in COLUMNS and name.startswith(prefix)]
@@ -259,9 +219,6 @@ __all__ = [
     "ColumnEncoder",
     "ValueDecoder",
     "ValueEncoder",
-    "ValueFields",
-    "avro_schema",
     "decoded",
-    "derived_schema",
     "value_columns",
 ]

@@ -21,8 +21,8 @@ from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
 from magnetar.spark.avro import AvroSchema, derived
 from magnetar.spark.ddl import parse_schema
-from magnetar.spark.schema import RowColumns
-from magnetar.spark.values import ValueDecoder, ValueEncoder, ValueFields, decoded
+from magnetar.spark.schema import RowColumns, ValueFields
+from magnetar.spark.values import ValueDecoder, ValueEncoder, decoded
 
 EVERY_TYPE = (
     "b boolean, t tinyint, h smallint, i int, l bigint, f float, d double, s string, y binary, p decimal(20,4), "

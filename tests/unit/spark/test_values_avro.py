@@ -17,7 +17,9 @@ import pytest
 
 from magnetar.proto.errors import InvalidArgument
 from magnetar.spark.avro import AvroSchema, derived
-from magnetar.spark.values import ValueDecoder, ValueEncoder, ValueFields, avro_schema
+from magnetar.spark.optional_avro import avro_schema
+from magnetar.spark.schema import ValueFields
+from magnetar.spark.values import ValueDecoder, ValueEncoder
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 
