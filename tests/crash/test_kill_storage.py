@@ -20,7 +20,7 @@ import pytest
 from magnetar.bookie import Bookie
 from magnetar.proto.errors import LedgerFenced, LedgerNotFound
 from support.bookie_kit import add, entry
-from support.storage_load_child import Gone, open_bookie, payload
+from support.storage_load_child import Gone, open_loaded_bookie, payload
 
 TESTS = Path(__file__).parents[1]
 KILLS = int(os.environ.get("MAGNETAR_KILLS", "1"))
@@ -107,7 +107,7 @@ async def test_kill_9_while_flushing_and_compacting_loses_nothing(
         everything.fenced |= said.fenced
         everything.gone |= said.gone
         collected += said.collected
-        bookie = await open_bookie(str(tmp_path), "sync", Gone([*everything.gone]))
+        bookie = await open_loaded_bookie(str(tmp_path), "sync", Gone([*everything.gone]))
         try:
             found = await check(bookie, everything)
             await bookie.collect_garbage()

@@ -7,7 +7,14 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from magnetar.bookie import Bookie, BookieComponents, BookieSettings, inline_components, os_components
+from magnetar.bookie import (
+    Bookie,
+    BookieComponents,
+    BookieSettings,
+    inline_components,
+    open_bookie,
+    os_components,
+)
 from magnetar.bookie.index import ModelLocationIndex, ModelStorage
 from magnetar.proto.ledger_entry import encode_ledger_entry
 from magnetar.runtime.files import Files, OsFiles
@@ -54,13 +61,13 @@ async def open_inline(
     directory: str, storage: ModelStorage, files: Files | None = None, **changes: Any
 ) -> Bookie:
     """A bookie that works in the loop."""
-    return await Bookie.open(small_settings(directory, **changes), model_components(storage, files))
+    return await open_bookie(small_settings(directory, **changes), model_components(storage, files))
 
 
 async def open_real(directory: str, *, writer_mode: str = "sync", **changes: Any) -> Bookie:
     """A bookie with its processes and RocksDB."""
     components = os_components(random.Random(1), writer_mode=writer_mode)
-    return await Bookie.open(small_settings(directory, **changes), components)
+    return await open_bookie(small_settings(directory, **changes), components)
 
 
 def crash(bookie: Bookie) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from magnetar.bookie import Bookie
+from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.index import ModelStorage
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.files import Files, OsFiles
@@ -55,7 +55,7 @@ class Collected:
         components = replace(
             model_components(self.storage, self.files), existing_ledgers=self.existing, clock=self.clock
         )
-        self.bookie = await Bookie.open(small_settings(self.directory, **settings), components)
+        self.bookie = await open_bookie(small_settings(self.directory, **settings), components)
         return self.bookie
 
     async def reopen(self, **changes: Any) -> Bookie:

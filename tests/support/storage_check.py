@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from magnetar.bookie import Bookie, BookieSettings, inline_components
+from magnetar.bookie import Bookie, BookieSettings, inline_components, open_bookie
 from magnetar.bookie.cookie import decode_cookie
 from magnetar.bookie.index import ModelLocationIndex, ModelStorage
 from magnetar.bookie.index.rebuild import RebuildReport, rebuild_index
@@ -172,7 +172,7 @@ class Machine:
     def start(self, script: Script, *, close: bool = False) -> bool:
         """Opens the bookie in a new process and runs the script. False if the process was killed meanwhile.
 
-        Raises what `Bookie.open` raises, and Broken. With `close` the bookie is then stopped in order.
+        Raises what `open_bookie` raises, and Broken. With `close` the bookie is then stopped in order.
         """
         try:
             return self.open() and self.do(script) and (not close or self.close_bookie())
@@ -195,7 +195,7 @@ class Machine:
             clock=SimClock(self.loop),
             existing_ledgers=self.existing,
         )
-        bookie = await Bookie.open(self.settings, components)
+        bookie = await open_bookie(self.settings, components)
         bookie.on_failure = self._failed
         self.bookie = bookie
         self.session = Session(self, bookie)

@@ -17,7 +17,7 @@ from typing import Any
 
 import uvloop
 
-from magnetar.bookie import Bookie, BookieSettings, os_components
+from magnetar.bookie import BookieSettings, open_bookie, os_components
 from magnetar.bookie.server import BookieServer
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.connection import ConnectionOptions
@@ -34,7 +34,7 @@ def settings_of(text: str) -> BookieSettings:
 async def main(settings: BookieSettings, mode: str) -> int:
     """Serves until it is told to stop."""
     try:
-        bookie = await Bookie.open(settings, os_components(random.Random(), writer_mode=mode))
+        bookie = await open_bookie(settings, os_components(random.Random(), writer_mode=mode))
     except MagnetarError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 4

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import uvloop
 
-from magnetar.bookie import Bookie, BookieSettings, os_components
+from magnetar.bookie import Bookie, BookieSettings, open_bookie, os_components
 from magnetar.proto.errors import MagnetarError
 from support.bookie_kit import KIB, entry, small_settings
 
@@ -60,10 +60,10 @@ def settings(directory: str) -> BookieSettings:
     )
 
 
-async def open_bookie(directory: str, mode: str, gone: Gone) -> Bookie:
+async def open_loaded_bookie(directory: str, mode: str, gone: Gone) -> Bookie:
     """With its processes, and a metadata store that knows what is gone."""
     components = os_components(random.Random(1), writer_mode=mode)
-    return await Bookie.open(settings(directory), replace(components, existing_ledgers=gone))
+    return await open_bookie(settings(directory), replace(components, existing_ledgers=gone))
 
 
 class Load:
@@ -108,7 +108,7 @@ class Load:
 async def main(directory: str, mode: str, first: int) -> None:
     """Opens, and loads until the end."""
     gone = Gone()
-    bookie = await open_bookie(directory, mode, gone)
+    bookie = await open_loaded_bookie(directory, mode, gone)
 
     def failed(error: MagnetarError) -> None:
         sys.stderr.write(f"{error}\n")

@@ -7,5 +7,13 @@ ARCHITECTURE.md has the interface of `Bookie`; FORMATS.md draws every file. The 
 from .components import BookieComponents, inline_components, os_components
 from .engine import Bookie
 from .settings import BookieSettings
+from .startup import open_bookie
 
-__all__ = ["Bookie", "BookieComponents", "BookieSettings", "inline_components", "os_components"]
+__all__ = [
+    "Bookie",
+    "BookieComponents",
+    "BookieSettings",
+    "inline_components",
+    "open_bookie",
+    "os_components",
+]

@@ -63,7 +63,7 @@ _LET_GO_S = 5.0
 
 
 class Bookie:
-    """One bookie over one data directory. Made by `open`; all calls from one event loop."""
+    """One bookie over one data directory. Made by `startup.open_bookie`; all calls from one event loop."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Bookie:
         self._closing = False
         self._make_request_paths(index)
         self._make_upkeep(index)
-        self.load = LoadMeter(self)
+        self.load = LoadMeter(self.cache, self.reads)
 
     def _make_request_paths(self, index: LocationIndex) -> None:
         settings, ledgers, cache, read_cache = self.settings, self.ledgers, self.cache, self.read_cache
@@ -146,16 +146,6 @@ class Bookie:
         self.disk_space = DiskSpace(
             components.files, self.layout, self.settings, self.logs, self.collector.note_space
         )
-
-    @classmethod
-    async def open(cls, settings: BookieSettings, components: BookieComponents) -> Bookie:
-        """Locks the directory, checks its cookie, replays the journals and serves.
-
-        Raises DataDirectoryError (locked, missing parts, damaged, another version), DiskFull or StorageFailed.
-        """
-        from .startup import open_bookie
-
-        return await open_bookie(settings, components)
 
     def start_tasks(self) -> None:
         """Begins the checkpoints and watches the disk. For `startup`."""

@@ -38,7 +38,10 @@ _STATES_AT_ONCE = 10_000
 
 
 async def open_bookie(settings: BookieSettings, components: BookieComponents) -> Bookie:
-    """See `Bookie.open`."""
+    """Locks the directory, checks its cookie, replays the journals and serves.
+
+    Raises DataDirectoryError (locked, missing parts, damaged, another version), DiskFull or StorageFailed.
+    """
     layout = DataLayout.of(settings)
     files = components.files
     if not settings.journal_sync_data:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from .entry_log import DirectoryState
+from .adds import Adds
+from .checkpoint import Checkpointer
+from .cookie import Cookie
+from .disk_space import DiskSpace
+from .entry_log import DirectoryState, EntryLogs
+from .gc import Collector
+from .journal import Journals
+from .ledgers import LedgerStates
 from .metrics import Distribution
-
-if TYPE_CHECKING:
-    from .engine import Bookie
+from .read_cache import ReadCache
+from .reads import Reads
+from .scrub import Damage
+from .scrub.scrubber import Scrubber
+from .settings import BookieSettings
+from .waiters import Waiters
+from .write_cache import WriteCache
 
 __all__ = [
     "RISING_FIGURES",
@@ -36,8 +47,9 @@ RISING_FIGURES = frozenset(
 class LoadMeter:
     """Rates over the last interval between two samples, which the disk watch takes every few seconds."""
 
-    def __init__(self, bookie: Bookie) -> None:
-        self._bookie = bookie
+    def __init__(self, cache: WriteCache, reads: Reads) -> None:
+        self._cache = cache
+        self._reads = reads
         self._sampled_at = -1.0
         self._last = (0, 0, 0, 0)
         self.adds_per_s = 0.0
@@ -48,7 +60,7 @@ class LoadMeter:
     def sample(self) -> None:
         """Ends an interval. The first one begins with the first call: what a start replays is no load."""
         now = asyncio.get_running_loop().time()
-        cache, reads = self._bookie.cache, self._bookie.reads
+        cache, reads = self._cache, self._reads
         totals = (cache.entries_added, cache.bytes_added, reads.entries_read, reads.bytes_read)
         elapsed = now - self._sampled_at
         if self._sampled_at >= 0 and elapsed > 0:
@@ -57,7 +69,33 @@ class LoadMeter:
         self._sampled_at, self._last = now, totals
 
 
-def bookie_info(bookie: Bookie) -> dict[str, Any]:
+class StatusSource(Protocol):
+    """What is told of a bookie: the parts of `engine.Bookie`."""
+
+    settings: BookieSettings
+    cookie: Cookie
+    cache: WriteCache
+    read_cache: ReadCache
+    adds: Adds
+    reads: Reads
+    waiters: Waiters
+    ledgers: LedgerStates
+    logs: EntryLogs
+    journals: Journals
+    checkpointer: Checkpointer
+    collector: Collector
+    scrubber: Scrubber
+    damage: Damage
+    disk_space: DiskSpace
+    load: LoadMeter
+    replayed_records: int
+
+    @property
+    def read_only(self) -> bool:
+        """Whether new entries are refused."""
+
+
+def bookie_info(bookie: StatusSource) -> dict[str, Any]:
     """The map of BookieInfo. Disks as the disk watch saw them last, some seconds ago."""
     directories = bookie.disk_space.directories
     disks = {
@@ -96,7 +134,7 @@ def bookie_info(bookie: Bookie) -> dict[str, Any]:
     }
 
 
-def bookie_problems(bookie: Bookie) -> dict[str, str]:
+def bookie_problems(bookie: StatusSource) -> dict[str, str]:
     """What an operator should know although the bookie works. A failure, which ends it, is not among them."""
     problems: dict[str, str] = {}
     if not bookie.settings.journal_sync_data:
@@ -134,7 +172,7 @@ def bookie_problems(bookie: Bookie) -> dict[str, str]:
     return problems
 
 
-def bookie_figures(bookie: Bookie) -> dict[str, int]:
+def bookie_figures(bookie: StatusSource) -> dict[str, int]:
     """Everything that the parts keep, by the names of metrics (without `magnetar_bookie_`); sizes in bytes."""
     flushes = bookie.checkpointer.figures
     states = bookie.logs.directory_states
@@ -174,7 +212,7 @@ def bookie_figures(bookie: Bookie) -> dict[str, int]:
     }
 
 
-def bookie_histograms(bookie: Bookie) -> list[Distribution]:
+def bookie_histograms(bookie: StatusSource) -> list[Distribution]:
     """Distributions, in seconds unless the name says otherwise."""
     return [
         *bookie.journals.histograms(),

@@ -112,12 +112,12 @@ async def _start_bookie(settings: ServiceSettings, daemon: Daemon) -> Started:
 
     from .metrics import service_metrics
     from .production import bookie_components
-    from .standalone import lock_data, open_bookie, serve_bookie
+    from .standalone import lock_data, serve_bookie, start_bookie
 
     stops = AsyncExitStack()
     daemon.on_stop("bookie", stops.aclose)
     lock_data(OsFiles(), settings, stops)
-    bookie = await open_bookie(settings, bookie_components(), daemon.fail, stops)
+    bookie = await start_bookie(settings, bookie_components(), daemon.fail, stops)
     server = await serve_bookie(bookie, settings, stops)
     return Started({"bookie": server.addresses[0]}, lambda: service_metrics(None, bookie), bookie.problems)
 

@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from magnetar.bookie import Bookie, BookieComponents
+from magnetar.bookie import Bookie, BookieComponents, open_bookie
 from magnetar.bookie.gc import MetadataLedgers
 from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
@@ -108,7 +108,7 @@ class Standalone:
             metadata = await self._open_metadata()
             repair_queue = MetadataRepairQueue(metadata)
             self._stops.push_async_callback(repair_queue.close)
-            bookie = self.bookie = await open_bookie(
+            bookie = self.bookie = await start_bookie(
                 self.settings,
                 await self._bookie_components(metadata, repair_queue),
                 self._fail,
@@ -198,11 +198,11 @@ def open_metadata(
     return metadata
 
 
-async def open_bookie(
+async def start_bookie(
     settings: ServiceSettings, components: BookieComponents, on_failure: Failure, stops: AsyncExitStack
 ) -> Bookie:
     """Replays the journal and is ready for entries. DataDirectoryError, StorageFailed."""
-    bookie = await Bookie.open(settings.bookie, components)
+    bookie = await open_bookie(settings.bookie, components)
     bookie.on_failure = on_failure
     stops.push_async_callback(bookie.close)
     return bookie

@@ -9,7 +9,7 @@
 `start` makes the components one after another and registers how each is stopped as soon as it runs:
 
     async def start(daemon: Daemon) -> None:
-        bookie = await Bookie.open(settings, components)
+        bookie = await open_bookie(settings, components)
         bookie.on_failure = daemon.fail
         daemon.on_stop("bookie", bookie.close)
 

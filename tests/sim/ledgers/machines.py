@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from magnetar.bookie import Bookie, BookieSettings, inline_components
+from magnetar.bookie import Bookie, BookieSettings, inline_components, open_bookie
 from magnetar.bookie.gc import MetadataLedgers
 from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.read_only import clear_read_only, marker_path, set_read_only
@@ -266,7 +266,7 @@ class Machine:
             clock=SimClock(self.loop),
             existing_ledgers=MetadataLedgers(metadata, timeout_s=2.0),
         )
-        bookie = await Bookie.open(self._settings, components)
+        bookie = await open_bookie(self._settings, components)
         bookie.on_failure = fail
         if bookie.failure is not None:
             raise bookie.failure

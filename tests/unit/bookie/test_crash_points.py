@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from magnetar.bookie import Bookie
+from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.index import ModelStorage
 from magnetar.proto.errors import DataDirectoryError, EntryNotFound, LedgerFenced, LedgerNotFound
 from support.bookie_kit import KIB, add, entry, model_components, small_settings
@@ -31,14 +31,14 @@ class Promises:
         self.finished = False
 
 
-async def open_bookie(disk: SimDisk, loop: SimLoop, process: object, storage: ModelStorage) -> Bookie:
-    return await Bookie.open(SETTINGS, model_components(storage, disk.mount(process)))  # type: ignore[arg-type]
+async def open_simulated(disk: SimDisk, loop: SimLoop, process: object, storage: ModelStorage) -> Bookie:
+    return await open_bookie(SETTINGS, model_components(storage, disk.mount(process)))  # type: ignore[arg-type]
 
 
 async def workload(
     disk: SimDisk, loop: SimLoop, process: object, storage: ModelStorage, kept: Promises
 ) -> None:
-    bookie = await open_bookie(disk, loop, process, storage)
+    bookie = await open_simulated(disk, loop, process, storage)
     checkpoints: list[asyncio.Task[None]] = []
     for number in range(ENTRIES):
         for ledger_id in range(LEDGERS):
@@ -68,7 +68,7 @@ async def workload(
 
 
 async def check(disk: SimDisk, loop: SimLoop, storage: ModelStorage, kept: Promises) -> None:
-    bookie = await open_bookie(disk, loop, None, storage)
+    bookie = await open_simulated(disk, loop, None, storage)
     for (ledger_id, number), data in kept.stored.items():
         entries, _ = await bookie.read(ledger_id, number, number)
         assert entries == [data]
@@ -110,7 +110,7 @@ def crash_at(point: int | None, seed: int, second_point: int | None = None) -> t
         if second_point is not None:
             again = loop.start_process("again")
             disk.at_call(second_point, again.kill)
-            opened = again.spawn(open_bookie(disk, loop, again, storage))
+            opened = again.spawn(open_simulated(disk, loop, again, storage))
 
             async def opened_or_dead() -> None:
                 while again.alive and not opened.done():

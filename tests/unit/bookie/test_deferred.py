@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from magnetar.bookie import Bookie, BookieSettings
+from magnetar.bookie import Bookie, BookieSettings, open_bookie
 from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.journal.journal import Journal
 from magnetar.bookie.server import BookieServer
@@ -301,7 +301,7 @@ def test_power_loss_takes_what_was_accepted_and_keeps_what_was_forced() -> None:
         process = loop.start_process("bookie")
 
         async def life() -> None:
-            bookie = await Bookie.open(SETTINGS, model_components(storage, disk.mount(process)))
+            bookie = await open_bookie(SETTINGS, model_components(storage, disk.mount(process)))
             adds = Answers(bookie)
             adds.add(0, 1)
             await bookie.force(1)
@@ -312,7 +312,7 @@ def test_power_loss_takes_what_was_accepted_and_keeps_what_was_forced() -> None:
         await asyncio.wait([process.spawn(life())])
         process.kill()
         disk.lose_power()
-        bookie = await Bookie.open(SETTINGS, model_components(storage, disk.mount()))
+        bookie = await open_bookie(SETTINGS, model_components(storage, disk.mount()))
         assert (await bookie.read(1, 0, 3))[0] == [entry(1, 0), entry(1, 1)]
         with pytest.raises(EntryNotFound):
             await bookie.read(1, 2, 2)
@@ -325,7 +325,7 @@ def test_power_loss_takes_what_was_accepted_and_keeps_what_was_forced() -> None:
 @pytest.mark.sim
 def test_rule_04_a_force_after_a_failed_sync_fails() -> None:
     async def main(disk: SimDisk, loop: SimLoop, storage: ModelStorage) -> None:
-        bookie = await Bookie.open(SETTINGS, model_components(storage, disk.mount()))
+        bookie = await open_bookie(SETTINGS, model_components(storage, disk.mount()))
         await add(bookie, entry(9, 0))
         failures: list[MagnetarError] = []
         bookie.on_failure = failures.append

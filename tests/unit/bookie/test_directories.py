@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.bookie import Bookie
+from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.cookie import JOURNAL_ROLE, read_cookie, write_cookie
 from magnetar.bookie.directories import (
     forget_ledger_directory,
@@ -47,7 +47,7 @@ class Machine:
         self, journals: str = "ab", ledgers: str = "ab", *, cluster: int = 0, **changes: Any
     ) -> Bookie:
         components = replace(model_components(self.storage, seed=self.seed), cluster=cluster)
-        return await Bookie.open(self.settings(journals, ledgers, **changes), components)
+        return await open_bookie(self.settings(journals, ledgers, **changes), components)
 
     def settings(self, journals: str = "ab", ledgers: str = "ab", **changes: Any) -> Any:
         return small_settings(

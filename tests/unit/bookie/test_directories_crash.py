@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.bookie import Bookie
+from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.index import ModelStorage
 from magnetar.proto.errors import DataDirectoryError
 from support.bookie_kit import add, add_all, crash, entry, model_components, small_settings
@@ -42,7 +42,7 @@ class Run:
 
     async def open(self, journals: str, ledgers: str, process: object = None) -> Bookie:
         files = self.disk.mount(process) if process is not None else self.disk.mount()  # type: ignore[arg-type]
-        return await Bookie.open(settings(journals, ledgers), model_components(self.storage, files))
+        return await open_bookie(settings(journals, ledgers), model_components(self.storage, files))
 
     async def workload(self, process: object) -> None:
         number = 0

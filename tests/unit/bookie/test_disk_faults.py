@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.bookie import Bookie
+from magnetar.bookie import open_bookie
 from magnetar.bookie.index import ModelStorage
 from magnetar.proto.errors import BookieReadOnly, DiskFull, MagnetarError
 from support.bookie_kit import KIB, add, entry, model_components, small_settings, until
@@ -62,7 +62,7 @@ def test_rule_04_every_failed_call_stops_the_bookie_and_loses_nothing_acknowledg
 
 def test_rule_12_a_flush_that_finds_the_disk_full_is_tried_again_and_nothing_is_lost() -> None:
     async def main(disk: SimDisk, loop: SimLoop, storage: ModelStorage) -> None:
-        bookie = await Bookie.open(SETTINGS, model_components(storage, disk.mount()))
+        bookie = await open_bookie(SETTINGS, model_components(storage, disk.mount()))
         entries = [entry(1, number, b"x" * 1000) for number in range(50)]
         for data in entries[:30]:
             assert await add(bookie, data) == 0
@@ -78,7 +78,7 @@ def test_rule_12_a_flush_that_finds_the_disk_full_is_tried_again_and_nothing_is_
         for data in entries[30:]:
             assert await add(bookie, data) == 0
         await bookie.close()
-        bookie = await Bookie.open(SETTINGS, model_components(storage, disk.mount()))
+        bookie = await open_bookie(SETTINGS, model_components(storage, disk.mount()))
         assert (await bookie.read(1, 0, 99))[0] == entries
         await bookie.close()
 
@@ -94,7 +94,7 @@ def test_rule_12_a_disk_that_fills_up_ends_in_read_only_and_not_in_a_crash() -> 
             disk_check_interval_s=0.01,
             disk_minimum_free_bytes=1 << 20,
         )
-        bookie = await Bookie.open(settings, model_components(storage, disk.mount()))
+        bookie = await open_bookie(settings, model_components(storage, disk.mount()))
         failures: list[MagnetarError] = []
         bookie.on_failure = failures.append
         stored, number = 0, 0
@@ -108,7 +108,7 @@ def test_rule_12_a_disk_that_fills_up_ends_in_read_only_and_not_in_a_crash() -> 
         assert len((await bookie.read(1, 0, stored - 1, max_bytes=1 << 30))[0]) == stored
         await bookie.fence(1)
         await bookie.close()
-        bookie = await Bookie.open(settings, model_components(storage, disk.mount()))
+        bookie = await open_bookie(settings, model_components(storage, disk.mount()))
         assert len((await bookie.read(1, 0, stored - 1, max_bytes=1 << 30))[0]) == stored
         while not bookie.read_only:  # the start gave the files that it needs no more back
             assert await add(bookie, entry(3, number, b"x" * 10_000)) in (0, BookieReadOnly.code)
@@ -123,7 +123,7 @@ def test_rule_12_a_disk_that_fills_up_ends_in_read_only_and_not_in_a_crash() -> 
 
 def test_a_failed_read_is_damage_and_stops_nothing() -> None:
     async def main(disk: SimDisk, loop: SimLoop, storage: ModelStorage) -> None:
-        bookie = await Bookie.open(SETTINGS, model_components(storage, disk.mount()))
+        bookie = await open_bookie(SETTINGS, model_components(storage, disk.mount()))
         await add(bookie, entry(1, 0))
         await bookie.checkpoint()
         disk.fail("read", "entrylog", times=10)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.bookie import Bookie
+from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.device import RingJournalDevice
 from magnetar.bookie.device.writer_process import CONTROL, DURABLE, FULL, REPORT, WRITTEN, PlainDisk, Writer
 from magnetar.bookie.index import ModelStorage
@@ -57,7 +57,7 @@ def simulate(main: Callable[[SimDisk, ModelStorage], Coroutine[Any, Any, None]])
 
 async def open_sim(disk: SimDisk, storage: ModelStorage, **changes: Any) -> Bookie:
     changes = {"disk_check_interval_s": 0.05, "checkpoint_interval_s": 1000.0} | changes
-    return await Bookie.open(small_settings(DIRECTORY, **changes), model_components(storage, disk.mount()))
+    return await open_bookie(small_settings(DIRECTORY, **changes), model_components(storage, disk.mount()))
 
 
 def records(bookie: Bookie, path: str) -> list[RecordType]:

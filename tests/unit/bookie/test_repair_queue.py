@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.bookie import Bookie
+from magnetar.bookie import open_bookie
 from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.scrub import repair_queue as module
 from magnetar.bookie.scrub.damage import Damage
@@ -84,7 +84,7 @@ async def test_a_damaged_entry_of_a_bookie_comes_into_the_queue(tmp_path: Path) 
     queue = MetadataRepairQueue(store)
     storage = ModelStorage()
     components = replace(model_components(storage), repair_queue=queue)
-    bookie = await Bookie.open(small_settings(str(tmp_path)), components)
+    bookie = await open_bookie(small_settings(str(tmp_path)), components)
     queue.start(bookie.cookie.bookie_id)
     assert set(await add_all(bookie, [entry(6, number) for number in range(4)])) == {0}
     await bookie.close()
@@ -94,7 +94,7 @@ async def test_a_damaged_entry_of_a_bookie_comes_into_the_queue(tmp_path: Path) 
     data[place.offset + 50] ^= 1
     path.write_bytes(data)
     components = replace(model_components(storage), repair_queue=queue)
-    bookie = await Bookie.open(small_settings(str(tmp_path)), components)
+    bookie = await open_bookie(small_settings(str(tmp_path)), components)
     with pytest.raises(EntryDamaged):
         await bookie.read(6, 2, 2)
     while (node := await store.get(damaged_path(bookie.cookie.bookie_id, 6))) is None:

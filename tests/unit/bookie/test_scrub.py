@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.bookie import Bookie, inline_components
+from magnetar.bookie import Bookie, inline_components, open_bookie
 from magnetar.bookie.index import LedgerRecord, Location, ModelLocationIndex, ModelStorage
 from magnetar.bookie.scrub import scrubber as scrubber_module
 from magnetar.bookie.scrub.pace import Pace
@@ -348,7 +348,7 @@ class Machine:
                     files, random.Random(1), lambda path: ModelLocationIndex(self.index)
                 )
                 object.__setattr__(components, "clock", SimClock(self.loop))
-                bookie = await Bookie.open(self.settings, components)
+                bookie = await open_bookie(self.settings, components)
                 result = await script(bookie)
                 await bookie.close()
                 over.set_result(result)

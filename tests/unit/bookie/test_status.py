@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.bookie import Bookie
+from magnetar.bookie import open_bookie
 from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.metrics import Histogram
 from magnetar.bookie.read_only import clear_read_only, set_read_only
@@ -76,7 +76,7 @@ async def test_rule_12_a_full_directory_is_named_and_the_bookie_read_only_when_n
         disk_minimum_free_bytes=10 << 20,
         disk_check_interval_s=0.005,
     )
-    bookie = await Bookie.open(settings, model_components(ModelStorage(), files))
+    bookie = await open_bookie(settings, model_components(ModelStorage(), files))
     assert bookie.problems() == {}
     info = bookie.info()
     assert (info["free_bytes"], info["total_bytes"]) == (1800 << 20, 2000 << 20)
@@ -166,7 +166,7 @@ def test_a_ledger_directory_whose_disk_cannot_be_asked_has_failed() -> None:
         settings = small_settings(
             "/data/bookie", ledger_directories=("/one", "/two"), disk_check_interval_s=0.01
         )
-        bookie = await Bookie.open(settings, model_components(storage, files))
+        bookie = await open_bookie(settings, model_components(storage, files))
 
         def free_bytes(path: str) -> tuple[int, int]:
             if path == "/one":
@@ -186,7 +186,7 @@ def test_a_ledger_directory_whose_disk_cannot_be_asked_has_failed() -> None:
 
 async def test_a_bookie_tells_where_it_stands(tmp_path: Path) -> None:
     settings = small_settings(str(tmp_path / "data"), rack="r 7", zone="north")
-    bookie = await Bookie.open(settings, model_components(ModelStorage(), OsFiles()))
+    bookie = await open_bookie(settings, model_components(ModelStorage(), OsFiles()))
     info = bookie.info()
     assert (info["rack"], info["zone"]) == ("r 7", "north")
     await bookie.close()

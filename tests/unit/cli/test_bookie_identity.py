@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.bookie import Bookie
+from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.directories import replace_cookie
 from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.layout import DataLayout
@@ -26,7 +26,7 @@ async def start(path: Path, metadata: MemoryMetadataStore, storage: ModelStorage
     """As the service does."""
     rng = random.Random(seed)
     components = replace(model_components(storage, seed=seed), cluster=await cluster_instance(metadata, rng))
-    bookie = await Bookie.open(small_settings(str(path), bookie_id="b1"), components)
+    bookie = await open_bookie(small_settings(str(path), bookie_id="b1"), components)
     try:
         await introduce_bookie(bookie, metadata)
     except DataDirectoryError:
