@@ -63,6 +63,7 @@ class SimTransport(asyncio.Transport):
         self._due = 0  # pieces of _wire whose time has come; more than 0 only while the peer is stalled
         self._delivering = False  # a _deliver is ready to run
         self._last_arrival = 0.0  # nothing sent later arrives before this moment
+        self._broken = False  # nothing that this end sends arrives any more
         self._arrived = bytearray()
         self._end_arrived = False
         self._end_told = False
@@ -185,10 +186,13 @@ class SimTransport(asyncio.Transport):
         self._soon(connected)
 
     def break_off(self, error: Exception) -> None:
-        """The connection is broken: this end is told at a time of its own, and nothing more arrives."""
+        """The connection is broken: nothing that this end sends arrives any more, and it is told at a time of its own.
+
+        Until then it goes on writing, as far as the window has room: a stream whose middle is lost has lost its rest.
+        """
+        self._broken = True
         self._wire.clear()
         self._due = 0
-        self._outgoing.clear()
         if not self.lost:
             self._outside(self._network.draw_latency() * 3, self._lose, error)
 
@@ -248,6 +252,8 @@ class SimTransport(asyncio.Transport):
             self._await_room()
 
     def _put_on_wire(self, piece: bytes | None) -> None:
+        if self._broken:
+            return
         # An arrival takes the oldest piece, whichever it was made for: the order holds although latencies differ.
         self._wire.append(piece)
         arrival = max(self._loop.time() + self._network.draw_latency(), self._last_arrival)

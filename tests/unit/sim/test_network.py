@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -169,6 +170,49 @@ def test_cut_reaches_both_ends_and_loses_what_was_on_its_way(loop: SimLoop) -> N
         assert loop.trace.faults["cut"] == 1
 
     loop.run(main())
+
+
+FAULTS: dict[str, Callable[[SimLoop, Recorder, SimProcess], object]] = {
+    "cut": lambda loop, client, process: loop.network.cut_one(),
+    "abort": lambda loop, client, process: client.transport.abort(),
+    "close": lambda loop, client, process: client.transport.close(),
+    "kill": lambda loop, client, process: process.kill(),
+    "partition": lambda loop, client, process: loop.network.partition(0.001),
+    "cut in a partition": lambda loop, client, process: (
+        loop.network.partition(0.001),
+        loop.network.cut_one(),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("seed", range(20))
+def test_what_arrives_is_always_a_prefix_of_what_was_written(seed: int, fault: str) -> None:
+    """Both ends go on writing until they are told of the fault, and one of them is told later than the other."""
+    loop = SimLoop(seed)
+    data = random.Random(seed).randbytes(200_000)
+
+    async def write(end: Recorder) -> None:
+        position = 0
+        while position < len(data):
+            size = loop.rng.choice((1, 100, 5000))
+            end.transport.write(data[position : position + size])
+            position += size
+            await asyncio.sleep(loop.rng.uniform(0, 100e-6))
+
+    async def main() -> None:
+        process = loop.start_process("server")
+        client, server = await pair(loop, process)
+        writers = [loop.create_task(write(client)), process.spawn(write(server))]
+        await asyncio.sleep(loop.rng.uniform(0, 3e-3))
+        FAULTS[fault](loop, client, process)
+        await asyncio.sleep(5)
+        for end in (client, server):
+            assert data.startswith(end.data), len(end.data)
+        assert writers[0].done()
+
+    loop.run(main())
+    loop.close()
 
 
 def test_partition_holds_everything_back_until_it_heals(loop: SimLoop) -> None:
