@@ -110,7 +110,7 @@ class Machine:
         self.process = self.bookie = None
         self.loop.trace.fault("crash_power" if power else "crash_process", self.name)
         try:
-            process.kill()
+            process.kill(power=power)
         finally:  # killed from inside a disk call: the rest happens outside of it
             self.loop.call_outside(0.0, self._after_crash, power)
 
@@ -155,7 +155,7 @@ class Machine:
         self.loop.trace.fault("read_only", self.name)
         self._read_only_until = max(self._read_only_until, self.loop.time() + seconds)
         self._operate(self._mark_read_only)
-        self.loop.call_outside(seconds + 0.001, self._operate, self._mark_read_only)
+        self.loop.call_outside(seconds + 0.002, self._operate, self._mark_read_only)
 
     def _mark_read_only(self, bookie: Bookie) -> None:
         files, layout = bookie.components.files, bookie.layout

@@ -81,6 +81,70 @@ def test_executor_runs_later_and_hands_back_result_and_error(loop: SimLoop) -> N
     loop.run(main())
 
 
+def test_cancelled_job_of_an_executor_may_have_begun() -> None:
+    ran: list[int] = []
+
+    async def main(loop: SimLoop) -> None:
+        job = loop.run_in_executor(None, ran.append, loop.seed)
+        job.cancel()
+        await asyncio.sleep(1)
+        assert job.cancelled()
+        await loop.run_in_executor(None, lambda: None)  # and one that fails when nobody waits any more
+        loop.run_in_executor(None, lambda: 1 // 0).cancel()
+        await asyncio.sleep(1)
+
+    for seed in range(20):
+        loop = SimLoop(seed)
+        loop.run(main(loop))
+        loop.close()
+    assert 0 < len(ran) < 20
+
+
+def test_call_soon_gives_no_timer(loop: SimLoop) -> None:
+    """Production code may ask which of the two it holds."""
+    assert not isinstance(loop.call_soon(str), asyncio.TimerHandle)
+    assert isinstance(loop.call_later(1, str), asyncio.TimerHandle)
+
+
+def late_by(seed: int) -> list[float]:
+    """How late the timers of a process run, each set for a moment of its own; negative: early."""
+    loop = SimLoop(seed)
+    process = loop.start_process("p")
+    late: list[float] = []
+
+    async def wait() -> None:
+        for number in range(200):
+            when, ran = loop.time() + number * 0.00013, loop.create_future()
+            loop.call_at(when, ran.set_result, None)
+            await ran
+            late.append(loop.time() - when)
+
+    loop.run(process.spawn(wait()))  # type: ignore[arg-type]
+    loop.close()
+    return late
+
+
+def test_timers_of_a_loop_that_counts_milliseconds_may_be_early_and_swap_places() -> None:
+    assert min(late_by(2)) >= 0.0
+    assert -0.00051 < min(late_by(3)) < -0.0003
+    loop = SimLoop(3)
+    order: list[str] = []
+
+    async def main() -> None:
+        assert loop.time() == loop.time() == round(loop.time(), 3)
+        for _ in range(20):
+            order.clear()
+            loop.call_later(0.0014, order.append, "later")
+            loop.call_later(0.0006, order.append, "earlier")
+            await asyncio.sleep(0.01)
+            if order == ["later", "earlier"]:
+                return
+        pytest.fail("they never did")
+
+    loop.run(loop.start_process("p").spawn(main()))  # type: ignore[arg-type]
+    loop.close()
+
+
 def test_failing_callback_fails_the_run(loop: SimLoop) -> None:
     async def main() -> None:
         loop.call_soon(lambda: 1 // 0)
@@ -158,10 +222,10 @@ def test_children_of_a_process_belong_to_it(loop: SimLoop) -> None:
 
     async def main() -> None:
         process.spawn(parent())
-        await asyncio.sleep(1)
+        await asyncio.sleep(1.05)
         process.kill()
         count = len(ticks)
-        assert count == 10
+        assert count == 11
         await asyncio.sleep(5)
         assert len(ticks) == count
 
@@ -205,6 +269,22 @@ def test_pause_delays_and_keeps_the_order(loop: SimLoop) -> None:
     assert [number for number, _ in seen] == list(range(5))
     assert seen[0][1] > 10
     assert loop.trace.faults["pause"] == 1
+
+
+def test_pause_of_a_busy_process_is_as_long_as_asked_for(loop: SimLoop) -> None:
+    process = loop.start_process("slow")
+    seen: list[float] = []
+
+    async def main() -> None:
+        process.busy(0.001)
+        process.pause(10)
+        process.pause(1)
+        process.call(loop.call_soon, lambda: seen.append(loop.now))
+        await asyncio.sleep(20)
+
+    loop.run(main())
+    assert 11 <= seen[0] < 11.1
+    assert not process.paused
 
 
 def test_signal_reaches_the_handler_of_its_process(loop: SimLoop) -> None:
