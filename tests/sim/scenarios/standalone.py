@@ -22,7 +22,7 @@ from magnetar.metadata.key_value import KeyValue, ModelKeyValue
 from magnetar.metadata.local import LocalMetadataStore
 from magnetar.proto.errors import MagnetarError, StorageFailed
 from sim.storm import PORT, play_storm
-from support.sim import SimClock, SimDisk, SimFiles, SimLoop, SimProcess, Trace
+from support.sim import ProcessKilled, SimClock, SimDisk, SimFiles, SimLoop, SimProcess, Trace
 
 EXPECTED_FAULTS = (
     "crash_process",
@@ -98,11 +98,16 @@ class SyncedKeyValue:
 
     def write_synced(self, changes: Mapping[bytes, bytes | None]) -> None:
         """See KeyValue."""
+        disk = self._files.disk
         try:
-            self._files.disk.call("sync", "metadata", len(changes))
-        except OSError as error:
+            disk.call("sync", "metadata", len(changes))
+            self._files.check_alive()
+        except (OSError, ProcessKilled) as error:
+            if disk.rng.random() < 0.5:  # it is durable all the same, and nobody was told
+                self._storage.write_synced(changes)
+            if isinstance(error, ProcessKilled):
+                raise
             raise StorageFailed(f"the metadata store cannot write: {error}") from error
-        self._files.check_alive()
         self._storage.write_synced(changes)
         self._files.disk.block()
 
