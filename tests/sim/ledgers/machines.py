@@ -261,9 +261,11 @@ class Machine:
             self.live_index = EagerIndex(self.index, rng)
             return self.live_index
 
+        clock = SimClock(self.loop)
+        clock.set_now_and_then(process)
         components = dataclasses.replace(
             inline_components(files, rng, open_index),
-            clock=SimClock(self.loop),
+            clock=clock,
             existing_ledgers=MetadataLedgers(metadata, timeout_s=2.0),
         )
         bookie = await open_bookie(self._settings, components)

@@ -35,6 +35,7 @@ EXPECTED_FAULTS = (
     "pause",
     "sync_EIO",
     "uncached_read",
+    "clock_set",
 )
 MIB = 1024 * 1024
 DATA = "/data"
@@ -131,6 +132,7 @@ class StandaloneBackend:
         """See Backend."""
         files = self.disk.mount(process)
         clock = SimClock(self._loop)
+        clock.set_now_and_then(process)
         rng = random.Random(self._loop.rng.getrandbits(64))
         failed: asyncio.Future[None] = self._loop.create_future()
 

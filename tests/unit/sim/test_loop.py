@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -330,6 +331,27 @@ def test_clock_follows_virtual_time(loop: SimLoop) -> None:
         return clock.now_ms() - before
 
     assert loop.run(main()) == 1500
+
+
+def test_clock_that_is_set_now_and_then_also_goes_back_and_ends_with_its_process(loop: SimLoop) -> None:
+    clock, process = SimClock(loop), loop.start_process("p")
+    clock.set_now_and_then(process)
+    seen: list[int] = []
+
+    async def main() -> None:
+        for _ in range(200):
+            await asyncio.sleep(0.5)
+            seen.append(clock.now_ms())
+        process.kill()
+        times = loop.trace.faults["clock_set"]
+        await asyncio.sleep(100)
+        assert loop.trace.faults["clock_set"] == times
+
+    loop.run(main())
+    steps = [later - earlier for earlier, later in itertools.pairwise(seen)]
+    assert min(steps) < -1000
+    assert max(steps) > 10_000
+    assert steps.count(500) > 100
 
 
 def test_same_seed_same_trace() -> None:
