@@ -153,13 +153,13 @@ class Machine:
     def turn_read_only(self, seconds: float) -> None:
         """By its operator; recoveries may still add."""
         self.loop.trace.fault("read_only", self.name)
-        self._read_only_until = max(self._read_only_until, self.loop.time() + seconds)
+        self._read_only_until = max(self._read_only_until, self.loop.now + seconds)
         self._operate(self._mark_read_only)
-        self.loop.call_outside(seconds + 0.002, self._operate, self._mark_read_only)
+        self.loop.call_outside(seconds + 0.001, self._operate, self._mark_read_only)
 
     def _mark_read_only(self, bookie: Bookie) -> None:
         files, layout = bookie.components.files, bookie.layout
-        if self.loop.time() < self._read_only_until:
+        if self.loop.now < self._read_only_until:
             set_read_only(files, layout, "simulated")
         elif files.exists(marker_path(layout)):
             clear_read_only(files, layout)

@@ -7,7 +7,8 @@ nothing is ready, by `CALLBACK_SECONDS` with every callback, by `consume` when s
 
 Of the real loops, asyncio's runs no timer early. uvloop's time stands still for a millisecond, and it rounds delays to
 whole ones: a timer may run half a millisecond before its time, and after one that was set for later. Processes of odd
-seeds live on such a loop. What belongs to no process has exact times.
+seeds live on such a loop. Each process counts its seconds from a moment of its own, as the monotonic clock of a machine
+does. What belongs to no process has exact times, from `now`.
 
 Sets of tasks (asyncio.wait, TaskGroup) are a leak of memory addresses into order; so tasks hash by their number.
 
@@ -95,9 +96,11 @@ class SimLoop(UnsimulatedParts):
 
     def time(self) -> float:
         """Virtual seconds, as the process that asks counts them."""
-        if self.whole_milliseconds and current_process() is not None:
-            return int(self.now * 1000) / 1000
-        return self.now
+        process = current_process()
+        if process is None:
+            return self.now
+        seconds = self.now + process.time_offset
+        return int(seconds * 1000) / 1000 if self.whole_milliseconds else seconds
 
     def consume(self, seconds: float) -> None:
         """Simulated code has blocked for so long: everything else that became due runs late."""
@@ -138,11 +141,14 @@ class SimLoop(UnsimulatedParts):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> SimTimerHandle:
-        """`when` in the loop's time."""
-        if self.whole_milliseconds and current_process() is not None:
-            # A little behind the millisecond, so that `time` shows it whichever way the division is rounded.
-            milliseconds = int(self.now * 1000)
-            when = (milliseconds + max(0, round(when * 1000 - milliseconds)) + 1e-4) / 1000
+        """`when` in the time of the process that calls."""
+        process = current_process()
+        if process is not None:
+            if self.whole_milliseconds:
+                # A little behind the millisecond, so that `time` shows it whichever way the division is rounded.
+                milliseconds = int((self.now + process.time_offset) * 1000)
+                when = (milliseconds + max(0, round(when * 1000 - milliseconds)) + 1e-3) / 1000
+            when -= process.time_offset
         return self.call_precisely(when, callback, *args, context=context)
 
     def call_precisely(

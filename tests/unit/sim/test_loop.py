@@ -146,6 +146,24 @@ def test_timers_of_a_loop_that_counts_milliseconds_may_be_early_and_swap_places(
     loop.close()
 
 
+def test_each_process_counts_its_seconds_from_a_moment_of_its_own(loop: SimLoop) -> None:
+    async def wait() -> tuple[float, float]:
+        start = loop.time()
+        await asyncio.sleep(3)
+        async with asyncio.timeout(2):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout_at(loop.time() + 1):
+                    await asyncio.sleep(60)
+        return start, loop.time()
+
+    async def main() -> None:
+        clocks = [await loop.start_process(name).spawn(wait()) for name in "ab"]
+        assert [round(end - start, 2) for start, end in clocks] == [4.0, 4.0]
+        assert abs(clocks[0][0] - clocks[1][0]) > 10
+
+    loop.run(main())
+
+
 def test_failing_callback_fails_the_run(loop: SimLoop) -> None:
     async def main() -> None:
         loop.call_soon(lambda: 1 // 0)
