@@ -219,7 +219,12 @@ class SimTransport(asyncio.Transport):
             self._outside(self._network.draw_latency() * 3, self._fail, error)
 
     def owner_died(self) -> None:
-        """The kernel closes the dead process's socket: the end behind what was sent, or a reset."""
+        """The kernel closes the dead process's socket: the end behind what was sent, or a reset.
+
+        One that the process had closed is the kernel's business already.
+        """
+        if self.lost:
+            return
         self.lost = True
         self._outgoing.clear()
         if self._loop.rng.random() < 0.5:

@@ -299,6 +299,27 @@ def test_killed_process_is_noticed_by_its_peer_and_never_told_itself(seed: int) 
     loop.close()
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_what_a_process_sent_and_closed_before_its_end_arrives(seed: int) -> None:
+    loop = SimLoop(seed)
+
+    async def main() -> None:
+        process = loop.start_process("server")
+        client, server = await pair(loop, process)
+        for _ in range(10):
+            server.transport.write(b"last words")
+        server.transport.close()
+        await asyncio.sleep(0)  # the transport tells it, and nothing has arrived yet
+        process.kill()
+        await asyncio.sleep(1)
+        assert client.data == b"last words" * 10
+        assert client.events == ["made", "eof", "lost"]
+        assert client.errors == [None]
+
+    loop.run(main())
+    loop.close()
+
+
 def test_cut_reaches_both_ends_and_loses_what_was_on_its_way(loop: SimLoop) -> None:
     async def main() -> None:
         client, server = await pair(loop)
