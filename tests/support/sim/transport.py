@@ -247,7 +247,7 @@ class SimTransport(asyncio.Transport):
             self.arrive()
 
     def arrive(self) -> None:
-        """Takes what is due from the wire of the peer."""
+        """Takes what is due from the wire of the peer, unless nothing arrives at this end."""
         if self.incoming_stalled or self._powerless:
             return
         peer = self.peer
@@ -263,6 +263,8 @@ class SimTransport(asyncio.Transport):
             else:
                 self._arrived += piece
         self._deliver_soon()
+        if self._outgoing:  # acknowledgements may have been held back as well
+            self._await_room()
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -280,7 +282,7 @@ class SimTransport(asyncio.Transport):
         """Moves buffered bytes onto the wire as far as the window has room."""
         outgoing, network, now = self._outgoing, self._network, self._loop.now
         acknowledgements = self._acknowledgements
-        while acknowledgements and acknowledgements[0][0] <= now:
+        while acknowledgements and acknowledgements[0][0] <= now and not self.incoming_stalled:
             self._unread -= acknowledgements.popleft()[1]
         while outgoing and self._unread < self._window:
             size = min(len(outgoing), self._window - self._unread)
@@ -357,7 +359,7 @@ class SimTransport(asyncio.Transport):
     def _room(self) -> None:
         """The first acknowledgement is here, and perhaps more of them."""
         self._awaits_room = False
-        if self.lost:
+        if self.lost or self.incoming_stalled:
             return
         self._send()
         if self._writing_paused and len(self._outgoing) <= self._low and self._protocol is not None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from support.sim import SimLoop, SimProcess
+from support.sim.transport import WINDOWS
 
 
 class Recorder(asyncio.Protocol):
@@ -395,6 +396,22 @@ def test_partition_holds_everything_back_until_it_heals(loop: SimLoop) -> None:
         assert server.data == b"late"
         assert late.done()
         assert loop.trace.faults["partition"] == 1
+
+    loop.run(main())
+
+
+def test_one_way_partition_holds_acknowledgements_back_so_that_the_other_way_ends_at_the_window(
+    loop: SimLoop,
+) -> None:
+    async def main() -> None:
+        client, server = await pair(loop)
+        loop.network.block("", "server", 30)
+        server.transport.write(bytes(5_000_000))
+        await asyncio.sleep(29)
+        assert 0 < len(client.data) <= max(WINDOWS)
+        await asyncio.sleep(5)
+        assert len(client.data) == 5_000_000
+        assert server.events == ["made", "pause", "resume"]
 
     loop.run(main())
 
