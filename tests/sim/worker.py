@@ -29,9 +29,7 @@ from sim import defects
 from sim.report import Report, Scenario
 from support.sim import Trace
 
-SEED_CPU_S = (
-    60  # of the process of a seed; a run that needs more hangs in a callback, however busy the machine is
-)
+SEED_CPU_S = 60  # a run that needs more hangs in a callback, however busy the machine is
 # Address space of the process of a seed, which needs a tenth. No garbage is collected during a run, so one that turns in a
 # circle (a planted defect) would else take the machine's memory, and with it whatever runs beside it, before its time is up.
 SEED_MEMORY_BYTES = 2 << 30

@@ -258,7 +258,7 @@ class Machine:
                 failed.exception()
 
         def open_index(path: str) -> EagerIndex:
-            self.live_index = EagerIndex(self.index, rng)
+            self.live_index = EagerIndex(self.index, rng, files)
             return self.live_index
 
         clock = SimClock(self.loop)

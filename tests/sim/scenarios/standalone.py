@@ -73,17 +73,43 @@ SETTINGS = ServiceSettings(
 
 
 class EagerIndex(ModelLocationIndex):
-    """Also flushes of its own accord, as RocksDB does when its memtable is full."""
+    """Also flushes of its own accord, as RocksDB does when its memtable is full.
 
-    def __init__(self, storage: ModelStorage, rng: random.Random) -> None:
+    A flush takes as long as a job of an executor, and it is a call of the disk, which may be its last, or fail.
+    """
+
+    def __init__(self, storage: ModelStorage, rng: random.Random, files: SimFiles) -> None:
         super().__init__(storage)
         self._rng = rng
+        self._files = files
 
     def put_locations(self, locations: Sequence[tuple[int, int, Location]]) -> None:
         """See LocationIndex."""
         super().put_locations(locations)
         if self._rng.random() < 0.2:
             self.flush_locations_early()
+
+    async def flush_locations(self) -> None:
+        """See LocationIndex."""
+        await self._flush("locations", self.flush_locations_early)
+
+    async def flush_ledgers(self) -> None:
+        """See LocationIndex."""
+        await self._flush("ledgers", self.flush_ledgers_early)
+
+    async def _flush(self, family: str, flush: Callable[[], None]) -> None:
+        def work() -> None:
+            try:
+                self._files.call("sync", f"index of {family}", "flushing")
+            except (MagnetarError, ProcessKilled) as error:
+                if self._rng.random() < 0.5:
+                    flush()
+                if isinstance(error, ProcessKilled):
+                    raise
+                raise StorageFailed(f"the index failed: {error}") from error
+            flush()
+
+        await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 class SyncedKeyValue:
@@ -146,7 +172,7 @@ class StandaloneBackend:
             clock=clock,
             rng=rng,
             open_metadata=lambda path: LocalMetadataStore(SyncedKeyValue(self._metadata.open(), files)),
-            bookie=inline_components(files, rng, lambda path: EagerIndex(self._index, rng)),
+            bookie=inline_components(files, rng, lambda path: EagerIndex(self._index, rng, files)),
         )
         service = Standalone(self._settings, components, on_failure=fail)
         addresses = await service.start()

@@ -402,15 +402,11 @@ class SimFile:
 
     def _fits(self, offset: int, length: int) -> int:
         """Bytes of a write that find room: whole pages behind the end of the file, and all that is in it already."""
-        needed = self._inode.pages_to_add(offset, length)
-        if not needed:
+        inode, disk = self._inode, self._disk
+        if not inode.pages_to_add(offset, length):  # asked first: the space in use is a sum over all files
             return length
-        free = max(0, self._disk.capacity_bytes - self._disk.used_bytes()) // PAGE_BYTES
-        return (
-            length
-            if needed <= free
-            else min(length, max(0, (self._inode.pages() + free) * PAGE_BYTES - offset))
-        )
+        free = max(0, disk.capacity_bytes - disk.used_bytes()) // PAGE_BYTES
+        return min(length, max(0, (inode.pages() + free) * PAGE_BYTES - offset))
 
     def _full(self) -> MagnetarError:
         self._disk.trace.fault("disk_full", self.path)

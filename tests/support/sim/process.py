@@ -54,9 +54,7 @@ class SimProcess:
         self.paused = False
         self.generators: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
         self.stalled: list[Handle] = []  # callbacks that became due while paused, in order
-        self.time_offset = float(
-            loop.rng.randrange(1_000_000)
-        )  # of its loop's time: the uptime of its machine
+        self.time_offset = float(loop.rng.randrange(1_000_000))  # of its loop's time, as an uptime
         self._paused_until = 0.0
         self._loop = loop
         self._context = contextvars.copy_context()

@@ -1,14 +1,15 @@
-"""Simulated metadata: a write that fails may have been stored, and a session whose close is lost ends by its silence."""
+"""Simulated stores: a write that fails may have been stored, and a session whose close is lost ends by its silence."""
 
 import asyncio
 import random
 
 import pytest
 
+from magnetar.bookie.index import LedgerRecord, ModelLocationIndex, ModelStorage
 from magnetar.metadata.key_value import ModelKeyValue
 from magnetar.proto.errors import MagnetarError, StorageFailed
 from sim.ledgers.metadata import MetadataService, ServiceClient
-from sim.scenarios.standalone import SyncedKeyValue
+from sim.scenarios.standalone import EagerIndex, SyncedKeyValue
 from support.sim import ProcessKilled, SimDisk, SimLoop
 
 
@@ -51,3 +52,32 @@ def test_session_whose_close_is_lost_ends_by_its_silence() -> None:
 
     loop.run(process.spawn(client()))  # type: ignore[arg-type]
     loop.close()
+
+
+@pytest.mark.parametrize("fault", ["error", "crash"])
+def test_flush_of_the_index_that_failed_may_have_been_stored(fault: str) -> None:
+    found: set[bool] = set()
+
+    async def flush(index: EagerIndex) -> None:
+        await index.flush_ledgers()
+        index.put_ledgers([(1, LedgerRecord(fenced=True))])
+        if fault == "error":
+            disk.fail("sync", "index")
+            with pytest.raises(StorageFailed):
+                await index.flush_ledgers()
+        else:
+            disk.at_call(disk.calls, process.kill)
+            await index.flush_ledgers()
+
+    async def main() -> None:
+        await asyncio.wait(
+            [process.spawn(flush(EagerIndex(storage, loop.rng, disk.mount(process))))], timeout=1
+        )
+        found.add(ModelLocationIndex(storage).get_ledger(1) is not None)
+
+    for seed in range(20):
+        loop, storage, disk = SimLoop(seed), ModelStorage(), SimDisk(random.Random(seed))
+        process = loop.start_process("bookie")
+        loop.run(main())
+        loop.close()
+    assert found == {True, False}
