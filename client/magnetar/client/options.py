@@ -91,6 +91,7 @@ class ConsumerOptions:
     """
 
     name: str = ""
+    durable: bool = True  # False: the subscription ends with its last consumer
     receiver_queue_messages: int | None = None
     receiver_queue_bytes: int = 16 * 1024 * 1024
     ack_group_messages: int = 1000
