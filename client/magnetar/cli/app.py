@@ -101,45 +101,48 @@ for _command in FLAGS:
     _add_daemon(_command)
 
 
+File = Annotated[
+    str | None,
+    typer.Option("--file", "-f", help="Send each line of this file; - is standard input.", metavar="F"),
+]
+Texts = Annotated[
+    list[str] | None,
+    typer.Option("-m", "--message", help="Send this text; may be repeated.", metavar="TEXT"),
+]
+Payload = Annotated[
+    str | None,
+    typer.Option("--payload", help="Send this whole file as one message; - is standard input.", metavar="F"),
+]
+Key = Annotated[str | None, typer.Option("--key", help="The key of every message.", metavar="TEXT")]
+KeyField = Annotated[
+    str | None,
+    typer.Option("--key-field", help="Lines are JSON objects; this field is the key.", metavar="K"),
+]
+Properties = Annotated[
+    list[str] | None,
+    typer.Option("--property", help="A property of every message; may be repeated.", metavar="NAME=VALUE"),
+]
+EventTime = Annotated[
+    str | None,
+    typer.Option(
+        "--event-time",
+        help="The event time of every message: 2026-01-31T12:00:00 is local time, "
+        "2026-01-31T12:00:00Z and +02:00 name a zone.",
+        metavar="TIME",
+    ),
+]
+
+
 @app.command("produce", rich_help_panel="Messages")
 def produce(
     topic: Topic,
-    file: Annotated[
-        str | None,
-        typer.Option("--file", "-f", help="Send each line of this file; - is standard input.", metavar="F"),
-    ] = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option("-m", "--message", help="Send this text; may be repeated.", metavar="TEXT"),
-    ] = None,
-    payload: Annotated[
-        str | None,
-        typer.Option(
-            "--payload", help="Send this whole file as one message; - is standard input.", metavar="F"
-        ),
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", help="The key of every message.", metavar="TEXT")
-    ] = None,
-    key_field: Annotated[
-        str | None,
-        typer.Option("--key-field", help="Lines are JSON objects; this field is the key.", metavar="K"),
-    ] = None,
-    properties: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--property", help="A property of every message; may be repeated.", metavar="NAME=VALUE"
-        ),
-    ] = None,
-    event_time: Annotated[
-        str | None,
-        typer.Option(
-            "--event-time",
-            help="The event time of every message: 2026-01-31T12:00:00 is local time, "
-            "2026-01-31T12:00:00Z and +02:00 name a zone.",
-            metavar="TIME",
-        ),
-    ] = None,
+    file: File = None,
+    texts: Texts = None,
+    payload: Payload = None,
+    key: Key = None,
+    key_field: KeyField = None,
+    properties: Properties = None,
+    event_time: EventTime = None,
     compression: MessageCompression = "none",
     url: Url = DEFAULT_URL,
     as_json: Json = False,
@@ -151,7 +154,7 @@ def produce(
     from . import produce as command
     from .session import exclusive, named_values, parsed, run, utf8
 
-    exclusive({"--file": file is not None, "-m": bool(text), "--payload": payload is not None})
+    exclusive({"--file": file is not None, "-m": bool(texts), "--payload": payload is not None})
     exclusive({"--key": key is not None, "--key-field": key_field is not None})
     exclusive({"--payload": payload is not None, "--key-field": key_field is not None})
     parsed("--compression", Compression.parse, compression)
@@ -164,7 +167,7 @@ def produce(
             url,
             topic,
             file=file,
-            texts=text or [],
+            texts=texts or [],
             payload=payload,
             key=None if key is None else parsed("--key", utf8, key),
             key_field=key_field,

@@ -24,8 +24,8 @@ class Message:
         self.publish_time = 1769860800123
 
 
-def line(*arguments: Any, **properties: str) -> str:
-    message: Any = Message(*arguments, **properties)
+def line(value: bytes | None, key: str | bytes | None = None, **properties: str) -> str:
+    message: Any = Message(value, key, **properties)
     return as_line(message).decode()
 
 
