@@ -334,7 +334,7 @@ def test_values_that_are_no_text(service: Service) -> None:
 
 def test_everything_that_a_message_can_have(service: Service, tmp_path: Path) -> None:
     path = tmp_path / "payload"
-    path.write_bytes(b"two\nlines \xff\n")
+    path.write_bytes(b"many\nlines \xff\n" * 10_000)
     sent = magnetar(
         *("produce", "whole", "--payload", str(path), "--key", "AA", "--compression", "zstd"),
         *("--property", "run=7", "--property", "query=a=b", "--event-time", "2026-01-31T12:00:00Z"),
@@ -342,6 +342,8 @@ def test_everything_that_a_message_can_have(service: Service, tmp_path: Path) ->
     )
     assert succeeded(sent).startswith("stored 1 message in whole")
     succeeded(magnetar("produce", "whole", "--payload", "-", stdin=b"from a pipe\n", url=service.url))
+    with connect(service.url) as client:
+        assert client.topic_stats("whole")["stored_bytes"] < 10_000
     first, second = stored(service, "whole", 2)
     assert first.value == path.read_bytes()
     assert (first.key, first.properties) == ("AA", {"run": "7", "query": "a=b"})
