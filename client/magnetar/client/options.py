@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import ssl
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,9 +21,8 @@ Start = str | MessageId | datetime | int
 """Where reading starts: "earliest", "latest", a message id (inclusive), or a time: ms since the epoch, or a datetime, which
 is local time if it has no tzinfo."""
 
-TIME_FORMS = (
-    "2026-01-31T12:00:00 in local time, 2026-01-31T12:00:00Z or +02:00, or milliseconds since the epoch"
-)
+_MILLISECONDS = re.compile("[0-9]{13}")
+TIME_FORMS = "2026-01-31T12:00:00 in local time, 2026-01-31T12:00:00Z or +02:00, or 13 digits: milliseconds since the epoch"
 
 
 def parse_url(url: str) -> tuple[str, int]:
@@ -135,14 +135,16 @@ def time_in_ms(time: Any) -> int:
 
 
 def parse_time(text: str) -> int:
-    """A time as people write it, in milliseconds since the epoch: ISO 8601, local time unless it names a zone, or
-    milliseconds. Raises InvalidArgument, which shows the forms.
+    """A time as people write it, in milliseconds since the epoch.
+
+    ISO 8601, local time unless it names a zone, or milliseconds of 13 digits (2001 to 2286), so that neither seconds nor a
+    date without dashes is taken for milliseconds of 1970. Raises InvalidArgument, which shows the forms.
 
     >>> parse_time("2026-01-31T12:00:00Z") == parse_time("2026-01-31 14:00+02:00") == parse_time("1769860800000")
     True
     """
     try:
-        return time_in_ms(int(text) if text.isascii() and text.isdigit() else datetime.fromisoformat(text))
+        return time_in_ms(int(text) if _MILLISECONDS.fullmatch(text) else datetime.fromisoformat(text))
     except (ValueError, InvalidArgument):
         raise InvalidArgument(f"not a time: {text!r} (want {TIME_FORMS})") from None
 

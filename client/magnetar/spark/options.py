@@ -5,8 +5,8 @@ topic                  what to read: a name (also `.load(NAME)`),
 topics                 names with commas between them,
 topics_pattern         or a regular expression over full names
 start, end             `earliest`, `latest` (until the query is planned), a message id `ledger:entry:index`, a time (ISO
-                       8601, local time of the driver unless it names a zone, or milliseconds since the epoch), or JSON
-                       with one of these per topic ("" for the others); `end` itself is not read
+                       8601, local time of the driver unless it names a zone, or 13 digits: milliseconds since the
+                       epoch), or JSON with one of these per topic ("" for the others); `end` itself is not read
 partition_bytes        what one Spark task reads, about (64m)
 lease_s                how long ledgers are kept for a query whose driver has gone silent (600);
                        the broker grants at most its max_lease_ms (15 minutes)
@@ -45,7 +45,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from magnetar.client.options import parse_start, parse_url
+from magnetar.client.options import parse_start, parse_url, time_in_ms
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName
 from magnetar.proto.ids import MessageId, TopicName
 
@@ -250,7 +250,7 @@ def _places(option: str, text: str) -> dict[str, Place]:
 
 def _place(option: str, told: Any) -> Place:
     try:
-        return parse_start(str(told).strip())
+        return time_in_ms(told) if isinstance(told, int) else parse_start(str(told).strip())
     except InvalidArgument as error:
         raise InvalidArgument(f"option {option}: {error.message}") from None
 

@@ -49,7 +49,8 @@ def test_places(text: str, place: object) -> None:
 
 
 def test_places_by_topic() -> None:
-    options = ReadOptions.parse({**GOOD, "start": '{"orders": "7:3:1", "": "latest"}'})
+    options = ReadOptions.parse({**GOOD, "start": '{"orders": "7:3:1", "early": 1000, "": "latest"}'})
+    assert options.start_of("persistent://public/default/early") == 1000
     assert options.start_of(ORDERS) == MessageId(7, 3, 1)
     assert options.start_of("persistent://public/default/other") == "latest"
 
@@ -68,6 +69,8 @@ def test_places_by_topic() -> None:
         ({"start": "yesterday"}, "option start"),
         ({"end": "2026-11-32T12:00:00"}, "option end: not a position"),
         ({"start": "{"}, "option start is not JSON"),
+        ({"start": '{"": -1}'}, "option start: not a time"),
+        ({"start": '{"": true}'}, "option start: not a time"),
         ({"partition_bytes": "0"}, "partition_bytes"),
         ({"partition_bytes": "many"}, "partition_bytes"),
         ({"lease_s": "-1"}, "lease_s"),
