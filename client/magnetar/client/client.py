@@ -200,6 +200,7 @@ class Client:
         *,
         type: str = "exclusive",
         start: Start = "latest",
+        durable: bool = True,
         name: str = "",
         receiver_queue_messages: int | None = None,
         receiver_queue_bytes: int = 16 * 1024 * 1024,
@@ -207,17 +208,23 @@ class Client:
         ack_group_delay: float = 0.1,
         nack_delay: float = 60.0,
     ) -> Opening[Consumer]:
-        """A consumer of a durable subscription, which is created at `start` if it does not exist.
+        """A consumer of a subscription, which is created at `start` if it does not exist.
 
         type: "exclusive" (one consumer) or "shared" (messages are spread over consumers); start: "latest", "earliest", a
-        MessageId (inclusive), a datetime or ms since the epoch. receiver_queue_messages bounds what waits in the client
-        (None: 1,000, growing while the consumer keeps up, within receiver_queue_bytes). Acks are sent every
-        ack_group_messages or ack_group_delay seconds; nack_delay is in seconds.
+        MessageId (inclusive), ms since the epoch, or a datetime (without tzinfo it is local time). receiver_queue_messages
+        bounds what waits in the client (None: 1,000, growing while the consumer keeps up, within receiver_queue_bytes). Acks
+        are sent every ack_group_messages or ack_group_delay seconds; nack_delay is in seconds.
+
+        durable=False: the subscription lives in the broker's memory alone, keeps no data from being trimmed, and ends with
+        its last consumer. A consumer that lost its connection goes on behind the last message that it handed out: what it
+        did not acknowledge until then does not come again. Raises ConsumerBusy if the subscription exists and is of the
+        other kind.
         """
         if type not in SUBSCRIPTION_TYPES:
             raise InvalidArgument(f"unknown subscription type {type!r}; use 'exclusive' or 'shared'")
         options = ConsumerOptions(
             name=name,
+            durable=durable,
             receiver_queue_messages=receiver_queue_messages,
             receiver_queue_bytes=receiver_queue_bytes,
             ack_group_messages=ack_group_messages,
@@ -238,9 +245,13 @@ class Client:
         receiver_queue_messages: int | None = None,
         receiver_queue_bytes: int = 16 * 1024 * 1024,
     ) -> Opening[Reader]:
-        """A reader of `topic` from `start` on: no subscription stays behind, nothing is acknowledged."""
+        """A reader of `topic` from `start` on: no subscription stays behind, nothing is acknowledged.
+
+        start: as for `subscribe`.
+        """
         options = ConsumerOptions(
             name=name,
+            durable=False,
             receiver_queue_messages=receiver_queue_messages,
             receiver_queue_bytes=receiver_queue_bytes,
         )
@@ -248,7 +259,8 @@ class Client:
 
         def reader() -> Reader:
             subscription = f"reader-{self.rng.getrandbits(64):016x}"
-            return Reader(self, full_name, subscription, "exclusive", start, options, self._new_id())
+            what = f"reader of {full_name}"
+            return Reader(self, full_name, subscription, "exclusive", start, options, self._new_id(), what)
 
         return Opening(lambda: self._open(reader()))
 

@@ -67,7 +67,9 @@ def checked_value(value: Any) -> bytes | None:
 
 def checked_key(key: Any) -> Key:
     """`key`, or InvalidArgument."""
-    if key is None or isinstance(key, str | bytes):
+    if isinstance(key, str):
+        return _encodable(key)
+    if key is None or isinstance(key, bytes):
         return key
     raise InvalidArgument(f"a key is str or bytes, not {type(key).__name__}")
 
@@ -81,7 +83,25 @@ def checked_properties(properties: Any) -> dict[str, str] | None:
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidArgument(f"properties are a map of str to str, not {name!r}: {value!r}")
+        _encodable(name)
+        _encodable(value)
     return dict(properties)
+
+
+def _encodable(text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise not_unicode(text) from None
+    return text
+
+
+def not_unicode(text: str) -> InvalidArgument:
+    """The error for a key or property that UTF-8 cannot express: found later, it would take its whole batch with it."""
+    return InvalidArgument(
+        f"{text[:40]!r} as key or property has half a surrogate pair, which UTF-8 cannot express"
+    )
 
 
 def message_bytes(value: bytes | None, key: Key, properties: Properties | None) -> int:

@@ -222,6 +222,7 @@ class Consumer(Receiver):
     async def _subscribed(self, link: Link) -> None:
         """Before permits are granted, the broker has answered every ack that waits for a receipt: what it delivers then was
         not acknowledged with one (rule 34)."""
+        await super()._subscribed(link)
         for cumulative, payload in self._take_ack_frames():
             link.send(Ack(0, self._id, cumulative).encode(), payload)
         answered: dict[asyncio.Task[None], None] = {}
@@ -239,6 +240,7 @@ class Consumer(Receiver):
                         # Refused for good: the request that waits for the receipt is told the same.
 
     def _before_seek(self, start: tuple[str, Any]) -> None:
+        super()._before_seek(start)
         self._flush_acks()
         self._nacks.clear()
 

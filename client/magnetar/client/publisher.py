@@ -16,7 +16,7 @@ from magnetar.proto.compression import Compression
 from magnetar.proto.errors import Action, MagnetarError, ProducerFenced, error_from_wire
 
 from .attachment import Attachment
-from .columns import Columns
+from .columns import Columns, not_unicode
 from .encoding import encode_group
 from .options import ProducerOptions
 from .outbox import Outbox
@@ -74,13 +74,16 @@ class Publisher:
 
     def _close_group(self, group: Group, columns: Columns, size: int) -> None:
         options = self._options
-        group.encoded = encode_group(
-            columns,
-            group.first_sequence_id,
-            self._client.clock.now_ms(),
-            batching=options.batching,
-            compression=self._compression,
-        )
+        try:
+            group.encoded = encode_group(
+                columns,
+                group.first_sequence_id,
+                self._client.clock.now_ms(),
+                batching=options.batching,
+                compression=self._compression,
+            )
+        except UnicodeEncodeError as error:  # only send_many leaves keys to be checked here
+            raise not_unicode(error.object) from None
         group.message_count = len(columns.values)
         group.bytes = size
         group.deadline = self._loop.time() + options.send_timeout

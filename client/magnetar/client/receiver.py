@@ -9,7 +9,8 @@ round trip of a FLOW is what the user waits for. It shrinks again when the queue
 it all.
 
 Dropped are deliveries of an older epoch (from before a seek), and on a lost connection everything not handed out yet: the
-broker delivers it again.
+broker delivers it again. A subscription that is not durable (a reader's is not) ends at the broker with its last connection:
+then the receiver asks for a new one behind the last message that it handed out.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from itertools import compress, count, repeat
 from operator import length_hint, not_
 from typing import TYPE_CHECKING, Any
 
-from magnetar.proto.commands import CloseConsumer, Command, Deliver, Flow, Seek, Subscribe
+from magnetar.proto.commands import CloseConsumer, Command, Deliver, Flow, LastMessageId, Seek, Subscribe
 from magnetar.proto.errors import AlreadyClosed, MagnetarError, ReceiveTimeout
+from magnetar.proto.ids import MessageId
 
 from .attachment import Attachment, until_answered
 from .messages import Delivery, Message, MessageBatch
@@ -100,8 +102,6 @@ class Window:
 class Receiver:
     """Base of Consumer and Reader."""
 
-    _durable = True
-
     def __init__(
         self,
         client: Client,
@@ -111,6 +111,7 @@ class Receiver:
         start: Start,
         options: ConsumerOptions,
         consumer_id: int,
+        what: str = "",
     ) -> None:
         self._client = client
         self._topic = topic
@@ -120,9 +121,8 @@ class Receiver:
         self._options = options
         self._id = consumer_id
         self._loop = asyncio.get_running_loop()
-        what = f"consumer {subscription!r} of {topic}" if self._durable else f"reader of {topic}"
-        self._what = what
-        self._attachment = Attachment(client, topic, self, what)
+        self._what = what or f"consumer {subscription!r} of {topic}"
+        self._attachment = Attachment(client, topic, self, self._what)
         self._link: Link | None = None
         self._epoch = 0
         self._window = Window(options.receiver_queue_messages, options.receiver_queue_bytes)
@@ -132,6 +132,9 @@ class Receiver:
         # The open delivery. Clearing `_messages` ends every iteration over `_current`, which is its iterator.
         self._messages: list[Message] = []
         self._current: Iterator[Message] = iter(self._messages)
+        self._last: MessageId | None = None  # the last message handed out before the open delivery
+        self._latest_at_start: MessageId | None = None  # the topic's last message when "latest" was asked for
+        self._subscribed_before = False
         self._seeking = 0
         self._arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
         self._attached = asyncio.Event()  # set while there is a link, and when there never will be again
@@ -217,6 +220,9 @@ class Receiver:
             self._grant()
             if self._queue:
                 self._arrived.set()
+        if self._keeps_place_from_latest:
+            self._note_latest(await self._call(LastMessageId(0, self._id)))
+        self._subscribed_before = True
 
     async def close(self) -> None:
         """Leaves the topic; who waits for messages is woken."""
@@ -241,21 +247,51 @@ class Receiver:
 
     def _before_seek(self, start: tuple[str, Any]) -> None:
         """Settles what refers to the old position."""
+        if not self._options.durable:
+            self._start = start
+            self._last = None
+            self._messages.clear()
+            self._subscribed_before = False
 
     async def _before_close(self) -> None:
         """Settles what is pending."""
 
-    def _handed_out(self, last: Message) -> None:
-        """`last` and everything before it was given to the user, as a batch or by finishing the open delivery."""
-
-    def _arriving(self, delivery: Delivery) -> None:
-        """A delivery was opened; its flags can still be set."""
-
     async def _subscribed(self, link: Link) -> None:
         """After Subscribe, before any permits."""
+        if self._keeps_place_from_latest and not self._subscribed_before:
+            timeout = self._client.options.operation_timeout
+            self._note_latest(await link.request(LastMessageId(0, self._id), timeout))
+        self._subscribed_before = True
+
+    # --- the place of a subscription that is not durable -------------------------------------------------------------
+
+    @property
+    def _keeps_place_from_latest(self) -> bool:
+        return not self._options.durable and self._start[0] == "latest"
+
+    def _note_latest(self, answer: bytes | None) -> None:
+        self._latest_at_start = None if answer is None else MessageId.from_bytes(answer)
+
+    def _position(self) -> MessageId | None:
+        """The last message handed out."""
+        handed_out = len(self._messages) - length_hint(self._current)
+        return self._messages[handed_out - 1].id if handed_out > 0 else self._last
 
     def _subscribe_start(self) -> tuple[str, Any]:
-        return self._start
+        """Where the subscription begins if the broker has none of this name (any more)."""
+        if self._options.durable:
+            return self._start
+        position = self._position()
+        if position is None and self._start[0] == "latest" and self._subscribed_before:
+            # Nothing was handed out yet: what arrived since the beginning must not be skipped.
+            if self._latest_at_start is None:
+                return ("earliest", None)
+            position = self._latest_at_start
+        return (
+            self._start
+            if position is None
+            else ("id", position._replace(index=position.index + 1).to_bytes())
+        )
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -284,14 +320,13 @@ class Receiver:
     def _open_next(self) -> None:
         delivery = self._queue.popleft()
         if self._messages:
-            self._handed_out(self._messages[-1])
+            self._last = self._messages[-1].id
         self._messages = []
         self._current = iter(self._messages)
         self._queued_messages -= delivery.permits
         self._queued_bytes -= delivery.bytes
         self._grant()
         values = delivery.values()
-        self._arriving(delivery)
         messages = map(Message, values, repeat(delivery), count())
         flags = delivery.flags
         self._messages = list(compress(messages, map(not_, flags)) if any(flags) else messages)
@@ -350,7 +385,7 @@ class Receiver:
                 self._subscription,
                 self._type,
                 self._subscribe_start(),
-                self._durable,
+                self._options.durable,
                 self._options.name,
                 self._epoch,
             )
@@ -374,6 +409,7 @@ class Receiver:
 
     def detached(self) -> None:
         """No link any more: what was not handed out comes again from the next."""
+        self._last = self._position()
         link, self._link = self._link, None
         self._attached.clear()
         if link is not None:

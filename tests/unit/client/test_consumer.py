@@ -164,6 +164,37 @@ async def test_what_was_handed_out_and_not_acknowledged_comes_again(
     assert [message.value for message in await take(consumer, 20)] == values
 
 
+@pytest.mark.parametrize("kind", ["exclusive", "shared"])
+@pytest.mark.parametrize("taken", [1, 9, 10, 11, 30])
+async def test_a_subscription_that_is_not_durable_goes_on_behind_what_was_handed_out(
+    broker: FakeBroker, client: Client, kind: str, taken: int
+) -> None:
+    values = fill(broker, 30, batch=10)
+    consumer = await client.subscribe("t", "s", start="earliest", type=kind, durable=False)
+    for message in await take(consumer, taken):
+        await consumer.ack(message)
+    await consumer.ack(message, receipt=True)
+    broker.cut()
+    await until(lambda: len(broker.received(Subscribe)) == 2)
+    assert not any(subscribe.durable for subscribe in broker.received(Subscribe))
+    assert [message.value for message in await take(consumer, 30 - taken)] == values[taken:]
+    with pytest.raises(ReceiveTimeout):
+        await consumer.receive(0.01)
+    await consumer.seek("earliest")
+    broker.cut()
+    assert [message.value for message in await take(consumer, 30)] == values
+
+
+async def test_a_subscription_that_is_not_durable_misses_nothing_after_latest(
+    broker: FakeBroker, client: Client
+) -> None:
+    fill(broker, 2)
+    consumer = await client.subscribe("t", "s", durable=False)
+    fill(broker, 3)  # stored, not dispatched
+    broker.cut()
+    assert [message.value for message in await take(consumer, 3)] == [b"0", b"1", b"2"]
+
+
 async def test_exclusive_waits_for_a_stale_holder_after_a_reconnect_but_not_at_first(
     broker: FakeBroker, client: Client
 ) -> None:

@@ -149,6 +149,22 @@ async def test_bad_arguments_are_told_at_once(client: Client) -> None:
     await producer.send(b"x" * 5 * 1024 * 1024)
 
 
+async def test_text_that_utf_8_cannot_express_does_not_take_its_batch_with_it(
+    broker: FakeBroker, client: Client
+) -> None:
+    producer = await client.create_producer("t")
+    sent = producer.send_nowait(b"a", "h\u00e9")
+    wrong = "half a pair: \ud800"
+    for options in ({"key": wrong}, {"properties": {wrong: "v"}}, {"properties": {"n": wrong}}):
+        with pytest.raises(InvalidArgument, match="surrogate pair"):
+            producer.send_nowait(b"x", **options)
+    with pytest.raises(InvalidArgument, match="surrogate pair"):
+        await producer.send_many([b"x", b"y"], keys=["k", wrong])
+    await sent
+    await producer.send_many([b"b"], keys=["k"])
+    assert stored(broker) == [b"a", b"b"]
+
+
 async def test_at_the_memory_bound_send_nowait_raises_and_send_waits_in_order(
     broker: FakeBroker, client: Client
 ) -> None:
