@@ -16,10 +16,13 @@ it will not be cancelled, the timer thread ends the whole run with every stack p
 import asyncio
 import functools
 import inspect
+import os
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
+
+from support.workers import starts_early
 
 DEFAULT_SIM_SEEDS = 10
 BACKSTOP_S = 15
@@ -43,8 +46,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("sim_seed", seeds, ids=[f"seed{seed}" for seed in seeds])
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: one worker more than there are cores, since many tests wait for a process of their own."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests that share something expensive run in one worker; see support.workers."""
+    from support.workers import UnitScheduling
+
+    config.option.loadscopereorder = False
+    return UnitScheduling(config, log) if config.getoption("dist") == "load" else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Bound every async test from inside its loop; see the module docstring."""
+    """Put the long units first; bound every async test from inside its loop; see the module docstring."""
+    items.sort(key=lambda item: not starts_early(item.nodeid))
     chosen = config.getoption("timeout", None)  # --timeout
     default = float(config.getini("timeout") if chosen is None else chosen)
     for item in items:
