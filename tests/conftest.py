@@ -10,14 +10,19 @@ prints for a failure is also the command that replays it.
 A test may take 60 s (`timeout` in pyproject.toml, or its own `@pytest.mark.timeout(N)`). pytest-timeout's
 alarm signal fails the one test and goes on, but under an idle uvloop it hangs for good: the exception from the
 signal handler never leaves the loop. So an async test is cancelled from inside its loop at its limit, and if
-it will not be cancelled, the timer thread ends the whole run with every stack printed, BACKSTOP_S later.
+it will not be cancelled, its process ends with every stack printed, BACKSTOP_S later: the whole run, or under
+pytest-xdist (`-n`) one worker, which counts as a failure of that test and is replaced.
+
+What runs in one worker is decided in support.workers.
 """
 
 import asyncio
+import contextlib
+import faulthandler
 import functools
 import inspect
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -26,6 +31,8 @@ from support.workers import starts_early
 
 DEFAULT_SIM_SEEDS = 10
 BACKSTOP_S = 15
+LIMIT_S = pytest.StashKey[float]()
+STANDARD_ERROR = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,6 +51,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     one: int | None = metafunc.config.getoption("--sim-seed")
     seeds = [one] if one is not None else list(range(metafunc.config.getoption("--sim-seeds")))
     metafunc.parametrize("sim_seed", seeds, ids=[f"seed{seed}" for seed in seeds])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> Iterator[None]:
+    """Keep the standard error that pytest captures, for the backstop; workers, which start here, inherit it."""
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+        session.config.stash[STANDARD_ERROR] = os.dup(2)
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """The backstop of an async test; see the module docstring."""
+    limit_s = item.stash.get(LIMIT_S, 0.0)
+    if limit_s > 0:
+        faulthandler.dump_traceback_later(
+            limit_s + BACKSTOP_S, exit=True, file=item.config.stash[STANDARD_ERROR]
+        )
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -73,7 +103,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         limit_s = float(marker.args[0]) if marker is not None and marker.args else default
         if limit_s > 0:
             item.obj = _bounded(item.obj, limit_s)
-            item.add_marker(pytest.mark.timeout(limit_s + BACKSTOP_S, method="thread"), append=False)
+            item.stash[LIMIT_S] = limit_s
+            item.add_marker(pytest.mark.timeout(0), append=False)
 
 
 def _bounded(

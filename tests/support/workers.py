@@ -13,6 +13,7 @@ units of crash/ and integration/ come early and the short ones of unit/ fill up 
 from __future__ import annotations
 
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 __all__ = ["UnitScheduling", "starts_early", "unit_of"]
 
@@ -32,8 +33,25 @@ def starts_early(nodeid: str) -> bool:
     return nodeid.startswith(SPARK)
 
 
-class UnitScheduling(LoadScopeScheduling):
+class UnitScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Hands out the units of `unit_of` in the order in which they were collected."""
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """A worker has ended. Returns the test that it died in, if it did; the rest of its units is for the others.
+
+        The inherited method gives that test to the next worker, and hands out units with nothing left to run, for whose
+        end the run then waits.
+        """
+        units = self.assigned_work.pop(node)
+        left = {name: unit for name, unit in units.items() if not all(unit.values())}
+        if not left:
+            return None
+        died_in: str = next(nodeid for unit in left.values() for nodeid, done in unit.items() if not done)
+        left[unit_of(died_in)][died_in] = True
+        self.workqueue.update({name: unit for name, unit in left.items() if not all(unit.values())})
+        for other in self.nodes:
+            self._reschedule(other)
+        return died_in
