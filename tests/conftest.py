@@ -26,6 +26,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from support.workers import starts_early
 
@@ -33,6 +34,10 @@ DEFAULT_SIM_SEEDS = 10
 BACKSTOP_S = 15
 LIMIT_S = pytest.StashKey[float]()
 STANDARD_ERROR = pytest.StashKey[int]()
+
+# An example takes what the neighbours of its worker leave; how long says nothing about what is tested.
+settings.register_profile("shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared cores")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
