@@ -16,10 +16,12 @@ from magnetar.client import (
     ProducerQueueFull,
     SendTimeout,
     TopicNotFound,
+    connect,
 )
 from magnetar.proto.commands import CreateProducer
 from magnetar.proto.errors import ServiceNotReady, StorageFailed
 from support.fake_broker import FakeBroker
+from support.virtual_time import in_virtual_time
 
 
 def stored(broker: FakeBroker, name: str = "t") -> list[bytes]:
@@ -68,15 +70,25 @@ async def test_while_something_is_in_flight_messages_gather_until_it_is_confirme
     assert [await receipt for receipt in later] == [MessageId(1, 1, 0), MessageId(1, 1, 1)]
 
 
-async def test_a_batch_waits_at_most_its_delay(broker: FakeBroker, client: Client) -> None:
-    producer = await client.create_producer("t", batching_max_delay=0.002)
-    broker.hold_receipts = True
-    producer.send_nowait(b"0")
-    await until(lambda: broker.held)
-    producer.send_nowait(b"1")
-    await until(lambda: len(broker.held) == 2)
-    broker.release_receipts()
-    await producer.flush()
+@in_virtual_time
+async def test_a_batch_waits_for_its_delay_and_no_longer() -> None:
+    broker = await FakeBroker.start()
+    loop = asyncio.get_running_loop()
+    async with connect(broker.url) as client:
+        producer = await client.create_producer("t", batching_max_delay=2.0)
+        broker.hold_receipts = True
+        producer.send_nowait(b"0")
+        await until(lambda: broker.held)
+        opened = loop.time()
+        producer.send_nowait(b"1")
+        await asyncio.sleep(1.0)
+        producer.send_nowait(b"2")  # joins the batch, and does not put it off
+        await until(lambda: len(broker.held) == 2)
+        assert 2.0 <= loop.time() - opened < 2.1
+        broker.release_receipts()
+        await producer.flush()
+        assert [entry.message_count for entry in broker.topic("t").entries] == [1, 2]
+    await broker.close()
 
 
 async def test_batches_are_cut_by_count_and_bytes(broker: FakeBroker, client: Client) -> None:
