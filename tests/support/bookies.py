@@ -63,6 +63,15 @@ class FakeBookie:
         self._held = []
         self._reads_go.clear()
 
+    def hold_adds(self) -> None:
+        """Takes adds and answers none of them until `release`; everything else is answered."""
+        self._held = []
+
+    def forget_held(self) -> None:
+        """What is held is never answered; what comes from now on is."""
+        self._held = None
+        self._reads_go.set()
+
     def release(self, code: int = 0) -> None:
         """Answers everything held, in order; adds with this error code."""
         held, self._held = self._held or [], None

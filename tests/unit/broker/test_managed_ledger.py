@@ -23,7 +23,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
-from support.broker_kit import TOPIC, FakeClient, running_broker, settle
+from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
 from support.fake_ledger import FakeLedgers, FakeReader, FakeWriter
 
 
@@ -206,10 +206,10 @@ async def test_rollover_by_entries_size_and_age() -> None:
     ]
     for settings in cases:
         ledgers = FakeLedgers()
-        async with running_broker(ledgers, **settings) as broker:
+        clock = FakeClock()
+        async with running_broker(ledgers, clock=clock, **settings) as broker:
             client = FakeClient(broker)
             await client.producer()
-            clock: Any = broker._components.clock
             for number in range(6):
                 client.publish(b"%d" % number, first=number)
                 await client.confirmed(number + 1)
