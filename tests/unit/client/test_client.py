@@ -1,8 +1,6 @@
 """Connecting, look-ups, one connection per broker, closing; the public names and what importing pulls in."""
 
 import asyncio
-import contextlib
-import os
 import random
 import subprocess
 import sys
@@ -32,6 +30,7 @@ from magnetar.proto.commands import (
 )
 from magnetar.proto.errors import InvalidTopicName, ServiceNotReady, Unsupported
 from support.fake_broker import FakeBroker
+from support.sockets import counts_sockets, open_sockets
 
 
 def test_public_names() -> None:
@@ -177,16 +176,7 @@ async def test_an_opening_given_up_does_not_keep_its_place_at_the_broker(
     await client.subscribe("t", "s")
 
 
-def open_sockets() -> set[str]:
-    """Of this process."""
-    names: set[str] = set()
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the directory that is being listed
-            names.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return {name for name in names if name.startswith("socket:")}
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts sockets as Linux lists them")
+@counts_sockets
 @pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
 async def test_after_close_no_socket_is_open(broker: FakeBroker) -> None:
     before = open_sockets()
