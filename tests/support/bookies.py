@@ -54,7 +54,7 @@ class FakeBookie:
         self._reads_go = asyncio.Event()
         self._reads_go.set()
         self._error: MagnetarError | None = None
-        self._answers: list[tuple[Done, int, int]] = []
+        self._answers: list[tuple[Done, int, int, int]] = []
         self.accepting = True
         self.on_accepting: list[Callable[[], None]] = []
 
@@ -63,12 +63,21 @@ class FakeBookie:
         self._held = []
         self._reads_go.clear()
 
-    def release(self) -> None:
-        """Answers everything held, in order."""
+    def hold_adds(self) -> None:
+        """Takes adds and answers none of them until `release`; everything else is answered."""
+        self._held = []
+
+    def forget_held(self) -> None:
+        """What is held is never answered; what comes from now on is."""
+        self._held = None
+        self._reads_go.set()
+
+    def release(self, code: int = 0) -> None:
+        """Answers everything held, in order; adds with this error code."""
         held, self._held = self._held or [], None
         self._reads_go.set()
         for ledger_id, entry_id, done in held:
-            self._answer(done, ledger_id, entry_id)
+            self._answer(done, ledger_id, entry_id, code)
 
     def fail(self, error: MagnetarError | None) -> None:
         """Everything fails with this from now on; None: all is well again."""
@@ -122,15 +131,15 @@ class FakeBookie:
         else:
             self._answer(done, ledger_id, entry_id)
 
-    def _answer(self, done: Done, ledger_id: int, entry_id: int) -> None:
+    def _answer(self, done: Done, ledger_id: int, entry_id: int, code: int = 0) -> None:
         if not self._answers:
             asyncio.get_running_loop().call_soon(self._answer_all)
-        self._answers.append((done, ledger_id, entry_id))
+        self._answers.append((done, ledger_id, entry_id, code))
 
     def _answer_all(self) -> None:
         answers, self._answers = self._answers, []
-        for done, ledger_id, entry_id in answers:
-            done(ledger_id, entry_id, 0)
+        for done, ledger_id, entry_id, code in answers:
+            done(ledger_id, entry_id, code)
 
     async def _ready(self, ledger_id: int, fence: bool) -> None:
         await asyncio.sleep(0)

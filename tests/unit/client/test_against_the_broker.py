@@ -56,21 +56,24 @@ async def test_a_stream_with_acks(client: Client, batching: bool) -> None:
     stats = await client.topic_stats("t")
     assert stats["subscriptions"]["s"]["backlog_messages"] == 0
     [one] = stats["subscriptions"]["s"]["consumers"]
-    assert one["permits"] == consumer._window.granted
+    assert one["permits"] > 500, "it grants again before half of its permits are left"
 
 
 async def test_permits_of_both_sides_agree_after_partial_acks(client: Client) -> None:
+    """What a client takes for spent and the broker does not, or the other way round, moves the permits for good."""
     producer = await client.create_producer("t")
-    await producer.send_many([b"%d" % i for i in range(100)])
-    for _ in range(3):
-        consumer = await client.subscribe("t", "s", start="earliest", receiver_queue_messages=30)
-        messages = await take(consumer, 100 if _ == 0 else 50)
-        if _ == 0:
-            await consumer.ack(messages[::2], receipt=True)
-        assert _ == 0 or [m.value for m in messages] == [b"%d" % i for i in range(1, 100, 2)]
+    for _ in range(20):
+        await producer.send_many([b"%d" % i for i in range(100)])
+    values = [b"%d" % i for i in range(100)] * 20
+    first = await client.subscribe("t", "s", start="earliest", receiver_queue_messages=30)
+    await first.ack((await take(first, 2000))[::2], receipt=True)
+    await first.close()
+    for _ in range(2):
+        consumer = await client.subscribe("t", "s", receiver_queue_messages=30)
+        assert [m.value for m in await take(consumer, 1000)] == values[1::2]
         stats = await client.topic_stats("t")
         [one] = stats["subscriptions"]["s"]["consumers"]
-        assert one["permits"] == consumer._window.granted
+        assert 15 < one["permits"] <= 30
         await consumer.close()
 
 

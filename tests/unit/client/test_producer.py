@@ -11,15 +11,17 @@ from magnetar.client import (
     InvalidArgument,
     MessageId,
     MessageTooLarge,
-    Producer,
     ProducerFenced,
     ProducerQueueFull,
     SendTimeout,
     TopicNotFound,
+    connect,
 )
 from magnetar.proto.commands import CreateProducer
 from magnetar.proto.errors import ServiceNotReady, StorageFailed
+from magnetar.runtime.connection import Connection
 from support.fake_broker import FakeBroker
+from support.virtual_time import in_virtual_time
 
 
 def stored(broker: FakeBroker, name: str = "t") -> list[bytes]:
@@ -58,25 +60,35 @@ async def test_while_something_is_in_flight_messages_gather_until_it_is_confirme
     broker.hold_receipts = True
     first = producer.send_nowait(b"0")
     await until(lambda: broker.held)
-    later = [producer.send_nowait(b"1")]
-    await asyncio.sleep(0.01)
-    later.append(producer.send_nowait(b"2"))
-    await asyncio.sleep(0.01)
-    assert broker.frames_of_sends == 1
+    later = []
+    for value in (b"1", b"2"):
+        later.append(producer.send_nowait(value))
+        await client.list_topics()  # whose answer comes behind everything that was written before
+        assert broker.frames_of_sends == 1
     broker.release_receipts()
     assert await first == MessageId(1, 0, 0)
     assert [await receipt for receipt in later] == [MessageId(1, 1, 0), MessageId(1, 1, 1)]
 
 
-async def test_a_batch_waits_at_most_its_delay(broker: FakeBroker, client: Client) -> None:
-    producer = await client.create_producer("t", batching_max_delay=0.002)
-    broker.hold_receipts = True
-    producer.send_nowait(b"0")
-    await until(lambda: broker.held)
-    producer.send_nowait(b"1")
-    await until(lambda: len(broker.held) == 2)
-    broker.release_receipts()
-    await producer.flush()
+@in_virtual_time
+async def test_a_batch_waits_for_its_delay_and_no_longer() -> None:
+    broker = await FakeBroker.start()
+    loop = asyncio.get_running_loop()
+    async with connect(broker.url) as client:
+        producer = await client.create_producer("t", batching_max_delay=2.0)
+        broker.hold_receipts = True
+        producer.send_nowait(b"0")
+        await until(lambda: broker.held)
+        opened = loop.time()
+        producer.send_nowait(b"1")
+        await asyncio.sleep(1.0)
+        producer.send_nowait(b"2")  # joins the batch, and does not put it off
+        await until(lambda: len(broker.held) == 2)
+        assert 2.0 <= loop.time() - opened < 2.1
+        broker.release_receipts()
+        await producer.flush()
+        assert [entry.message_count for entry in broker.topic("t").entries] == [1, 2]
+    await broker.close()
 
 
 async def test_batches_are_cut_by_count_and_bytes(broker: FakeBroker, client: Client) -> None:
@@ -241,6 +253,7 @@ async def test_receipts_lost_with_the_connection_make_duplicates_in_order(
     broker.cut()
     for receipt in receipts:
         await receipt
+    assert len(stored(broker)) > 100, "what was stored, and not known to be, is sent again"
     assert first_occurrences(stored(broker)) == [b"%d" % i for i in range(100)]
 
 
@@ -357,18 +370,28 @@ async def test_closing_flushes_and_ends(broker: FakeBroker, client: Client) -> N
         await producer.send(b"1")
 
 
-async def test_writing_stops_above_high_water_and_goes_on(broker: FakeBroker, client: Client) -> None:
-    producer: Producer = await client.create_producer("t", batching_max_bytes=1 << 20)
+async def test_writing_stops_above_high_water_and_goes_on(
+    broker: FakeBroker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = 0
+    send_encoded = Connection.send_encoded
+
+    def counting(connection: Connection, frames: bytes) -> None:
+        nonlocal written
+        written += len(frames)
+        send_encoded(connection, frames)
+
+    monkeypatch.setattr(Connection, "send_encoded", counting)
+    producer = await client.create_producer("t", batching_max_bytes=1 << 20)
     [handler] = broker.handlers
     handler.connection.pause_reading("test")
-    receipts = [producer.send_nowait(b"%07d" % i + b"x" * 1_000_000) for i in range(30)]
-    await asyncio.sleep(0.05)
-    link = producer._link
-    assert link is not None
-    assert not link.writable
-    assert producer._outbox.unsent
-    assert link.connection.buffered_bytes < 8 << 20
+    receipts = [producer.send_nowait(b"%07d" % i + b"x" * 1_000_000) for i in range(60)]
+    for _ in range(100):
+        await asyncio.sleep(0)
+    # What the sockets take, which is at most 10 MB, and one batch beyond the high-water mark.
+    assert 1_000_000 < written < 20_000_000
     handler.connection.resume_reading("test")
     for receipt in receipts:
         await receipt
-    assert [value[:7] for value in stored(broker)] == [b"%07d" % i for i in range(30)]
+    assert written > 60_000_000
+    assert [value[:7] for value in stored(broker)] == [b"%07d" % i for i in range(60)]
