@@ -15,9 +15,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies
+from magnetar.ledger import LedgerClient, LedgerMetadata, LedgerSettings, LocalTransport, StaticBookies
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.metadata.paths import ledger_path
 from magnetar.proto.commands import ADD_ACCEPTED
 from magnetar.proto.errors import EntryNotFound, LedgerFenced, LedgerNotFound, MagnetarError
 from magnetar.proto.ledger_entry import verify_ledger_entry
@@ -251,6 +252,12 @@ class Bookies(dict[str, FakeBookie]):
         super().__init__((name, FakeBookie(name)) for name in names)
         self.metadata = metadata or MemoryMetadataStore()
         self.clock = StillClock()
+
+    async def stored_metadata(self, ledger_id: int) -> LedgerMetadata:
+        """Of a ledger, as the store has it."""
+        node = await self.metadata.get(ledger_path(ledger_id))
+        assert node is not None
+        return LedgerMetadata.decode(node.value, ledger_id)
 
     def client(self, settings: LedgerSettings | None = None, seed: int = 0) -> LedgerClient:
         """A ledger client of its own, as another process would have."""

@@ -15,8 +15,6 @@ def open_sockets() -> set[str]:
     """A name for each, which another socket may have once it is closed."""
     names: set[str] = set()
     for descriptor in os.listdir(_DESCRIPTORS):
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # the directory itself, which was open while it was listed
+        with contextlib.suppress(FileNotFoundError):  # that of this listing
             names.add(os.readlink(f"{_DESCRIPTORS}/{descriptor}"))
     return {name for name in names if name.startswith("socket:")}

@@ -423,7 +423,5 @@ async def test_no_recovery_begins_after_close() -> None:
     with pytest.raises(AlreadyClosed):
         await opening
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    node = await bookies.metadata.get(ledger_path(writer.ledger_id))
-    assert node is not None
-    assert LedgerMetadata.decode(node.value, writer.ledger_id).state is LedgerState.OPEN
+    assert (await bookies.stored_metadata(writer.ledger_id)).state is LedgerState.OPEN
     await client.close()

@@ -210,17 +210,6 @@ async def test_a_defect_of_the_metadata_store_is_told_not_waited_for(party: str)
     await other.close()
 
 
-async def stored(bookies: Bookies, ledger_id: int) -> LedgerMetadata:
-    node = await bookies.metadata.get(ledger_path(ledger_id))
-    assert node is not None
-    return LedgerMetadata.decode(node.value, ledger_id)
-
-
-async def within_a_second(work: Any) -> Any:
-    async with asyncio.timeout(1):
-        return await work
-
-
 class LosingStore(MemoryMetadataStore):
     """Applies every write, and loses the answers to the next `lose` of them."""
 
@@ -255,9 +244,9 @@ async def test_rule_16_a_metadata_write_whose_answer_is_lost(lost: str) -> None:
     else:
         with pytest.raises(RequestTimeout):
             await writer.close()
-    metadata = await within_a_second(writer.close())
+    metadata = await asyncio.wait_for(writer.close(), 1)
     assert metadata.last_entry == 2
-    assert metadata == await stored(bookies, writer.ledger_id)
+    assert metadata == await bookies.stored_metadata(writer.ledger_id)
     await client.close()
 
 
@@ -277,7 +266,7 @@ async def test_rule_16_a_late_metadata_write_of_a_writer_that_gave_up_changes_no
     recovered = await other.open(writer.ledger_id, recover=True)
     with pytest.raises(MagnetarError):
         await store.put(ledger_path(writer.ledger_id), late, version=node.version)
-    assert (await stored(bookies, writer.ledger_id)) == recovered.metadata
+    assert (await bookies.stored_metadata(writer.ledger_id)) == recovered.metadata
     assert await writer.close() == recovered.metadata
     await client.close()
     await other.close()

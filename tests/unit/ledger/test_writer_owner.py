@@ -44,12 +44,6 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def stored(bookies: Bookies, ledger_id: int) -> LedgerMetadata:
-    node = await bookies.metadata.get(ledger_path(ledger_id))
-    assert node is not None
-    return LedgerMetadata.decode(node.value, ledger_id)
-
-
 async def within_a_second(work: Any) -> Any:
     async with asyncio.timeout(1):
         return await work
@@ -69,7 +63,7 @@ async def test_close_ends_when_its_client_closes() -> None:
     with pytest.raises(AlreadyClosed, match="left as it is"):
         await within_a_second(closing)
     store.gate.set()
-    assert not (await stored(bookies, writer.ledger_id)).closed
+    assert not (await bookies.stored_metadata(writer.ledger_id)).closed
 
 
 @pytest.mark.parametrize("when", ["idle", "adds in flight", "changing the ensemble", "closing", "failed"])
