@@ -22,6 +22,7 @@ class Given(NamedTuple):
     wanted: list[str]
     settle: float
     json: Path | None
+    limits: bool
 
 
 def parse(
@@ -46,13 +47,20 @@ def parse(
         help="how long to wait for a quiet machine before each workload (default: 5)",
     )
     parser.add_argument(
+        "--no-limits",
+        action="store_true",
+        help="of the service: without what the machine can do, for comparisons of two runs",
+    )
+    parser.add_argument(
         "--json", type=Path, metavar="FILE", help="where the figures go (default: bench/out/)"
     )
     given = parser.parse_args(arguments)
     wanted = [name.strip() for name in given.only.split(",")]
     if unknown := [name for name in wanted if name not in workloads or len(name) != 1]:
         parser.error(f"no such workload: {', '.join(unknown)}; there are {', '.join(workloads)}")
-    return Given(1 if given.quick else given.rounds, given.quick, wanted, given.settle, given.json)
+    return Given(
+        1 if given.quick else given.rounds, given.quick, wanted, given.settle, given.json, not given.no_limits
+    )
 
 
 def console() -> Console:
