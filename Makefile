@@ -9,10 +9,14 @@ DEMO_STAMP := $(VENV)/.demo-data
 KILLS ?= 50
 SEEDS ?= 100
 FILES ?=
+BASE ?= HEAD
+ONLY ?=
+ROUNDS ?=
+QUICK ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: crash model teeth help setup run demo test check format bench bench-bookie bench-ledger bench-spark sim coverage clean
+.PHONY: crash model teeth help setup run demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -80,6 +84,9 @@ crash: $(STAMP) ## kill -9 the service KILLS times (default 50) in each of six w
 
 bench: $(STAMP) ## run the benchmarks: tables on the screen, JSON under bench/out
 	@$(PY) -m bench $(ARGS)
+
+bench-compare: $(STAMP) ## is the working tree slower than BASE (default HEAD)? A verdict for each figure: BASE=main ONLY=a,d ROUNDS=12 QUICK=1
+	@$(PY) -m bench compare --base $(BASE) $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick) $(ARGS)
 
 bench-bookie: $(STAMP) ## run the benchmarks of the bookie alone: adds, reads, replay, p99 under flush and compaction, memory
 	@$(PY) -m bench bookie $(ARGS)
