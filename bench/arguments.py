@@ -40,6 +40,23 @@ def parse(
         "--only", default=",".join(workloads), metavar="a,b,...", help="some of the workloads"
     )
     parser.add_argument(
+        "--no-limits",
+        action="store_true",
+        help="of the service: without what the machine can do, for comparisons of two runs",
+    )
+    add_common(parser)
+    given = parser.parse_args(arguments)
+    wanted = [name.strip() for name in given.only.split(",")]
+    if unknown := [name for name in wanted if name not in workloads or len(name) != 1]:
+        parser.error(f"no such workload: {', '.join(unknown)}; there are {', '.join(workloads)}")
+    return Given(
+        1 if given.quick else given.rounds, given.quick, wanted, given.settle, given.json, not given.no_limits
+    )
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Options of every run: how long to wait for a quiet machine, and where the figures go."""
+    parser.add_argument(
         "--settle",
         type=float,
         default=5.0,
@@ -47,19 +64,7 @@ def parse(
         help="how long to wait for a quiet machine before each workload (default: 5)",
     )
     parser.add_argument(
-        "--no-limits",
-        action="store_true",
-        help="of the service: without what the machine can do, for comparisons of two runs",
-    )
-    parser.add_argument(
         "--json", type=Path, metavar="FILE", help="where the figures go (default: bench/out/)"
-    )
-    given = parser.parse_args(arguments)
-    wanted = [name.strip() for name in given.only.split(",")]
-    if unknown := [name for name in wanted if name not in workloads or len(name) != 1]:
-        parser.error(f"no such workload: {', '.join(unknown)}; there are {', '.join(workloads)}")
-    return Given(
-        1 if given.quick else given.rounds, given.quick, wanted, given.settle, given.json, not given.no_limits
     )
 
 

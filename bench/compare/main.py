@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench.arguments import OUT, console
+from bench.arguments import OUT, add_common, console
 from bench.bookie.run import WORKLOADS as BOOKIE_WORKLOADS
 from bench.compare.driver import Drivers, Part, Side
 from bench.compare.errors import CompareFailed
@@ -103,20 +103,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="of the intervals (default: 95)",
     )
     parser.add_argument(
-        "--settle",
-        type=float,
-        default=5.0,
-        metavar="SECONDS",
-        help="how long to wait for a quiet machine before each workload (default: 5)",
-    )
-    parser.add_argument(
         "--bench",
         metavar="REVISION",
         help="whose benchmarks measure both sides (default: the working tree's)",
     )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="where the figures go (default: bench/out/)"
-    )
+    add_common(parser)
     return parser.parse_args(arguments)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.compare.driver import Part
-from bench.compare.verdict import BETTER, FEW, MOST_ROUNDS, NOISY, WORSE, Comparison, compare
+from bench.compare.verdict import BETTER, FEW, MOST_ROUNDS, NOISY, VERDICTS, WORSE, Comparison, compare
 from bench.figures import Run
 from bench.probes import QUIET_SHARE
 from bench.report import percent
@@ -64,18 +65,16 @@ def rows(pairs: Mapping[Part, Sequence[Pair]], *, threshold: float, confidence: 
 
 
 def print_rows(found: Mapping[str, Row], title: str, console: Console) -> None:
-    """One table; what is worse is said again below it."""
+    """One table, how many figures have which verdict, and whether the machine was busy."""
     table = Table(title=title, title_justify="left")
-    table.add_column("figure", no_wrap=True)
+    table.add_column("figure")
     for column in ("base", "ours", "unit", "worse by", "interval"):
         table.add_column(column, justify="left" if column == "unit" else "right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("others", justify="right", no_wrap=True)
     for row in found.values():
         compared = row.compared
-        interval = (
-            "" if compared.interval is None else f"{compared.interval[0]:+.1%} .. {compared.interval[1]:+.1%}"
-        )
+        interval = " .. ".join(map(change_text, compared.interval or ()))
         said = verdict_text(compared)
         colour = _COLOURS.get(compared.verdict)
         table.add_row(
@@ -83,12 +82,14 @@ def print_rows(found: Mapping[str, Row], title: str, console: Console) -> None:
             f"{compared.base:,.4g}" if compared.base < 1e4 else f"{compared.base:,.0f}",
             f"{compared.ours:,.4g}" if compared.ours < 1e4 else f"{compared.ours:,.0f}",
             row.unit,
-            f"{compared.change:+.1%}",
+            change_text(compared.change),
             interval,
             f"[{colour}]{said}[/]" if colour else said,
             percent(row.others),
         )
     console.print(table)
+    counts = Counter(row.compared.verdict for row in found.values())
+    console.print(", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]))
     busy = sum(row.others > 1 - QUIET_SHARE for row in found.values())
     if busy:
         console.print(
@@ -98,12 +99,17 @@ def print_rows(found: Mapping[str, Row], title: str, console: Console) -> None:
         )
 
 
+def change_text(share: float) -> str:
+    """ "+3.1%"; no decimals from 100 % on."""
+    return f"{share:+.1%}" if share < 1 else f"{share:+.0%}"
+
+
 def verdict_text(compared: Comparison) -> str:
     """ "too noisy: 12 more", of rounds."""
     if not compared.rounds_more:
         return compared.verdict
     if compared.rounds_more >= MOST_ROUNDS:
-        return f"{compared.verdict}: {MOST_ROUNDS} more or never"
+        return f"{compared.verdict}: {MOST_ROUNDS} more, or never"
     return f"{compared.verdict}: {compared.rounds_more} more"
 
 

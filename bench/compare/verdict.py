@@ -41,6 +41,7 @@ WORSE, BETTER, SAME, NOT_WORSE, NOISY, FEW = (
     "too noisy",
     "too few rounds",
 )
+VERDICTS = (WORSE, NOISY, FEW, NOT_WORSE, SAME, BETTER)  # as one wants to read them
 MOST_ROUNDS = 200  # more are not promised to anybody
 
 

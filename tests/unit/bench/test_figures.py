@@ -88,6 +88,7 @@ def test_the_table_names_verdicts_and_a_busy_machine() -> None:
     assert "ours beside base" in text
     assert "+25.0%" in text
     assert "too few rounds: 3 more" in text
+    assert "1 worse, 1 too few rounds" in text
     assert "Others used more than 15% of the cores" in text
     written = json.loads(json.dumps(document(found, {"rounds": 8})))
     assert written["figures"]["a/a"]["compared"]["verdict"] == "worse"
