@@ -26,7 +26,7 @@ timed = began=$$(date +%s); $(1); code=$$?; took=$$(($$(date +%s) - began)); \
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "ARGS='...' is passed on to run, demo, test, bench and its parts."
 
 setup: $(STAMP) ## create .venv and install Magnetar with its server and development packages
