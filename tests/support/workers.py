@@ -39,6 +39,10 @@ class UnitScheduling(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
 
+    def _reschedule(self, node: WorkerController) -> None:
+        if node in self.registered_collections:  # one that replaces another may still be collecting
+            super()._reschedule(node)
+
     def remove_node(self, node: WorkerController) -> str | None:
         """A worker has ended. Returns the test that it died in, if it did; the rest of its units is for the others.
 
