@@ -191,7 +191,7 @@ def check_load(history: History) -> None:
 
 def play_storm(seed: int, trace: Trace, make_backend: Callable[[SimLoop], Backend]) -> dict[str, int]:
     """The whole run. Raises Violation or what failed; returns counts."""
-    loop = SimLoop(seed, trace=trace, limit_seconds=600.0)
+    loop = SimLoop(seed, trace=trace, limit_seconds=600.0, whole_milliseconds=bool(seed % 2))
     history = History(trimming=loop.rng.random() < 0.4)
     backend = make_backend(loop)
     service = Service(loop, backend)

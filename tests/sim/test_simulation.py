@@ -11,6 +11,11 @@ pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 FAILED_ONCE = [
     ("standalone", 112),  # bytes written after a cut of the network arrived behind those that the cut took
+    ("deferred", 624),  # so rough that nothing was written, and the storm did not become mild enough
+    (
+        "ledgers",
+        1072,
+    ),  # the reader of a closed ledger that was deleted asked a bookie that was gone, for ever
 ]
 # Scenario -> seeds in all, and in a test: enough of them to show each fault of the scenario. Tests may run side by side.
 SHORT_FORM = {"broker": (10, 10), "standalone": (40, 20), "ledgers": (150, 50), "deferred": (150, 50)}

@@ -37,7 +37,7 @@ class LedgerReader:
 
         With `max_bytes` 0 all up to `last`; else about as many as fit, possibly fewer. EntryNotFound if `first` lies
         past last_add_confirmed; EntryDamaged, BookieUnavailable and others when no replica has a readable copy;
-        LedgerNotFound if it was deleted before it was closed.
+        LedgerNotFound if it was deleted.
         """
         if not 0 <= first <= last:
             raise InvalidArgument(f"entries {first}..{last} are not a range")
@@ -51,8 +51,9 @@ class LedgerReader:
         try:
             return await self._read(first, last, max_bytes)
         except MagnetarError as error:
-            # Bookies may tell of entries that were confirmed after an ensemble change that is not known here.
-            if self.closed or not await self._ensembles_changed(error):
+            # Bookies may tell of entries that were confirmed after an ensemble change that is not known here. And a bookie
+            # that cannot be reached may have what the others deny: only the metadata tells that the ledger was deleted.
+            if not await self._ensembles_changed(error):
                 raise
         return await self._read(first, last, max_bytes)
 
@@ -65,7 +66,7 @@ class LedgerReader:
         """Reads the metadata after a failed read. LedgerNotFound; another failure leaves it at `error`."""
         ensembles = self.metadata.ensembles
         try:
-            await self.read_metadata()
+            await self._read_metadata()
         except LedgerNotFound:
             raise
         except MagnetarError:
@@ -82,12 +83,15 @@ class LedgerReader:
     async def read_metadata(self) -> None:
         """Looks whether the ledger was closed or changed its bookies. LedgerNotFound."""
         if not self.closed:
-            self.metadata = (await self._components.read_metadata(self.ledger_id)).metadata
-            if self.metadata.closed:
-                self.last_add_confirmed = self.metadata.last_entry
-            else:
-                # What lies before an ensemble change was confirmed before it.
-                self.told_confirmed(self.metadata.last_ensemble.first_entry - 1)
+            await self._read_metadata()
+
+    async def _read_metadata(self) -> None:
+        self.metadata = (await self._components.read_metadata(self.ledger_id)).metadata
+        if self.metadata.closed:
+            self.last_add_confirmed = self.metadata.last_entry
+        else:
+            # What lies before an ensemble change was confirmed before it.
+            self.told_confirmed(self.metadata.last_ensemble.first_entry - 1)
 
     def told_confirmed(self, last_add_confirmed: int) -> None:
         """A bookie or the metadata told of it."""

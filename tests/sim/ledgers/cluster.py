@@ -173,9 +173,11 @@ class Cluster:
         """Faults, one after another, as the plan has them."""
         rng, plan = self.loop.rng, self.plan
         end = self.loop.time() + plan.storm_s
-        while (now := self.loop.time()) < end or (now < end + 15.0 and self._too_little()):
-            # A seed may be so rough that nothing gets done: then it goes on, and milder.
-            await asyncio.sleep(rng.expovariate(1 / plan.mean_gap_s) * (1 if now < end else 8))
+        while (now := self.loop.time()) < end or (now < end + 60.0 and self._too_little()):
+            # A seed may be so rough that nothing gets done: then it goes on, and milder and milder.
+            await asyncio.sleep(
+                rng.expovariate(1 / plan.mean_gap_s) * (1 if now < end else 8 + 4 * (now - end))
+            )
             (kind,) = rng.choices(plan.faults, plan.weights)
             self._break(kind, rng.choice(self.machines))
         self.storming = False

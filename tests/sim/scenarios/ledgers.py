@@ -294,7 +294,7 @@ async def _copy(machine: Machine, story: Story, entry_id: int) -> bytes | None:
 
 def play(seed: int, trace: Trace) -> dict[str, int]:
     """See sim.runner."""
-    loop = SimLoop(seed, trace=trace, limit_seconds=300.0)
+    loop = SimLoop(seed, trace=trace, limit_seconds=300.0, whole_milliseconds=bool(seed % 2))
     cluster = Cluster(loop, draw(loop.rng))
     trace.record("plan", cluster.plan)
 

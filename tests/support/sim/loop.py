@@ -2,13 +2,13 @@
 
 What asyncio promises is kept (callbacks of call_soon run in order; timers run when due). What it does not promise is drawn
 from the seed: the order of timers that are due at the same moment, network latency and the size of what one read returns,
-when an executor's job is done, whether the loop counts `whole_milliseconds`. Time moves only here: to the next timer when
-nothing is ready, by `CALLBACK_SECONDS` with every callback, by `consume` when simulated code blocks (a sync of the disk).
+when an executor's job is done. Time moves only here: to the next timer when nothing is ready, by `CALLBACK_SECONDS` with
+every callback, and by `consume` when simulated code blocks (a sync of the disk).
 
 Of the real loops, asyncio's runs no timer early. uvloop's time stands still for a millisecond, and it rounds delays to
-whole ones: a timer may run half a millisecond before its time, and after one that was set for later. Processes of odd
-seeds live on such a loop. Each process counts its seconds from a moment of its own, as the monotonic clock of a machine
-does. What belongs to no process has exact times, from `now`.
+whole ones: a timer may run half a millisecond before its time, and after one that was set for later. So do the processes of
+a loop with `whole_milliseconds`. Each process counts its seconds from a moment of its own, as the monotonic clock of a
+machine does. What belongs to no process has exact times, from `now`.
 
 Sets of tasks (asyncio.wait, TaskGroup) are a leak of memory addresses into order; so tasks hash by their number.
 
@@ -58,7 +58,14 @@ class SimulationDeadlock(AssertionError):
 class SimLoop(UnsimulatedParts):
     """The loop of one simulated run. `rng` is the source of all chance; `trace` of all truth."""
 
-    def __init__(self, seed: int, *, trace: Trace | None = None, limit_seconds: float = 3600.0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        trace: Trace | None = None,
+        limit_seconds: float = 3600.0,
+        whole_milliseconds: bool = False,
+    ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
         self._chance = self.rng.random
@@ -67,7 +74,7 @@ class SimLoop(UnsimulatedParts):
         self.numbers = itertools.count(1)
         self.steps = 0  # callbacks run so far
         self.limit_seconds = limit_seconds
-        self.whole_milliseconds = bool(seed % 2)
+        self.whole_milliseconds = whole_milliseconds
         self.graveyard = Graveyard()
         self.network = SimNetwork(self)
         self.failures: list[str] = []  # what callbacks and unwatched tasks raised
@@ -132,7 +139,11 @@ class SimLoop(UnsimulatedParts):
         context: contextvars.Context | None = None,
     ) -> SimTimerHandle:
         """`delay` in virtual seconds."""
-        return self.call_at(self.time() + max(delay, 0.0), callback, *args, context=context)
+        if self.whole_milliseconds:
+            return self.call_at(self.time() + max(delay, 0.0), callback, *args, context=context)
+        return self.call_precisely(
+            self.now + delay if delay > 0.0 else self.now, callback, *args, context=context
+        )
 
     def call_at(  # type: ignore[override]
         self,

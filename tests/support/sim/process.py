@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import random
 import warnings
 import weakref
 from asyncio.tasks import _unregister_task
@@ -54,7 +55,8 @@ class SimProcess:
         self.paused = False
         self.generators: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
         self.stalled: list[Handle] = []  # callbacks that became due while paused, in order
-        self.time_offset = float(loop.rng.randrange(1_000_000))  # of its loop's time, as an uptime
+        # Of its loop's time, as an uptime. Not drawn from the loop's `rng`, which is there for what happens.
+        self.time_offset = float(random.Random(f"{loop.seed} {name} {loop.now}").randrange(1_000_000))
         self._paused_until = 0.0
         self._loop = loop
         self._context = contextvars.copy_context()

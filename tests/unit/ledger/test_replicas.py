@@ -9,7 +9,14 @@ from magnetar.ledger import LedgerSettings, LedgerWriter, recovery_reads
 from magnetar.ledger.core import recovery
 from magnetar.ledger.core.recovery import RecoveryCore
 from magnetar.ledger.replicas import first_good
-from magnetar.proto.errors import BookieUnavailable, EntryNotFound, InvalidSetting, MagnetarError, QuorumLost
+from magnetar.proto.errors import (
+    BookieUnavailable,
+    EntryNotFound,
+    InvalidSetting,
+    LedgerNotFound,
+    MagnetarError,
+    QuorumLost,
+)
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from support.bookies import Bookies, Confirmations, FakeBookie
 
@@ -67,6 +74,22 @@ async def test_without_speculation_the_answer_is_waited_for() -> None:
     for bookie in bookies.values():
         bookie.release()
     assert numbers(await reading) == [0, 1, 2]
+
+
+async def test_closed_ledger_that_is_deleted_while_a_bookie_is_gone_for_good_is_not_asked_for_for_ever() -> (
+    None
+):
+    """That bookie may have what the others deny, so the failure alone says that a retry may help."""
+    bookies = Bookies("b1", "b2", "b3")
+    writer = await filled(bookies, (3, 3, 3), 3)
+    reader = await bookies.client(HASTY).open(writer.ledger_id, recover=True)
+    assert reader.closed
+    bookies["b2"].fail(BookieUnavailable("gone"))
+    await bookies.client(HASTY).delete(writer.ledger_id)
+    for name in ("b1", "b3"):
+        bookies[name].fail(LedgerNotFound("deleted"))
+    with pytest.raises(LedgerNotFound):
+        await reader.read(0, 2)
 
 
 async def test_the_first_good_answer_counts_even_if_it_is_that_of_the_slow_one() -> None:
