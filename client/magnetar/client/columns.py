@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from magnetar.proto.batch import Properties
 from magnetar.proto.errors import InvalidArgument, MessageTooLarge
@@ -12,6 +12,7 @@ from magnetar.proto.errors import InvalidArgument, MessageTooLarge
 from .options import time_in_ms
 
 Key = str | bytes | None
+T = TypeVar("T")
 
 # Every message counts this much more than its value against batch and memory bounds: it has objects of its own.
 MESSAGE_OVERHEAD_BYTES = 64
@@ -40,20 +41,41 @@ def checked_columns(
     properties: Sequence[Properties | None] | None,
     event_times: Sequence[datetime | int | None] | None,
 ) -> Columns:
-    """What a user gave to send_many. Raises InvalidArgument for wrong types and lengths."""
+    """What a user gave to send_many. Raises InvalidArgument, which names the message, for wrong types and lengths."""
     values = list(values)
     if set(map(type, values)) - {bytes}:
-        values = [checked_value(value) for value in values]
+        values = _each(checked_value, values)
     for name, column in (("keys", keys), ("properties", properties), ("event_times", event_times)):
         if column is not None and len(column) != len(values):
             raise InvalidArgument(
                 f"{len(values)} values, but {len(column)} {name}: each value needs one (or None)"
             )
-    if keys is not None and set(map(type, keys)) - {str, bytes, type(None)}:
-        keys = [checked_key(key) for key in keys]
-    maps = None if properties is None else [checked_properties(one) for one in properties]
-    times = None if event_times is None else [None if t is None else time_in_ms(t) for t in event_times]
+    if keys is not None and not _are_keys(keys):
+        keys = _each(checked_key, keys)
+    maps = None if properties is None else _each(checked_properties, properties)
+    times = None if event_times is None else _each(_checked_time, event_times)
     return Columns(values, keys, maps, times)
+
+
+def _each(check: Callable[[Any], T], column: Sequence[Any]) -> list[T]:
+    checked: list[T] = []
+    try:
+        for one in column:
+            checked.append(check(one))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"message {len(checked)}: {error.message}") from None
+    return checked
+
+
+def _are_keys(keys: Sequence[Key]) -> bool:
+    """True if these are keys for sure: 40 ns each instead of 200."""
+    types = set(map(type, keys)) - {type(None)}
+    if types == {str}:
+        try:
+            "".join(filter(None, keys)).encode()  # type: ignore[arg-type]
+        except UnicodeEncodeError:
+            return False
+    return types <= {str} or types == {bytes}
 
 
 def checked_value(value: Any) -> bytes | None:
@@ -67,9 +89,22 @@ def checked_value(value: Any) -> bytes | None:
 
 def checked_key(key: Any) -> Key:
     """`key`, or InvalidArgument."""
-    if key is None or isinstance(key, str | bytes):
+    if key is None or isinstance(key, bytes) or (isinstance(key, str) and _is_utf8(key)):
         return key
+    if isinstance(key, str):
+        raise InvalidArgument(
+            f"the key {key!r} cannot be written as UTF-8; encode it yourself, keys may be bytes"
+        )
     raise InvalidArgument(f"a key is str or bytes, not {type(key).__name__}")
+
+
+def _is_utf8(text: str) -> bool:
+    """False for a lone surrogate, which file names and JSON can bring into a str."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def checked_properties(properties: Any) -> dict[str, str] | None:
@@ -81,7 +116,13 @@ def checked_properties(properties: Any) -> dict[str, str] | None:
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidArgument(f"properties are a map of str to str, not {name!r}: {value!r}")
+        if not _is_utf8(name) or not _is_utf8(value):
+            raise InvalidArgument(f"the property {name!r}: {value!r} cannot be written as UTF-8")
     return dict(properties)
+
+
+def _checked_time(time: datetime | int | None) -> int | None:
+    return None if time is None else time_in_ms(time)
 
 
 def message_bytes(value: bytes | None, key: Key, properties: Properties | None) -> int:

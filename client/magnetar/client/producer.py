@@ -153,6 +153,8 @@ class Producer(Publisher):
             group = Group(self._next_sequence_id)
             self._close_group(group, chunk, size)
             groups.append(group)
+            if group.error is not None:
+                break
         ids: list[MessageId] = []
         for group in groups:
             if not group.settled:

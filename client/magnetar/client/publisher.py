@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from magnetar.proto.commands import RECEIPT_ROW, CloseProducer, CreateProducer, Send, SendFailed, decode_rows
 from magnetar.proto.commands import Receipt as ReceiptCommand
 from magnetar.proto.compression import Compression
-from magnetar.proto.errors import Action, MagnetarError, ProducerFenced, error_from_wire
+from magnetar.proto.errors import Action, FinalError, MagnetarError, ProducerFenced, error_from_wire
 
 from .attachment import Attachment
 from .columns import Columns
@@ -74,14 +74,20 @@ class Publisher:
 
     def _close_group(self, group: Group, columns: Columns, size: int) -> None:
         options = self._options
-        group.encoded = encode_group(
-            columns,
-            group.first_sequence_id,
-            self._client.clock.now_ms(),
-            batching=options.batching,
-            compression=self._compression,
-        )
         group.message_count = len(columns.values)
+        try:
+            group.encoded = encode_group(
+                columns,
+                group.first_sequence_id,
+                self._client.clock.now_ms(),
+                batching=options.batching,
+                compression=self._compression,
+            )
+        except Exception as error:
+            # Every argument was checked at its call; what is left is, for example, a codec that is not installed.
+            group.fail(FinalError(f"{group.message_count} messages cannot be encoded: {error!r}"))
+            self._note_failed(group)
+            return
         group.bytes = size
         group.deadline = self._loop.time() + options.send_timeout
         self._next_sequence_id = group.first_sequence_id + group.message_count

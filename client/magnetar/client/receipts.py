@@ -150,8 +150,8 @@ class Settled:
         yield from self._group.wait()
 
 
-class Receipt(msgspec.Struct, gc=False):
-    """Await it for the MessageId of one message, or for the error that it failed with."""
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """Await it for the MessageId of one message, or for the error that it failed with. Hashable, as awaitables are."""
 
     group: Group
     index: int
