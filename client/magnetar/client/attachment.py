@@ -134,16 +134,16 @@ class Attachment:
             self._closed = True
             self._owner.detached()
             self._owner.gave_up(error)
-            if self._task is not None:
+            if self._task is not None and self._task is not asyncio.current_task():
                 self._task.cancel()
 
-    async def close(self) -> None:
-        """Stops trying."""
+    def close(self) -> None:
+        """Stops trying. The client awaits the end of what was under way."""
         self._closed = True
         task, self._task = self._task, None
-        if task is not None and task is not asyncio.current_task():
+        if task is not None:
             task.cancel()
-            await asyncio.wait([task])
+            self._client.await_end(task)
 
     async def _attach_once(self) -> bool:
         """Looks up, connects, attaches; False if it was lost again meanwhile."""

@@ -20,8 +20,8 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from magnetar.proto.batch import Properties
@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+A = TypeVar("A", bound=AbstractAsyncContextManager[Any])
 R = TypeVar("R", bound=Receiver)
 
 
@@ -117,20 +118,23 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-class _Closing:
-    """`with` closes at the end."""
+class _Facade(Generic[A]):
+    """Of an object of the asyncio client, whose methods run in its loop's thread. `with` leaves as `async with` does."""
+
+    def __init__(self, thread: LoopThread, inner: A) -> None:
+        self._thread = thread
+        self._inner = inner
 
     def close(self) -> None:
-        """See the class."""
-        raise NotImplementedError
+        """Flushes what is pending and leaves; does nothing when it is closed, or the client is."""
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *exc_info: Any) -> None:
+        if not self._thread.stopped:
+            self._thread.wait(_awaited(self._inner.__aexit__(*exc_info)))
 
 
 def connect(url: str, **options: Any) -> Client:
@@ -143,16 +147,12 @@ def connect(url: str, **options: Any) -> Client:
         raise
 
 
-class Client(_Closing):
-    """Made by `connect`."""
-
-    def __init__(self, thread: LoopThread, client: aio.Client) -> None:
-        self._thread = thread
-        self._client = client
+class Client(_Facade[aio.Client]):
+    """Made by `connect`; closing it ends its thread."""
 
     def create_producer(self, topic: str, **options: Any) -> Producer:
         """As magnetar.client.Client.create_producer."""
-        return Producer(self._thread, self._opened(self._client.create_producer, topic, **options))
+        return Producer(self._thread, self._opened(self._inner.create_producer, topic, **options))
 
     def subscribe(
         self,
@@ -164,38 +164,36 @@ class Client(_Closing):
         **options: Any,
     ) -> Consumer:
         """As magnetar.client.Client.subscribe."""
-        opened = self._opened(self._client.subscribe, topic, subscription, type=type, start=start, **options)
+        opened = self._opened(self._inner.subscribe, topic, subscription, type=type, start=start, **options)
         return Consumer(self._thread, opened)
 
     def create_reader(self, topic: str, *, start: Start = "latest", **options: Any) -> Reader:
         """As magnetar.client.Client.create_reader."""
-        return Reader(self._thread, self._opened(self._client.create_reader, topic, start=start, **options))
+        return Reader(self._thread, self._opened(self._inner.create_reader, topic, start=start, **options))
 
     def list_topics(self, namespace: str = "") -> list[str]:
         """Full names of topics, sorted."""
-        return self._thread.wait(self._client.list_topics(namespace))
+        return self._thread.wait(self._inner.list_topics(namespace))
 
     def topic_stats(self, topic: str) -> dict[str, Any]:
         """Figures of a topic."""
-        return self._thread.wait(self._client.topic_stats(topic))
+        return self._thread.wait(self._inner.topic_stats(topic))
 
     def create_topic(self, topic: str) -> None:
         """Creates a topic."""
-        self._thread.wait(self._client.create_topic(topic))
+        self._thread.wait(self._inner.create_topic(topic))
 
     def delete_topic(self, topic: str, *, force: bool = False) -> None:
         """Deletes a topic."""
-        self._thread.wait(self._client.delete_topic(topic, force=force))
+        self._thread.wait(self._inner.delete_topic(topic, force=force))
 
     def delete_subscription(self, topic: str, subscription: str, *, force: bool = False) -> None:
         """Deletes a subscription."""
-        self._thread.wait(self._client.delete_subscription(topic, subscription, force=force))
+        self._thread.wait(self._inner.delete_subscription(topic, subscription, force=force))
 
-    def close(self) -> None:
-        """Closes producers (flushing), consumers, readers and connections, and ends the thread."""
+    def __exit__(self, *exc_info: Any) -> None:
         try:
-            if not self._client.closed:
-                self._thread.wait(self._client.close())
+            super().__exit__(*exc_info)
         finally:
             self._thread.stop()
 
@@ -227,22 +225,18 @@ class Receipt:
         return self._thread.wait(wait())
 
 
-class Producer(_Closing):
+class Producer(_Facade[AsyncProducer]):
     """As magnetar.client.Producer."""
-
-    def __init__(self, thread: LoopThread, producer: AsyncProducer) -> None:
-        self._thread = thread
-        self._producer = producer
 
     @property
     def topic(self) -> str:
         """Full name of the topic."""
-        return self._producer.topic
+        return self._inner.topic
 
     @property
     def name(self) -> str:
         """Name of the producer."""
-        return self._producer.name
+        return self._inner.name
 
     def send(
         self,
@@ -253,9 +247,7 @@ class Producer(_Closing):
         event_time: datetime | int | None = None,
     ) -> MessageId:
         """Sends, and returns the id when the message is durable."""
-        return self._thread.wait(
-            self._producer.send(value, key, properties=properties, event_time=event_time)
-        )
+        return self._thread.wait(self._inner.send(value, key, properties=properties, event_time=event_time))
 
     def send_nowait(
         self,
@@ -267,7 +259,7 @@ class Producer(_Closing):
     ) -> Receipt:
         """Sends in the background. Raises ProducerQueueFull at the memory bound."""
         receipt = self._thread.call(
-            self._producer.send_nowait, value, key, properties=properties, event_time=event_time
+            self._inner.send_nowait, value, key, properties=properties, event_time=event_time
         )
         return Receipt(self._thread, receipt)
 
@@ -281,61 +273,47 @@ class Producer(_Closing):
     ) -> list[MessageId]:
         """Sends many messages as one batch, and returns their ids when all are durable."""
         return self._thread.wait(
-            self._producer.send_many(values, keys=keys, properties=properties, event_times=event_times)
+            self._inner.send_many(values, keys=keys, properties=properties, event_times=event_times)
         )
 
     def flush(self) -> None:
         """Waits until everything sent is durable."""
-        self._thread.wait(self._producer.flush())
-
-    def close(self) -> None:
-        """Flushes and leaves the topic."""
-        if not self._thread.stopped:
-            self._thread.wait(self._producer.close())
+        self._thread.wait(self._inner.flush())
 
 
-class _Receiving(_Closing, Generic[R]):
+class _Receiving(_Facade[R]):
     """What Consumer and Reader share."""
-
-    def __init__(self, thread: LoopThread, receiver: R) -> None:
-        self._thread = thread
-        self._receiver = receiver
 
     @property
     def topic(self) -> str:
         """Full name of the topic."""
-        return self._receiver.topic
+        return self._inner.topic
 
     def __iter__(self) -> Iterator[Message]:
         """Messages, for ever. Leaving the loop loses nothing."""
         while True:
             # The iterator belongs to the receiver and is emptied by it; taking from it needs no change of threads.
-            yield from self._receiver.open_messages()
-            if not self._thread.wait(self._receiver.refill()):
+            yield from self._inner.open_messages()
+            if not self._thread.wait(self._inner.refill()):
                 return
 
     def receive(self, timeout: float | None = None) -> Message:
         """The next message. Raises ReceiveTimeout after `timeout` seconds."""
-        for message in self._receiver.open_messages():
+        for message in self._inner.open_messages():
             return message
-        return self._thread.wait(self._receiver.receive(timeout))
+        return self._thread.wait(self._inner.receive(timeout))
 
     def batches(self) -> Iterator[MessageBatch]:
         """Messages as they arrived, a batch at a time."""
         while True:
-            batch = self._thread.wait(self._receiver.receive_batch())
+            batch = self._thread.wait(self._inner.receive_batch())
             if batch is None:
                 return
             yield batch
 
     def seek(self, start: Start | Message) -> None:
         """Goes to a position."""
-        self._thread.wait(self._receiver.seek(start))
-
-    def close(self) -> None:
-        """Leaves the topic."""
-        if not self._thread.stopped:
-            self._thread.wait(self._receiver.close())
+        self._thread.wait(self._inner.seek(start))
 
 
 class Consumer(_Receiving[AsyncConsumer]):
@@ -344,23 +322,23 @@ class Consumer(_Receiving[AsyncConsumer]):
     @property
     def subscription(self) -> str:
         """Name of the subscription."""
-        return self._receiver.subscription
+        return self._inner.subscription
 
     def ack(self, messages: Acknowledgeable, *, receipt: bool = False) -> None:
         """Acknowledges a message, an id, a batch or an iterable."""
-        self._thread.wait(self._receiver.ack(messages, receipt=receipt))
+        self._thread.wait(self._inner.ack(messages, receipt=receipt))
 
     def ack_cumulative(self, message: Message | MessageId, *, receipt: bool = False) -> None:
         """Acknowledges everything up to a message."""
-        self._thread.wait(self._receiver.ack_cumulative(message, receipt=receipt))
+        self._thread.wait(self._inner.ack_cumulative(message, receipt=receipt))
 
     def nack(self, messages: Message | Iterable[Message]) -> None:
         """Has messages delivered again later."""
-        self._thread.call(self._receiver.nack, messages)
+        self._thread.call(self._inner.nack, messages)
 
     def unsubscribe(self) -> None:
         """Deletes the subscription and closes the consumer."""
-        self._thread.wait(self._receiver.unsubscribe())
+        self._thread.wait(self._inner.unsubscribe())
 
 
 class Reader(_Receiving[AsyncReader]):
@@ -372,4 +350,4 @@ class Reader(_Receiving[AsyncReader]):
 
     def has_message_available(self) -> bool:
         """True if the topic holds a message that this reader has not handed out."""
-        return self._thread.wait(self._receiver.has_message_available())
+        return self._thread.wait(self._inner.has_message_available())

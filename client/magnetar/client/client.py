@@ -7,7 +7,8 @@ import contextlib
 import random
 import ssl
 from collections.abc import Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from magnetar.proto.commands import (
     Command,
@@ -26,7 +27,7 @@ from magnetar.runtime.connection import ConnectionOptions
 
 from .attachment import until_answered
 from .consumer import Consumer
-from .link import Link
+from .link import ABANDON_TIMEOUT_S, CLOSE_TIMEOUT_S, Link
 from .options import SUBSCRIPTION_TYPES, ClientOptions, ConsumerOptions, ProducerOptions, Start, parse_url
 from .producer import Producer
 from .reader import Reader
@@ -35,15 +36,7 @@ from .reader import Reader
 _LEAVE_TIMEOUT_S = 5.0
 
 
-class Closable(Protocol):
-    """What `Opening` opens."""
-
-    async def close(self) -> None:
-        """Ends it."""
-        ...
-
-
-C = TypeVar("C", bound=Closable)
+C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 M = TypeVar("M", Producer, Consumer, Reader)
 
 
@@ -63,9 +56,9 @@ class Opening(Generic[C]):
         self._opened = await self._open()
         return self._opened
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def __aexit__(self, *exc_info: Any) -> None:
         assert self._opened is not None
-        await self._opened.close()
+        await self._opened.__aexit__(*exc_info)
 
     if not TYPE_CHECKING:  # a type checker would take every attribute to exist
 
@@ -144,8 +137,10 @@ class Client:
         self._links: dict[tuple[str, int], asyncio.Task[Link]] = {}
         # In the order in which they were made; closed the other way round.
         self._members: dict[Producer | Consumer | Reader, None] = {}
+        self._ending: dict[asyncio.Task[None], None] = {}
         self._last_id = 0
         self._closed = False
+        self._closing = asyncio.Lock()
 
     async def open(self) -> None:
         """Connects once, so that a wrong address is found at once."""
@@ -293,31 +288,49 @@ class Client:
     # --- closing -----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Closes producers (flushing), consumers, readers and connections. Raises what a producer could not send."""
-        if self._closed:
-            return
-        failure: MagnetarError | None = None
-        for member in reversed(list(self._members)):
+        """Closes producers (flushing), consumers, readers and connections. Raises what a producer could not send.
+
+        Cancelled, it does the rest without flushing and without waiting for the service.
+        """
+        async with self._closing:
+            failure: MagnetarError | None = None
             try:
-                await member.close()
-            except MagnetarError as error:
-                failure = failure or error
+                for member in reversed(list(self._members)):
+                    try:
+                        await member.close()
+                    except MagnetarError as error:
+                        failure = failure or error
+                await self._end(CLOSE_TIMEOUT_S)
+            except BaseException:
+                await self._end(ABANDON_TIMEOUT_S)
+                raise
+            if failure is not None:
+                raise failure
+
+    async def _end(self, timeout: float) -> None:
+        """Abandons what is open and closes the connections, each of which may take `timeout` seconds."""
         self._closed = True
-        tasks, self._links = list(self._links.values()), {}
-        for task in tasks:
-            task.cancel()
-        # Opened ones too, whose cancelling does nothing. A link is closed when its socket is: the loop may end next.
-        for link in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(link, Link):
-                await link.close()
-        if failure is not None:
-            raise failure
+        for member in reversed(list(self._members)):
+            member.abandon()
+        connecting, self._links = list(self._links.values()), {}
+        for task in connecting:
+            task.cancel()  # does nothing to those that are connected
+        # A link is closed when its socket is: the loop may end next.
+        links = [
+            link
+            for link in await asyncio.gather(*connecting, return_exceptions=True)
+            if isinstance(link, Link)
+        ]
+        await asyncio.gather(*[link.close(timeout) for link in links], *self._ending, return_exceptions=True)
 
     async def __aenter__(self) -> Client:
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            await self._end(ABANDON_TIMEOUT_S)
 
     # --- for producers, consumers and readers ------------------------------------------------------------------------
 
@@ -328,13 +341,18 @@ class Client:
         try:
             await member.open()
         except BaseException:
-            self.forget(member)
+            member.abandon()
             raise
         return member
 
     def forget(self, member: Producer | Consumer | Reader | Any) -> None:
         """A member was closed."""
         self._members.pop(member, None)
+
+    def await_end(self, task: asyncio.Task[None]) -> None:
+        """A task of a member that was cancelled: `close` waits until it has ended."""
+        self._ending[task] = None
+        task.add_done_callback(self._ending.pop)
 
     def _new_id(self) -> int:
         self._last_id += 1

@@ -60,8 +60,7 @@ def checked_columns(
 def _each(check: Callable[[Any], T], column: Sequence[Any]) -> list[T]:
     checked: list[T] = []
     try:
-        for one in column:
-            checked.append(check(one))
+        checked.extend(map(check, column))
     except InvalidArgument as error:
         raise InvalidArgument(f"message {len(checked)}: {error.message}") from None
     return checked

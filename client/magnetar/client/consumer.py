@@ -244,18 +244,21 @@ class Consumer(Receiver):
 
     async def _before_close(self) -> None:
         self._flush_acks()
+        tasks = self._receipt_tasks()
+        if tasks and self._link is not None:
+            await asyncio.wait(tasks, timeout=self._client.options.operation_timeout)
+
+    def _settle_acks(self) -> None:
+        self._flush_acks()
         for timer in (self._ack_timer, self._nack_timer):
             if timer is not None:
                 timer.cancel()
-        tasks = list(self._unanswered)
-        if self._next_receipt is not None:
-            tasks.append(self._next_receipt)
-        if tasks and self._link is not None:
-            await asyncio.wait(tasks, timeout=self._client.options.operation_timeout)
-        for task in tasks:
+        for task in self._receipt_tasks():
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+            self._client.await_end(task)
+
+    def _receipt_tasks(self) -> list[asyncio.Task[None]]:
+        return [*self._unanswered, *filter(None, [self._next_receipt])]
 
     def detached(self) -> None:
         """As for every receiver; the broker delivers what is not acknowledged again, without being told."""

@@ -31,6 +31,8 @@ log = logging.getLogger("magnetar.client")
 
 # How long a peer may take to accept the end of a connection.
 CLOSE_TIMEOUT_S = 1.0
+# The same when the user's code failed or was cancelled: enough to send what is buffered to a peer that reads.
+ABANDON_TIMEOUT_S = 0.1
 
 
 class Link:
@@ -94,10 +96,10 @@ class Link:
             raise ConnectionLost(f"the connection to {self.address} is closed")
         return (await self.connection.request(command, payload, timeout=timeout)).result
 
-    async def close(self) -> None:
-        """Flushes and closes; returns when the socket is closed, after CLOSE_TIMEOUT_S at most."""
+    async def close(self, timeout: float) -> None:
+        """Flushes and closes; returns when the socket is closed, after `timeout` seconds at most."""
         self.connection.close()
-        await wait_gone(self.connection, CLOSE_TIMEOUT_S)
+        await wait_gone(self.connection, timeout)
 
     # --- ConnectionHandler -------------------------------------------------------------------------------------------
 

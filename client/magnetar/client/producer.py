@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from magnetar.proto.batch import Properties
 from magnetar.proto.commands import CloseProducer
 from magnetar.proto.errors import (
     AlreadyClosed,
+    MagnetarError,
     ProducerQueueFull,
     SendTimeout,
 )
@@ -44,6 +46,7 @@ from .receipts import Group, Receipt, Settled, copy_of
 
 if TYPE_CHECKING:
     from .client import Client
+    from .link import Link
 
 log = logging.getLogger("magnetar.client")
 
@@ -54,6 +57,7 @@ class Producer(Publisher):
     def __init__(self, client: Client, topic: str, options: ProducerOptions, producer_id: int) -> None:
         super().__init__(client, topic, options, producer_id)
         self._closed = False
+        self._closing = asyncio.Lock()
         self._blocked = asyncio.Lock()  # `send`s that wait for room, first come first served
         # The open batch. `_room_bytes` is what still fits into it; -1 sends every message through `_send_slowly`: when
         # no batch is open, when it has keys or other columns, and when the producer is closed.
@@ -173,28 +177,46 @@ class Producer(Publisher):
             raise failed.told_error()
 
     async def close(self) -> None:
-        """Flushes and leaves the topic. Raises as `flush`, closed all the same."""
-        if self._closed:
-            return
-        try:
-            if self._failure is None:
-                await self.flush()
-        finally:
-            self._closed = True
-            self._close_batch()
-            await self._leave()
+        """Flushes and leaves the topic. Raises as `flush`, closed all the same. Cancelled, it leaves without flushing."""
+        async with self._closing:
+            if self._closed:
+                return
+            try:
+                if self._failure is None:
+                    await self.flush()
+            finally:
+                error = sys.exception()
+                if error is None or isinstance(error, MagnetarError):
+                    await self._leave()
+                else:
+                    self.abandon()
+
+    def abandon(self) -> None:
+        """Leaves the topic at once: what is not confirmed fails with AlreadyClosed, though it may have been stored."""
+        link = self._end()
+        if link is not None:
+            link.send(CloseProducer(0, self._id).encode())
 
     async def _leave(self) -> None:
-        link = self._link
-        await self._attachment.close()
-        self.detached()
-        self._stop_receipts()
+        link = self._end()
         if link is not None:
             await self._client.tell_leaving(link, CloseProducer(0, self._id))
+
+    def _end(self) -> Link | None:
+        """Everything of closing that needs no waiting; the link on which the broker is to be told, if there is one."""
+        if self._closed:
+            return None
+        self._close_batch()
+        self._closed = True
+        link = self._link
+        self._attachment.close()
+        self.detached()
+        self._stop_receipts()
         self._fail_all(
             AlreadyClosed(f"the producer of {self._topic} was closed before the message was confirmed")
         )
         self._client.forget(self)
+        return link
 
     # --- the open batch ----------------------------------------------------------------------------------------------
 
@@ -327,5 +349,8 @@ class Producer(Publisher):
     async def __aenter__(self) -> Producer:
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            self.abandon()

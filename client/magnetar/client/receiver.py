@@ -136,6 +136,7 @@ class Receiver:
         self._arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
         self._attached = asyncio.Event()  # set while there is a link, and when there never will be again
         self._closed = False
+        self._closing = asyncio.Lock()
         self._failure: MagnetarError | None = None
 
     @property
@@ -219,23 +220,45 @@ class Receiver:
                 self._arrived.set()
 
     async def close(self) -> None:
-        """Leaves the topic; who waits for messages is woken."""
-        if self._closed:
-            return
-        self._closed = True
-        await self._before_close()
-        link = self._link
-        await self._attachment.close()
-        self.detached()
+        """Leaves the topic; who waits for messages is woken. Cancelled, it does not wait for the broker."""
+        async with self._closing:
+            try:
+                if not self._closed:
+                    self._closed = True
+                    await self._before_close()
+            except BaseException:
+                self.abandon()
+                raise
+            link = self._end()
+            if link is not None:
+                await self._client.tell_leaving(link, CloseConsumer(0, self._id))
+
+    def abandon(self) -> None:
+        """Leaves the topic at once; acknowledgements that are queued are sent, nothing is waited for."""
+        link = self._end()
         if link is not None:
-            await self._client.tell_leaving(link, CloseConsumer(0, self._id))
-        self._finish()
+            link.send(CloseConsumer(0, self._id).encode())
+
+    def _end(self) -> Link | None:
+        """Everything of closing that needs no waiting; the link on which the broker is to be told, if there is one."""
+        self._closed = True
+        self._settle_acks()
+        link = self._link
+        self._attachment.close()
+        self.detached()
+        self._drop_local()
+        self._wake_all()
+        self._client.forget(self)
+        return link
 
     async def __aenter__(self) -> Any:
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            self.abandon()
 
     # --- for subclasses ----------------------------------------------------------------------------------------------
 
@@ -244,6 +267,9 @@ class Receiver:
 
     async def _before_close(self) -> None:
         """Settles what is pending."""
+
+    def _settle_acks(self) -> None:
+        """Sends what can be sent without waiting; ends timers and tasks."""
 
     def _handed_out(self, last: Message) -> None:
         """`last` and everything before it was given to the user, as a batch or by finishing the open delivery."""
@@ -384,12 +410,6 @@ class Receiver:
         """Nothing more will come."""
         self._failure = error
         self._wake_all()
-
-    def _finish(self) -> None:
-        self._closed = True
-        self._drop_local()
-        self._wake_all()
-        self._client.forget(self)
 
     def _wake_all(self) -> None:
         self._arrived.set()

@@ -77,3 +77,11 @@ def test_a_closed_client_leaves_no_thread_when_connecting_fails() -> None:
     with pytest.raises(MagnetarError, match="cannot connect"):
         connect("magnetar://127.0.0.1:1")
     assert threading.active_count() == before
+
+
+def test_an_error_in_the_body_leaves_at_once(url: str) -> None:
+    before = threading.active_count()
+    with pytest.raises(KeyError), connect(url) as client, client.create_producer("t") as producer:
+        producer.send_nowait(b"0")
+        raise KeyError
+    assert threading.active_count() == before
