@@ -12,11 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from magnetar.proto.errors import AlreadyExists, ConsumerBusy, MagnetarError, RequestTimeout, VersionConflict
+from magnetar.proto.errors import (
+    AlreadyExists,
+    ConsumerBusy,
+    InvalidArgument,
+    MagnetarError,
+    RequestTimeout,
+    VersionConflict,
+)
 
 if TYPE_CHECKING:
     from .client import Client
@@ -28,6 +36,8 @@ log = logging.getLogger("magnetar.client")
 
 # After a connection broke the broker may take two ping intervals to notice, and holds the exclusive place till then.
 STALE_HOLDER_INTERVALS = 3
+# What a broker answers while it still holds the place, or is still opening it. The same call succeeded before.
+_STALE_HOLDER_ERRORS = (ConsumerBusy, AlreadyExists, InvalidArgument)
 
 
 class Attached(Protocol):
@@ -91,13 +101,20 @@ class Attachment:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._attaching = False
+        self._pauses = self._new_pauses()
+        self._pause = 0.0  # the last one
+        self._attached_at = -math.inf  # loop time
         self._lost_again = False  # lost while attaching, so the attempt counts for nothing
+
+    def _new_pauses(self) -> Iterator[float]:
+        options = self._client.options
+        return backoff(options.backoff_first, options.backoff_max, self._client.rng)
 
     async def open(self) -> None:
         """Attaches for the first time. Raises the last error when operation_timeout is over or a retry cannot help."""
         options = self._client.options
         last: MagnetarError | None = None
-        pauses = backoff(options.backoff_first, options.backoff_max, self._client.rng)
+        pauses = self._new_pauses()
         try:
             async with asyncio.timeout(options.operation_timeout):
                 while True:
@@ -115,7 +132,7 @@ class Attachment:
                 f"{self._what} was not ready within operation_timeout={options.operation_timeout:g} s{reason}"
             ) from last
 
-    def lost(self, error: MagnetarError | None) -> None:
+    def lost(self, error: BaseException | None) -> None:
         """The attachment does not hold any more; attaches again in the background."""
         if self._closed:
             return
@@ -125,8 +142,12 @@ class Attachment:
             return
         if self._task is not None and not self._task.done():
             return
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._attached_at > 2 * self._pause:
+            self._pauses = self._new_pauses()
+        # Else the pauses go on growing: whatever broke it, a delivery that is too large perhaps, does so every time.
         log.info("%s: %s; attaching again", self._what, error or "connection closed")
-        self._task = asyncio.get_running_loop().create_task(self._attach_again(), name=f"attach {self._what}")
+        self._task = loop.create_task(self._attach_again(), name=f"attach {self._what}")
 
     def give_up(self, error: MagnetarError) -> None:
         """No further attempt: tells the owner."""
@@ -154,6 +175,7 @@ class Attachment:
             if self._lost_again or link.closed:
                 self._owner.detached()
                 return False
+            self._attached_at = asyncio.get_running_loop().time()
             return True
         finally:
             self._attaching = False
@@ -161,10 +183,10 @@ class Attachment:
     async def _attach_again(self) -> None:
         options = self._client.options
         loop = asyncio.get_running_loop()
-        pauses = backoff(options.backoff_first, options.backoff_max, self._client.rng)
         held_until = loop.time() + STALE_HOLDER_INTERVALS * options.ping_interval
         while not self._closed:
-            await asyncio.sleep(next(pauses))
+            self._pause = next(self._pauses)
+            await asyncio.sleep(self._pause)
             try:
                 async with asyncio.timeout(options.operation_timeout):
                     if await self._attach_once():
@@ -173,7 +195,7 @@ class Attachment:
             except TimeoutError:
                 log.info("%s: no answer within %g s", self._what, options.operation_timeout)
             except MagnetarError as error:
-                held = isinstance(error, ConsumerBusy | AlreadyExists) and loop.time() < held_until
+                held = isinstance(error, _STALE_HOLDER_ERRORS) and loop.time() < held_until
                 if not error.retryable and not held:
                     log.warning("%s: gave up: %s", self._what, error)
                     self._task = None

@@ -39,6 +39,7 @@ class Consumer(Receiver):
         self._ack_timer: asyncio.TimerHandle | None = None
         self._nack_timer: asyncio.TimerHandle | None = None
         self._receipt_rows: list[AckRow] = []
+        self._receipt_spans: list[_Span] = []
         self._receipt_cumulative: MessageId | None = None
         self._next_receipt: asyncio.Task[None] | None = None
         # Requests for receipts that are not answered, with their rows: (cumulative, payload) pairs.
@@ -59,8 +60,9 @@ class Consumer(Receiver):
         """
         if receipt:
             self._check_open()
-            for message in self._flattened(messages):
-                self._receipt_rows.append(message)
+            rows, spans = _rows_and_spans(messages)
+            self._receipt_rows += rows
+            self._receipt_spans += spans
             await self._receipt()
             return
         acks = self._acks
@@ -105,8 +107,7 @@ class Consumer(Receiver):
             if not isinstance(message, Message):
                 raise InvalidArgument(f"nack takes messages, not {type(message).__name__}")
             self._nacks.add(message, due)
-        if self._nack_timer is None and self._nacks:
-            self._nack_timer = self._loop.call_at(self._nacks.next_due, self._redeliver)
+        self._schedule_redelivery()
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription and closes the consumer."""
@@ -135,24 +136,6 @@ class Consumer(Receiver):
                     acks.add(message)
                 else:
                     acks.add_id(_checked_id(message))
-
-    def _flattened(self, messages: Any) -> list[AckRow]:
-        """Rows of what is acknowledged with receipt; its flags are set as if sent, for the request carries it for sure."""
-        if isinstance(messages, Message | MessageId):
-            messages = (messages,)
-        elif isinstance(messages, MessageBatch) and _is_range(messages):
-            delivery, first, end = messages[0].delivery, messages[0].index, messages[-1].index + 1
-            delivery.flags[first:end] = bytes([ACKED]) * (end - first)
-            base = delivery.base_index
-            return [AckRow(delivery.ledger, delivery.entry_id, base + first, base + end - 1)]
-        rows: list[AckRow] = []
-        for message in _iterated(messages):
-            if isinstance(message, Message):
-                message.delivery.flags[message.index] = ACKED
-                message = message.id
-            ledger, entry, index, _ = _checked_id(message)
-            rows.append(AckRow(ledger, entry, index, index))
-        return rows
 
     def _schedule_flush(self) -> None:
         self._check_open()
@@ -189,11 +172,13 @@ class Consumer(Receiver):
         """Runs one loop turn after it was asked for, with everything acknowledged until then."""
         task, self._next_receipt = self._next_receipt, None
         assert task is not None
-        frames = self._take_ack_frames()
-        last, self._receipt_cumulative = self._receipt_cumulative, None
-        if last is not None:
-            frames.append((True, encode_rows(ACK_ROW, [AckRow(last.ledger, last.entry, 0, last.index)])))
+        self._flush_acks()  # what was acknowledged before without a receipt keeps its place, and needs none
         rows, self._receipt_rows = self._receipt_rows, []
+        spans, self._receipt_spans = self._receipt_spans, []
+        last, self._receipt_cumulative = self._receipt_cumulative, None
+        frames = (
+            [] if last is None else [(True, encode_rows(ACK_ROW, [(last.ledger, last.entry, 0, last.index)]))]
+        )
         frames += _row_frames(rows)
         self._unanswered[task] = frames
         try:
@@ -201,16 +186,23 @@ class Consumer(Receiver):
                 await self._call(Ack(0, self._id, cumulative), payload)
         finally:
             del self._unanswered[task]
+        # Not before: after a failure each of them can be acknowledged again, or nacked.
+        for flags, first, end in spans:
+            flags[first:end] = bytes([ACKED]) * (end - first)
+
+    def _schedule_redelivery(self) -> None:
+        if self._nacks:
+            if self._nack_timer is not None:
+                self._nack_timer.cancel()
+            self._nack_timer = self._loop.call_at(self._nacks.next_due, self._redeliver)
 
     def _redeliver(self) -> None:
-        self._nack_timer = None
         rows = self._nacks.take_due(self._loop.time())
         link = self._link
         if link is not None:
             for _, payload in _row_frames(rows):
                 link.send(Redeliver(0, self._id).encode(), payload)
-        if self._nacks:
-            self._nack_timer = self._loop.call_at(self._nacks.next_due, self._redeliver)
+        self._schedule_redelivery()
 
     # --- what the receiver asks --------------------------------------------------------------------------------------
 
@@ -238,8 +230,10 @@ class Consumer(Receiver):
                             raise
                         # Refused for good: the request that waits for the receipt is told the same.
 
-    def _before_seek(self, start: tuple[str, Any]) -> None:
+    def _before_seek(self) -> None:
         self._flush_acks()
+
+    def _moved_to(self, start: tuple[str, Any]) -> None:
         self._nacks.clear()
 
     async def _before_close(self) -> None:
@@ -267,6 +261,29 @@ class Consumer(Receiver):
 
     async def __aenter__(self) -> Consumer:
         return self
+
+
+_Span = tuple[bytearray, int, int]  # flags of a delivery, first and end of the messages meant
+
+
+def _rows_and_spans(messages: Any) -> tuple[list[AckRow], list[_Span]]:
+    """What is to be acknowledged, for the broker and in the flags of its deliveries."""
+    if isinstance(messages, Message | MessageId):
+        messages = (messages,)
+    elif isinstance(messages, MessageBatch) and _is_range(messages):
+        delivery, first, end = messages[0].delivery, messages[0].index, messages[-1].index + 1
+        base = delivery.base_index
+        row = AckRow(delivery.ledger, delivery.entry_id, base + first, base + end - 1)
+        return [row], [(delivery.flags, first, end)]
+    rows: list[AckRow] = []
+    spans: list[_Span] = []
+    for message in _iterated(messages):
+        if isinstance(message, Message):
+            spans.append((message.delivery.flags, message.index, message.index + 1))
+            message = message.id
+        ledger, entry, index, _ = _checked_id(message)
+        rows.append(AckRow(ledger, entry, index, index))
+    return rows, spans
 
 
 def _is_range(messages: MessageBatch) -> bool:

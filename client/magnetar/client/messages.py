@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from xxhash import xxh3_64_digest
@@ -273,3 +273,19 @@ class Delivery:
         """See Message.producer_name."""
         names: Sequence[str] = self.entry.producer_names
         return names[self.entry.producers[self._place(index)[0]]]
+
+
+class Undecodable:
+    """In place of a delivery whose table cannot be read: whoever receives it gets the error."""
+
+    permits = bytes = 0
+
+    def __init__(self, command: Deliver, error: MagnetarError, topic: str) -> None:
+        self.epoch = command.consumer_epoch
+        self._error = type(error)(
+            f"entry {command.entry} of ledger {command.ledger} in {topic}: {error.message}", **error.details
+        )
+
+    def values(self) -> NoReturn:
+        """Raises the error."""
+        raise self._error

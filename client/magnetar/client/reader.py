@@ -107,10 +107,9 @@ class Reader(Receiver):
     def _handed_out(self, last: Message) -> None:
         self._last = last.id
 
-    def _before_seek(self, start: tuple[str, Any]) -> None:
+    def _moved_to(self, start: tuple[str, Any]) -> None:
         self._start = start
         self._last = None
-        self._messages.clear()
         self._subscribed_before = False
         self._set_floor(start)
 

@@ -25,7 +25,7 @@ from magnetar.proto.commands import CloseConsumer, Command, Deliver, Flow, Seek,
 from magnetar.proto.errors import AlreadyClosed, MagnetarError, ReceiveTimeout
 
 from .attachment import Attachment, until_answered
-from .messages import Delivery, Message, MessageBatch
+from .messages import Delivery, Message, MessageBatch, Undecodable
 from .options import ConsumerOptions, Start, start_on_wire
 from .receipts import copy_of
 
@@ -126,7 +126,7 @@ class Receiver:
         self._link: Link | None = None
         self._epoch = 0
         self._window = Window(options.receiver_queue_messages, options.receiver_queue_bytes)
-        self._queue: deque[Delivery] = deque()
+        self._queue: deque[Delivery | Undecodable] = deque()
         self._queued_messages = 0
         self._queued_bytes = 0
         # The open delivery. Clearing `_messages` ends every iteration over `_current`, which is its iterator.
@@ -206,18 +206,30 @@ class Receiver:
         """
         wire = start_on_wire(start.id if isinstance(start, Message) else start)
         self._check_open()
-        self._before_seek(wire)
-        self._drop_local()
-        self._seeking += 1
+        self._before_seek()
+        self._seeking += 1  # nothing is handed out meanwhile
         try:
             result = await self._call(Seek(0, self._id, wire))
+        except BaseException as error:
+            if not isinstance(error, MagnetarError) or error.retryable:
+                # Whether it happened is not known: what is queued may be from before it.
+                self._start_over(error)
+            raise
+        else:
             self._epoch = max(self._epoch, int(result["epoch"]))
+            self._messages.clear()
+            self._moved_to(wire)
         finally:
             self._seeking -= 1
             self._drop_stale()
             self._grant()
-            if self._queue:
-                self._arrived.set()
+            self._arrived.set()
+
+    def _start_over(self, error: BaseException) -> None:
+        """Subscribes again, as after a lost connection."""
+        if self._link is not None:
+            self._link.send(CloseConsumer(0, self._id).encode())
+        self._attachment.lost(error)
 
     async def close(self) -> None:
         """Leaves the topic; who waits for messages is woken. Cancelled, it does not wait for the broker."""
@@ -262,8 +274,11 @@ class Receiver:
 
     # --- for subclasses ----------------------------------------------------------------------------------------------
 
-    def _before_seek(self, start: tuple[str, Any]) -> None:
+    def _before_seek(self) -> None:
         """Settles what refers to the old position."""
+
+    def _moved_to(self, start: tuple[str, Any]) -> None:
+        """A seek succeeded."""
 
     async def _before_close(self) -> None:
         """Settles what is pending."""
@@ -317,6 +332,7 @@ class Receiver:
         self._queued_bytes -= delivery.bytes
         self._grant()
         values = delivery.values()
+        assert isinstance(delivery, Delivery)
         self._arriving(delivery)
         messages = map(Message, values, repeat(delivery), count())
         flags = delivery.flags
@@ -324,8 +340,13 @@ class Receiver:
         self._current = iter(self._messages)
 
     def delivered(self, command: Deliver, payload: bytes) -> None:
-        """A DELIVER frame (Link calls it). Raises MalformedFrame, which closes the connection."""
-        delivery = Delivery(command, payload, self._topic)
+        """A DELIVER frame (Link calls it)."""
+        try:
+            delivery: Delivery | Undecodable = Delivery(command, payload, self._topic)
+        except MagnetarError as error:
+            delivery = Undecodable(command, error, self._topic)
+            # How many permits it spent is not known. All of them: rather too many granted than a consumer that stops.
+            self._window.received(self._window.granted, len(payload))
         self._window.received(delivery.permits, delivery.bytes)
         if delivery.epoch != self._epoch:
             if delivery.epoch < self._epoch:

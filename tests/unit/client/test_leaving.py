@@ -1,12 +1,13 @@
 """Leaving and abandoning: at once when something went wrong, in order on the wire, and nothing stays behind (rule 40)."""
 
 import asyncio
-from typing import Any
+from itertools import pairwise
 
 import pytest
 
 from magnetar.client import AlreadyClosed, Client, ConsumerBusy, connect
 from magnetar.proto.commands import Ack, CloseConsumer, CloseProducer, CreateProducer, Subscribe
+from support.client_kit import until
 from support.fake_broker import FakeBroker
 
 
@@ -14,18 +15,12 @@ class BodyFailed(Exception):
     pass
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 @pytest.mark.parametrize("gone", ["closed", "silent"])
 async def test_an_error_in_the_body_leaves_at_once_and_is_the_error_that_is_raised(
     broker: FakeBroker, gone: str
 ) -> None:
     loop = asyncio.get_running_loop()
-    with pytest.raises(BodyFailed):
+    with pytest.raises(BodyFailed):  # noqa: PT012
         async with (
             connect(broker.url, backoff_first=0.01) as client,
             client.create_producer("t") as producer,
@@ -68,7 +63,7 @@ async def test_a_cancelled_body_and_its_timeout_are_told_as_such(broker: FakeBro
 async def test_after_an_error_queued_acknowledgements_are_sent_all_the_same(broker: FakeBroker) -> None:
     async with connect(broker.url) as client:
         producer = await client.create_producer("t")
-        with pytest.raises(BodyFailed):
+        with pytest.raises(BodyFailed):  # noqa: PT012
             async with client.subscribe("t", "s", start="earliest", ack_group_delay=30.0) as consumer:
                 await producer.send(b"0")
                 await consumer.ack(await consumer.receive(1.0))
@@ -102,7 +97,7 @@ async def test_an_opening_that_is_cancelled_holds_no_place(
     await until(lambda: all(len(handler.producers) <= 1 for handler in broker.handlers))
     for opened, closed in ((Subscribe, CloseConsumer), (CreateProducer, CloseProducer)):
         kinds = [type(c) for c in broker.commands if isinstance(c, opened | closed)]
-        assert all(after is opened for before, after in zip(kinds, kinds[1:]) if before is closed)
+        assert all(after is opened for before, after in pairwise(kinds) if before is closed)
     [handler] = broker.handlers
     assert len(handler.producers) == (0 if producer.cancelled() else 1)
 
@@ -112,7 +107,7 @@ async def test_closing_twice_at_once_closes_once(broker: FakeBroker, client: Cli
     await asyncio.gather(producer.close(), producer.close(), consumer.close(), consumer.close())
     await asyncio.gather(client.close(), client.close())
     assert len(broker.received(CloseProducer)) == len(broker.received(CloseConsumer)) == 1
-    assert not broker.handlers or await until(lambda: not broker.handlers) is None
+    await until(lambda: not broker.handlers)
 
 
 async def test_a_close_that_is_cancelled_can_be_repeated(broker: FakeBroker, client: Client) -> None:

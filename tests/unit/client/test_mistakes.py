@@ -39,7 +39,7 @@ async def test_a_message_that_cannot_be_encoded_costs_no_other(
     producer = await client.create_producer("t", batching=batching)
     receipts = []
     for i in range(100):
-        receipts.append(producer.send_nowait(b"%d" % i, key="k%d" % i))
+        receipts.append(producer.send_nowait(b"%d" % i, key=f"k{i}"))
         if i == 50:
             with pytest.raises(InvalidArgument):
                 producer.send_nowait(b"bad", **bad)
