@@ -24,20 +24,19 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any, Generic, Self, TypeVar
 
-from magnetar.proto.batch import Properties
+from magnetar.proto.batch import Key, Properties
 from magnetar.proto.errors import AlreadyClosed, InvalidArgument
 from magnetar.proto.ids import MessageId
 
 from . import client as aio
-from .columns import Key
-from .consumer import Acknowledgeable
 from .consumer import Consumer as AsyncConsumer
 from .messages import Message, MessageBatch
 from .options import Start
 from .producer import Producer as AsyncProducer
 from .reader import Reader as AsyncReader
 from .receipts import Receipt as AsyncReceipt
-from .receiver import Receiver
+from .receiving import Receiving
+from .topic.acknowledger import Acknowledgeable
 
 __all__ = [
     "Client",
@@ -53,7 +52,7 @@ __all__ = [
 
 T = TypeVar("T")
 A = TypeVar("A", bound=AbstractAsyncContextManager[Any])
-R = TypeVar("R", bound=Receiver)
+R = TypeVar("R", bound=Receiving)
 
 
 class LoopThread:

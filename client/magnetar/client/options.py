@@ -19,6 +19,10 @@ Start = str | MessageId | datetime | int
 """Where reading starts: "earliest", "latest", a message id (inclusive), or a time (datetime, or ms since the epoch)."""
 
 
+WireStart = tuple[str, Any]
+"""The same as Subscribe and Seek carry it (WIRE.md)."""
+
+
 def parse_url(url: str) -> tuple[str, int]:
     """Host and port of `magnetar://host:port`. Raises InvalidArgument, which shows the form."""
     try:
@@ -47,6 +51,7 @@ class ClientOptions:
     backoff_max: float = 5.0
     max_message_bytes: int = 5 * 1024 * 1024
     tls: ssl.SSLContext | None = None
+    name: str = "python"  # what the service's log calls this client
 
     def __post_init__(self) -> None:
         for name in ("operation_timeout", "connect_timeout", "ping_interval", "backoff_first", "backoff_max"):
@@ -77,31 +82,45 @@ class ProducerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerOptions:
-    """Settings of a consumer or reader; times in seconds.
+class ReaderOptions:
+    """Settings of a reader.
 
-    receiver_queue_messages is what may wait in the client undelivered. None: 1,000, and while the consumer empties its
+    receiver_queue_messages is what may wait in the client undelivered. None: 1,000, and while the reader empties its
     queue faster than the service may fill it, up to 64,000.
     """
 
+    start: Start = "latest"
     name: str = ""
     receiver_queue_messages: int | None = None
     receiver_queue_bytes: int = 16 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        start_on_wire(self.start)
+        if self.receiver_queue_messages is not None:
+            _positive("receiver_queue_messages", self.receiver_queue_messages)
+        _positive("receiver_queue_bytes", self.receiver_queue_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions(ReaderOptions):
+    """Settings of a consumer, beside those of a reader; times in seconds."""
+
+    type: str = "exclusive"
     ack_group_messages: int = 1000
     ack_group_delay: float = 0.1
     nack_delay: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.receiver_queue_messages is not None:
-            _positive("receiver_queue_messages", self.receiver_queue_messages)
-        for name in ("receiver_queue_bytes", "ack_group_messages"):
-            _positive(name, getattr(self, name))
+        ReaderOptions.__post_init__(self)
+        if self.type not in SUBSCRIPTION_TYPES:
+            raise InvalidArgument(f"unknown subscription type {self.type!r}; use 'exclusive' or 'shared'")
+        _positive("ack_group_messages", self.ack_group_messages)
         for name in ("ack_group_delay", "nack_delay"):
             if getattr(self, name) < 0:
                 raise InvalidArgument(f"{name} must not be negative, not {getattr(self, name)!r}")
 
 
-def start_on_wire(start: Start) -> tuple[str, Any]:
+def start_on_wire(start: Start) -> WireStart:
     """`start` as Subscribe and Seek carry it. Raises InvalidArgument."""
     if isinstance(start, str) and start in ("earliest", "latest"):
         return (start, None)

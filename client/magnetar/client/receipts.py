@@ -18,10 +18,11 @@ from bisect import bisect_right
 from collections.abc import Generator
 from functools import partial
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
+from magnetar.proto.batch import EncodedBatches
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import NO_PARTITION, MessageId
 
@@ -32,14 +33,6 @@ _new_id = partial(tuple.__new__, MessageId)
 def copy_of(error: MagnetarError) -> MagnetarError:
     """To raise it more than once: every raise adds to an exception's traceback."""
     return type(error)(error.message, **error.details)
-
-
-class Encoded(Protocol):
-    """A group's bytes, kept until it settles so that it can be sent again."""
-
-    def frames(self, header: bytes, first: int) -> bytes:
-        """The group as SEND frames with this header, from message `first` on."""
-        ...
 
 
 class Group:
@@ -69,7 +62,7 @@ class Group:
         self.bytes = 0  # what it counts against the memory bound
         self.confirmed = 0
         self.deadline = 0.0  # loop time
-        self.encoded: Encoded | None = None
+        self.encoded: EncodedBatches | None = None  # kept until it settles, so that it can be sent again
         self.runs: list[tuple[int, int, int, int]] = []
         self.settled = False
         self.error: MagnetarError | None = None

@@ -56,7 +56,7 @@ async def test_a_stream_with_acks(client: Client, batching: bool) -> None:
     stats = await client.topic_stats("t")
     assert stats["subscriptions"]["s"]["backlog_messages"] == 0
     [one] = stats["subscriptions"]["s"]["consumers"]
-    assert one["permits"] == consumer._window.granted
+    assert one["permits"] == consumer._consumer._window.granted
 
 
 async def test_permits_of_both_sides_agree_after_partial_acks(client: Client) -> None:
@@ -70,7 +70,7 @@ async def test_permits_of_both_sides_agree_after_partial_acks(client: Client) ->
         assert _ == 0 or [m.value for m in messages] == [b"%d" % i for i in range(1, 100, 2)]
         stats = await client.topic_stats("t")
         [one] = stats["subscriptions"]["s"]["consumers"]
-        assert one["permits"] == consumer._window.granted
+        assert one["permits"] == consumer._consumer._window.granted
         await consumer.close()
 
 

@@ -18,7 +18,7 @@ from magnetar.client import (
     RequestTimeout,
     connect,
 )
-from magnetar.client.attachment import backoff
+from magnetar.client.connection.retries import backoff
 from magnetar.proto.commands import (
     CloseConsumer,
     CloseProducer,
@@ -178,11 +178,11 @@ async def test_an_opening_given_up_does_not_keep_its_place_at_the_broker(
 @pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
 async def test_after_close_no_socket_is_open(broker: FakeBroker) -> None:
     client = await connect(broker.url)
-    link = await client._link(client._service)
+    link = await client._pool.to_service()
     await client.close()
     assert link.connection.gone.is_set()
     silent = await connect(broker.url)
-    link = await silent._link(silent._service)
+    link = await silent._pool.to_service()
     broker.handlers[-1].connection.pause_reading("test")
     async with asyncio.timeout(5):
         await silent.close()

@@ -15,7 +15,7 @@ from magnetar.client import (
     ReceiveTimeout,
     SubscriptionNotFound,
 )
-from magnetar.client.receiver import Window
+from magnetar.client.topic.window import Window
 from magnetar.proto.batch import encode_batch, encode_single
 from magnetar.proto.commands import Ack, CloseConsumer, Flow, Redeliver, Seek, Subscribe
 from magnetar.proto.errors import ChecksumMismatch
@@ -262,7 +262,7 @@ async def test_a_seek_by_somebody_else_makes_the_queue_stale(broker: FakeBroker,
     other.epoch, other.next = 7, (0, 0)
     other.messages += 1000
     other.dispatch()
-    await until(lambda: consumer._epoch == 7)
+    await until(lambda: consumer._consumer._epoch == 7)
     assert [m.value for m in await take(consumer, 100)] == values
 
 
@@ -300,7 +300,7 @@ async def test_the_broker_can_send_a_consumer_away(broker: FakeBroker, client: C
     await consumer.ack(await consumer.receive(1.0))
     [handler] = broker.handlers
     handler.consumers.clear()
-    handler.connection.send(CloseConsumer(0, consumer._id).encode())
+    handler.connection.send(CloseConsumer(0, consumer._consumer._session.id).encode())
     assert (await consumer.receive(2.0)).value == b"1"
 
 
@@ -331,7 +331,7 @@ async def test_permits_bound_what_waits_in_the_client(broker: FakeBroker, client
     async for message in consumer:
         got.append(message)
         await asyncio.sleep(0)
-        assert consumer._queued_messages <= 50
+        assert consumer._consumer._queued_messages <= 50
         if len(got) == 1000:
             break
     assert sum(flow.messages for flow in broker.received(Flow)) <= 1000 + 100
@@ -344,9 +344,9 @@ async def test_a_consumer_that_does_not_read_holds_a_bounded_amount(
     for _ in range(100):
         broker.store(broker.topic("t"), [encode_single(b"x" * 100_000, 0, 0)], [1], "p")
     consumer = await client.subscribe("t", "s", start="earliest", receiver_queue_bytes=1_000_000)
-    await until(lambda: consumer._queued_bytes >= 1_000_000)
+    await until(lambda: consumer._consumer._queued_bytes >= 1_000_000)
     await asyncio.sleep(0.02)
-    assert consumer._queued_bytes <= 1_200_000
+    assert consumer._consumer._queued_bytes <= 1_200_000
     assert len(await take(consumer, 100)) == 100
 
 

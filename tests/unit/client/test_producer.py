@@ -347,10 +347,10 @@ async def test_writing_stops_above_high_water_and_goes_on(broker: FakeBroker, cl
     handler.connection.pause_reading("test")
     receipts = [producer.send_nowait(b"%07d" % i + b"x" * 1_000_000) for i in range(30)]
     await asyncio.sleep(0.05)
-    link = producer._link
+    link = producer._producer._connection
     assert link is not None
     assert not link.writable
-    assert producer._outbox.unsent
+    assert producer._producer._outbox.unsent
     assert link.connection.buffered_bytes < 8 << 20
     handler.connection.resume_reading("test")
     for receipt in receipts:

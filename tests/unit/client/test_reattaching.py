@@ -91,7 +91,7 @@ async def test_nacks_hold_ids_and_not_payloads(broker: FakeBroker, client: Clien
     await consumer.ack(messages[3], receipt=True)
     first, flags = messages[0].id, messages[0].delivery.flags
     del messages
-    consumer._messages.clear()
+    consumer._consumer._messages.clear()
     assert not [held for held in gc.get_objects() if isinstance(held, Delivery) and held.flags is flags]
     again = await take(consumer, 9)
     assert [message.id.index for message in again] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
@@ -101,7 +101,7 @@ async def test_nacks_hold_ids_and_not_payloads(broker: FakeBroker, client: Clien
 async def test_pending_nacks_are_bounded(
     broker: FakeBroker, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magnetar.client.acks.MAX_PENDING_NACKS", 15)
+    monkeypatch.setattr("magnetar.client.topic.acks.MAX_PENDING_NACKS", 15)
     fill(broker, 20, batch=10, entry=1)
     consumer = await client.subscribe("t", "s", start="earliest", type="shared", nack_delay=60.0)
     for message in await take(consumer, 20):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from itertools import accumulate, repeat
+from operator import add
+from typing import Any, TypeVar
 
-from magnetar.proto.batch import Properties
+from magnetar.proto.batch import Columns, Key, Properties
 from magnetar.proto.errors import InvalidArgument, MessageTooLarge
 
-from .options import time_in_ms
+from ..options import time_in_ms
 
-Key = str | bytes | None
 T = TypeVar("T")
 
 # Every message counts this much more than its value against batch and memory bounds: it has objects of its own.
@@ -19,20 +21,6 @@ MESSAGE_OVERHEAD_BYTES = 64
 # send_many cuts here, so that no batch makes an entry that is far larger than what the broker aims at.
 MANY_MAX_MESSAGES = 10_000
 MANY_MAX_BYTES = 1024 * 1024
-
-
-class Columns(NamedTuple):
-    """Messages to encode, by column; absent columns are None, the others as long as `values`."""
-
-    values: Sequence[bytes | None]
-    keys: Sequence[Key] | None = None
-    properties: Sequence[Properties | None] | None = None
-    event_times_ms: Sequence[int | None] | None = None
-
-    @property
-    def plain(self) -> bool:
-        """True if there are values only."""
-        return self.keys is None and self.properties is None and self.event_times_ms is None
 
 
 def checked_columns(
@@ -87,14 +75,18 @@ def checked_value(value: Any) -> bytes | None:
 
 
 def checked_key(key: Any) -> Key:
-    """`key`, or InvalidArgument."""
-    if key is None or isinstance(key, bytes) or (isinstance(key, str) and _is_utf8(key)):
-        return key
-    if isinstance(key, str):
+    """`key` as a plain str or bytes, or InvalidArgument."""
+    if key is None:
+        return None
+    if isinstance(key, bytes):
+        return bytes(key)
+    if not isinstance(key, str):
+        raise InvalidArgument(f"a key is str or bytes, not {type(key).__name__}")
+    if not _is_utf8(key):
         raise InvalidArgument(
             f"the key {key!r} cannot be written as UTF-8; encode it yourself, keys may be bytes"
         )
-    raise InvalidArgument(f"a key is str or bytes, not {type(key).__name__}")
+    return str.__str__(key)
 
 
 def _is_utf8(text: str) -> bool:
@@ -117,7 +109,7 @@ def checked_properties(properties: Any) -> dict[str, str] | None:
             raise InvalidArgument(f"properties are a map of str to str, not {name!r}: {value!r}")
         if not _is_utf8(name) or not _is_utf8(value):
             raise InvalidArgument(f"the property {name!r}: {value!r} cannot be written as UTF-8")
-    return dict(properties)
+    return {str.__str__(name): str.__str__(value) for name, value in properties.items()} or None
 
 
 def _checked_time(time: datetime | int | None) -> int | None:
@@ -126,19 +118,10 @@ def _checked_time(time: datetime | int | None) -> int | None:
 
 def message_bytes(value: bytes | None, key: Key, properties: Properties | None) -> int:
     """What a message counts against bounds."""
-    size = (
-        MESSAGE_OVERHEAD_BYTES
-        + (len(value) if value is not None else 0)
-        + (len(key) if key is not None else 0)
-    )
+    size = MESSAGE_OVERHEAD_BYTES + _length(value) + _length(key)
     if properties:
         size += sum(map(len, properties)) + sum(map(len, properties.values()))
     return size
-
-
-def or_none(column: list[Any] | None) -> list[Any] | None:
-    """None for a column that holds nothing else."""
-    return column if column is not None and any(value is not None for value in column) else None
 
 
 def too_large(size: int, max_message_bytes: int) -> MessageTooLarge:
@@ -151,32 +134,32 @@ def too_large(size: int, max_message_bytes: int) -> MessageTooLarge:
 
 def cut_columns(columns: Columns, max_message_bytes: int) -> list[tuple[Columns, int]]:
     """Pieces that are small enough for a batch, each with what it counts. Raises MessageTooLarge."""
-    values, keys, properties, _times = columns
+    sizes = list(_sizes(columns))
+    if sizes and max(sizes) > max_message_bytes + MESSAGE_OVERHEAD_BYTES:
+        raise too_large(max(sizes), max_message_bytes)
     max_bytes = min(MANY_MAX_BYTES, max_message_bytes)
-    if keys is None and properties is None and len(values) <= MANY_MAX_MESSAGES and None not in values:
-        total = sum(map(len, values)) + MESSAGE_OVERHEAD_BYTES * len(values)  # type: ignore[arg-type]
-        if total <= max_bytes:
-            return [(columns, total)] if values else []
+    ends = [0, *accumulate(sizes)]
     pieces: list[tuple[Columns, int]] = []
-    first = size = 0
-    for index, value in enumerate(values):
-        one = message_bytes(value, keys[index] if keys else None, properties[index] if properties else None)
-        if one > max_message_bytes + MESSAGE_OVERHEAD_BYTES:
-            raise too_large(one, max_message_bytes)
-        if index > first and (size + one > max_bytes or index - first >= MANY_MAX_MESSAGES):
-            pieces.append((_piece(columns, first, index), size))
-            first, size = index, 0
-        size += one
-    if values:
-        pieces.append((_piece(columns, first, len(values)), size))
+    first = 0
+    while first < len(sizes):
+        end = min(bisect_right(ends, ends[first] + max_bytes) - 1, first + MANY_MAX_MESSAGES)
+        end = max(end, first + 1)
+        whole = first == 0 and end == len(sizes)
+        piece = columns if whole else Columns._make(column and column[first:end] for column in columns)
+        pieces.append((piece, ends[end] - ends[first]))
+        first = end
     return pieces
 
 
-def _piece(columns: Columns, first: int, end: int) -> Columns:
-    values, keys, properties, times = columns
-    return Columns(
-        values[first:end],
-        None if keys is None else keys[first:end],
-        None if properties is None else properties[first:end],
-        None if times is None else times[first:end],
-    )
+def _sizes(columns: Columns) -> Iterable[int]:
+    """`message_bytes` of each; without properties a few C loops."""
+    values, keys, properties, *_ = columns
+    if properties is not None:
+        return map(message_bytes, values, keys or repeat(None), properties)
+    length: Callable[[Any], int] = len
+    sizes = map(add, map(_length if None in values else length, values), repeat(MESSAGE_OVERHEAD_BYTES))
+    return sizes if keys is None else map(add, sizes, map(_length if None in keys else length, keys))
+
+
+def _length(value: str | bytes | None) -> int:
+    return 0 if value is None else len(value)

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from magnetar.proto.commands import AckRow
 from magnetar.proto.ids import MessageId
 
-from .messages import ACKED, QUEUED, UNACKED, Delivery, Message
+from ..messages import ACKED, QUEUED, UNACKED, Delivery, Message
 
 # Twice what a broker lets one consumer hold unacknowledged; each costs about 200 bytes.
 MAX_PENDING_NACKS = 100_000
