@@ -21,7 +21,7 @@ from magnetar.proto.errors import AlreadyClosed, MagnetarError
 from magnetar.proto.ids import TopicName, check_subscription_name
 from magnetar.runtime.clock import Clock, SystemClock
 
-from .connection.broker_connection import ABANDON_TIMEOUT_S, CLOSE_TIMEOUT_S
+from .connection.broker_connection import ABANDON_TIMEOUT_S, CLOSE_TIMEOUT_S, BrokerConnection
 from .connection.pool import ConnectionPool
 from .consumer import Consumer
 from .options import ClientOptions, ConsumerOptions, ProducerOptions, ReaderOptions, Start, parse_url
@@ -132,6 +132,11 @@ class Client:
     async def open(self) -> None:
         """Connects once, so that a wrong address is found at once."""
         await self._pool.to_service()
+
+    @property
+    def options(self) -> ClientOptions:
+        """What it was made with."""
+        return self._pool.options
 
     @property
     def closed(self) -> bool:
@@ -285,6 +290,10 @@ class Client:
         VersionConflict is raised at once: the same compare-and-set can only fail again.
         """
         return await self._pool.request(command, topic, payload)
+
+    async def connection_of_topic(self, topic: str) -> BrokerConnection:
+        """To the broker that serves `topic`: for several requests that belong together."""
+        return await self._pool.to_topic(topic)
 
     # --- closing -----------------------------------------------------------------------------------------------------
 

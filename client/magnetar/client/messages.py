@@ -18,7 +18,6 @@ from magnetar.proto.batch import (
     BatchHeader,
     DecodedBatch,
     Key,
-    decode_batch,
     decode_batch_header,
     entry_keys,
     entry_values,
@@ -190,12 +189,11 @@ class Delivery:
         return position, in_entry - self.entry.batch_start_index(position)
 
     def _batch(self, position: int) -> DecodedBatch:
-        """The batch without values, which live in the messages; and keys are decoded all at once."""
+        """For its metadata: the values live in the messages, and keys are decoded all at once."""
         batch = self._batches.get(position)
         if batch is None:
             start, _ = self.entry.batch_bounds(position)
-            batch = self._decoded(lambda entry: decode_batch(entry.data, start, verify=False, values=False))
-            self._batches[position] = batch
+            batch = self._batches[position] = DecodedBatch(self.entry.data, start, verify=False)
         return batch
 
     def key(self, index: int) -> Key:
@@ -207,7 +205,7 @@ class Delivery:
     def metadata(self, index: int, column: int) -> Any:
         """Value of a metadata column, None if absent."""
         position, number = self._place(index)
-        values = (self._batch(position).metadata or {}).get(column)
+        values = self._decoded(lambda _: self._batch(position).metadata or {}).get(column)
         return None if values is None else values[number]
 
     def header(self, index: int) -> BatchHeader:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from itertools import count as count_from
 from itertools import repeat
 from operator import add
@@ -112,16 +113,6 @@ class BatchHeader(NamedTuple):
         return bool(self.flags & FLAG_MIXED_KEYS)
 
 
-class DecodedBatch(NamedTuple):
-    """A batch with its columns decoded; absent columns are None."""
-
-    header: BatchHeader
-    extensions: Mapping[int, Any]
-    values: list[bytes | None]
-    keys: list[Key] | None
-    metadata: Mapping[int, list[Any]] | None
-
-
 # --- formats ---------------------------------------------------------------------------------------------------------
 
 
@@ -167,10 +158,11 @@ FORMATS = {FORMAT_NATIVE: BatchFormat(_encode_native, _decode_native)}
 
 # --- encoding --------------------------------------------------------------------------------------------------------
 
-# What the checksum covers, down to the extensions. Of a single message in four parts: constant, key hash, sequence id, and
+# What the checksum covers, down to the extensions. Of a single message in parts: constant, key hash, sequence id, and
 # publish time with the lengths of the columns.
 _REST = struct.Struct(">BBHIIQQII")
-_SINGLE_REST = struct.Struct(">8s4sQ16s")
+_PLAIN_REST = struct.Struct(">12sQ16s")
+_KEYED_REST = struct.Struct(">8s4sQ16s")
 _SINGLE_END = struct.Struct(">QII")
 _SINGLE_MARK, _KEYED_SINGLE_MARK = (
     struct.pack(">BBHI", FORMAT_NATIVE, flags, BATCH_HEADER_BYTES, 1)
@@ -270,13 +262,7 @@ def encode_singles(
 
 def _plain_rests(values: Sequence[bytes], first_sequence_id: int, publish_time_ms: int) -> list[bytes]:
     end = _SINGLE_END.pack(publish_time_ms, 0, 0)
-    heads = map(
-        _SINGLE_REST.pack,
-        repeat(_SINGLE_MARK),
-        repeat(_NO_HASH),
-        count_from(first_sequence_id),
-        repeat(end, len(values)),
-    )
+    heads = map(_PLAIN_REST.pack, repeat(_SINGLE_MARK + _NO_HASH), count_from(first_sequence_id), repeat(end))
     return list(map(add, heads, values))
 
 
@@ -290,7 +276,7 @@ def _keyed_rests(
     sizes = list(map(len, columns))
     ends = {size: _SINGLE_END.pack(publish_time_ms, size, 0) for size in dict.fromkeys(sizes)}
     heads = map(
-        _SINGLE_REST.pack,
+        _KEYED_REST.pack,
         repeat(_KEYED_SINGLE_MARK),
         hashes,
         count_from(first_sequence_id),
@@ -361,68 +347,69 @@ def verify_batch(data: bytes | memoryview, offset: int, size: int) -> None:
         raise ChecksumMismatch("a batch does not match its checksum: it was damaged on its way")
 
 
-def decode_batch(
-    data: bytes | memoryview, offset: int = 0, *, verify: bool = True, values: bool = True
-) -> DecodedBatch:
-    """Decodes the batch at `offset` with its columns, its values if wanted. Raises MalformedFrame or ChecksumMismatch."""
-    batch = _OpenBatch(data, offset, verify=verify)
-    return DecodedBatch(
-        batch.header, batch.extensions(), batch.values() if values else [], batch.keys(), batch.metadata()
-    )
+class DecodedBatch:
+    """A batch whose columns are decoded when they are asked for. Those that are absent are None.
 
-
-class _OpenBatch:
-    """A batch whose columns are found and not decoded yet. All raise MalformedFrame."""
+    Raises MalformedFrame, at first for a header that contradicts its bytes, later for a column that is damaged.
+    """
 
     def __init__(self, data: bytes | memoryview, offset: int, *, verify: bool) -> None:
         self.header = header = decode_batch_header(data, offset)
         if verify:
             verify_batch(data, offset, header.size)
-        format = FORMATS.get(header.format)
-        if format is None:
+        if header.format not in FORMATS:
             raise MalformedFrame(f"batch format {header.format} is not known here; upgrade this client")
-        self._format = format
         self._view = memoryview(data)[offset : offset + header.size]
         self._metadata_start = header.size - header.metadata_length
         self._keys_start = self._metadata_start - header.keys_length
 
-    def extensions(self) -> Mapping[int, Any]:
-        column = self._view[BATCH_HEADER_BYTES : self.header.header_length]
-        return self._map(lambda: _unpack(column)) if column else {}
-
+    @cached_property
     def values(self) -> list[bytes | None]:
-        column = self._view[self.header.header_length : self._keys_start]
-        return self._list(self._read(lambda: self._format.decode(self.header, VALUES, column)))
+        return self._list(self._column(VALUES, self._view[self.header.header_length : self._keys_start]))
 
+    @cached_property
     def keys(self) -> list[Key] | None:
         column = self._view[self._keys_start : self._metadata_start]
-        return (
-            self._list(self._read(lambda: self._format.decode(self.header, KEYS, column))) if column else None
-        )
+        return self._list(self._column(KEYS, column)) if column else None
 
+    @cached_property
     def metadata(self) -> Mapping[int, list[Any]] | None:
         column = self._view[self._metadata_start :]
-        if not column:
-            return None
-        found = self._map(lambda: self._format.decode(self.header, METADATA, column))
-        return {number: self._list(one) for number, one in found.items()}
+        found = self._column(METADATA, column) if column else None
+        if not isinstance(found, dict | None):
+            raise MalformedFrame("the metadata column of a batch is not a map")
+        return found and {number: self._list(one) for number, one in found.items()}
 
-    def _read(self, decode: Callable[[], Any]) -> Any:
+    @cached_property
+    def extensions(self) -> Mapping[int, Any]:
+        """What is known of the batch beside its columns, and needs no decoding of them."""
+        column = self._view[BATCH_HEADER_BYTES : self.header.header_length]
         try:
-            return decode()
-        except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
-            raise MalformedFrame(f"a batch column is damaged: {error}") from error
+            found = _unpack(column) if column else {}
+        except _UNDECODABLE as error:
+            raise MalformedFrame(f"the extensions of a batch are damaged: {error}") from error
+        return found if isinstance(found, dict) else {}
 
-    def _map(self, decode: Callable[[], Any]) -> dict[int, Any]:
-        found = self._read(decode)
-        if not isinstance(found, dict):
-            raise MalformedFrame("extensions and metadata of a batch are maps")
-        return found
+    def _column(self, which: int, column: memoryview) -> Any:
+        try:
+            return FORMATS[self.header.format].decode(self.header, which, column)
+        except _UNDECODABLE as error:
+            raise MalformedFrame(f"a batch column is damaged: {error}") from error
 
     def _list(self, column: Any) -> list[Any]:
         if not isinstance(column, list) or len(column) != self.header.message_count:
             raise MalformedFrame("the columns of a batch differ in length")
         return column
+
+
+_UNDECODABLE = (ValueError, TypeError, RecursionError, msgspec.MsgspecError)
+
+
+def decode_batch(data: bytes | memoryview, offset: int = 0, *, verify: bool = True) -> DecodedBatch:
+    """Decodes the batch at `offset` and all its columns. Raises MalformedFrame or ChecksumMismatch."""
+    batch = DecodedBatch(data, offset, verify=verify)
+    _ = batch.values, batch.keys, batch.metadata, batch.extensions
+    return batch
 
 
 # Of a single message: checksum; format, flags, header length and count; lengths of the columns.
@@ -461,13 +448,13 @@ def entry_values(entry: Entry) -> list[bytes | None]:
                     raise MalformedFrame("the columns of a batch are longer than the batch")
                 append(data[value_start:value_end])
         else:
-            batch = _OpenBatch(data, start, verify=True)
+            batch = DecodedBatch(data, start, verify=True)
             expected = entry.end_indexes[position] - entry.batch_start_index(position)
             if batch.header.size != end - start or batch.header.message_count != expected:
                 raise MalformedFrame(
                     "a batch has another size or number of messages than the entry's table says"
                 )
-            values += batch.values()
+            values += batch.values
         start = end
     if len(values) != entry.message_count:
         raise MalformedFrame("an entry has not the messages that its table says")
@@ -486,11 +473,16 @@ def entry_keys(entry: Entry) -> list[Key]:
             keys.append(None)
         elif kind == _KEYED_SINGLE_MARK:
             keys_length, metadata_length = _TWO_LENGTHS.unpack(columns)
-            keys += _unpack(data[end - keys_length - metadata_length : end - metadata_length])
+            try:
+                keys += _unpack(data[end - keys_length - metadata_length : end - metadata_length])
+            except _UNDECODABLE as error:
+                raise MalformedFrame(f"the key of a message is damaged: {error}") from error
         else:
-            batch = _OpenBatch(data, start, verify=False)
-            keys += batch.keys() or repeat(None, batch.header.message_count)
+            batch = DecodedBatch(data, start, verify=False)
+            keys += batch.keys or repeat(None, batch.header.message_count)
         start = end
+    if len(keys) != entry.message_count:
+        raise MalformedFrame("an entry has not as many keys as messages")
     return keys
 
 

@@ -133,3 +133,13 @@ async def test_a_close_that_is_cancelled_can_be_repeated(broker: FakeBroker, cli
         await consumer.close()
         with pytest.raises(AlreadyClosed):
             await consumer.receive()
+
+
+async def test_closing_while_another_error_is_handled_flushes(broker: FakeBroker, client: Client) -> None:
+    producer = await client.create_producer("t")
+    receipt = producer.send_nowait(b"0")
+    try:
+        raise BodyFailed
+    except BodyFailed:
+        await producer.close()
+    assert (await receipt).entry == 0

@@ -16,9 +16,10 @@ from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.proto.ids import MessageId
 
 from ..connection.broker_connection import BrokerConnection
-from ..messages import ACKED, QUEUED, UNACKED, Delivery, Message, MessageBatch
+from ..messages import ACKED, QUEUED, UNACKED, Message, MessageBatch
 from ..options import ConsumerOptions, WireStart, start_on_wire
 from .acks import AckTracker, NackTracker
+from .progress import Progress
 from .session import ConsumerSession
 
 # Rows that one frame carries at most: 480 KB.
@@ -28,7 +29,7 @@ _CUMULATIVE_TYPES = ("exclusive", "failover")
 Acknowledgeable = Message | MessageId | Iterable[Message | MessageId]
 
 
-class Acknowledger:
+class Acknowledger(Progress):
     """Of one consumer. What users call is described in `Consumer`."""
 
     def __init__(self, session: ConsumerSession, options: ConsumerOptions) -> None:
@@ -212,12 +213,6 @@ class Acknowledger:
                         if error.retryable:
                             raise
                         # Refused for good: the request that waits for the receipt is told the same.
-
-    def opened(self, delivery: Delivery) -> None:
-        """As Progress.opened: all that the broker delivers is wanted."""
-
-    def handed_out(self, last: Message) -> None:
-        """As Progress.handed_out: only what is acknowledged counts."""
 
     def before_seek(self) -> None:
         """As Progress.before_seek: what was acknowledged before counts for the old position."""

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import compress, count, repeat
 from operator import length_hint, not_
-from typing import Protocol
 
 from magnetar.proto.commands import CloseConsumer, Deliver, Flow, LastMessageId, Seek, Subscribe, Unsubscribe
 from magnetar.proto.errors import AlreadyClosed, MagnetarError, ReceiveTimeout, TopicNotServed
@@ -21,49 +20,10 @@ from magnetar.proto.errors import AlreadyClosed, MagnetarError, ReceiveTimeout, 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
 from ..messages import Delivery, Message, MessageBatch, Undecodable
-from ..options import ReaderOptions, Start, WireStart, start_on_wire
+from ..options import ReaderOptions, Start, start_on_wire
+from .progress import Progress
 from .session import ConsumerSession
 from .window import Window
-
-
-class Progress(Protocol):
-    """How a consumer keeps its place in the topic: `Acknowledger` at the broker, `ReadPosition` by itself."""
-
-    def start(self) -> WireStart:
-        """Where to subscribe (again)."""
-        ...
-
-    async def subscribed(self, connection: BrokerConnection) -> None:
-        """The broker knows the consumer, which has no permits yet."""
-        ...
-
-    def opened(self, delivery: Delivery) -> None:
-        """A delivery is about to be handed out; its flags can still be set."""
-        ...
-
-    def handed_out(self, last: Message) -> None:
-        """`last` and everything before it was given to the user."""
-        ...
-
-    def before_seek(self) -> None:
-        """The position is going to move, if the broker agrees."""
-        ...
-
-    async def moved_to(self, start: WireStart) -> None:
-        """A seek succeeded."""
-        ...
-
-    def detached(self) -> None:
-        """No connection any more."""
-        ...
-
-    async def settle(self) -> None:
-        """Waits for what is pending, before the consumer closes."""
-        ...
-
-    def end(self) -> None:
-        """The consumer closes now."""
-        ...
 
 
 class TopicConsumer:

@@ -11,10 +11,11 @@ from magnetar.proto.ids import MessageId
 from ..connection.broker_connection import BrokerConnection
 from ..messages import Delivery, Message
 from ..options import ReaderOptions, WireStart, start_on_wire
+from .progress import Progress
 from .session import ConsumerSession
 
 
-class ReadPosition:
+class ReadPosition(Progress):
     """Of one reader."""
 
     def __init__(self, session: ConsumerSession, options: ReaderOptions) -> None:
@@ -69,9 +70,6 @@ class ReadPosition:
         """As Progress.handed_out."""
         self._last = last.id
 
-    def before_seek(self) -> None:
-        """As Progress.before_seek."""
-
     async def moved_to(self, start: WireStart) -> None:
         """As Progress.moved_to."""
         self._start, self._floor, self._last = start, _floor_of(start), None
@@ -79,15 +77,6 @@ class ReadPosition:
         if start[0] == "latest":
             self._note_latest(await self._session.call(LastMessageId(0, self._session.id)))
         self._subscribed_before = True
-
-    def detached(self) -> None:
-        """As Progress.detached."""
-
-    async def settle(self) -> None:
-        """As Progress.settle."""
-
-    def end(self) -> None:
-        """As Progress.end."""
 
     def _note_latest(self, answer: bytes | None) -> None:
         self._latest_at_start = None if answer is None else MessageId.from_bytes(answer)
