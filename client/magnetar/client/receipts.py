@@ -106,7 +106,7 @@ class Group:
     def message_id(self, index: int) -> MessageId:
         """Id of message `index` of a settled group. Raises what the group failed with."""
         if index >= self.confirmed:
-            raise self.told_error()
+            raise self.raisable_error()
         runs = self.runs
         run = runs[0] if len(runs) == 1 else runs[bisect_right(runs, (index + 1,)) - 1]
         return _new_id((run[1], run[2], run[3] + index - run[0], NO_PARTITION))
@@ -114,7 +114,7 @@ class Group:
     def message_ids(self) -> list[MessageId]:
         """All ids of a settled group. Raises what the group failed with."""
         if self.error is not None:
-            raise self.told_error()
+            raise self.raisable_error()
         ids: list[MessageId] = []
         for (first, ledger, entry, index), end in zip(
             self.runs, [*(run[0] for run in self.runs[1:]), self.message_count]
@@ -123,7 +123,7 @@ class Group:
             ids += map(_new_id, zip(repeat(ledger), repeat(entry), indexes, repeat(NO_PARTITION)))
         return ids
 
-    def told_error(self) -> MagnetarError:
+    def raisable_error(self) -> MagnetarError:
         """The error, to raise."""
         error = self.error
         assert error is not None, "the group has not settled"

@@ -102,7 +102,8 @@ class Acknowledger(Progress):
             if not isinstance(message, Message):
                 raise InvalidArgument(f"nack takes messages, not {type(message).__name__}")
             self._nacks.add(message, due)
-        self._schedule_redelivery()
+        if self._nack_timer is None or self._nacks.overfull:
+            self._redeliver()
 
     # --- grouping ----------------------------------------------------------------------------------------------------
 
@@ -173,19 +174,18 @@ class Acknowledger(Progress):
         for flags, first, end in spans:
             flags[first:end] = bytes([ACKED]) * (end - first)
 
-    def _schedule_redelivery(self) -> None:
-        if self._nacks:
-            if self._nack_timer is not None:
-                self._nack_timer.cancel()
-            self._nack_timer = self._loop.call_at(self._nacks.next_due, self._redeliver)
-
     def _redeliver(self) -> None:
+        """Asks for what is due, and comes back when the next one is."""
+        if self._nack_timer is not None:
+            self._nack_timer.cancel()
+            self._nack_timer = None
         rows = self._nacks.take_due(self._loop.time())
         connection = self._session.connection
         if connection is not None:
             for _, payload in _row_frames(rows):
                 connection.send(Redeliver(0, self._session.id).encode(), payload)
-        self._schedule_redelivery()
+        if self._nacks:
+            self._nack_timer = self._loop.call_at(self._nacks.next_due, self._redeliver)
 
     # --- what the consumer asks --------------------------------------------------------------------------------------
 

@@ -147,13 +147,18 @@ class NackTracker:
     @property
     def next_due(self) -> float:
         """When the oldest is due."""
-        return self._pending[0][0] if len(self._pending) <= MAX_PENDING_NACKS else 0.0
+        return self._pending[0][0]
+
+    @property
+    def overfull(self) -> bool:
+        """True if the oldest cannot wait for its time."""
+        return len(self._pending) > MAX_PENDING_NACKS
 
     def take_due(self, now: float) -> list[AckRow]:
         """Rows of what is due, without what was acknowledged meanwhile."""
         ids: list[MessageId] = []
         pending = self._pending
-        while pending and (pending[0][0] <= now or len(pending) > MAX_PENDING_NACKS):
+        while pending and (pending[0][0] <= now or self.overfull):
             _, flags, index, message_id = pending.popleft()
             if flags[index] == UNACKED:
                 ids.append(message_id)

@@ -211,7 +211,7 @@ class TopicProducer:
             await Settled(group)
         failed, self._unreported = self._unreported, None
         if failed is not None and not failed.error_seen:
-            raise failed.told_error()
+            raise failed.raisable_error()
 
     async def close(self) -> None:
         """See Producer.close. Cancelled, it leaves without flushing."""
