@@ -10,9 +10,15 @@ KILLS ?= 50
 SEEDS ?= 100
 FILES ?=
 ARGS ?=
+# Worker processes of the tests; auto is one more than there are cores, 0 none: all tests in one process.
+WORKERS ?= auto
+
+# $(call timed,COMMAND): its exit code, and a last line that says how long it took.
+timed = began=$$(date +%s); $(1); code=$$?; took=$$(($$(date +%s) - began)); \
+	echo "make $@: took $$((took / 60)) min $$((took % 60)) s"; exit $$code
 
 .DEFAULT_GOAL := help
-.PHONY: crash model teeth help setup run demo test check format bench bench-bookie bench-ledger bench-spark sim coverage clean
+.PHONY: crash model spark teeth help setup run demo test check format bench bench-bookie bench-ledger bench-spark sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -40,11 +46,11 @@ run: $(STAMP) ## start a standalone service on 127.0.0.1 with its data under ./d
 	@$(VENV)/bin/magnetar standalone $(ARGS)
 
 demo: $(DEMO_STAMP) ## start a service, play real flight data through it and show what happens
-	@$(PY) -m magnetar.cli.demo $(ARGS)
+	@$(call timed,$(PY) -m magnetar.cli.demo $(ARGS))
 
-test: $(SPARK_STAMP) $(DEMO_STAMP) ## run every test; ends with pytest's "N passed"
+test: $(SPARK_STAMP) $(DEMO_STAMP) ## run every test in WORKERS processes (default: cores + 1); ends with pytest's "N passed" and the time
 	@echo "make test: pytest over tests/ (unit, scenarios, simulation, crash, integration)"
-	@$(PY) -m pytest -q --no-header tests $(ARGS)
+	@$(call timed,$(PY) -m pytest -q --no-header -n $(WORKERS) tests $(ARGS))
 
 check: $(SPARK_STAMP) ## ruff, formatting, mypy --strict, import contracts, determinism lint, house style
 	@echo "make check: ruff"                  && $(VENV)/bin/ruff check .
@@ -78,6 +84,9 @@ model: $(STAMP) ## search every state of small ledger worlds, and every planted 
 crash: $(STAMP) ## kill -9 the service KILLS times (default 50) in each of six ways, counting what was confirmed
 	@MAGNETAR_KILLS=$(KILLS) $(PY) -m pytest -q -s --no-header tests/crash/test_kill.py tests/crash/test_kill_storage.py tests/crash/test_full_disk.py tests/crash/test_bookie_loss.py $(ARGS)
 
+spark: $(SPARK_STAMP) ## run the commands of the data pipeline, and every way of packaging it, each in Java machines of its own
+	@MAGNETAR_SPARK_LONG=1 $(PY) -m pytest -q --no-header tests/integration/spark_jobs/test_commands.py tests/integration/spark_shells $(ARGS)
+
 bench: $(STAMP) ## run the benchmarks: tables on the screen, JSON under bench/out
 	@$(PY) -m bench $(ARGS)
 
@@ -92,7 +101,7 @@ bench-spark: $(SPARK_STAMP) ## run the benchmarks of the data pipeline: Spark re
 
 coverage: $(SPARK_STAMP) $(DEMO_STAMP) ## run the tests under coverage and print the lines that none of them reach
 	@$(VENV)/bin/coverage erase
-	@$(VENV)/bin/coverage run -m pytest -q --no-header tests $(ARGS)
+	@$(VENV)/bin/coverage run -m pytest -q --no-header -n $(WORKERS) tests $(ARGS)
 	@$(VENV)/bin/coverage combine --quiet
 	@$(VENV)/bin/coverage report --skip-covered
 

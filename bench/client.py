@@ -31,7 +31,7 @@ WORKLOADS = {
 def main() -> None:
     """Runs the workload once."""
     name, url, topic, parameters = sys.argv[1:5]
-    # What README.md advises for clients that count microseconds: what is imported needs no collecting.
+    # What docs/client.md advises for clients that count microseconds: what is imported needs no collecting.
     gc.freeze()
     began = time.process_time()
     result: dict[str, Any] = uvloop.run(WORKLOADS[name](url, topic, **json.loads(parameters)))  # type: ignore[operator]

@@ -10,19 +10,34 @@ prints for a failure is also the command that replays it.
 A test may take 60 s (`timeout` in pyproject.toml, or its own `@pytest.mark.timeout(N)`). pytest-timeout's
 alarm signal fails the one test and goes on, but under an idle uvloop it hangs for good: the exception from the
 signal handler never leaves the loop. So an async test is cancelled from inside its loop at its limit, and if
-it will not be cancelled, the timer thread ends the whole run with every stack printed, BACKSTOP_S later.
+it will not be cancelled, its process ends with every stack printed, BACKSTOP_S later: the whole run, or under
+pytest-xdist (`-n`) one worker, which counts as a failure of that test and is replaced.
+
+What runs in one worker is decided in support.workers.
 """
 
 import asyncio
+import contextlib
+import faulthandler
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+import os
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+from support.workers import starts_early
 
 DEFAULT_SIM_SEEDS = 10
 BACKSTOP_S = 15
+LIMIT_S = pytest.StashKey[float]()
+STANDARD_ERROR = pytest.StashKey[int]()
+
+# An example takes what the neighbours of its worker leave; how long says nothing about what is tested.
+settings.register_profile("shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared cores")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,8 +58,47 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("sim_seed", seeds, ids=[f"seed{seed}" for seed in seeds])
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> Iterator[None]:
+    """Keep the standard error that pytest captures, for the backstop; workers, which start here, inherit it."""
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+        session.config.stash[STANDARD_ERROR] = os.dup(2)
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """The backstop of an async test; see the module docstring."""
+    limit_s = item.stash.get(LIMIT_S, 0.0)
+    if limit_s > 0:
+        faulthandler.dump_traceback_later(
+            limit_s + BACKSTOP_S, exit=True, file=item.config.stash[STANDARD_ERROR]
+        )
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: one worker more than there are cores, since many tests wait for a process of their own."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests that share something expensive run in one worker; see support.workers."""
+    from support.workers import UnitScheduling
+
+    config.option.loadscopereorder = False
+    return UnitScheduling(config, log) if config.getoption("dist") == "load" else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Bound every async test from inside its loop; see the module docstring."""
+    """Put the long units first; bound every async test from inside its loop; see the module docstring."""
+    items.sort(key=lambda item: not starts_early(item.nodeid))
     chosen = config.getoption("timeout", None)  # --timeout
     default = float(config.getini("timeout") if chosen is None else chosen)
     for item in items:
@@ -54,7 +108,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         limit_s = float(marker.args[0]) if marker is not None and marker.args else default
         if limit_s > 0:
             item.obj = _bounded(item.obj, limit_s)
-            item.add_marker(pytest.mark.timeout(limit_s + BACKSTOP_S, method="thread"), append=False)
+            item.stash[LIMIT_S] = limit_s
+            item.add_marker(pytest.mark.timeout(0), append=False)
 
 
 def _bounded(

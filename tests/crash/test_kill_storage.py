@@ -68,8 +68,11 @@ async def run_and_kill(directory: Path, mode: str, victim: str, generation: int,
                     os.kill(int(writer), signal.SIGKILL)
             if victim != "writers":
                 process.kill()
-    await process.communicate()
+    _, errors = await process.communicate()
     assert killed, process.returncode
+    if victim == "writers":
+        assert process.returncode == 3
+        assert b"journal writer process ended with -9" in errors
     return said
 
 
@@ -93,7 +96,10 @@ async def check(bookie: Bookie, said: Said) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize(("victim", "mode"), [("daemon", "sync"), ("both", "shadow"), ("writers", "shadow")])
+@pytest.mark.parametrize(
+    ("victim", "mode"),
+    [("daemon", "sync"), ("daemon", "shadow"), ("both", "shadow"), ("writers", "shadow")],
+)
 async def test_kill_9_while_flushing_and_compacting_loses_nothing(
     tmp_path: Path, victim: str, mode: str
 ) -> None:
@@ -117,3 +123,22 @@ async def test_kill_9_while_flushing_and_compacting_loses_nothing(
             await bookie.close()
     print(f"{victim}/{mode}: {KILLS} kills, {dict(found)}, while running: {dict(collected)}")
     assert collected["logs"] + collected["compacted"] > 0
+
+
+async def test_rule_12b_a_writer_that_outlives_its_daemon_holds_the_directory_and_ends(
+    tmp_path: Path,
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "support.storage_load_child", str(tmp_path), "sync", "0",
+        stdout=asyncio.subprocess.PIPE, cwd=TESTS,
+    )  # fmt: skip
+    assert process.stdout is not None
+    writer = int((await process.stdout.readline()).split()[1])
+    os.kill(writer, signal.SIGSTOP)  # a writer that is held up by its disk
+    process.kill()
+    await process.communicate()
+    opening = asyncio.ensure_future(open_loaded_bookie(str(tmp_path), "sync", Gone()))
+    await asyncio.wait([opening], timeout=0.3)
+    assert not opening.done()
+    os.kill(writer, signal.SIGCONT)
+    await (await opening).close()

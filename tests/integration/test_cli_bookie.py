@@ -21,7 +21,7 @@ from support.offline_kit import entry_logs, flip, trace_of
 from support.service import Service
 
 EXIT_CONFIG = 78
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "bookie-operations.md"
 
 
 class Run:
@@ -157,8 +157,8 @@ def test_info_verify_and_dumps(data: Path) -> None:
 
 
 def documented(command: str) -> set[str]:
-    """The keys that the README names for a command."""
-    row = next(line for line in README.read_text().splitlines() if line.startswith(f"| `{command}` |"))
+    """The keys that the page names for a command."""
+    row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{command}` |"))
     return set(re.findall(r"`(\w+)`", row.split("|")[2]))
 
 

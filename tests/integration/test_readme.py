@@ -1,30 +1,37 @@
-"""The README's tour, run as it stands: console blocks in a shell, Python blocks in a Python, against a real service."""
+"""The README and the pages of docs/ that it leads to, run as they stand: what they print is what they show.
+
+Console blocks run in a shell and Python blocks in a Python of their own, all in one folder, against real daemons. The first
+block of the README installs Magnetar into a new virtual environment, and the rest of the README runs there. Its Spark block
+and the Spark pages are run by the tests in spark_shells.
+"""
 
 from __future__ import annotations
 
+import random
 import re
+import shutil
+import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.service import Service
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180)]
 
-README = Path(__file__).parents[2] / "README.md"
+REPOSITORY = Path(__file__).parents[2]
+README = REPOSITORY / "README.md"
+DOCS = REPOSITORY / "docs"
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# What the tour does in its first block is done by the fixture: install and start.
-SET_UP = ("make setup", ". .venv/bin/activate", "magnetar standalone")
-
-
-# From here on the service is stopped.
-OPERATING = "## Operating a bookie\n"
+PORT = re.compile(r"\b(7650|7651|3181|3182|3183|3184|8080|8081|8001|8002|8003)\b")
 NUMBER = re.compile(r"\d[\d,]*")
+SOURCES = ("proto", "bookie", "broker", "client", "pyproject.toml", "README.md", "LICENSE")
 
 
-def blocks(text: str) -> list[tuple[str, str]]:
-    return BLOCK.findall(text)
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return BLOCK.findall(page.read_text())
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
@@ -40,64 +47,154 @@ def shape(text: str) -> list[str]:
     return [re.sub("─+", "─", line) for line in lines if line]
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    started = Service(tmp_path / "data")
-    started.start()
-    yield started
-    started.stop()
+class Terminals:
+    """What somebody has open who follows a page: a folder, an environment, daemons. The page's ports become free ones."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ran = 0
+        self._ports: dict[str, str] = {}
+        self._daemons: list[subprocess.Popen[str]] = []
+        self.environment = {
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "HOME": str(folder),
+            "MAGNETAR_URL": f"magnetar://127.0.0.1:{self.port('7650')}",
+            "MAGNETAR_DAEMON_PORT": self.port("7650"),
+            "MAGNETAR_DAEMON_BOOKIE_PORT": self.port("3181"),
+            "MAGNETAR_DAEMON_HTTP_PORT": self.port("8080"),
+        }
 
-def run(arguments: list[str] | str, service: Service, tmp_path: Path) -> str:
-    done = subprocess.run(
-        arguments,
-        shell=isinstance(arguments, str),
-        cwd=tmp_path,
-        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "MAGNETAR_URL": service.url},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    def port(self, written: str) -> str:
+        """The free one that stands for it."""
+        while written not in self._ports:
+            # Below those that the kernel hands out to whoever asks for any: nobody gets it between now and its use.
+            port = random.randrange(20_000, 32_000)
+            with socket.socket() as probe:
+                if str(port) not in self._ports.values() and probe.connect_ex(("127.0.0.1", port)) != 0:
+                    self._ports[written] = str(port)
+        return self._ports[written]
 
-
-def test_the_tour_works_as_it_is_written(service: Service, tmp_path: Path) -> None:
-    tour, _ = README.read_text().split(OPERATING)
-    ran = 0
-    for language, text in blocks(tour):
-        if language == "python":
-            out = run(
-                [sys.executable, "-c", text.replace("magnetar://127.0.0.1:7650", service.url)],
-                service,
-                tmp_path,
-            )
-            assert out.strip(), text
-            ran += 1
-            continue
-        for command, expected in commands(text):
-            if command in SET_UP:
+    def follow(self, page: Path, *, by_shape: bool = False) -> None:
+        """Runs every block. `by_shape`: what is shown is part of what is printed, numbers and widths left out."""
+        for language, text in blocks(page):
+            if language == "python":
+                out = self.run(
+                    [shutil.which("python", path=self.environment["PATH"]) or "", "-c", self._freed(text)]
+                )
+                assert out.strip(), text
                 continue
-            out = run(command, service, tmp_path)
-            if expected:
-                assert out.strip() == expected, command
-            ran += 1
-    assert ran >= 8
+            for command, expected in commands(text):
+                out = self.type(command)
+                if by_shape:
+                    for line in shape(expected):
+                        assert line == "..." or line in shape(out), f"{command}: {line}\n{out}"
+                elif expected:
+                    assert out.strip() == expected, command
+
+    def type(self, command: str) -> str:
+        """What a command prints. Daemons go on running, in terminals of their own."""
+        command = self._freed(command)
+        if command.endswith(" &") or command == "magnetar standalone":
+            self._start(command.removesuffix(" &"))
+            return ""
+        if command.startswith(". "):
+            binaries = (self.folder / command[2:]).parent
+            self.environment["PATH"] = f"{binaries}:{self.environment['PATH']}"
+            return ""
+        if command.startswith("curl ") and shutil.which("curl") is None:
+            return ""
+        # Not from the network: everything that is needed stands in the environment of the tests.
+        return self.run(command.replace("pip install", "pip install --no-index --no-build-isolation"))
+
+    def run(self, arguments: list[str] | str) -> str:
+        done = subprocess.run(
+            arguments,
+            shell=isinstance(arguments, str),
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+        self.ran += 1
+        return done.stdout
+
+    def _freed(self, text: str) -> str:
+        return PORT.sub(lambda found: self.port(found[0]), text)
+
+    def _start(self, command: str) -> None:
+        errors = self.folder / f"daemon-{len(self._daemons)}.log"
+        with errors.open("w") as log:
+            daemon = subprocess.Popen(
+                f"exec {command}",
+                shell=True,
+                cwd=self.folder,
+                env=self.environment,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self._daemons.append(daemon)
+        assert daemon.stdout is not None
+        ready = daemon.stdout.readline()
+        assert " is ready: " in ready, f"{command}\n{ready}{errors.read_text()}"
+        self.ran += 1
+
+    def close(self) -> None:
+        """Ctrl-C in each: the last one that was started first."""
+        daemons, self._daemons = self._daemons, []
+        for daemon in reversed(daemons):
+            daemon.terminate()
+            daemon.communicate(timeout=30)
+        assert [daemon.returncode for daemon in daemons] == [0] * len(daemons)
 
 
-def test_operating_a_bookie_works_as_it_is_written(service: Service, tmp_path: Path) -> None:
-    """After the first two commands of the tour, on the service's data, with numbers and widths left out."""
-    run("printf 'first\\nsecond\\n' | magnetar produce orders", service, tmp_path)
-    run("magnetar consume orders -s billing --start earliest -n 2", service, tmp_path)
-    service.stop()
-    _, operating = README.read_text().split(OPERATING)
-    operated = 0
-    for language, text in blocks(operating):
-        assert language == "console"
-        for command, expected in commands(text):
-            out = shape(run(command, service, tmp_path))
-            for line in shape(expected):
-                assert line == "..." or line in out, f"{command}: {line}\n" + "\n".join(out)
-            operated += 1
-    assert operated >= 12
+@pytest.fixture
+def terminals(tmp_path: Path) -> Iterator[Terminals]:
+    opened = Terminals(tmp_path)
+    yield opened
+    opened.close()
+
+
+def test_the_readme_works_as_it_is_written(terminals: Terminals) -> None:
+    for name in SOURCES:
+        source = REPOSITORY / name
+        if source.is_dir():
+            shutil.copytree(source, terminals.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, terminals.folder / name)
+    # Packages that Magnetar needs are found here, as if they had been downloaded; Magnetar itself is not there.
+    terminals.environment["PYTHONPATH"] = sysconfig.get_path("purelib")
+    terminals.follow(README)
+    assert terminals.ran >= 9
+    found = terminals.run(["sh", "-c", "cd / && python -c 'import magnetar.client as c; print(c.__file__)'"])
+    assert found.startswith(str(terminals.folder / ".venv"))
+
+
+@pytest.mark.parametrize(("page", "least"), [("operations.md", 11), ("ledgers.md", 4)])
+def test_a_page_works_as_it_is_written(terminals: Terminals, page: str, least: int) -> None:
+    terminals.follow(DOCS / page)
+    assert terminals.ran >= least
+
+
+def test_the_client_page_works_as_it_is_written(terminals: Terminals) -> None:
+    terminals.type("magnetar standalone")
+    terminals.follow(DOCS / "client.md")
+    assert terminals.ran >= 10
+
+
+def test_looking_after_a_stopped_bookie_works_as_it_is_written(terminals: Terminals) -> None:
+    """After the README's first two commands, on the data of that service."""
+    terminals.type("magnetar standalone")
+    terminals.type("printf 'first\\nsecond\\n' | magnetar produce orders")
+    terminals.type("magnetar consume orders --subscription billing --start earliest --count 2")
+    terminals.close()
+    terminals.follow(DOCS / "bookie-operations.md", by_shape=True)
+    assert terminals.ran >= 15
+
+
+def test_every_page_with_commands_is_followed_by_a_test() -> None:
+    tests = "".join(path.read_text() for path in (REPOSITORY / "tests" / "integration").rglob("test_*.py"))
+    assert [page.name for page in DOCS.glob("*.md") if blocks(page) and f'"{page.name}"' not in tests] == []

@@ -173,14 +173,14 @@ class Load:
                 await asyncio.sleep(0.2)
                 continue
             assert message.value is not None
-            self.history.delivered(subscription, message.id, message.value, self._loop.time())
+            self.history.delivered(subscription, message.id, message.value, self._loop.now)
             dice = rng.random()
             if dice < 0.03 and kind == "shared":
                 consumer.nack(message)
             elif dice < 0.40:
                 await consumer.ack(message)
                 self.history.acknowledged(
-                    subscription, message.id, name_of(message.value), self._loop.time(), receipt=False
+                    subscription, message.id, name_of(message.value), self._loop.now, receipt=False
                 )
             else:
                 cumulative = kind == "exclusive" and dice < 0.5
@@ -203,10 +203,10 @@ class Load:
         async def attempt() -> None:
             if cumulative:
                 await consumer.ack_cumulative(message_id, receipt=True)
-                self.history.acknowledged_up_to(subscription, message_id, self._loop.time())
+                self.history.acknowledged_up_to(subscription, message_id, self._loop.now)
             else:
                 await consumer.ack(message_id, receipt=True)
-                self.history.acknowledged(subscription, message_id, name, self._loop.time(), receipt=True)
+                self.history.acknowledged(subscription, message_id, name, self._loop.now, receipt=True)
 
         await self.until_done(attempt)
 

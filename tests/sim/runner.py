@@ -34,7 +34,7 @@ from sim.worker import Worker, play, scenario_named
 
 __all__ = ["catches", "judge", "main", "play", "play_all", "played", "replay_command"]
 
-JOBS = 2
+JOBS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2  # tests of other workers play beside it
 PROGRESS_S = 30.0
 HASH_SEEDS_A_ROUND = 1_000_000  # no two workers have the same, least of all the two that play one seed
 INTERRUPTED = 130

@@ -83,7 +83,7 @@ class Service:
         self._process = None
         self._loop.trace.fault("crash_power" if power else "crash_process")
         try:
-            process.kill()
+            process.kill(power=power)
         finally:  # killed from inside a disk call: the rest happens outside of it
             self._loop.call_outside(0.0, self._after_crash, power)
 

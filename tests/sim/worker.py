@@ -29,7 +29,7 @@ from sim import defects
 from sim.report import Report, Scenario
 from support.sim import Trace
 
-SEED_TIMEOUT_S = 60.0  # real seconds; a run that needs more hangs in a callback
+SEED_CPU_S = 60  # a run that needs more hangs in a callback, however busy the machine is
 # Address space of the process of a seed, which needs a tenth. No garbage is collected during a run, so one that turns in a
 # circle (a planted defect) would else take the machine's memory, and with it whatever runs beside it, before its time is up.
 SEED_MEMORY_BYTES = 2 << 30
@@ -150,7 +150,8 @@ def work(scenario: str, seeds: IO[str]) -> None:
             if code:
                 told.seek(max(0, told.seek(0, os.SEEK_END) - TOLD_BYTES))
                 text = told.read().decode(errors="replace")
-                _write_line(Report(seed, error=f"the process ended with code {code}\n{text}"))
+                hung = f"Timeout ({SEED_CPU_S} s of CPU): " if code == -signal.SIGPROF else ""
+                _write_line(Report(seed, error=f"{hung}the process ended with code {code}\n{text}"))
 
 
 def _play_and_exit(scenario: str, seed: int, standard_error: int) -> None:
@@ -158,7 +159,8 @@ def _play_and_exit(scenario: str, seed: int, standard_error: int) -> None:
     try:
         os.dup2(standard_error, 2)
         resource.setrlimit(resource.RLIMIT_AS, (SEED_MEMORY_BYTES, SEED_MEMORY_BYTES))
-        faulthandler.dump_traceback_later(SEED_TIMEOUT_S, exit=True)
+        faulthandler.register(signal.SIGPROF, chain=True)  # tells where it is, and ends the process
+        signal.setitimer(signal.ITIMER_PROF, SEED_CPU_S)
         _write_line(play(scenario, seed))
         code = 0
     except BaseException:

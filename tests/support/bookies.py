@@ -15,9 +15,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies
+from magnetar.ledger import LedgerClient, LedgerMetadata, LedgerSettings, LocalTransport, StaticBookies
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.metadata.paths import ledger_path
 from magnetar.proto.commands import ADD_ACCEPTED
 from magnetar.proto.errors import EntryNotFound, LedgerFenced, LedgerNotFound, MagnetarError
 from magnetar.proto.ledger_entry import verify_ledger_entry
@@ -54,7 +55,7 @@ class FakeBookie:
         self._reads_go = asyncio.Event()
         self._reads_go.set()
         self._error: MagnetarError | None = None
-        self._answers: list[tuple[Done, int, int]] = []
+        self._answers: list[tuple[Done, int, int, int]] = []
         self.accepting = True
         self.on_accepting: list[Callable[[], None]] = []
 
@@ -63,12 +64,21 @@ class FakeBookie:
         self._held = []
         self._reads_go.clear()
 
-    def release(self) -> None:
-        """Answers everything held, in order."""
+    def hold_adds(self) -> None:
+        """Takes adds and answers none of them until `release`; everything else is answered."""
+        self._held = []
+
+    def forget_held(self) -> None:
+        """What is held is never answered; what comes from now on is."""
+        self._held = None
+        self._reads_go.set()
+
+    def release(self, code: int = 0) -> None:
+        """Answers everything held, in order; adds with this error code."""
         held, self._held = self._held or [], None
         self._reads_go.set()
         for ledger_id, entry_id, done in held:
-            self._answer(done, ledger_id, entry_id)
+            self._answer(done, ledger_id, entry_id, code)
 
     def fail(self, error: MagnetarError | None) -> None:
         """Everything fails with this from now on; None: all is well again."""
@@ -122,15 +132,15 @@ class FakeBookie:
         else:
             self._answer(done, ledger_id, entry_id)
 
-    def _answer(self, done: Done, ledger_id: int, entry_id: int) -> None:
+    def _answer(self, done: Done, ledger_id: int, entry_id: int, code: int = 0) -> None:
         if not self._answers:
             asyncio.get_running_loop().call_soon(self._answer_all)
-        self._answers.append((done, ledger_id, entry_id))
+        self._answers.append((done, ledger_id, entry_id, code))
 
     def _answer_all(self) -> None:
         answers, self._answers = self._answers, []
-        for done, ledger_id, entry_id in answers:
-            done(ledger_id, entry_id, 0)
+        for done, ledger_id, entry_id, code in answers:
+            done(ledger_id, entry_id, code)
 
     async def _ready(self, ledger_id: int, fence: bool) -> None:
         await asyncio.sleep(0)
@@ -242,6 +252,12 @@ class Bookies(dict[str, FakeBookie]):
         super().__init__((name, FakeBookie(name)) for name in names)
         self.metadata = metadata or MemoryMetadataStore()
         self.clock = StillClock()
+
+    async def stored_metadata(self, ledger_id: int) -> LedgerMetadata:
+        """Of a ledger, as the store has it."""
+        node = await self.metadata.get(ledger_path(ledger_id))
+        assert node is not None
+        return LedgerMetadata.decode(node.value, ledger_id)
 
     def client(self, settings: LedgerSettings | None = None, seed: int = 0) -> LedgerClient:
         """A ledger client of its own, as another process would have."""

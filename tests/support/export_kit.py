@@ -149,6 +149,12 @@ def loaded(broker: Broker) -> Any:
     return broker.topics[str(TOPIC)]
 
 
+async def open_ledger(client: FakeClient) -> int:
+    """The ledger of "orders" that is being written."""
+    kept = (await client.ask(c.TopicStats, "orders"))["ledgers"]
+    return int(next(one["ledger"] for one in kept if not one["closed"]))
+
+
 async def crash(broker: Broker) -> None:
     """What a killed broker leaves: nothing written. Its tasks are cancelled so that the test ends clean."""
     for topic in list(broker.topics.values()):

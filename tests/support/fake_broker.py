@@ -350,7 +350,7 @@ class FakeBroker:
     def acknowledge(
         self, topic: StoredTopic, name: str, rows: list[tuple[int, ...]], *, cumulative: bool
     ) -> None:
-        acked = topic.acked[name]
+        acked = topic.acked.setdefault(name, set())
         for _ledger, entry, first, last in rows:
             if cumulative:
                 for number in range(entry):

@@ -9,6 +9,9 @@ service.stop()                       # asserts a clean exit
 
 from __future__ import annotations
 
+import os
+import socket
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -27,6 +30,20 @@ _ROLES: dict[str, tuple[Role, ...]] = {
 _LOSSY = {"MAGNETAR_TEST_JOURNAL_MODE": "shadow"}
 
 
+def held_port(owner: object) -> int:
+    """A free port that nobody else is given as long as `owner` lives, also while its daemon is down.
+
+    Tests in other workers ask the kernel for ports all the time. It gives none of a socket that is bound; the daemon gets it
+    by its number, since both sides say SO_REUSEADDR and this one does not listen.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    port: int = holder.getsockname()[1]
+    weakref.finalize(owner, os.close, holder.detach())
+    return port
+
+
 class Service:
     """One service on one data directory. `journal_disk="lossy"`: the writer drops what was not synced when it dies."""
 
@@ -43,6 +60,7 @@ class Service:
             data,
             arguments=arguments,
             environment=_LOSSY | dict(environment or {}) if journal_disk == "lossy" else environment,
+            ports={scheme: held_port(self) for scheme in ("magnetar", "bookie", "http")},
         )
 
     def start(self) -> None:

@@ -192,12 +192,29 @@ class BookieServer:
         """How many there are now."""
         return len(self._server.connections) if self._server is not None else 0
 
+    def cut(self) -> None:
+        """Breaks every connection."""
+        if self._server is not None:
+            for connection in self._server.connections:
+                connection.abort()
+
+    def pause_reading(self) -> None:
+        """Every connection takes no more bytes, as when the bookie hangs."""
+        if self._server is not None:
+            for connection in self._server.connections:
+                connection.pause_reading("test")
+
+    def resume_reading(self) -> None:
+        """Ends `pause_reading`."""
+        if self._server is not None:
+            for connection in self._server.connections:
+                connection.resume_reading("test")
+
     async def stop(self) -> None:
         """Closes the port and all connections at once, as a kill would."""
+        self.cut()
         server, self._server = self._server, None
         if server is not None:
-            for connection in server.connections:
-                connection.abort()
             await server.close(0)
 
 

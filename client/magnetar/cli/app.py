@@ -9,7 +9,19 @@ import typer
 
 from .bookie_tools import tools_app
 from .flags import FLAGS, SUMMARIES
-from .options import DEFAULT_URL, Count, Force, Json, Start, Timeout, Topic, Url, Yes
+from .options import (
+    DEFAULT_URL,
+    Count,
+    Force,
+    Format,
+    Json,
+    MessageCompression,
+    Start,
+    Timeout,
+    Topic,
+    Url,
+    Yes,
+)
 from .spark import spark_app
 
 app = typer.Typer(
@@ -89,37 +101,88 @@ for _command in FLAGS:
     _add_daemon(_command)
 
 
+File = Annotated[
+    str | None,
+    typer.Option("--file", "-f", help="Send each line of this file; - is standard input.", metavar="F"),
+]
+Texts = Annotated[
+    list[str] | None,
+    typer.Option("-m", "--message", help="Send this text; may be repeated.", metavar="TEXT"),
+]
+Payload = Annotated[
+    str | None,
+    typer.Option("--payload", help="Send this whole file as one message; - is standard input.", metavar="F"),
+]
+Key = Annotated[str | None, typer.Option("--key", help="The key of every message.", metavar="TEXT")]
+KeyField = Annotated[
+    str | None,
+    typer.Option("--key-field", help="Lines are JSON objects; this field is the key.", metavar="K"),
+]
+Properties = Annotated[
+    list[str] | None,
+    typer.Option("--property", help="A property of every message; may be repeated.", metavar="NAME=VALUE"),
+]
+EventTime = Annotated[
+    str | None,
+    typer.Option(
+        "--event-time",
+        help="The event time of every message: 2026-01-31T12:00:00 is local time, "
+        "2026-01-31T12:00:00Z and +02:00 name a zone.",
+        metavar="TIME",
+    ),
+]
+
+
 @app.command("produce", rich_help_panel="Messages")
 def produce(
     topic: Topic,
-    file: Annotated[
-        str | None,
-        typer.Option("--file", "-f", help="Read lines from here; - is standard input.", metavar="F"),
-    ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option("-m", "--message", help="A message; may be repeated.", metavar="TEXT")
-    ] = None,
-    key_field: Annotated[
-        str | None,
-        typer.Option("--key-field", help="Lines are JSON objects; this field is the key.", metavar="K"),
-    ] = None,
+    file: File = None,
+    texts: Texts = None,
+    payload: Payload = None,
+    key: Key = None,
+    key_field: KeyField = None,
+    properties: Properties = None,
+    event_time: EventTime = None,
+    compression: MessageCompression = "none",
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
-    """Send messages: every line of standard input, of a file, or every -m is one."""
-    from . import produce as command
-    from .session import fail, run
+    """Send messages: every line of standard input or of a file, every -m, or a whole file is one."""
+    from magnetar.client.options import parse_time
+    from magnetar.proto.compression import Compression
 
-    if file is not None and text:
-        fail("--file and -m exclude each other", 2)
-    run(command.produce(url, topic, file=file, texts=text or [], key_field=key_field, as_json=as_json))
+    from . import produce as command
+    from .session import exclusive, named_values, parsed, run, utf8
+
+    exclusive({"--file": file is not None, "-m": bool(texts), "--payload": payload is not None})
+    exclusive({"--key": key is not None, "--key-field": key_field is not None})
+    exclusive({"--payload": payload is not None, "--key-field": key_field is not None})
+    parsed("--compression", Compression.parse, compression)
+    attributes = command.Attributes(
+        properties=named_values("--property", properties or (), "origin=ACE") or None,
+        event_time=None if event_time is None else parsed("--event-time", parse_time, event_time),
+    )
+    run(
+        command.produce(
+            url,
+            topic,
+            file=file,
+            texts=texts or [],
+            payload=payload,
+            key=None if key is None else parsed("--key", utf8, key),
+            key_field=key_field,
+            attributes=attributes,
+            compression=compression,
+            as_json=as_json,
+        )
+    )
 
 
 @app.command("consume", rich_help_panel="Messages")
 def consume(
     topic: Topic,
     subscription: Annotated[
-        str, typer.Option("-s", "--subscription", help="Made on first use.", metavar="NAME")
+        str, typer.Option("-s", "--subscription", help="Created at --start when it is new.", metavar="NAME")
     ],
     kind: Annotated[
         str, typer.Option("-t", "--type", help="exclusive or shared.", metavar="TYPE")
@@ -127,16 +190,25 @@ def consume(
     count: Count = None,
     start: Start = "latest",
     timeout: Timeout = None,
+    format: Format = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
     """Receive messages of a subscription, print each on a line, and acknowledge it."""
     from . import consume as command
-    from .session import run
+    from .session import exclusive, run, start_of
 
+    exclusive({"--format": format is not None, "--json": as_json})
     run(
         command.consume(
-            url, topic, subscription, kind=kind, count=count, start=start, timeout=timeout, as_json=as_json
+            url,
+            topic,
+            subscription,
+            kind=kind,
+            count=count,
+            start=start_of(start),
+            timeout=timeout,
+            encode=command.encoder("json" if as_json else format),
         )
     )
 
@@ -147,14 +219,17 @@ def tail(
     count: Count = None,
     start: Start = "latest",
     timeout: Timeout = None,
+    format: Format = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
     """Follow a topic without a subscription."""
     from . import consume as command
-    from .session import run
+    from .session import exclusive, run, start_of
 
-    run(command.tail(url, topic, count=count, start=start, timeout=timeout, as_json=as_json))
+    exclusive({"--format": format is not None, "--json": as_json})
+    encode = command.encoder("json" if as_json else format)
+    run(command.tail(url, topic, count=count, start=start_of(start), timeout=timeout, encode=encode))
 
 
 Size = Annotated[int, typer.Option("--size", min=1, help="Bytes of a message.", metavar="N")]
@@ -191,8 +266,18 @@ def perf_produce(
 @perf_app.command("consume")
 def perf_consume(
     topic: Topic,
-    subscription: Annotated[str, typer.Option("-s", "--subscription", metavar="NAME")] = "perf",
-    kind: Annotated[str, typer.Option("-t", "--type", metavar="TYPE")] = "shared",
+    subscription: Annotated[
+        str,
+        typer.Option(
+            "-s",
+            "--subscription",
+            help="It is not durable: it ends with the last command that uses it. Commands that use one share its messages.",
+            metavar="NAME",
+        ),
+    ] = "perf",
+    kind: Annotated[
+        str, typer.Option("-t", "--type", help="exclusive or shared.", metavar="TYPE")
+    ] = "shared",
     start: Start = "earliest",
     messages: Messages = None,
     url: Url = DEFAULT_URL,
@@ -200,9 +285,13 @@ def perf_consume(
 ) -> None:
     """Receive and acknowledge each message, and show the rate."""
     from . import perf
-    from .session import run
+    from .session import run, start_of
 
-    run(perf.consume(url, topic, subscription, kind=kind, start=start, messages=messages, as_json=as_json))
+    run(
+        perf.consume(
+            url, topic, subscription, kind=kind, start=start_of(start), messages=messages, as_json=as_json
+        )
+    )
 
 
 @perf_app.command("tail")
@@ -215,9 +304,9 @@ def perf_tail(
 ) -> None:
     """Follow a topic and show the rate and the time from publishing to here."""
     from . import perf
-    from .session import run
+    from .session import run, start_of
 
-    run(perf.tail(url, topic, start=start, messages=messages, as_json=as_json))
+    run(perf.tail(url, topic, start=start_of(start), messages=messages, as_json=as_json))
 
 
 @topics_app.command("list")

@@ -4,56 +4,115 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 from magnetar.client import Consumer, Message, Reader, ReceiveTimeout, connect
-
-from .session import parse_start
+from magnetar.client.options import Start
 
 FLUSH_MESSAGES = 1000
+# What `--format line` shows of a value: a file of megabytes must not flood the terminal.
+SHOWN_BYTES = 16 * 1024
+
+Encode = Callable[[Message], bytes]
+
+
+def as_plain(message: Message) -> bytes:
+    """The value as it is."""
+    return message.value or b""
+
+
+def as_json(message: Message) -> bytes:
+    """As `as_record`."""
+    return json.dumps(as_record(message), ensure_ascii=False).encode()
 
 
 def as_record(message: Message) -> dict[str, Any]:
     """A message as `--json` prints it; a value that is not UTF-8 stands in "value_base64"."""
-    record: dict[str, Any] = {"id": str(message.id), "key": message.key}
-    value = message.value
+    key, value = message.key, message.value
+    record: dict[str, Any] = {
+        "id": str(message.id),
+        "key": key.decode(errors="replace") if isinstance(key, bytes) else key,
+    }
     try:
         record["value"] = None if value is None else value.decode()
     except UnicodeDecodeError:
         record["value_base64"] = base64.b64encode(value or b"").decode()
     record["properties"] = dict(message.properties)
-    for name in ("publish_time", "event_time"):
-        when = getattr(message, name)
-        record[name] = when.isoformat() if hasattr(when, "isoformat") else when
+    record["publish_time"] = message.publish_time
+    record["event_time"] = message.event_time
     record["redelivery_count"] = message.redelivery_count
     record["topic"] = message.topic
-    if isinstance(record["key"], bytes):
-        record["key"] = record["key"].decode(errors="replace")
     return record
 
 
-def write(message: Message, as_json: bool) -> None:
-    """One line, not flushed."""
-    if as_json:
-        line = json.dumps(as_record(message), ensure_ascii=False).encode()
+def as_line(message: Message, *, dim: bool = False) -> bytes:
+    """For people: id, publish time (local), key and properties if there are any, value. `dim`: all but the value is grey.
+
+    What a terminal would obey or could not show stands as an escape: `\\x1b`, `\\n`, `\\xff`.
+    """
+    fields = [str(message.id), _local_time(message.publish_time)]
+    if message.key is not None:
+        fields.append(f"key={_printable(message.key)}")
+    if message.properties:
+        pairs = ", ".join(f"{_printable(k)}={_printable(v)}" for k, v in message.properties.items())
+        fields.append(f"{{{pairs}}}")
+    head, value = "  ".join(fields), message.value
+    if value is None:
+        shown, note = "", "(no value)"
+    elif len(value) > SHOWN_BYTES:
+        shown, note = (
+            _printable(value[:SHOWN_BYTES]),
+            f"... ({len(value):,} bytes; --format plain writes all)",
+        )
     else:
-        line = message.value or b""
-    sys.stdout.buffer.write(line + b"\n")
+        shown, note = _printable(value), "" if value else "(empty)"
+    if dim:
+        head, note = f"\x1b[2m{head}\x1b[0m", note and f"\x1b[2m{note}\x1b[0m"
+    return f"{head}  {shown}{note}".encode()
+
+
+def _local_time(ms: int) -> str:
+    try:
+        when = datetime.fromtimestamp(ms / 1000, UTC).astimezone()
+    except (ValueError, OverflowError, OSError):  # a producer's clock may say anything
+        return f"{ms} ms"
+    return when.replace(tzinfo=None).isoformat(" ", "milliseconds")
+
+
+def _printable(data: bytes | str) -> str:
+    text = data.decode(errors="backslashreplace") if isinstance(data, bytes) else data
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def encoder(format: Literal["plain", "line", "json"] | None) -> Encode:
+    """What makes a line of a message. None: for people on a terminal, else the plain value."""
+    terminal = sys.stdout.isatty()
+    if format is None:
+        format = "line" if terminal else "plain"
+    if format == "line":
+        dim = terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        return lambda message: as_line(message, dim=dim)
+    return as_json if format == "json" else as_plain
 
 
 class Printer:
     """Prints messages and acknowledges them once standard output has them."""
 
-    def __init__(self, consumer: Consumer, as_json: bool) -> None:
+    def __init__(self, consumer: Consumer, encode: Encode) -> None:
         self._consumer = consumer
-        self._as_json = as_json
+        self._encode = encode
         # Written to the buffer of standard output; at most FLUSH_MESSAGES.
         self._printed: list[Message] = []
 
     async def print(self, message: Message) -> None:
         """One message."""
-        write(message, self._as_json)
+        sys.stdout.buffer.write(self._encode(message) + b"\n")
         self._printed.append(message)
         if len(self._printed) >= FLUSH_MESSAGES:
             await self.flush()
@@ -75,16 +134,16 @@ async def consume(
     *,
     kind: str,
     count: int | None,
-    start: str,
+    start: Start,
     timeout: float | None,
-    as_json: bool,
+    encode: Encode,
 ) -> None:
     """Prints and acknowledges `count` messages (None: until interrupted, or until none came for `timeout` seconds)."""
     async with (
         connect(url) as client,
-        client.subscribe(topic, subscription, type=kind, start=parse_start(start)) as consumer,
+        client.subscribe(topic, subscription, type=kind, start=start) as consumer,
     ):
-        printer = Printer(consumer, as_json)
+        printer = Printer(consumer, encode)
         seen = 0
         try:
             while count is None or seen < count:
@@ -102,17 +161,17 @@ async def consume(
 
 
 async def tail(
-    url: str, topic: str, *, count: int | None, start: str, timeout: float | None, as_json: bool
+    url: str, topic: str, *, count: int | None, start: Start, timeout: float | None, encode: Encode
 ) -> None:
     """Prints messages without a subscription."""
-    async with connect(url) as client, client.create_reader(topic, start=parse_start(start)) as reader:
+    async with connect(url) as client, client.create_reader(topic, start=start) as reader:
         try:
-            await _tail(reader, count, timeout, as_json)
+            await _tail(reader, count, timeout, encode)
         finally:
             sys.stdout.buffer.flush()
 
 
-async def _tail(reader: Reader, count: int | None, timeout: float | None, as_json: bool) -> None:
+async def _tail(reader: Reader, count: int | None, timeout: float | None, encode: Encode) -> None:
     seen = 0
     while count is None or seen < count:
         try:
@@ -123,5 +182,5 @@ async def _tail(reader: Reader, count: int | None, timeout: float | None, as_jso
                 message = await reader.read_next(timeout=timeout)
             except ReceiveTimeout:
                 return
-        write(message, as_json)
+        sys.stdout.buffer.write(encode(message) + b"\n")
         seen += 1

@@ -119,6 +119,7 @@ class Reporter:
     async def no_more(self) -> None:
         """Returns when the producer is done and nothing has arrived for a while."""
         await self.finish.wait()
+        self.last_arrival = time.monotonic()  # the one before the kill is too old to tell anything
         # Each arrival moves the deadline; an event per arrival would cost more than this.
         while (left := self.last_arrival + IDLE_S - time.monotonic()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(left)

@@ -1,4 +1,4 @@
-"""Lines of a file, a pipe or a terminal, in groups, without ever blocking the loop on somebody who types."""
+"""What a file, a pipe or a terminal holds, as groups of lines or whole; the loop never waits for somebody who types."""
 
 from __future__ import annotations
 
@@ -11,6 +11,34 @@ from magnetar.proto.errors import InvalidArgument, MessageTooLarge
 
 BLOCK_BYTES = 256 * 1024
 MAX_LINE_BYTES = 64 * 1024 * 1024
+
+
+def open_input(path: str) -> int:
+    """A descriptor to read from; "-" is standard input. Raises InvalidArgument, which names the path."""
+    try:
+        descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY)
+        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {_name(path)}: {error.strerror}") from None
+    if is_directory:
+        raise InvalidArgument(f"cannot read {_name(path)}: it is a directory; name a file")
+    return descriptor
+
+
+def _name(path: str) -> str:
+    return "standard input" if path == "-" else path
+
+
+async def read_whole(descriptor: int, max_bytes: int) -> bytes:
+    """Everything up to the end, as it is. Raises MessageTooLarge as soon as there is more, InvalidArgument."""
+    data = bytearray()
+    async for block in _blocks(descriptor):
+        data += block
+        if len(data) > max_bytes:
+            raise MessageTooLarge(
+                f"the payload has more than {max_bytes} bytes, which is all that a message can have; send it in parts"
+            )
+    return bytes(data)
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
@@ -29,8 +57,6 @@ async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
 
 async def _blocks(descriptor: int) -> AsyncIterator[bytes]:
     mode = os.fstat(descriptor).st_mode
-    if stat.S_ISDIR(mode):
-        raise InvalidArgument("a directory has no lines; name a file")
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor):
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=BLOCK_BYTES)

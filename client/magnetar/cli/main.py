@@ -6,6 +6,7 @@ for its operator when a subcommand follows.
 """
 
 import importlib
+import os
 import sys
 
 REQUIRED = ("typer", "rich")
@@ -31,8 +32,18 @@ def _is_daemon(line: list[str]) -> bool:
     return not (line[0] == "bookie" and len(line) > 1 and line[1] in BOOKIE_COMMANDS)
 
 
+def _check_streams() -> None:
+    """Exit 1 when a standard stream is closed: the next file or socket would take its number, and be written to as it."""
+    for number, name in enumerate(("input", "output", "error")):
+        try:
+            os.fstat(number)
+        except OSError:
+            sys.exit(f"magnetar: standard {name} is closed; redirect it to /dev/null")
+
+
 def main() -> None:
     """Run the command line; exit 1 with one line when the `server` extra is not installed."""
+    _check_streams()
     line = sys.argv[1:]
     try:
         if _is_daemon(line):

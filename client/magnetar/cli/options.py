@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,8 +20,22 @@ Start = Annotated[
     str,
     typer.Option(
         "--start",
-        help="Where to begin: earliest, latest, a message id (ledger:entry:index) or a time (2026-01-31T12:00:00).",
+        help="Where to begin: earliest, latest, a message id (ledger:entry:index) or a time: 2026-01-31T12:00:00 is "
+        "local time, 2026-01-31T12:00:00Z and +02:00 name a zone.",
         metavar="WHERE",
+    ),
+]
+MessageCompression = Annotated[
+    str,
+    typer.Option("--compression", help="How messages are compressed: none, lz4 or zstd.", metavar="NAME"),
+]
+Format = Annotated[
+    Literal["plain", "line", "json"] | None,
+    typer.Option(
+        "--format",
+        help="plain: the value as it is; line: id, publish time, key, properties and value, for people; json: as --json. "
+        "Without it line on a terminal, else plain.",
+        show_default=False,
     ),
 ]
 Count = Annotated[

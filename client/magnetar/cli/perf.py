@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 from magnetar.client import Consumer, MessageBatch, Reader, connect
+from magnetar.client.options import Start
 
 from .progress import Watch
-from .session import parse_start, print_json
+from .session import print_json
 
 UNCONFIRMED_MESSAGES = 20_000
 TICK_S = 0.002
@@ -130,21 +131,24 @@ async def consume(
     subscription: str,
     *,
     kind: str,
-    start: str,
+    start: Start,
     messages: int | None,
     as_json: bool,
 ) -> None:
-    """Acknowledges each batch. The latency is from publishing to here, by this machine's clock."""
+    """Acknowledges each batch. The latency is from publishing to here, by this machine's clock.
+
+    The subscription is not durable: however the command ends, nothing stays that keeps the topic from being trimmed.
+    """
     async with (
         connect(url) as client,
-        client.subscribe(topic, subscription, type=kind, start=parse_start(start)) as consumer,
+        client.subscribe(topic, subscription, type=kind, start=start, durable=False) as consumer,
     ):
         await _receive("consumed", consumer, consumer, messages, as_json=as_json)
 
 
-async def tail(url: str, topic: str, *, start: str, messages: int | None, as_json: bool) -> None:
+async def tail(url: str, topic: str, *, start: Start, messages: int | None, as_json: bool) -> None:
     """Without a subscription."""
-    async with connect(url) as client, client.create_reader(topic, start=parse_start(start)) as reader:
+    async with connect(url) as client, client.create_reader(topic, start=start) as reader:
         await _receive("tailed", reader, None, messages, as_json=as_json)
 
 

@@ -1,55 +1,78 @@
-"""`magnetar produce`: a line is a message."""
+"""`magnetar produce`: a line is a message, or a file is one."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import sys
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, TypedDict
 
 from magnetar.client import MessageId, Producer, ProducerQueueFull, Receipt, connect
-from magnetar.proto.errors import InvalidArgument
+from magnetar.client.options import ClientOptions
+from magnetar.proto.errors import InvalidArgument, MessageTooLarge
 
-from .lines import read_lines
+from .lines import open_input, read_lines, read_whole
 from .progress import Watch
 from .session import print_json
 
 MAX_UNCONFIRMED_GROUPS = 64
 
 
-class LineSender:
-    """Sends groups of lines in order, with a bounded number of groups unconfirmed."""
+class Attributes(TypedDict):
+    """What every message of the command has in common; event_time in milliseconds since the epoch."""
 
-    def __init__(self, producer: Producer, key_field: str | None, watch: Watch) -> None:
+    properties: dict[str, str] | None
+    event_time: int | None
+
+
+class Sender:
+    """Sends groups of messages in order, with a bounded number of groups unconfirmed."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        noun: str,
+        key: str | None,
+        key_field: str | None,
+        attributes: Attributes,
+        watch: Watch,
+    ) -> None:
+        """`noun`: what errors call a message, "line" or "message"."""
         self._producer = producer
+        self._noun = noun
+        self._fixed_key = key
         self._key_field = key_field
+        self._attributes = attributes
         self._watch = watch
-        self._line_number = 0
+        self._number = 0
         self._unconfirmed: deque[list[Receipt]] = deque()
         self.confirmed = 0
         self.last_id: MessageId | None = None
 
-    async def send(self, lines: list[bytes]) -> None:
-        """Returns when the lines are on their way; waits for older ones when too many are not confirmed."""
+    async def send(self, values: list[bytes]) -> None:
+        """Returns when they are on their way; waits for older ones when too many are not confirmed."""
         receipts: list[Receipt] = []
-        for line in lines:
-            self._line_number += 1
-            key = None if self._key_field is None else self._key(line)
-            while True:
-                try:
-                    receipts.append(self._producer.send_nowait(line, key=key))
-                    break
-                except ProducerQueueFull:
-                    if receipts:
-                        self._unconfirmed.append(receipts)
-                        receipts = []
-                    if not self._unconfirmed:
-                        raise
-                    await self._confirm_oldest()
-        self._unconfirmed.append(receipts)
+        try:
+            for value in values:
+                self._number += 1
+                key = self._fixed_key if self._key_field is None else self._key(value)
+                while True:
+                    try:
+                        receipts.append(self._producer.send_nowait(value, key=key, **self._attributes))
+                        break
+                    except ProducerQueueFull:
+                        if receipts:
+                            self._unconfirmed.append(receipts)
+                            receipts = []
+                        if not self._unconfirmed:
+                            raise
+                        await self._confirm_oldest()
+        except (InvalidArgument, MessageTooLarge) as error:
+            raise type(error)(f"{self._noun} {self._number}: {error.message}") from None
+        finally:
+            self._unconfirmed.append(receipts)
         while len(self._unconfirmed) > MAX_UNCONFIRMED_GROUPS:
             await self._confirm_oldest()
 
@@ -59,44 +82,72 @@ class LineSender:
             await self._confirm_oldest()
 
     async def _confirm_oldest(self) -> None:
-        receipts = self._unconfirmed.popleft()
+        receipts = self._unconfirmed[0]
         for receipt in receipts:
             self.last_id = await receipt
+        # Only now: `finish` counts what Ctrl-C interrupted here.
+        self._unconfirmed.popleft()
         self.confirmed += len(receipts)
         self._watch.advance(len(receipts))
 
-    def _key(self, line: bytes) -> str:
+    def _key(self, value: bytes) -> str:
         try:
-            value: Any = json.loads(line)[self._key_field]
+            found: Any = json.loads(value)[self._key_field]
         except (ValueError, KeyError, TypeError):
             raise InvalidArgument(
-                f"line {self._line_number} is no JSON object with a field {self._key_field!r}; leave out --key-field, "
-                "or mend the line"
+                f"it is no JSON object with a field {self._key_field!r}; leave out --key-field, or mend it"
             ) from None
-        return value if isinstance(value, str) else json.dumps(value)
+        return found if isinstance(found, str) else json.dumps(found)
 
 
-async def _texts(texts: list[str]) -> AsyncIterator[list[bytes]]:
-    yield [os.fsencode(text) for text in texts]
+async def _once(values: list[bytes]) -> AsyncIterator[list[bytes]]:
+    yield values
 
 
 async def produce(
-    url: str, topic: str, *, file: str | None, texts: list[str], key_field: str | None, as_json: bool
+    url: str,
+    topic: str,
+    *,
+    file: str | None,
+    texts: list[str],
+    payload: str | None,
+    key: str | None,
+    key_field: str | None,
+    attributes: Attributes,
+    compression: str,
+    as_json: bool,
 ) -> None:
-    """Sends every line of the file, of the texts or of standard input; prints what was stored."""
-    descriptor = sys.stdin.fileno() if file in (None, "-") else _open(file or "")
-    source = _texts(texts) if texts else read_lines(descriptor)
-    watch = Watch("producing", total=len(texts) or None)
-    async with connect(url) as client, client.create_producer(topic) as producer:
-        with watch:
-            sender = LineSender(producer, key_field, watch)
-            try:
-                async for lines in source:
-                    await sender.send(lines)
-            except asyncio.CancelledError:
-                await sender.finish()  # Ctrl-C: what was read is stored all the same
-                raise
+    """Sends the payload as one message, or every text, or every line of the file or of standard input.
+
+    Prints what was stored, also on Ctrl-C. What cannot be read is found before anything connects.
+    """
+    noun, total = "message", len(texts)
+    if payload is not None:
+        source = _once([await read_whole(open_input(payload), ClientOptions().max_message_bytes)])
+        total = 1
+    elif texts:
+        source = _once([os.fsencode(text) for text in texts])
+    else:
+        noun, source = "line", read_lines(open_input("-" if file is None else file))
+    watch = Watch("producing", total=total or None)
+    async with connect(url) as client, client.create_producer(topic, compression=compression) as producer:
+        sender = Sender(producer, noun, key, key_field, attributes, watch)
+        try:
+            with watch:
+                async for values in source:
+                    await sender.send(values)
+                await sender.finish()
+        except asyncio.CancelledError:
+            await sender.finish()  # what was read is stored all the same
+            _report(topic, sender, as_json=as_json)
+            raise
+        except (InvalidArgument, MessageTooLarge) as error:
             await sender.finish()
+            raise type(error)(f"{error.message} (messages stored before it: {sender.confirmed:,})") from None
+    _report(topic, sender, as_json=as_json)
+
+
+def _report(topic: str, sender: Sender, *, as_json: bool) -> None:
     if as_json:
         print_json(
             {"topic": topic, "messages": sender.confirmed, "last_id": sender.last_id and str(sender.last_id)}
@@ -104,10 +155,3 @@ async def produce(
     else:
         last = f" (last id {sender.last_id})" if sender.last_id else ""
         print(f"stored {sender.confirmed:,} message{'' if sender.confirmed == 1 else 's'} in {topic}{last}")
-
-
-def _open(path: str) -> int:
-    try:
-        return os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise InvalidArgument(f"cannot read {path}: {error.strerror}") from None

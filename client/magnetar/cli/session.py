@@ -10,12 +10,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Coroutine
-from datetime import datetime
-from typing import Any, NoReturn
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
-from magnetar.client import MessageId
+from magnetar.client.options import Start, parse_start
 from magnetar.proto.errors import InvalidArgument, MagnetarError
+
+T = TypeVar("T")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -59,18 +60,42 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, default=str, ensure_ascii=False), flush=True)
 
 
-def parse_start(text: str) -> str | MessageId | datetime:
-    """What `--start` means. Raises InvalidArgument, which shows the forms."""
-    if text in ("earliest", "latest"):
-        return text
+def exclusive(given: Mapping[str, bool]) -> None:
+    """Ends the command with a line that names options that were given together and cannot be."""
+    names = [name for name, wanted in given.items() if wanted]
+    if len(names) > 1:
+        fail(f"{' and '.join(names)} exclude each other", EXIT_USAGE)
+
+
+def utf8(text: str) -> str:
+    """For an argument that becomes text on the wire. Raises InvalidArgument for bytes that are not UTF-8."""
     try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        pass
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"its bytes are not UTF-8: {os.fsencode(text)!r}") from None
+    return text
+
+
+def parsed(option: str, parse: Callable[[str], T], text: str) -> T:
+    """The value of an option; a wrong one ends the command with a line that names the option."""
     try:
-        return MessageId.parse(text)
-    except InvalidArgument:
-        raise InvalidArgument(
-            f"not a start position: {text!r} (want earliest, latest, ledger:entry:index or a time like "
-            "2026-01-31T12:00:00)"
-        ) from None
+        return parse(text)
+    except InvalidArgument as error:
+        fail(f"{option}: {error.message}", EXIT_USAGE)
+
+
+def start_of(text: str) -> Start:
+    """What `--start` means."""
+    return parsed("--start", parse_start, text)
+
+
+def named_values(option: str, texts: Sequence[str], example: str) -> dict[str, str]:
+    """From an option that is repeated as NAME=VALUE; a wrong one ends the command with a line that shows an example."""
+    found: dict[str, str] = {}
+    for text in texts:
+        parsed(option, utf8, text)
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            fail(f"{option} is {text!r}; want NAME=VALUE, as {example}", EXIT_USAGE)
+        found[name] = value
+    return found

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from .options import DEFAULT_URL, Json, Topic, Url
+from .options import DEFAULT_URL, Json, MessageCompression, Start, Topic, Url
 
 spark_app = typer.Typer(
     no_args_is_help=True,
@@ -59,12 +59,6 @@ ToParquet = Annotated[
 ]
 ByteKeys = Annotated[
     bool, typer.Option("--byte-keys", help="Write keys as bytes; without it they have to be text.")
-]
-Compression = Annotated[
-    str,
-    typer.Option(
-        "--compression", help="Of the messages that are written: none, lz4 or zstd.", metavar="NAME"
-    ),
 ]
 
 
@@ -162,7 +156,7 @@ def compact(
         bool, typer.Option("--drop-keyless", help="Leave out messages that have no key; else all are kept.")
     ] = False,
     byte_keys: ByteKeys = False,
-    compression: Compression = "none",
+    compression: MessageCompression = "none",
     url: Url = DEFAULT_URL,
     master: Master = LOCAL,
     conf: Conf = None,
@@ -197,14 +191,7 @@ def replay(
     archive: Annotated[
         str, typer.Option("--archive", help="Replay from this archive and not from the topics.", metavar="P")
     ] = "",
-    start: Annotated[
-        str,
-        typer.Option(
-            "--start",
-            help="earliest, latest, a message id, or a time with its zone: 2026-01-31T12:00:00Z.",
-            metavar="WHERE",
-        ),
-    ] = "earliest",
+    start: Start = "earliest",
     end: Annotated[
         str, typer.Option("--end", help="The same; not replayed itself.", metavar="WHERE")
     ] = "latest",
@@ -222,7 +209,7 @@ def replay(
         ),
     ] = False,
     byte_keys: ByteKeys = False,
-    compression: Compression = "none",
+    compression: MessageCompression = "none",
     url: Url = DEFAULT_URL,
     master: Master = LOCAL,
     conf: Conf = None,
@@ -272,7 +259,9 @@ def rollup(
     start: Annotated[
         str,
         typer.Option(
-            "--start", help="Where a new query begins; one with a checkpoint goes on.", metavar="WHERE"
+            "--start",
+            help="Where a new query begins, as for replay; one with a checkpoint goes on.",
+            metavar="WHERE",
         ),
     ] = "earliest",
     once: Annotated[bool, typer.Option("--once", help="End when all that is there has been read.")] = False,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName, MagnetarError
 
-from .session import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail, print_json
+from .session import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail, named_values, print_json
 from .spark_progress import SparkWatch
 from .spark_session import (
     SparkLog,
@@ -25,7 +25,6 @@ from .spark_session import (
     of_java,
     require_java,
     require_spark,
-    settings_of,
     spark_session,
 )
 from .tables import print_table, text
@@ -95,7 +94,7 @@ class SparkRun:
 
         `defaults`: settings of Spark, unless `conf` names them.
         """
-        settings = {**(defaults or {}), **settings_of(self.conf)}
+        settings = {**(defaults or {}), **named_values("--conf", self.conf, "spark.executor.memory=4g")}
         log = SparkLog()
         watch = SparkWatch()
         try:

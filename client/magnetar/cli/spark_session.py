@@ -19,12 +19,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from .session import EXIT_USAGE, fail
+from .session import fail
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,17 +61,6 @@ def require_java() -> None:
     found = re.search(r'version "(?:1\.)?(\d+)', told.stderr)
     if found is not None and int(found[1]) < JAVA:
         fail(f"{java} is Java {found[1]}, which Spark does not run on: {_JAVA_CURE}")
-
-
-def settings_of(conf: Sequence[str] | None) -> dict[str, str]:
-    """From `--conf name=value`."""
-    found: dict[str, str] = {}
-    for told in conf or ():
-        name, equals, value = told.partition("=")
-        if not equals or not name:
-            fail(f"--conf is {told!r}; want NAME=VALUE, as spark.executor.memory=4g", EXIT_USAGE)
-        found[name] = value
-    return found
 
 
 def first_line(error: object) -> str:
@@ -253,6 +242,5 @@ __all__ = [
     "of_java",
     "require_java",
     "require_spark",
-    "settings_of",
     "spark_session",
 ]

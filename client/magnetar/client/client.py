@@ -24,12 +24,10 @@ from magnetar.runtime.clock import Clock, SystemClock
 from .connection.broker_connection import ABANDON_TIMEOUT_S, CLOSE_TIMEOUT_S, BrokerConnection
 from .connection.pool import ConnectionPool
 from .consumer import Consumer
-from .options import ClientOptions, ConsumerOptions, ProducerOptions, ReaderOptions, Start, parse_url
+from .options import ClientOptions, ConsumerOptions, ProducerOptions, Start, parse_url
 from .producer import Producer
 from .reader import Reader
-from .topic.acknowledger import Acknowledger
 from .topic.consumer import TopicConsumer
-from .topic.position import ReadPosition
 from .topic.producer import TopicProducer
 from .topic.session import ConsumerSession
 
@@ -192,6 +190,7 @@ class Client:
         *,
         type: str = "exclusive",
         start: Start = "latest",
+        durable: bool = True,
         name: str = "",
         receiver_queue_messages: int | None = None,
         receiver_queue_bytes: int = 16 * 1024 * 1024,
@@ -199,17 +198,23 @@ class Client:
         ack_group_delay: float = 0.1,
         nack_delay: float = 60.0,
     ) -> Opening[Consumer]:
-        """A consumer of a durable subscription, which is created at `start` if it does not exist.
+        """A consumer of a subscription, which is created at `start` if it does not exist.
 
         type: "exclusive" (one consumer) or "shared" (messages are spread over consumers); start: "latest", "earliest", a
-        MessageId (inclusive), a datetime or ms since the epoch. receiver_queue_messages bounds what waits in the client
-        (None: 1,000, growing while the consumer keeps up, within receiver_queue_bytes). Acks are sent every
-        ack_group_messages or ack_group_delay seconds; nack_delay is in seconds.
+        MessageId (inclusive), ms since the epoch, or a datetime (without tzinfo it is local time). receiver_queue_messages
+        bounds what waits in the client (None: 1,000, growing while the consumer keeps up, within receiver_queue_bytes). Acks
+        are sent every ack_group_messages or ack_group_delay seconds; nack_delay is in seconds.
+
+        durable=False: the subscription lives in the broker's memory alone, keeps no data from being trimmed, and ends with
+        its last consumer. A consumer that lost its connection goes on behind the last message that it handed out: what it
+        did not acknowledge until then does not come again. Raises ConsumerBusy if the subscription exists and is of the
+        other kind.
         """
         options = ConsumerOptions(
             type=type,
             start=start,
             name=name,
+            durable=durable,
             receiver_queue_messages=receiver_queue_messages,
             receiver_queue_bytes=receiver_queue_bytes,
             ack_group_messages=ack_group_messages,
@@ -221,11 +226,8 @@ class Client:
         def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer, Consumer]:
             what = f"consumer {subscription!r} of {full_name}"
             session = ConsumerSession(self._pool, full_name, consumer_id, what)
-            acknowledger = Acknowledger(session, options)
-            consumer = TopicConsumer(
-                session, acknowledger, subscription, type, options, durable=True, on_closed=on_closed
-            )
-            return consumer, Consumer(full_name, subscription, consumer, acknowledger)
+            consumer = TopicConsumer(session, subscription, options, on_closed)
+            return consumer, Consumer(full_name, subscription, consumer)
 
         return self._opening(make)
 
@@ -238,8 +240,12 @@ class Client:
         receiver_queue_messages: int | None = None,
         receiver_queue_bytes: int = 16 * 1024 * 1024,
     ) -> Opening[Reader]:
-        """A reader of `topic` from `start` on: no subscription stays behind, nothing is acknowledged."""
-        options = ReaderOptions(
+        """A reader of `topic` from `start` on: no subscription stays behind, nothing is acknowledged.
+
+        start: as for `subscribe`.
+        """
+        options = ConsumerOptions(
+            durable=False,
             start=start,
             name=name,
             receiver_queue_messages=receiver_queue_messages,
@@ -250,11 +256,8 @@ class Client:
         def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer, Reader]:
             subscription = f"reader-{self._pool.rng.getrandbits(64):016x}"
             session = ConsumerSession(self._pool, full_name, consumer_id, f"reader of {full_name}")
-            position = ReadPosition(session, options)
-            consumer = TopicConsumer(
-                session, position, subscription, "exclusive", options, durable=False, on_closed=on_closed
-            )
-            return consumer, Reader(full_name, consumer, position)
+            consumer = TopicConsumer(session, subscription, options, on_closed)
+            return consumer, Reader(full_name, consumer)
 
         return self._opening(make)
 

@@ -8,21 +8,19 @@ from magnetar.proto.ids import MessageId
 
 from .messages import Message
 from .receiving import Receiving
-from .topic.acknowledger import Acknowledgeable, Acknowledger
+from .topic.acknowledger import Acknowledgeable
 from .topic.consumer import TopicConsumer
 
 
 class Consumer(Receiving):
     """Receives and acknowledges the messages of one subscription. Made by `Client.subscribe`."""
 
-    def __init__(
-        self, topic: str, subscription: str, consumer: TopicConsumer, acknowledger: Acknowledger
-    ) -> None:
+    def __init__(self, topic: str, subscription: str, consumer: TopicConsumer) -> None:
         super().__init__(topic, consumer)
         self._subscription = subscription
-        self._acknowledger = acknowledger
+        self._acknowledger = consumer.acknowledger
         # A method that hands over costs 100 ns, and a coroutine more: a third of what it hands over to.
-        self.ack = acknowledger.ack  # type: ignore[method-assign]
+        self.ack = consumer.acknowledger.ack  # type: ignore[method-assign]
 
     @property
     def subscription(self) -> str:
@@ -51,7 +49,6 @@ class Consumer(Receiving):
     async def unsubscribe(self) -> None:
         """Deletes the subscription and closes the consumer."""
         await self._consumer.unsubscribe()
-        self._acknowledger.forget()
         await self.close()
 
     async def __aenter__(self) -> Consumer:

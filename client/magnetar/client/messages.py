@@ -160,16 +160,6 @@ class Delivery:
             if start < end:
                 self.flags[start:end] = bytes([ACKED]) * (end - start)
 
-    def mark_before(self, position: MessageId) -> None:
-        """Messages before `position` count as acknowledged: they were handed out before."""
-        before = (self.ledger, self.entry_id)
-        if before == position[:2]:
-            self._mark_acked(
-                [(self.base_index, position.index - 1)] if position.index > self.base_index else []
-            )
-        elif before < position[:2]:
-            self._mark_acked([(self.base_index, self.base_index + self.count - 1)])
-
     def values(self) -> list[bytes | None]:
         """All values, each batch verified. Raises ChecksumMismatch or MalformedFrame."""
         return self._decoded(entry_values)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import ssl
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +18,11 @@ DEFAULT_PORT = 7650
 SUBSCRIPTION_TYPES = ("exclusive", "shared", "failover", "key_shared")
 
 Start = str | MessageId | datetime | int
-"""Where reading starts: "earliest", "latest", a message id (inclusive), or a time (datetime, or ms since the epoch)."""
+"""Where reading starts: "earliest", "latest", a message id (inclusive), or a time: ms since the epoch, or a datetime, which
+is local time if it has no tzinfo."""
+
+_MILLISECONDS = re.compile("[0-9]{13}")
+TIME_FORMS = "2026-01-31T12:00:00 in local time, 2026-01-31T12:00:00Z or +02:00, or 13 digits: milliseconds since the epoch"
 
 
 WireStart = tuple[str, Any]
@@ -82,39 +88,31 @@ class ProducerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderOptions:
-    """Settings of a reader.
+class ConsumerOptions:
+    """Settings of a consumer or reader; times in seconds.
 
-    receiver_queue_messages is what may wait in the client undelivered. None: 1,000, and while the reader empties its
+    receiver_queue_messages is what may wait in the client undelivered. None: 1,000, and while the consumer empties its
     queue faster than the service may fill it, up to 64,000.
     """
 
+    type: str = "exclusive"
     start: Start = "latest"
+    durable: bool = True  # False: the subscription ends with its last consumer
     name: str = ""
     receiver_queue_messages: int | None = None
     receiver_queue_bytes: int = 16 * 1024 * 1024
-
-    def __post_init__(self) -> None:
-        start_on_wire(self.start)
-        if self.receiver_queue_messages is not None:
-            _positive("receiver_queue_messages", self.receiver_queue_messages)
-        _positive("receiver_queue_bytes", self.receiver_queue_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerOptions(ReaderOptions):
-    """Settings of a consumer, beside those of a reader; times in seconds."""
-
-    type: str = "exclusive"
     ack_group_messages: int = 1000
     ack_group_delay: float = 0.1
     nack_delay: float = 60.0
 
     def __post_init__(self) -> None:
-        ReaderOptions.__post_init__(self)
         if self.type not in SUBSCRIPTION_TYPES:
             raise InvalidArgument(f"unknown subscription type {self.type!r}; use 'exclusive' or 'shared'")
-        _positive("ack_group_messages", self.ack_group_messages)
+        start_on_wire(self.start)
+        if self.receiver_queue_messages is not None:
+            _positive("receiver_queue_messages", self.receiver_queue_messages)
+        for name in ("receiver_queue_bytes", "ack_group_messages"):
+            _positive(name, getattr(self, name))
         for name in ("ack_group_delay", "nack_delay"):
             if getattr(self, name) < 0:
                 raise InvalidArgument(f"{name} must not be negative, not {getattr(self, name)!r}")
@@ -134,8 +132,46 @@ def start_on_wire(start: Start) -> WireStart:
 
 
 def time_in_ms(time: Any) -> int:
-    """A time as milliseconds since the epoch; a datetime without a zone is local time. Raises InvalidArgument."""
-    ms = round(time.timestamp() * 1000) if isinstance(time, datetime) else time
+    """A time as milliseconds since the epoch; a datetime without tzinfo is local time. Raises InvalidArgument."""
+    try:
+        ms = round(time.timestamp() * 1000) if isinstance(time, datetime) else time
+    except (ValueError, OverflowError):  # local time of the year 1 or 9999, which UTC does not have
+        ms = -1
     if type(ms) is not int or not 0 <= ms < 1 << 63:
-        raise InvalidArgument(f"not a time: {time!r} (want a datetime or whole milliseconds since the epoch)")
+        raise InvalidArgument(
+            f"not a time: {time!r} (want a datetime or whole milliseconds, not before the epoch)"
+        )
     return ms
+
+
+def parse_time(text: str) -> int:
+    """A time as people write it, in milliseconds since the epoch.
+
+    ISO 8601, local time unless it names a zone, or milliseconds of 13 digits (2001 to 2286), so that neither seconds nor a
+    date without dashes is taken for milliseconds of 1970. Raises InvalidArgument, which shows the forms.
+
+    >>> parse_time("2026-01-31T12:00:00Z") == parse_time("2026-01-31 14:00+02:00") == parse_time("1769860800000")
+    True
+    """
+    try:
+        return time_in_ms(int(text) if _MILLISECONDS.fullmatch(text) else datetime.fromisoformat(text))
+    except (ValueError, InvalidArgument):
+        raise InvalidArgument(f"not a time: {text!r} (want {TIME_FORMS})") from None
+
+
+def parse_start(text: str) -> str | MessageId | int:
+    """A start position as people write it. Raises InvalidArgument, which shows the forms.
+
+    >>> parse_start("7:3:1"), parse_start("latest"), parse_start("1970-01-01T00:00:01Z")
+    (MessageId(ledger=7, entry=3, index=1, partition=-1), 'latest', 1000)
+    """
+    if text.lower() in ("earliest", "latest"):
+        return text.lower()
+    with contextlib.suppress(InvalidArgument):
+        return MessageId.parse(text)
+    try:
+        return parse_time(text)
+    except InvalidArgument:
+        raise InvalidArgument(
+            f"not a position: {text!r} (want earliest, latest, a message id ledger:entry:index, or a time: {TIME_FORMS})"
+        ) from None

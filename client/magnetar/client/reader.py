@@ -8,8 +8,6 @@ from magnetar.proto.ids import MessageId
 
 from .messages import Message
 from .receiving import Receiving
-from .topic.consumer import TopicConsumer
-from .topic.position import ReadPosition
 
 # How long has_message_available waits to see whether anything follows a start given as a time.
 TIME_START_PATIENCE_S = 1.0
@@ -17,10 +15,6 @@ TIME_START_PATIENCE_S = 1.0
 
 class Reader(Receiving):
     """Reads one topic. Made by `Client.create_reader`."""
-
-    def __init__(self, topic: str, consumer: TopicConsumer, position: ReadPosition) -> None:
-        super().__init__(topic, consumer)
-        self._position = position
 
     async def read_next(self, timeout: float | None = None) -> Message:
         """As `receive`."""
@@ -34,7 +28,7 @@ class Reader(Receiving):
         if answer is None:
             return False
         self._consumer.note_handed_out()
-        behind = self._position.is_behind(MessageId.from_bytes(answer))
+        behind = self._consumer.position.is_behind(MessageId.from_bytes(answer))
         if behind is not None:
             return behind
         try:

@@ -4,8 +4,9 @@ service_url            required: `magnetar://host:port`
 topic                  what to read: a name (also `.load(NAME)`),
 topics                 names with commas between them,
 topics_pattern         or a regular expression over full names
-start, end             `earliest`, `latest` (until the query is planned), a message id `ledger:entry:index`, a time with its
-                       zone, or JSON with one of these per topic ("" for the others); `end` itself is not read
+start, end             `earliest`, `latest` (until the query is planned), a message id `ledger:entry:index`, a time (ISO
+                       8601, local time of the driver unless it names a zone, or 13 digits: milliseconds since the
+                       epoch), or JSON with one of these per topic ("" for the others); `end` itself is not read
 partition_bytes        what one Spark task reads, about (64m)
 lease_s                how long ledgers are kept for a query whose driver has gone silent (600);
                        the broker grants at most its max_lease_ms (15 minutes)
@@ -42,10 +43,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
-from magnetar.client.options import parse_url
+from magnetar.client.options import parse_start, parse_url, time_in_ms
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName
 from magnetar.proto.ids import MessageId, TopicName
 
@@ -249,23 +249,10 @@ def _places(option: str, text: str) -> dict[str, Place]:
 
 
 def _place(option: str, told: Any) -> Place:
-    text = str(told).strip()
-    if text.lower() in ("earliest", "latest"):
-        return text.lower()
-    if text.isascii() and text.isdigit():
-        return int(text)
-    if re.fullmatch(r"\d+:\d+:\d+(:-?\d+)?", text):
-        return MessageId.parse(text)
     try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        time = None
-    if time is None or time.tzinfo is None:
-        raise InvalidArgument(
-            f"option {option} is {text!r}; want earliest, latest, a message id ledger:entry:index, a time with its zone "
-            "(2026-11-21T12:00:00Z) or whole milliseconds since the epoch"
-        )
-    return round(time.timestamp() * 1000)
+        return time_in_ms(told) if isinstance(told, int) else parse_start(str(told).strip())
+    except InvalidArgument as error:
+        raise InvalidArgument(f"option {option}: {error.message}") from None
 
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

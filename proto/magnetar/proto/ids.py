@@ -57,9 +57,11 @@ class MessageId(NamedTuple):
     def parse(cls, text: str) -> MessageId:
         """Reads the text form `ledger:entry:index[:partition]`."""
         try:
-            return cls(*(int(part) for part in text.split(":")))
-        except (ValueError, TypeError):
+            parsed = cls(*(int(part) for part in text.split(":")))
+            parsed.to_bytes()
+        except (ValueError, TypeError, struct.error):  # struct.error: a number that no id has
             raise InvalidArgument(f"not a message id: {text!r} (want ledger:entry:index)") from None
+        return parsed
 
 
 _PART = re.compile(r"[-=:.\w]+")

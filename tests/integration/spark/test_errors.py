@@ -20,7 +20,7 @@ Read = Callable[..., Any]
     ("options", "message"),
     [
         ({"topic": "a", "strat": "earliest"}, "option 'strat' is not known; did you mean 'start'?"),
-        ({"topic": "a", "start": "yesterday"}, "option start is 'yesterday'; want earliest, latest, a message id"),
+        ({"topic": "a", "start": "yesterday"}, "option start: not a position: 'yesterday' (want earliest, latest,"),
         ({}, "one of the options topic, topics and topics_pattern says what to read, not none of them"),
         ({"topic": "a", "service_url": "http://x"}, "option service_url is 'http://x'; want magnetar://host:port"),
     ],

@@ -120,14 +120,13 @@ def test_each_batch_is_there_once_whenever_the_service_is_killed(start: Start, s
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        while not over.is_set():
+        while not over.is_set() or stream.batches < 6:
             stream.run_batch()
     finally:
         killer.join()
     assert not failures, failures
     stream.run_batch()
     assert topics.values("target") == stream.sent
-    assert stream.batches > 5
     assert stream.repeated > 0
     topics.wait_for(lambda: topics.staged("target") == 0, "nothing is staged")
     ledgers = len(topics.ledgers("target"))

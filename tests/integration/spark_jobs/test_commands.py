@@ -1,9 +1,15 @@
-"""Each job as a person runs it: a command of its own against a real service, its output, its exit code, and Ctrl-C."""
+"""Each job as a person runs it: the command against a real service, its output, its exit code, and Ctrl-C.
+
+A process of its own with a Spark of its own takes 15 s of CPU time. `make test` starts one for each thing that only such a
+process shows, and runs the other commands on the session that all tests share; `make spark` starts one for each.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import re
 import signal
 from collections import Counter
@@ -15,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from magnetar.cli import spark_jobs
 from magnetar.cli.app import app
 from magnetar.ledger import LedgerSettings, StaticBookies, TcpTransport
 from magnetar.proto.commands import TopicLedgers
@@ -27,7 +34,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 MINUTE_MS = 60_000
 START_MS = 1_700_000_000_000 // MINUTE_MS * MINUTE_MS
+LONG = bool(os.environ.get("MAGNETAR_SPARK_LONG"))
 Start = Callable[..., SparkCommand]
+Run = Callable[..., Ended]
 
 
 @pytest.fixture
@@ -44,6 +53,25 @@ def start(url: str) -> Iterator[Start]:
     for command in started:
         if command.running:
             command.kill()
+
+
+@pytest.fixture
+def run(start: Start, spark: Any, url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """run("compact", "orders", ...) to its end; in the short form inside this process, on the session of all tests."""
+
+    @contextlib.contextmanager
+    def shared(*_: object) -> Iterator[Any]:
+        yield spark
+
+    def call(*arguments: str) -> Ended:
+        if LONG:
+            return start(*arguments).end()
+        with monkeypatch.context() as patched:
+            patched.setattr(spark_jobs, "spark_session", shared)
+            ended = CliRunner().invoke(app, ["spark", *arguments, "--url", url])
+        return Ended(ended.exit_code, ended.stdout, ended.stderr, 0.0)
+
+    return call
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +112,13 @@ def table(out: str) -> dict[str, str]:
 
 
 def test_compact_into_a_topic_and_as_parquet(
-    start: Start, topics: Topics, produce: Callable[..., None], tmp_path: Path
+    start: Start, run: Run, topics: Topics, produce: Callable[..., None], tmp_path: Path
 ) -> None:
     produce("c-orders", messages(100), flush_every=4)
     path = tmp_path / "out" / "compacted"
     path.parent.mkdir()
     to_topic = start("compact", "c-orders", "--to-topic", "c-compacted")
-    to_parquet = start("compact", "c-orders", "--to-parquet", str(path), "--json")
+    to_parquet = run("compact", "c-orders", "--to-parquet", str(path), "--json")
 
     expected = last_of_keys(100)
     ended = succeeded(to_topic.end())
@@ -100,7 +128,7 @@ def test_compact_into_a_topic_and_as_parquet(
     assert float(figures["seconds"]) > 0
     assert [(row.key, row.value) for row in topics.rows("c-compacted")] == expected
 
-    result = succeeded(to_parquet.end()).json
+    result = succeeded(to_parquet).json
     assert (result["target"], result["messages_kept"]) == (str(path), len(expected))
     stored = pq.read_table(path).sort_by("offset").to_pydict()
     assert list(zip(stored["key"], stored["value"], strict=True)) == expected
@@ -115,26 +143,15 @@ def test_compact_into_a_topic_and_as_parquet(
 
 
 def test_archive_and_back_and_a_range_of_the_topic_marked(
-    start: Start, topics: Topics, produce: Callable[..., None], tmp_path: Path
+    run: Run, topics: Topics, produce: Callable[..., None], tmp_path: Path
 ) -> None:
     produce("a-orders", messages(200), flush_every=4)
     path = str(tmp_path / "archive")
-    marked = start(
-        "replay",
-        "a-orders",
-        "--to-topic",
-        "a-marked",
-        "--from-offset",
-        "30",
-        "--before-offset",
-        "90",
-        "--mark",
-    )
-    archived = succeeded(start("archive", "a-orders", "--path", path, "--json").end()).json
+    archived = succeeded(run("archive", "a-orders", "--path", path, "--json")).json
     rows = sum(manifest["rows"] for manifest in archived["archived"])
     assert 100 < rows < 200
     assert archived["passed_over"] == 0
-    replayed = succeeded(start("replay", "--to-topic", "a-again", "--archive", path, "--json").end()).json
+    replayed = succeeded(run("replay", "--to-topic", "a-again", "--archive", path, "--json")).json
     assert (replayed["messages"], replayed["sources"]) == (rows, [full("a-orders")])
     source = topics.rows("a-orders")
 
@@ -142,7 +159,8 @@ def test_archive_and_back_and_a_range_of_the_topic_marked(
         return row.key, row.value, row.properties, row.event_time
 
     assert [told(row) for row in topics.rows("a-again")] == [told(row) for row in source[:rows]]
-    ended = succeeded(marked.end())
+    part = ("--from-offset", "30", "--before-offset", "90", "--mark")
+    ended = succeeded(run("replay", "a-orders", "--to-topic", "a-marked", *part))
     assert table(ended.out)["messages"] == "60"
     assert [told(row) for row in topics.rows("a-marked")] == [
         (
@@ -160,7 +178,7 @@ def test_archive_and_back_and_a_range_of_the_topic_marked(
 
 
 def test_an_audit_that_finds_something_ends_with_1(
-    start: Start, service: Service, topics: Topics, produce: Callable[..., None]
+    run: Run, service: Service, topics: Topics, produce: Callable[..., None]
 ) -> None:
     produce("d-orders", messages(100), flush_every=4)
     listed = topics.request(TopicLedgers(0, full("d-orders")), "d-orders")
@@ -176,7 +194,7 @@ def test_an_audit_that_finds_something_ends_with_1(
             await transport.close()
 
     asyncio.run(lose())
-    ended = start("audit", "d-orders", "--json").end()
+    ended = run("audit", "d-orders", "--json")
     assert (ended.code, ended.err) == (1, "")
     result = ended.json
     (row,) = result["rows"]
@@ -196,7 +214,7 @@ def event_times(minutes: range) -> list[tuple[Any, ...]]:
 
 
 def test_a_rollup_that_is_interrupted_goes_on_from_its_checkpoint(
-    start: Start, topics: Topics, produce: Callable[..., None], tmp_path: Path
+    start: Start, run: Run, topics: Topics, produce: Callable[..., None], tmp_path: Path
 ) -> None:
     produce("r-orders", event_times(range(4)))
     checkpoint = tmp_path / "checkpoint"
@@ -210,7 +228,7 @@ def test_a_rollup_that_is_interrupted_goes_on_from_its_checkpoint(
     assert (ended.code, ended.out, ended.err) == (130, "", "")
 
     produce("r-orders", event_times(range(4, 8)))
-    result = succeeded(start("rollup", "r-orders", *options, "--once", "--json").end()).json
+    result = succeeded(run("rollup", "r-orders", *options, "--once", "--json")).json
     assert result["target"] == "r-figures"
     figures = [json.loads(row.value or b"") for row in topics.rows("r-figures")]
     windows = Counter((row["window_start"], row["key"]) for row in figures)

@@ -2,12 +2,15 @@
 
 `local-cluster[1,1,1024]` starts a worker and an executor as processes of their own. A `pip` before the real one installs
 from this environment and the work tree, not from the network.
+
+Each way is three Java machines and 27 s of CPU time: `make test` goes the first, `make spark` all of them.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +25,8 @@ from support.spark_topics import Sent, Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]
 
+LONG = bool(os.environ.get("MAGNETAR_SPARK_LONG"))
+in_the_long_form = pytest.mark.skipif(not LONG, reason="`make spark` runs it")
 REPOSITORY = Path(__file__).parents[3]
 PAGE = REPOSITORY / "docs" / "spark-packaging.md"
 BIN = Path(sys.executable).parent
@@ -161,10 +166,12 @@ def test_an_environment_as_an_archive(submit: Callable[..., None]) -> None:
     submit("An environment as an archive", "env-orders")
 
 
+@in_the_long_form
 def test_packages_as_an_archive(submit: Callable[..., None], worker: Path) -> None:
     submit("Packages as an archive", "deps-orders", ("/usr/bin/python3", str(worker / "bin" / "python")))
 
 
+@in_the_long_form
 def test_py_files(submit: Callable[..., None], worker: Path, programs: Path) -> None:
     names = "msgpack msgspec xxhash lz4 zstandard uvloop pyarrow"
     assert names in section("`--py-files`")

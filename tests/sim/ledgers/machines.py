@@ -110,7 +110,7 @@ class Machine:
         self.process = self.bookie = None
         self.loop.trace.fault("crash_power" if power else "crash_process", self.name)
         try:
-            process.kill()
+            process.kill(power=power)
         finally:  # killed from inside a disk call: the rest happens outside of it
             self.loop.call_outside(0.0, self._after_crash, power)
 
@@ -153,13 +153,13 @@ class Machine:
     def turn_read_only(self, seconds: float) -> None:
         """By its operator; recoveries may still add."""
         self.loop.trace.fault("read_only", self.name)
-        self._read_only_until = max(self._read_only_until, self.loop.time() + seconds)
+        self._read_only_until = max(self._read_only_until, self.loop.now + seconds)
         self._operate(self._mark_read_only)
         self.loop.call_outside(seconds + 0.001, self._operate, self._mark_read_only)
 
     def _mark_read_only(self, bookie: Bookie) -> None:
         files, layout = bookie.components.files, bookie.layout
-        if self.loop.time() < self._read_only_until:
+        if self.loop.now < self._read_only_until:
             set_read_only(files, layout, "simulated")
         elif files.exists(marker_path(layout)):
             clear_read_only(files, layout)
@@ -258,12 +258,14 @@ class Machine:
                 failed.exception()
 
         def open_index(path: str) -> EagerIndex:
-            self.live_index = EagerIndex(self.index, rng)
+            self.live_index = EagerIndex(self.index, rng, files)
             return self.live_index
 
+        clock = SimClock(self.loop)
+        clock.set_now_and_then(process)
         components = dataclasses.replace(
             inline_components(files, rng, open_index),
-            clock=SimClock(self.loop),
+            clock=clock,
             existing_ledgers=MetadataLedgers(metadata, timeout_s=2.0),
         )
         bookie = await open_bookie(self._settings, components)

@@ -124,6 +124,7 @@ class ServiceSession:
         self._service = client.service
         self._timeout_s = timeout_s
         self._silent_s = 0.0
+        self._closing = False
         self._callbacks: list[Callable[[], None]] = []
         self._context = contextvars.copy_context()
         self._beat_later()
@@ -136,9 +137,10 @@ class ServiceSession:
             self._callbacks.append(callback)
 
     async def close(self) -> None:
-        """See Session."""
-        self.over = True
+        """See Session. Should the request be lost, the session ends by its silence."""
+        self._closing = True
         await self._client.ask(self.inner.close)
+        self.over = True
 
     def expire(self) -> None:
         """Its nodes go at once; its holder hears of it when it can."""
@@ -153,7 +155,9 @@ class ServiceSession:
         if self.over:
             return
         process = self.process
-        heard = process.alive and not process.paused and self._service.reachable(process)
+        heard = (
+            not self._closing and process.alive and not process.paused and self._service.reachable(process)
+        )
         self._silent_s = 0.0 if heard else self._silent_s + self._timeout_s / BEATS
         if self._silent_s >= self._timeout_s:
             self._service.loop.trace.fault("session_timeout", process.name)

@@ -54,6 +54,7 @@ EXPECTED_FAULTS = (
     "writer_gap",
     "recoverer_crash",
     "uncached_read",
+    "clock_set",
     "read_only",
     "squeeze",
     "squeeze_refused",

@@ -22,7 +22,7 @@ from magnetar.metadata.key_value import KeyValue, ModelKeyValue
 from magnetar.metadata.local import LocalMetadataStore
 from magnetar.proto.errors import MagnetarError, StorageFailed
 from sim.storm import PORT, play_storm
-from support.sim import SimClock, SimDisk, SimFiles, SimLoop, SimProcess, Trace
+from support.sim import ProcessKilled, SimClock, SimDisk, SimFiles, SimLoop, SimProcess, Trace
 
 EXPECTED_FAULTS = (
     "crash_process",
@@ -35,6 +35,7 @@ EXPECTED_FAULTS = (
     "pause",
     "sync_EIO",
     "uncached_read",
+    "clock_set",
 )
 MIB = 1024 * 1024
 DATA = "/data"
@@ -72,17 +73,43 @@ SETTINGS = ServiceSettings(
 
 
 class EagerIndex(ModelLocationIndex):
-    """Also flushes of its own accord, as RocksDB does when its memtable is full."""
+    """Also flushes of its own accord, as RocksDB does when its memtable is full.
 
-    def __init__(self, storage: ModelStorage, rng: random.Random) -> None:
+    A flush takes as long as a job of an executor, and it is a call of the disk, which may be its last, or fail.
+    """
+
+    def __init__(self, storage: ModelStorage, rng: random.Random, files: SimFiles) -> None:
         super().__init__(storage)
         self._rng = rng
+        self._files = files
 
     def put_locations(self, locations: Sequence[tuple[int, int, Location]]) -> None:
         """See LocationIndex."""
         super().put_locations(locations)
         if self._rng.random() < 0.2:
             self.flush_locations_early()
+
+    async def flush_locations(self) -> None:
+        """See LocationIndex."""
+        await self._flush("locations", self.flush_locations_early)
+
+    async def flush_ledgers(self) -> None:
+        """See LocationIndex."""
+        await self._flush("ledgers", self.flush_ledgers_early)
+
+    async def _flush(self, family: str, flush: Callable[[], None]) -> None:
+        def work() -> None:
+            try:
+                self._files.call("sync", f"index of {family}", "flushing")
+            except (MagnetarError, ProcessKilled) as error:
+                if self._rng.random() < 0.5:
+                    flush()
+                if isinstance(error, ProcessKilled):
+                    raise
+                raise StorageFailed(f"the index failed: {error}") from error
+            flush()
+
+        await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 class SyncedKeyValue:
@@ -98,11 +125,16 @@ class SyncedKeyValue:
 
     def write_synced(self, changes: Mapping[bytes, bytes | None]) -> None:
         """See KeyValue."""
+        disk = self._files.disk
         try:
-            self._files.disk.call("sync", "metadata", len(changes))
-        except OSError as error:
+            disk.call("sync", "metadata", len(changes))
+            self._files.check_alive()
+        except (OSError, ProcessKilled) as error:
+            if disk.rng.random() < 0.5:  # it is durable all the same, and nobody was told
+                self._storage.write_synced(changes)
+            if isinstance(error, ProcessKilled):
+                raise
             raise StorageFailed(f"the metadata store cannot write: {error}") from error
-        self._files.check_alive()
         self._storage.write_synced(changes)
         self._files.disk.block()
 
@@ -126,6 +158,7 @@ class StandaloneBackend:
         """See Backend."""
         files = self.disk.mount(process)
         clock = SimClock(self._loop)
+        clock.set_now_and_then(process)
         rng = random.Random(self._loop.rng.getrandbits(64))
         failed: asyncio.Future[None] = self._loop.create_future()
 
@@ -139,7 +172,7 @@ class StandaloneBackend:
             clock=clock,
             rng=rng,
             open_metadata=lambda path: LocalMetadataStore(SyncedKeyValue(self._metadata.open(), files)),
-            bookie=inline_components(files, rng, lambda path: EagerIndex(self._index, rng)),
+            bookie=inline_components(files, rng, lambda path: EagerIndex(self._index, rng, files)),
         )
         service = Standalone(self._settings, components, on_failure=fail)
         addresses = await service.start()

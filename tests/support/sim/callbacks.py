@@ -16,12 +16,39 @@ def _nothing() -> None:
     """The callback of a cancelled handle."""
 
 
-class SimHandle(asyncio.TimerHandle):
+class SimHandle(asyncio.Handle):
     """A callback that waits for its turn: what asyncio's handles hold, without what only its debug mode needs.
 
     `owner` is the process of its context; it is looked up once. Handles are a tenth of a run, so nothing is called here
     that can be written out.
     """
+
+    __slots__ = ("owner",)
+
+    def __init__(
+        self,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: contextvars.Context,
+        owner: SimProcess | None,
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = context
+        self._cancelled = False
+        self.owner = owner
+
+    def cancel(self) -> None:
+        """See asyncio. The loop skips it when its time comes."""
+        self._cancelled = True
+        self._callback, self._args = _nothing, ()  # what they hold is free now, not when the time comes
+
+    def __repr__(self) -> str:
+        return f"<SimHandle {self._callback!r}{' cancelled' if self._cancelled else ''}>"
+
+
+class SimTimerHandle(asyncio.TimerHandle):
+    """The same of a timer."""
 
     __slots__ = ("owner",)
 
@@ -43,10 +70,13 @@ class SimHandle(asyncio.TimerHandle):
     def cancel(self) -> None:
         """See asyncio. The loop skips it when its time comes."""
         self._cancelled = True
-        self._callback, self._args = _nothing, ()  # what they hold is free now, not when the time comes
+        self._callback, self._args = _nothing, ()
 
     def __repr__(self) -> str:
-        return f"<SimHandle {self._callback!r}{' cancelled' if self._cancelled else ''}>"
+        return f"<SimTimerHandle {self._callback!r}{' cancelled' if self._cancelled else ''}>"
+
+
+Handle = SimHandle | SimTimerHandle
 
 
 class SimFuture(asyncio.Future[Any]):

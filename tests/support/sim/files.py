@@ -5,8 +5,9 @@ counted, so a test can crash at every one of them (scorecard 7) or fail every on
 
     disk.lose_power()                 what sync and sync_directory made durable stays; of the rest each sector, each page and
                                       each directory entry survives or not, as the seed has it
-    disk.fail(kind, path, errno_)     the next matching call fails; a failed sync also loses what it should have saved, and
-                                      a second sync would not notice (rule 4)
+    disk.fail(kind, path, errno_)     the next matching call fails; a failed sync also loses what it should have saved, at
+                                      least a page of it: the cache shows it until it is dropped, and a second sync would
+                                      not notice (rule 4)
     disk.at_call(n, action)           calls `action` in place of the n-th call from now on; it may kill the process
     disk.flip_bit(path)               silent damage
 
@@ -156,7 +157,7 @@ class SimFiles:
     def __init__(self, disk: SimDisk, process: SimProcess | None) -> None:
         self.disk = disk
         # First failure of each file; as OsFiles has it, a new process does not know of it.
-        self.poison: dict[Inode, str] = {}
+        self.poison: dict[Inode, MagnetarError] = {}
         self._process = process
         self._dead = False
 
@@ -266,7 +267,7 @@ class SimFiles:
             self.disk.call("sync_directory", path)
         except OSError as error:
             raise StorageFailed(
-                f"syncing the directory {path} failed: {error.strerror}", path=path
+                f"syncing the directory {path} failed: {error.strerror}", path=path, errno=error.errno
             ) from error
         self.check_alive()
         self.disk.names.sync(path)
@@ -331,13 +332,12 @@ class SimFile:
         if self._read_only:
             raise storage_error(OSError(errno.EBADF, "Bad file descriptor"), "writing to", self.path)
         disk = self._disk
-        needed = self._inode.pages_to_add(offset, len(data)) * PAGE_BYTES
-        if needed and needed > disk.capacity_bytes - disk.used_bytes():
-            disk.trace.fault("disk_full", self.path)
-            raise storage_error(OSError(errno.ENOSPC, "No space left on device"), "writing to", self.path)
         if disk.rng.random() < disk.early_writeback:
             self._inode.write_back_some(disk.rng)
-        self._inode.write(offset, data)
+        fits = self._fits(offset, len(data))
+        self._inode.write(offset, data[:fits])
+        if fits < len(data):
+            raise self._full()
         return len(data)
 
     def read_at(self, offset: int, length: int) -> bytes:
@@ -350,6 +350,7 @@ class SimFile:
         self._call("read", "reading")
         if self._disk.uncached_reads and self._disk.rng.random() < self._disk.uncached_reads:
             self._disk.trace.fault("uncached_read", self.path, offset)
+            self._inode.drop_clean(offset, length)
             return None
         return self._inode.read(offset, length)
 
@@ -357,13 +358,17 @@ class SimFile:
         """Advice only."""
 
     def drop_cache(self, offset: int, length: int) -> None:
-        """Reads here see the disk as it is."""
+        """See magnetar.runtime.files."""
+        self._inode.drop_clean(offset, length)
 
     def zero_fill(self, offset: int, length: int) -> None:
         """See magnetar.runtime.files."""
         self._refuse_poisoned()
         self._call("write", "writing to", f"{offset}+{length} zeros")
-        self._inode.zero_fill(offset, length)
+        fits = self._fits(offset, length)
+        self._inode.zero_fill(offset, fits)
+        if fits < length:
+            raise self._full()
 
     def truncate(self, size: int) -> None:
         """See magnetar.runtime.files."""
@@ -382,7 +387,7 @@ class SimFile:
         try:
             self._call("sync", "syncing")
         except MagnetarError as error:
-            self._inode.sync_failed()
+            self._inode.sync_failed(self._disk.rng)
             raise self._poison(error) from error
         self._inode.sync()
         self._disk.block()
@@ -395,25 +400,40 @@ class SimFile:
         """There is no descriptor to hand on."""
         return -1
 
+    def _fits(self, offset: int, length: int) -> int:
+        """Bytes of a write that find room: whole pages behind the end of the file, and all that is in it already."""
+        inode, disk = self._inode, self._disk
+        if not inode.pages_to_add(offset, length):  # asked first: the space in use is a sum over all files
+            return length
+        free = max(0, disk.capacity_bytes - disk.used_bytes()) // PAGE_BYTES
+        return min(length, max(0, (inode.pages() + free) * PAGE_BYTES - offset))
+
+    def _full(self) -> MagnetarError:
+        self._disk.trace.fault("disk_full", self.path)
+        return storage_error(OSError(errno.ENOSPC, "No space left on device"), "writing to", self.path)
+
     def _call(self, kind: str, doing: str, detail: object = "") -> None:
         assert not self._closed, f"{doing} {self.path} after it was closed"
         try:
             self._files.call(kind, self.path, doing, detail)
         except StorageFailed as error:
             if kind in ("write", "truncate") and error.details.get("errno") == errno.EIO:
-                self._inode.sync_failed()
+                self._inode.sync_failed(self._disk.rng)
                 raise self._poison(error) from error
             raise
 
     def _poison(self, error: MagnetarError) -> StorageFailed:
-        self._files.poison.setdefault(self._inode, error.message)
-        return StorageFailed(error.message, path=self.path)
+        self._files.poison.setdefault(self._inode, error)
+        return self._refused(self._files.poison[self._inode])
 
     def _refuse_poisoned(self) -> None:
         self._files.check_alive()
-        reason = self._files.poison.get(self._inode) if self._files.poison else None
-        if reason is not None:
-            raise StorageFailed(reason, path=self.path)
+        first = self._files.poison.get(self._inode) if self._files.poison else None
+        if first is not None:
+            raise self._refused(first)
+
+    def _refused(self, first: MagnetarError) -> StorageFailed:
+        return StorageFailed(first.message, path=self.path, errno=first.details.get("errno"))
 
 
 def storage_error(error: OSError, doing: str, path: str) -> MagnetarError:

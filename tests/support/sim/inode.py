@@ -21,9 +21,8 @@ class Inode:
         self._device: dict[int, bytes] = {}
         self._device_size = 0
         self._dirty: dict[int, bytes] = {}  # to be written by the next sync
-        self._forgotten: dict[
-            int, bytes
-        ] = {}  # in the cache only, marked clean by a failed sync: never written again
+        # In the cache only, marked clean by a failed sync: never written again, and gone when the cache drops them.
+        self._forgotten: dict[int, bytes] = {}
 
     def pages(self) -> int:
         """Pages that the file takes."""
@@ -97,10 +96,22 @@ class Inode:
         self._dirty.clear()
         self._device_size = self.size
 
-    def sync_failed(self) -> None:
-        """The pages count as clean although the device has not got them."""
-        self._forgotten.update(self._dirty)
+    def sync_failed(self, rng: random.Random) -> None:
+        """The pages count as clean although the device has not got them: at least one of them; any other may be there."""
+        fails = rng.randrange(len(self._dirty)) if self._dirty else 0
+        for position, (number, page) in enumerate(self._dirty.items()):
+            if position != fails and rng.random() < 0.5:
+                self._device[number] = page
+                self._forgotten.pop(number, None)
+            else:
+                self._forgotten[number] = page
         self._dirty.clear()
+
+    def drop_clean(self, offset: int, length: int) -> None:
+        """The cache forgets what counts as clean: what a failed sync has lost is seen to be lost."""
+        if self._forgotten:
+            for number in range(offset // PAGE_BYTES, -(-(offset + length) // PAGE_BYTES)):
+                self._forgotten.pop(number, None)
 
     def write_back_some(self, rng: random.Random) -> None:
         """The kernel writes some pages of its own accord."""

@@ -1,9 +1,14 @@
 """A deterministic event loop: virtual time, simulated sockets and executors, processes that can be killed.
 
-What asyncio promises is kept (callbacks of call_soon run in order; timers run when due, not before). What it does not
-promise is drawn from the seed: the order of timers that are due at the same moment, network latency and the size of what
-one read returns, when an executor's job is done. Time moves only here: to the next timer when nothing is ready, by
-`CALLBACK_SECONDS` with every callback, and by `consume` when simulated code blocks (a sync of the disk).
+What asyncio promises is kept (callbacks of call_soon run in order; timers run when due). What it does not promise is drawn
+from the seed: the order of timers that are due at the same moment, network latency and the size of what one read returns,
+when an executor's job is done, whether the loop counts `whole_milliseconds`. Time moves only here: to the next timer when
+nothing is ready, by `CALLBACK_SECONDS` with every callback, by `consume` when simulated code blocks (a sync of the disk).
+
+Of the real loops, asyncio's runs no timer early. uvloop's time stands still for a millisecond, and it rounds delays to
+whole ones: a timer may run half a millisecond before its time, and after one that was set for later. Processes of odd
+seeds live on such a loop. Each process counts its seconds from a moment of its own, as the monotonic clock of a machine
+does. What belongs to no process has exact times, from `now`.
 
 Sets of tasks (asyncio.wait, TaskGroup) are a leak of memory addresses into order; so tasks hash by their number.
 
@@ -32,7 +37,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import Any
 
-from support.sim.callbacks import SimFuture, SimHandle, SimTask
+from support.sim.callbacks import Handle, SimFuture, SimHandle, SimTask, SimTimerHandle
 from support.sim.network import SimNetwork
 from support.sim.process import Graveyard, ProcessKilled, SimProcess, current_process, owner_of
 from support.sim.trace import Trace
@@ -58,18 +63,19 @@ class SimLoop(UnsimulatedParts):
         self.rng = random.Random(seed)
         self._chance = self.rng.random
         self.trace = trace if trace is not None else Trace()
-        self.trace.now = lambda: (self._now, self.steps)
+        self.trace.now = lambda: (self.now, self.steps)
         self.numbers = itertools.count(1)
         self.steps = 0  # callbacks run so far
         self.limit_seconds = limit_seconds
+        self.whole_milliseconds = bool(seed % 2)
         self.graveyard = Graveyard()
         self.network = SimNetwork(self)
         self.failures: list[str] = []  # what callbacks and unwatched tasks raised
         self.processes: dict[str, SimProcess] = {}  # name -> latest incarnation
-        self._now = 1.0
-        self._ready: deque[SimHandle] = deque()
+        self.now = 1.0  # virtual seconds
+        self._ready: deque[Handle] = deque()
         # (when, tie broken by the seed, number, what); cancelled handles are skipped when they come up
-        self._timers: list[tuple[float, float, int, SimHandle | Callable[[], None]]] = []
+        self._timers: list[tuple[float, float, int, SimTimerHandle | Callable[[], None]]] = []
         self._signals: dict[tuple[SimProcess | None, int], SimHandle] = {}
         self._readers: dict[int, SimHandle] = {}
         self._owner: SimProcess | None = None  # of the callback that runs
@@ -84,17 +90,21 @@ class SimLoop(UnsimulatedParts):
         old = self.processes.get(name)
         assert old is None or not old.alive, f"process {name} is still alive"
         process = self.processes[name] = SimProcess(self, name)
-        process.at_death(lambda: self.network.process_died(process))
         self.trace.record("start", name)
+        self.network.power_returned(name)
         return process
 
     def time(self) -> float:
-        """Virtual seconds."""
-        return self._now
+        """Virtual seconds, as the process that asks counts them."""
+        process = current_process()
+        if process is None:
+            return self.now
+        seconds = self.now + process.time_offset
+        return int(seconds * 1000) / 1000 if self.whole_milliseconds else seconds
 
     def consume(self, seconds: float) -> None:
         """Simulated code has blocked for so long: everything else that became due runs late."""
-        self._now += seconds
+        self.now += seconds
 
     # --- callbacks ---------------------------------------------------------------------------------------------
 
@@ -107,7 +117,7 @@ class SimLoop(UnsimulatedParts):
         if context is None:
             context = contextvars.copy_context()
         owner = owner_of(context)
-        handle = SimHandle(0.0, callback, args, context, owner)
+        handle = SimHandle(callback, args, context, owner)
         if owner is None or owner.alive:
             self._ready.append(handle)
         return handle
@@ -120,9 +130,9 @@ class SimLoop(UnsimulatedParts):
         callback: Callable[..., Any],
         *args: Any,
         context: contextvars.Context | None = None,
-    ) -> SimHandle:
+    ) -> SimTimerHandle:
         """`delay` in virtual seconds."""
-        return self.call_at(self._now + delay if delay > 0.0 else self._now, callback, *args, context=context)
+        return self.call_at(self.time() + max(delay, 0.0), callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self,
@@ -130,21 +140,38 @@ class SimLoop(UnsimulatedParts):
         callback: Callable[..., Any],
         *args: Any,
         context: contextvars.Context | None = None,
-    ) -> SimHandle:
-        """`when` in the loop's time."""
+    ) -> SimTimerHandle:
+        """`when` in the time of the process that calls."""
+        process = current_process()
+        if process is not None:
+            if self.whole_milliseconds:
+                # A little behind the millisecond, so that `time` shows it whichever way the division is rounded.
+                milliseconds = int((self.now + process.time_offset) * 1000)
+                when = (milliseconds + max(0, round(when * 1000 - milliseconds)) + 1e-3) / 1000
+            when -= process.time_offset
+        return self.call_precisely(when, callback, *args, context=context)
+
+    def call_precisely(
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> SimTimerHandle:
+        """As `call_at`, and exactly then: for what the world does to a process."""
         if self._closed:
             self._check_closed()
         if context is None:
             context = contextvars.copy_context()
         owner = owner_of(context)
-        handle = SimHandle(when, callback, args, context, owner)
+        handle = SimTimerHandle(when, callback, args, context, owner)
         if owner is None or owner.alive:
             heapq.heappush(self._timers, (when, self._chance(), next(self.numbers), handle))
         return handle
 
-    def call_outside(self, delay: float, callback: Callable[..., Any], *args: Any) -> SimHandle:
+    def call_outside(self, delay: float, callback: Callable[..., Any], *args: Any) -> SimTimerHandle:
         """A timer that belongs to no process: what the network, the disk or the test does."""
-        return self.call_later(delay, callback, *args, context=contextvars.Context())
+        return self.call_precisely(self.now + max(delay, 0.0), callback, *args, context=contextvars.Context())
 
     def happens_at(self, when: float, event: Callable[[], None]) -> None:
         """What a kernel does at this moment, by the way: no callback of anybody, and it cannot be taken back.
@@ -153,7 +180,7 @@ class SimLoop(UnsimulatedParts):
         """
         heapq.heappush(self._timers, (when, self._chance(), next(self.numbers), event))
 
-    def requeue(self, handles: list[SimHandle]) -> None:
+    def requeue(self, handles: list[Handle]) -> None:
         """Callbacks of a process that goes on after a pause."""
         self._ready.extend(handles)
 
@@ -165,9 +192,9 @@ class SimLoop(UnsimulatedParts):
         ready, timers = self._ready, self._timers
         if not ready:
             self._wait()
-        while timers and timers[0][0] <= self._now:
+        while timers and timers[0][0] <= self.now:
             due = heapq.heappop(timers)[3]
-            if not isinstance(due, SimHandle):
+            if not isinstance(due, SimTimerHandle):
                 due()
             elif not due._cancelled:
                 ready.append(due)
@@ -181,7 +208,7 @@ class SimLoop(UnsimulatedParts):
                     owner.stalled.append(handle)
                 continue
             self.steps += 1
-            self._now += CALLBACK_SECONDS
+            self.now += CALLBACK_SECONDS
             self._owner = owner
             try:
                 handle._context.run(handle._callback, *handle._args)
@@ -195,13 +222,13 @@ class SimLoop(UnsimulatedParts):
         timers = self._timers
         while timers:
             when, _, _, due = timers[0]
-            if isinstance(due, SimHandle):
+            if isinstance(due, SimTimerHandle):
                 owner = due.owner
                 if due._cancelled or (owner is not None and not owner.alive):
                     heapq.heappop(timers)
                     continue
-            if when > self._now:
-                self._now = when
+            if when > self.now:
+                self.now = when
                 if when > self.limit_seconds:
                     raise SimulationDeadlock(
                         f"still busy after {self.limit_seconds} virtual seconds\n{self._waiting()}"
@@ -350,18 +377,20 @@ class SimLoop(UnsimulatedParts):
         future = self.create_future()
 
         def work() -> None:
-            if future.cancelled():
-                return
+            if future.cancelled() and self.rng.random() < 0.5:
+                return  # it had not begun; one that had cannot be taken back
             try:
                 result = func(*args)
             except ProcessKilled:
                 raise
             except BaseException as error:
-                future.set_exception(error)
+                if not future.cancelled():
+                    future.set_exception(error)
             else:
-                future.set_result(result)
+                if not future.cancelled():
+                    future.set_result(result)
 
-        self.call_later(self.rng.uniform(*EXECUTOR_SECONDS), work)
+        self.call_precisely(self.now + self.rng.uniform(*EXECUTOR_SECONDS), work)
         return future
 
     def set_default_executor(self, executor: Any) -> None:
@@ -393,14 +422,10 @@ class SimLoop(UnsimulatedParts):
         """Connects through the simulated network. ConnectionRefusedError when nobody listens."""
         return await self.network.connect(protocol_factory, host, port)
 
-    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
-        """Every name stands for itself."""
-        return [(2, 1, 6, "", (host, port))]
-
     # --- signals, readers ----------------------------------------------------------------------------------------
 
     def _handle(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> SimHandle:
-        return SimHandle(0.0, callback, args, contextvars.copy_context(), current_process())
+        return SimHandle(callback, args, contextvars.copy_context(), current_process())
 
     def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         """Kept until `deliver_signal`; per process."""
@@ -462,4 +487,4 @@ class SimLoop(UnsimulatedParts):
         if (task := context.get("task")) is not None:
             text += f": {task!r}"
         where = process.name if process is not None else "outside"
-        self.failures.append(f"[{where} at {self._now:.6f}] {text}")
+        self.failures.append(f"[{where} at {self.now:.6f}] {text}")

@@ -4,7 +4,8 @@ A link is a TCP connection: bytes arrive in order, after a latency drawn from th
 through a window of bounded size, so a peer that stops reading makes the other side's write buffer grow. It can be cut
 (both ends see a reset at their own time, what was on its way is lost from some byte on) or stalled (a partition, of all or
 of one process from another in one direction: nothing arrives until it heals). When a process dies its peers see the end of
-the stream or a reset, after a latency.
+the stream or a reset, after a latency. When its machine loses its power, they see nothing: connecting hangs, and what they
+send meets a reset when the machine runs again.
 
 Hosts are names; 127.0.0.1, localhost, 0.0.0.0 and "" are the same one.
 """
@@ -104,11 +105,12 @@ class Link:
         self.number = number
         self.client = client
         self.server = server
+        self._cut = False
 
     @property
     def alive(self) -> bool:
-        """Neither end has been told of an end."""
-        return not (self.client.lost or self.server.lost)
+        """Neither end has been told of an end, and the link is not cut."""
+        return not (self.client.lost or self.server.lost or self._cut)
 
     @property
     def over(self) -> bool:
@@ -116,7 +118,8 @@ class Link:
         return self.client.lost and self.server.lost
 
     def cut(self) -> None:
-        """The connection breaks: each end learns it in its own time, or by what it sends."""
+        """The connection breaks: each end learns it in its own time."""
+        self._cut = True
         for end in (self.client, self.server):
             end.break_off(ConnectionResetError(errno.ECONNRESET, "connection reset (simulated)"))
 
@@ -146,6 +149,7 @@ class SimNetwork:
         self._next_port = FIRST_FREE_PORT
         self._next_link = 0
         self._hanging: list[asyncio.Future[None]] = []  # connects that wait for the partition to heal
+        self._powerless: dict[tuple[str, int], str] = {}  # address -> name of the process that listened there
         self._blocked: dict[tuple[str, str], int] = {}  # (from, to) names of processes -> how often blocked
 
     def draw_latency(self) -> float:
@@ -173,17 +177,20 @@ class SimNetwork:
     async def connect(
         self, factory: Callable[[], asyncio.Protocol], host: Any, port: int
     ) -> tuple[SimTransport, asyncio.Protocol]:
-        """Makes a link. Hangs while the network is partitioned."""
+        """Makes a link. Hangs while the network is partitioned or the machine has no power."""
         caller = current_process()
-        await asyncio.sleep(self.draw_latency())
-        while self.partitioned or self._handshake_blocked(
-            caller, self.listeners.get((host_name(host), port))
+        address = host_name(host), port
+        await self._packet()
+        while (
+            self.partitioned
+            or address in self._powerless
+            or self._handshake_blocked(caller, self.listeners.get(address))
         ):
             healed: asyncio.Future[None] = self.loop.create_future()
             self._hanging.append(healed)
             await healed
-            await asyncio.sleep(self.draw_latency())
-        server = self.listeners.get((host_name(host), port))
+            await self._packet()
+        server = self.listeners.get(address)
         if server is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed ({host!r}, {port})")
         self._next_link += 1
@@ -195,11 +202,22 @@ class SimNetwork:
         client.peer, accepted.peer = accepted, client
         self.links[number] = Link(number, client, accepted)
         self.loop.trace.record("connect", number, port)
-        accepted.start(server.factory)
+        # One that the closing listener had accepted already goes on; one in its backlog does not.
+        accepted.start(server.factory, accepts=lambda: server.is_serving() or self.loop.rng.random() < 0.5)
         started = self.loop.create_future()
         client.start(factory, started)
-        await started
+        try:
+            await started
+        except BaseException:
+            client.close()
+            raise
         return client, client.get_protocol()
+
+    async def _packet(self) -> None:
+        """Waits as long as one takes."""
+        arrived: asyncio.Future[None] = self.loop.create_future()
+        self.loop.call_precisely(self.loop.now + self.draw_latency(), _wake, arrived)
+        await arrived
 
     def live_links(self) -> list[Link]:
         """Links whose two ends still stand, oldest first."""
@@ -276,16 +294,37 @@ class SimNetwork:
                     end.incoming_stalled = False
                     end.arrive()
                 end.incoming_stalled = stalled
+        self._try_again()
+
+    def _try_again(self) -> None:
         hanging, self._hanging = self._hanging, []
         for future in hanging:
-            if not future.done():
-                future.set_result(None)
+            _wake(future)
 
-    def process_died(self, process: SimProcess) -> None:
-        """Closes its listeners; its peers are told after a latency."""
+    def process_died(self, process: SimProcess, *, power: bool) -> None:
+        """Closes its listeners; its peers are told after a latency, or with the power of its machine gone not at all."""
         for address in [a for a, server in self.listeners.items() if server.process is process]:
             del self.listeners[address]
+            if power:
+                self._powerless[address] = process.name
         for link in self._links():
             for end in (link.client, link.server):
                 if end.process is process:
-                    end.owner_died()
+                    end.power_failed() if power else end.owner_died()
+
+    def power_returned(self, name: str) -> None:
+        """The machine of the process of this name runs again."""
+        addresses = [address for address, of in self._powerless.items() if of == name]
+        for address in addresses:
+            del self._powerless[address]
+        for link in self._links():
+            for end in (link.client, link.server):
+                if end.process is not None and end.process.name == name:
+                    end.power_returned()
+        if addresses:
+            self._try_again()
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

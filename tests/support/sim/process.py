@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from support.sim.callbacks import SimHandle, SimTask
+    from support.sim.callbacks import Handle, SimTask
     from support.sim.loop import SimLoop
 
 _process: contextvars.ContextVar[SimProcess | None] = contextvars.ContextVar("sim_process", default=None)
@@ -53,7 +53,9 @@ class SimProcess:
         self.alive = True
         self.paused = False
         self.generators: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
-        self.stalled: list[SimHandle] = []  # callbacks that became due while paused, in order
+        self.stalled: list[Handle] = []  # callbacks that became due while paused, in order
+        self.time_offset = float(loop.rng.randrange(1_000_000))  # of its loop's time, as an uptime
+        self._paused_until = 0.0
         self._loop = loop
         self._context = contextvars.copy_context()
         self._context.run(_process.set, self)
@@ -68,15 +70,20 @@ class SimProcess:
         return self._context.copy().run(function, *arguments)
 
     def at_death(self, callback: Callable[[], None]) -> None:
-        """Registers what the outside world does when this process dies (sockets reset, page cache lost)."""
+        """Registers what the outside world does when this process dies (a lock is free)."""
         self._at_death.append(callback)
 
-    def kill(self) -> None:
-        """Ends the process at once: none of its code runs again. Raises ProcessKilled when called from inside it."""
+    def kill(self, *, power: bool = False) -> None:
+        """Ends the process at once: none of its code runs again. Raises ProcessKilled when called from inside it.
+
+        `power`: its machine loses its power, so that nobody closes its sockets, until a process of this name is started.
+        The disk has a `lose_power` of its own.
+        """
         if not self.alive:
             return
         self.alive = False
         self._loop.trace.record("kill", self.name)
+        self._loop.network.process_died(self, power=power)
         self._loop.graveyard.bury(self, self._loop.tasks())
         self.stalled.clear()  # of a paused process; after the burial, since these may be all that holds a task
         for callback in self._at_death:
@@ -86,19 +93,21 @@ class SimProcess:
 
     def pause(self, seconds: float) -> None:
         """Nothing of the process runs for `seconds` (a stopped or starved process); then it goes on where it was."""
-        if self.paused or not self.alive:
-            return
-        self.paused = True
-        self._loop.trace.fault("pause", self.name, f"{seconds:.3f}")
-        self._loop.call_outside(seconds, self._resume)
+        if self.alive:
+            self._loop.trace.fault("pause", self.name, f"{seconds:.3f}")
+            self.busy(seconds)
 
     def busy(self, seconds: float) -> None:
         """The process blocks in a call for so long: the running callback ends, then nothing runs until it is over."""
-        if not self.paused and self.alive:
+        until = self._loop.now + seconds
+        if self.alive and until > self._paused_until:
             self.paused = True
-            self._loop.call_outside(seconds, self._resume)
+            self._paused_until = until
+            self._loop.call_precisely(until, self._resume, context=contextvars.Context())
 
     def _resume(self) -> None:
+        if self._loop.now < self._paused_until:  # it was paused once more
+            return
         self.paused = False
         if self.alive:
             stalled, self.stalled = self.stalled, []

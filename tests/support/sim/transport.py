@@ -3,7 +3,11 @@
     write -> outgoing (the write buffer that the protocol is told of) -> on the wire -> the peer's `arrived` -> data_received
 
 What is on the wire and in the peer's `arrived` together is bounded by a window, as by the kernel's two socket buffers. The
-end of the stream (FIN) travels behind the bytes; a reset overtakes them.
+end of the stream (FIN) travels behind the bytes; a reset overtakes them. What a protocol receives is always a prefix of what
+its peer wrote.
+
+A reset is known to the socket first. The protocol is told of it as the kernel tells it: by the next write at once, by a read
+once what had arrived is read; while reading is paused and nothing is written, not at all.
 """
 
 from __future__ import annotations
@@ -63,6 +67,9 @@ class SimTransport(asyncio.Transport):
         self._due = 0  # pieces of _wire whose time has come; more than 0 only while the peer is stalled
         self._delivering = False  # a _deliver is ready to run
         self._last_arrival = 0.0  # nothing sent later arrives before this moment
+        self._cut = False  # nothing that this end sends arrives any more, and no reset either
+        self._powerless = False  # the machine of this end is without power: nothing answers here
+        self._error: Exception | None = None  # that the socket has, and the protocol has not been told of
         self._arrived = bytearray()
         self._end_arrived = False
         self._end_told = False
@@ -133,9 +140,12 @@ class SimTransport(asyncio.Transport):
             raise TypeError(f"data: a bytes-like object is required, not {type(data).__name__}")
         if self._eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
-        if self.lost or self._closing or not data or self._dead():
+        if self.lost or not data or self._dead():
             return
-        self._outgoing += data
+        if self._error is not None:
+            self._lose(self._error)
+            return
+        self._outgoing += data  # also while it closes: then something is buffered, and this leaves behind it
         self._send()
         self._maybe_pause()
 
@@ -145,9 +155,12 @@ class SimTransport(asyncio.Transport):
 
     def write_eof(self) -> None:
         """The end travels behind what is buffered; reading goes on."""
-        if not (self._end_wanted or self._closing or self.lost or self._dead()):
-            self._eof_written = self._end_wanted = True
-            self._maybe_send_end()
+        if self._end_wanted or self._closing or self.lost or self._dead():
+            return
+        if self._error is not None:
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected (simulated)")
+        self._eof_written = self._end_wanted = True
+        self._maybe_send_end()
 
     def can_write_eof(self) -> bool:
         """See asyncio."""
@@ -162,20 +175,30 @@ class SimTransport(asyncio.Transport):
             self._finish_closing()
 
     def abort(self) -> None:
-        """Drops what is buffered; the peer sees a reset."""
+        """Drops what is buffered. The kernel closes as ever: what it has taken still leaves, and the end behind it."""
         if self.lost:
             return
         self._lose(None)
-        self._reset_peer()
+        self._close_socket()
 
     # --- what the network does to it -------------------------------------------------------------------------------
 
     def start(
-        self, factory: Callable[[], asyncio.Protocol], started: asyncio.Future[None] | None = None
+        self,
+        factory: Callable[[], asyncio.Protocol],
+        started: asyncio.Future[None] | None = None,
+        accepts: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Makes the protocol and tells it of the connection, in the name of its process."""
+        """Makes the protocol and tells it of the connection, in the name of its process.
+
+        `accepts` False: the listener was closed while the connection stood in its backlog, which resets it.
+        """
 
         def connected() -> None:
+            if not accepts():
+                self.lost = True
+                self._reset_peer()
+                return
             self._protocol = factory()
             self._protocol.connection_made(self)
             self._deliver_soon()
@@ -185,31 +208,54 @@ class SimTransport(asyncio.Transport):
         self._soon(connected)
 
     def break_off(self, error: Exception) -> None:
-        """The connection is broken: this end is told at a time of its own, and nothing more arrives."""
+        """The connection is broken: nothing that this end sends arrives any more, and it is told at a time of its own.
+
+        Until then it goes on writing, as far as the window has room: a stream whose middle is lost has lost its rest.
+        """
+        self._cut = True
         self._wire.clear()
         self._due = 0
-        self._outgoing.clear()
         if not self.lost:
-            self._outside(self._network.draw_latency() * 3, self._lose, error)
+            self._outside(self._network.draw_latency() * 3, self._fail, error)
 
     def owner_died(self) -> None:
-        """The kernel closes the dead process's socket: the end behind what was sent, or a reset."""
+        """The kernel closes the dead process's socket: the end behind what was sent, or a reset.
+
+        One that the process had closed is the kernel's business already.
+        """
+        if self.lost:
+            return
         self.lost = True
         self._outgoing.clear()
-        if self._arrived or self._loop.rng.random() < 0.5:
+        if self._loop.rng.random() < 0.5:
             self._reset_peer()
         else:
-            self._end_wanted = True
-            self._maybe_send_end()
+            self._close_socket()
+
+    def power_failed(self) -> None:
+        """The machine of this end is off: the first of what was on its way arrives, and then nothing at all."""
+        self.lost = self._powerless = True
+        self._outgoing.clear()
+        for _ in range(self._loop.rng.randint(0, len(self._wire))):
+            self._wire.pop()
+        self._due = min(self._due, len(self._wire))
+
+    def power_returned(self) -> None:
+        """The machine runs again and knows nothing of this connection: what the peer has sent meets a reset."""
+        if self._powerless:
+            self._powerless = False
+            self.arrive()
 
     def arrive(self) -> None:
-        """Takes what is due from the wire of the peer."""
-        if self.incoming_stalled:
+        """Takes what is due from the wire of the peer, unless nothing arrives at this end."""
+        if self.incoming_stalled or self._powerless:
             return
         peer = self.peer
         while peer._due and peer._wire:
             peer._due -= 1
             piece = peer._wire.popleft()
+            if self._error is not None:  # nothing arrives behind a reset
+                continue
             if piece is None:
                 self._end_arrived = True
             elif self.lost:  # a closed socket answers bytes with a reset
@@ -217,6 +263,8 @@ class SimTransport(asyncio.Transport):
             else:
                 self._arrived += piece
         self._deliver_soon()
+        if self._outgoing:  # acknowledgements may have been held back as well
+            self._await_room()
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -228,13 +276,13 @@ class SimTransport(asyncio.Transport):
 
     def _outside(self, delay: float, callback: Callable[..., None], *arguments: Any) -> None:
         # Even what the network does to this end runs in the name of its process: a dead one is told nothing.
-        self._loop.call_later(delay, callback, *arguments, context=self._context)
+        self._loop.call_precisely(self._loop.now + delay, callback, *arguments, context=self._context)
 
     def _send(self) -> None:
         """Moves buffered bytes onto the wire as far as the window has room."""
-        outgoing, network, now = self._outgoing, self._network, self._loop.time()
+        outgoing, network, now = self._outgoing, self._network, self._loop.now
         acknowledgements = self._acknowledgements
-        while acknowledgements and acknowledgements[0][0] <= now:
+        while acknowledgements and acknowledgements[0][0] <= now and not self.incoming_stalled:
             self._unread -= acknowledgements.popleft()[1]
         while outgoing and self._unread < self._window:
             size = min(len(outgoing), self._window - self._unread)
@@ -248,9 +296,11 @@ class SimTransport(asyncio.Transport):
             self._await_room()
 
     def _put_on_wire(self, piece: bytes | None) -> None:
+        if self._cut:
+            return
         # An arrival takes the oldest piece, whichever it was made for: the order holds although latencies differ.
         self._wire.append(piece)
-        arrival = max(self._loop.time() + self._network.draw_latency(), self._last_arrival)
+        arrival = max(self._loop.now + self._network.draw_latency(), self._last_arrival)
         self._last_arrival = arrival
         self._loop.happens_at(arrival, self._piece_arrives)
 
@@ -259,16 +309,20 @@ class SimTransport(asyncio.Transport):
         self.peer.arrive()
 
     def _deliver_soon(self) -> None:
-        if not self._delivering and not self.lost and (self._arrived or self._end_arrived):
+        if (
+            not self._delivering
+            and not self.lost
+            and (self._arrived or self._end_arrived or self._error is not None)
+        ):
             self._delivering = True
             self._soon(self._deliver)
 
     def _deliver(self) -> None:
-        """Gives the protocol what has arrived, then the end of the stream."""
+        """Gives the protocol what has arrived, then the end of the stream, or the error that ended it."""
         self._delivering = False
-        if self.lost or self._protocol is None or self._reading_paused:
+        if self.lost or self._protocol is None or self._reading_paused or self._closing:
             return
-        if self._arrived and not self._closing:
+        if self._arrived:
             size = min(len(self._arrived), READ_BYTES)
             if self._network.cut_in_pieces and size > 1 and self._loop.rng.random() < 0.1:
                 size = self._loop.rng.randrange(1, size)
@@ -278,15 +332,18 @@ class SimTransport(asyncio.Transport):
             self._loop.trace.record("recv", self._name, size, digest(data))
             self._protocol.data_received(data)
             self._deliver_soon()
-        elif self._end_arrived and not self._end_told:
-            self._end_told = True
-            if not self._protocol.eof_received():
-                self.close()
+        elif self._end_arrived:  # and when it is told, nothing is read any more
+            if not self._end_told:
+                self._end_told = True
+                if not self._protocol.eof_received():
+                    self.close()
+        elif self._error is not None:
+            self._lose(self._error)
 
     def _acknowledged_later(self, size: int) -> None:
         """The peer's protocol has got so many bytes; this end learns of it a latency later."""
         acknowledgements = self._acknowledgements
-        moment = self._loop.time() + self._network.draw_latency()
+        moment = self._loop.now + self._network.draw_latency()
         if acknowledgements:
             moment = max(moment, acknowledgements[-1][0])
         acknowledgements.append((moment, size))
@@ -297,12 +354,12 @@ class SimTransport(asyncio.Transport):
         # Without an acknowledgement on its way the peer has not read yet: this is called again when it does.
         if not self._awaits_room and self._acknowledgements and not self.lost:
             self._awaits_room = True
-            self._loop.call_at(self._acknowledgements[0][0], self._room, context=self._context)
+            self._loop.call_precisely(self._acknowledgements[0][0], self._room, context=self._context)
 
     def _room(self) -> None:
         """The first acknowledgement is here, and perhaps more of them."""
         self._awaits_room = False
-        if self.lost:
+        if self.lost or self.incoming_stalled:
             return
         self._send()
         if self._writing_paused and len(self._outgoing) <= self._low and self._protocol is not None:
@@ -319,13 +376,16 @@ class SimTransport(asyncio.Transport):
 
     def _finish_closing(self) -> None:
         if not self.lost:
-            # Unread bytes at a close make the kernel send a reset instead of the end.
-            if self._arrived:
-                self._reset_peer()
-            else:
-                self._end_wanted = True
-                self._maybe_send_end()
+            self._close_socket()
             self._lose(None)
+
+    def _close_socket(self) -> None:
+        """Unread bytes at a close make the kernel send a reset instead of the end."""
+        if self._arrived:
+            self._reset_peer()
+        else:
+            self._end_wanted = True
+            self._maybe_send_end()
 
     def _maybe_send_end(self) -> None:
         if self._end_wanted and not self._end_sent and not self._outgoing:
@@ -334,7 +394,7 @@ class SimTransport(asyncio.Transport):
 
     def _reset_peer(self) -> None:
         peer = self.peer
-        if not peer.lost:
+        if not (peer.lost or self._cut):
             reset = ConnectionResetError(errno.ECONNRESET, "connection reset by peer (simulated)")
             peer._outside(self._network.draw_latency(), peer._reset, reset)
 
@@ -342,7 +402,17 @@ class SimTransport(asyncio.Transport):
         if self.incoming_stalled:
             self._outside(0.05, self._reset, error)  # a partition holds resets back as well
         else:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """The socket has an error, which the protocol learns by its next write or read."""
+        if self.lost or self._error is not None:
+            return
+        self._error = error
+        if self._outgoing:
             self._lose(error)
+        else:
+            self._deliver_soon()
 
     def _lose(self, error: Exception | None) -> None:
         """Tells the protocol, once, that the connection is gone."""

@@ -24,6 +24,10 @@ class UnsimulatedParts(asyncio.AbstractEventLoop):
         """Not simulated."""
         self._refuse("create_datagram_endpoint")
 
+    async def getaddrinfo(self, *args: Any, **options: Any) -> Any:
+        """Not simulated."""
+        self._refuse("getaddrinfo")
+
     async def getnameinfo(self, *args: Any, **options: Any) -> Any:
         """Not simulated."""
         self._refuse("getnameinfo")

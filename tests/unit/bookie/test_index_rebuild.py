@@ -350,7 +350,7 @@ async def test_rule_08_an_index_that_was_put_aside_long_ago_cannot_tell_what_the
     lost.write_bytes(b"?" * lost.stat().st_size)
     report = await rebuild(tmp_path)
     assert report.incomplete
-    assert 5 in report.unknown_ledgers or report.ledgers < 5
+    assert 5 in report.unknown_ledgers
     bookie = await open_real(str(tmp_path))
     refused = await check(bookie, {(5, number): data for number, data in enumerate(later)} | entries)
     assert refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import tempfile
@@ -27,6 +28,17 @@ places = st.builds(Location, st.integers(1, 3), st.integers(0, 5), st.integers(0
 records = st.builds(
     LedgerRecord, st.booleans(), st.integers(-1, 3), st.integers(-1, 3), st.integers(-1, 3), st.integers(0, 2)
 )
+
+
+def copy_at_once(source: Path, target: Path) -> None:
+    """As a crash leaves it: RocksDB compacts in the background, so again until no file came or went meanwhile."""
+    while True:
+        names = sorted(os.listdir(source))
+        with contextlib.suppress(shutil.Error):  # one of them was deleted
+            shutil.copytree(source, target)
+            if sorted(os.listdir(source)) == names:
+                return
+        shutil.rmtree(target)
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -94,7 +106,7 @@ class IndexMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         """What was flushed is there, and nothing else; the guard never cries without a reason."""
         self.life += 1
-        shutil.copytree(self.root / str(self.life - 1), self.root / str(self.life))
+        copy_at_once(self.root / str(self.life - 1), self.root / str(self.life))
         self.rocks.close()
         shutil.rmtree(self.root / str(self.life - 1))
         self._open()

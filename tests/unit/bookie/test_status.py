@@ -14,7 +14,17 @@ from magnetar.bookie.status import RISING_FIGURES
 from magnetar.cli.metrics import service_metrics
 from magnetar.proto.errors import BookieReadOnly, InvalidSetting, StorageFailed
 from magnetar.runtime.files import OsFiles
-from support.bookie_kit import KIB, add, add_all, entry, model_components, open_inline, small_settings, until
+from support.bookie_kit import (
+    KIB,
+    add,
+    add_all,
+    crash,
+    entry,
+    model_components,
+    open_inline,
+    small_settings,
+    until,
+)
 from support.sim import SimDisk, SimLoop
 from unit.bookie.test_disk_faults import simulate
 
@@ -59,9 +69,11 @@ async def test_replayed_entries_are_no_load(tmp_path: Path) -> None:
     storage = ModelStorage()
     bookie = await open_inline(str(tmp_path), storage)
     await add_all(bookie, [entry(1, number) for number in range(100)])
-    await bookie.close()
-    bookie = await open_inline(str(tmp_path), storage, disk_check_interval_s=0.01)
-    await asyncio.sleep(0.05)
+    crash(bookie)
+    bookie = await open_inline(str(tmp_path), storage)
+    assert bookie.replayed_records >= 100
+    await asyncio.sleep(0.01)
+    bookie.load.sample()
     assert bookie.info()["load"]["adds_per_s"] == 0
     await bookie.close()
 

@@ -1,12 +1,14 @@
 """Dispatch: every stop has its waker; redelivery, seek, shared work, bounded memory."""
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from magnetar.broker import Broker, Topic
 from magnetar.broker.dispatch.dispatcher import MAX_DELIVERIES_PER_TURN
+from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import BookieUnavailable, ConsumerBusy, InvalidArgument, MagnetarError, Unsupported
 from magnetar.proto.ids import MessageId
@@ -76,7 +78,7 @@ async def test_an_unwritable_connection_stops_dispatch_and_costs_a_bounded_amoun
         await client.received(200)
         assert client.values == [b"x" * 10_000] * 200
         await settle()
-        assert broker._read_budget.used == 0
+        assert broker.figures()["read_ahead_bytes"] == 0
 
 
 async def test_new_entries_wake_a_tailing_consumer() -> None:
@@ -98,19 +100,23 @@ async def test_completed_reads_wake_dispatch_and_failed_ones_are_tried_again() -
         await client.consumer()
         assert await client.received(50) == numbers(50)
         await settle()
-        assert broker._read_budget.used == 0
+        assert broker.figures()["read_ahead_bytes"] == 0
 
 
 async def test_long_turns_are_cut() -> None:
     async with running_broker() as broker:
         client = FakeClient(broker)
+        await client.consumer(permits=0)  # joins first, so that the entries wait in memory
         count = 2 * MAX_DELIVERIES_PER_TURN + 10
-        await publish(client, *numbers(count), each=count)
-        await client.consumer(2, "shared", type="shared", permits=0)
-        # One message each: every batch is cut off by itself.
-        for _ in range(count):
-            client.frame(c.Flow(0, 2, 1))
-        await client.received(count)
+        await publish(client, *numbers(count))
+        client.frame(c.Flow(0, 1, count))
+        delivered = [len(client.messages)]
+        while delivered[-1] < count:
+            await asyncio.sleep(0)
+            delivered.append(len(client.messages))
+        turns = [after - before for before, after in pairwise([0, *delivered]) if after > before]
+        assert turns == [MAX_DELIVERIES_PER_TURN, MAX_DELIVERIES_PER_TURN, 10]
+        assert client.values == numbers(count)
 
 
 async def test_too_many_ranges_stop_new_messages_until_gaps_close() -> None:
@@ -284,8 +290,8 @@ async def test_start_by_time() -> None:
 
 
 async def test_rule_30_seek_purges_pending_acks_raises_the_epoch_and_survives_a_restart() -> None:
-    ledgers = FakeLedgers()
-    async with running_broker(ledgers) as broker:
+    ledgers, metadata = FakeLedgers(), MemoryMetadataStore()
+    async with running_broker(ledgers, metadata) as broker:
         client = FakeClient(broker)
         await publish(client, *numbers(6))
         await client.consumer(type="shared")
@@ -305,7 +311,6 @@ async def test_rule_30_seek_purges_pending_acks_raises_the_epoch_and_survives_a_
         client.frame(c.Redeliver(0, 1))
         await settle()
         assert len(client.messages) == 10
-        metadata = broker._metadata
         for topic in list(broker.topics.values()):
             topic.ledger.fence(MagnetarError("crash"))
         await settle()

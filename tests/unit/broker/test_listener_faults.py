@@ -1,10 +1,13 @@
 """What a listener does with frames that make no sense: one clear answer, or the end of that connection only."""
 
+import asyncio
 import random
+import tracemalloc
 
 import msgpack
 import pytest
 
+from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_single
 from magnetar.proto.errors import (
@@ -12,6 +15,7 @@ from magnetar.proto.errors import (
     InvalidTopicName,
     MagnetarError,
     NotAuthorized,
+    ProducerFenced,
     TooManyRequests,
     TopicNotFound,
     UnknownCommand,
@@ -95,14 +99,25 @@ async def test_every_command_is_authorized() -> None:
 
 
 async def test_requests_are_bounded_and_end_with_the_connection() -> None:
-    async with running_broker(max_requests_per_connection=3) as broker:
+    class Hung(MemoryMetadataStore):
+        async def children(self, path: str) -> list[str]:
+            await asyncio.Event().wait()
+            return []
+
+    metadata = MemoryMetadataStore()
+    async with running_broker(None, metadata, max_requests_per_connection=3) as broker:
         client = FakeClient(broker)
-        asked = [client.ask(c.Lookup, "orders") for _ in range(4)]
+        before = asyncio.all_tasks()
+        metadata.children = Hung().children  # type: ignore[method-assign]
+        asked = [client.ask(c.ListTopics, "public/default") for _ in range(4)]
         with pytest.raises(TooManyRequests):
             await asked[3]
+        await settle()
+        assert len(asyncio.all_tasks() - before) == 3, "they wait for the store"
         client.handler.connection_closed(None)
         await settle()
-        assert not client.handler._tasks
+        assert asyncio.all_tasks() == before
+        del metadata.children
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -176,11 +191,19 @@ async def test_headers_of_a_producer_that_vary_do_not_pile_up() -> None:
     async with running_broker() as broker:
         client = FakeClient(broker)
         await client.producer()
-        for number in range(5):
-            # A later version may append fields to SEND, which are ignored here.
-            header = msgpack.packb([c.Send.NUMBER, 0, 1, 0, number])
-            client.bytes_received(encode_frame(header, encode_single(b"x", number, 0)))
-        await client.confirmed(5)
-        assert len(client.handler._senders) == 1
+        # A later version may append fields to SEND, which are ignored here.
+        headers = [msgpack.packb([c.Send.NUMBER, 0, 1, 0, b"%05d" % number * 2000]) for number in range(300)]
+        frames = [encode_frame(header, encode_single(b"x", n, 0)) for n, header in enumerate(headers)]
+        tracemalloc.start()
+        try:
+            for number, frame in enumerate(frames):
+                client.bytes_received(frame)
+                await client.confirmed(number + 1)
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert kept < len(headers[0]) * len(headers) / 3, "of 3 MB of headers"
         await client.ask(c.CloseProducer, 1)
-        assert not client.handler._senders
+        client.bytes_received(frames[-1])
+        await client.until(lambda: client.failures)
+        assert client.failures[0].code == ProducerFenced.code

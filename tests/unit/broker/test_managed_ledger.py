@@ -12,11 +12,19 @@ from magnetar.broker.log.records import TopicRecord, topic_path
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import LedgerFenced, MagnetarError, NotEnoughBookies, TopicNotFound, TopicNotServed
+from magnetar.proto.errors import (
+    LedgerFenced,
+    MagnetarError,
+    MessageTooLarge,
+    NotEnoughBookies,
+    RequestTimeout,
+    TopicNotFound,
+    TopicNotServed,
+)
 from magnetar.proto.ids import TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
-from support.broker_kit import TOPIC, FakeClient, running_broker, settle
-from support.fake_ledger import FakeLedgers
+from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
+from support.fake_ledger import FakeLedgers, FakeReader, FakeWriter
 
 
 def loaded(broker: Broker, name: str = "orders") -> Topic:
@@ -198,10 +206,10 @@ async def test_rollover_by_entries_size_and_age() -> None:
     ]
     for settings in cases:
         ledgers = FakeLedgers()
-        async with running_broker(ledgers, **settings) as broker:
+        clock = FakeClock()
+        async with running_broker(ledgers, clock=clock, **settings) as broker:
             client = FakeClient(broker)
             await client.producer()
-            clock: Any = broker._components.clock
             for number in range(6):
                 client.publish(b"%d" % number, first=number)
                 await client.confirmed(number + 1)
@@ -372,3 +380,85 @@ async def test_a_fenced_ledger_fences_the_topic() -> None:
         answer = await client.producer(name=None)  # the topic is loaded again, and recovered
         client.publish(b"d", epoch=answer["epoch"])
         await client.confirmed(2)
+
+
+class FailingRecovery(FakeLedgers):
+    """Recoveries that fence the ledger, and then fail."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+        self.recoveries = 0
+
+    async def open(self, ledger_id: int, *, recover: bool) -> FakeReader:
+        if recover:
+            self.recoveries += 1
+            if self.recoveries <= self.failures:
+                self.ledgers[ledger_id].fenced = True
+                raise RequestTimeout("in recovery")
+        return await super().open(ledger_id, recover=recover)
+
+
+async def test_rule_24_a_topic_is_not_fenced_by_its_own_recovery_that_failed_at_first() -> None:
+    """The next attempt asked the writer again, which the recovery had fenced: the topic gave itself up to nobody."""
+    ledgers = FailingRecovery(2)
+    async with running_broker(ledgers, retry_initial_ms=1) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        client.publish(b"0")
+        await client.confirmed(1)
+        writer = ledgers.writers[0]
+        writer.fail_after = 1
+        ledgers.fail_close.append(NotEnoughBookies("too few to close"))
+        client.publish(b"1", first=1)
+        await client.confirmed(2)
+        assert ledgers.recoveries == 3
+
+
+class Strict(FakeLedgers):
+    """Bookies that take no entry of this topic."""
+
+    async def create(self, **named: Any) -> FakeWriter:
+        writer = await super().create(**named)
+        if named["properties"]["kind"] == "topic":
+            writer.failing = MessageTooLarge("raise [bookie] max_entry_bytes")
+        return writer
+
+
+async def test_an_entry_that_no_bookie_takes_does_not_roll_ledgers_for_ever() -> None:
+    ledgers = Strict()
+    async with running_broker(ledgers, retry_initial_ms=1) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        topic = loaded(broker)
+        client.publish(b"too large for bookies")
+        await settle(200)
+        assert len([line for line in ledgers.log if line.startswith("create")]) <= 2
+        assert topic.ledger.state in (State.FENCED, State.CLOSED)
+        assert not client.receipts
+
+
+class Failing(FakeLedgers):
+    """Ledgers that can be made and not written, `times` in a row: bookies that are there, and refuse at once."""
+
+    times = 0
+
+    async def create(self, **named: Any) -> FakeWriter:
+        writer = await super().create(**named)
+        if named["properties"]["kind"] == "topic" and self.times:
+            self.times -= 1
+            writer.failing = NotEnoughBookies("refused")
+        return writer
+
+
+async def test_ledgers_that_fail_at_once_are_made_at_a_bounded_rate() -> None:
+    ledgers = Failing()
+    ledgers.times = 6
+    async with running_broker(ledgers, retry_initial_ms=2) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        client.publish(b"0")
+        await client.confirmed(1)
+        assert loop.time() - began > 0.9 * sum(0.002 * 2**n for n in range(6))

@@ -1,4 +1,4 @@
-"""Lines of files and pipes."""
+"""Lines of files and pipes, and whole ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.cli import lines
-from magnetar.cli.lines import read_lines
+from magnetar.cli.lines import open_input, read_lines, read_whole
 from magnetar.proto.errors import InvalidArgument, MessageTooLarge
 
 
@@ -66,11 +66,24 @@ async def test_a_line_without_end_is_bounded(tmp_path: Path, monkeypatch: pytest
         await read(file.fileno())
 
 
-async def test_a_directory_has_no_lines(tmp_path: Path) -> None:
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    with pytest.raises(InvalidArgument):
-        await read(descriptor)
-    os.close(descriptor)
+def test_inputs_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=f"cannot read {tmp_path}: it is a directory; name a file"):
+        open_input(str(tmp_path))
+    with pytest.raises(InvalidArgument, match=f"cannot read {tmp_path}/none: No such file or directory"):
+        open_input(str(tmp_path / "none"))
+
+
+async def test_a_whole_file_is_as_it_is_and_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "payload"
+    path.write_bytes(data := b"\xff\n\r\n" * 100_000)
+    for limit, fits in ((len(data), True), (len(data) - 1, False)):
+        descriptor = open_input(str(path))
+        if fits:
+            assert await read_whole(descriptor, limit) == data
+        else:
+            with pytest.raises(MessageTooLarge, match=f"more than {limit} bytes"):
+                await read_whole(descriptor, limit)
+        os.close(descriptor)
 
 
 async def test_input_that_cannot_be_read() -> None:

@@ -1,11 +1,14 @@
-"""How a command ends."""
+"""How a command ends, and what it refuses before it begins."""
 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from magnetar.cli.app import app
 from magnetar.cli.session import run
 from magnetar.proto.errors import SendTimeout
 
@@ -23,3 +26,48 @@ def test_one_line_for_one_failure(
     assert capsys.readouterr().err == "magnetar: the message could not be sent\n"
     assert not caplog.records
     logging.getLogger("magnetar.client").setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("produce t --file f -m x", "--file and -m exclude each other"),
+        ("produce t --payload f -m x", "-m and --payload exclude each other"),
+        ("produce t -m x --key a --key-field b", "--key and --key-field exclude each other"),
+        ("produce t --payload f --key-field b", "--payload and --key-field exclude each other"),
+        ("produce t -m x --compression brotli", "--compression: unknown compression 'brotli' (one of none, lz4, zstd)"),
+        ("produce t -m x --event-time noon", "--event-time: not a time: 'noon' (want 2026-01-31T12:00:00 in local time"),
+        ("produce t -m x --property a", "--property is 'a'; want NAME=VALUE"),
+        ("produce t -m x --property a=\udcff", r"--property: its bytes are not UTF-8: b'a=\xff'"),
+        ("produce t -m x --key \udcff", r"--key: its bytes are not UTF-8: b'\xff'"),
+        ("consume t -s s --start noon", "--start: not a position: 'noon' (want earliest, latest, a message id"),
+        ("tail t --start noon", "--start: not a position: 'noon'"),
+        ("perf consume t --start noon", "--start: not a position: 'noon'"),
+        ("perf tail t --start noon", "--start: not a position: 'noon'"),
+        ("consume t -s s --json --format line", "--format and --json exclude each other"),
+        ("tail t --json --format line", "--format and --json exclude each other"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_one_line_and_nothing_connects(line: str, told: str) -> None:
+    ended = CliRunner().invoke(app, [*line.split(), "--url", "magnetar://127.0.0.1:1"])
+    assert ended.exit_code == 2
+    [error] = ended.stderr.splitlines()
+    assert error.startswith(f"magnetar: {told}")
+
+
+def test_inputs_are_looked_at_before_anything_connects(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(bytes((5 << 20) + 1))
+    for option, path, told in (
+        ("--payload", large, "the payload has more than 5242880 bytes"),
+        ("--payload", tmp_path, "it is a directory"),
+        ("--file", tmp_path, "it is a directory"),
+        ("--payload", tmp_path / "none", f"cannot read {tmp_path / 'none'}: No such file or directory"),
+        ("--file", tmp_path / "none", f"cannot read {tmp_path / 'none'}: No such file or directory"),
+    ):
+        ended = CliRunner().invoke(
+            app, ["produce", "t", option, str(path), "--url", "magnetar://127.0.0.1:1"]
+        )
+        assert ended.exit_code == 1
+        assert told in ended.stderr
+        assert len(ended.stderr.splitlines()) == 1

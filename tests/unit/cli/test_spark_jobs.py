@@ -50,11 +50,11 @@ def test_the_command_tree_imports_no_spark() -> None:
 
 
 def test_a_setting_of_spark_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert spark_session.settings_of(["a.b=c=d", "e="]) == {"a.b": "c=d", "e": ""}
+    run = spark_jobs.SparkRun("local", ["spark.executor.memory"])
     with pytest.raises(SystemExit) as ended:
-        spark_session.settings_of(["spark.executor.memory"])
+        run.run("", lambda: None, lambda _spark, _watch: None)
     assert ended.value.code == 2
-    assert "want NAME=VALUE" in capsys.readouterr().err
+    assert "--conf is 'spark.executor.memory'; want NAME=VALUE, as spark." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from magnetar.proto.commands import (
 )
 from magnetar.proto.errors import InvalidTopicName, ServiceNotReady, Unsupported
 from support.fake_broker import FakeBroker
+from support.sockets import counts_sockets, open_sockets
 
 
 def test_public_names() -> None:
@@ -175,15 +176,20 @@ async def test_an_opening_given_up_does_not_keep_its_place_at_the_broker(
     await client.subscribe("t", "s")
 
 
+@counts_sockets
 @pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
 async def test_after_close_no_socket_is_open(broker: FakeBroker) -> None:
-    client = await connect(broker.url)
-    link = await client._pool.to_service()
-    await client.close()
-    assert link.connection.gone.is_set()
-    silent = await connect(broker.url)
-    link = await silent._pool.to_service()
-    broker.handlers[-1].connection.pause_reading("test")
-    async with asyncio.timeout(5):
-        await silent.close()
-    assert link.connection.gone.is_set()
+    before = open_sockets()
+    for reads in (True, False):
+        client = await connect(broker.url)
+        await client.list_topics()
+        assert len(open_sockets() - before) == 2, "one of the client, and one of the broker"
+        [handler] = broker.handlers
+        if not reads:
+            handler.connection.pause_reading("test")
+        async with asyncio.timeout(5):
+            await client.close()
+        assert len(open_sockets() - before) <= 1, "the broker's may still be open"
+        handler.connection.abort()
+        while broker.handlers:
+            await asyncio.sleep(0)

@@ -14,13 +14,15 @@ from magnetar.client import (
     MessageId,
     ReceiveTimeout,
     SubscriptionNotFound,
+    connect,
 )
 from magnetar.client.topic.window import Window
 from magnetar.proto.batch import encode_batch, encode_single
-from magnetar.proto.commands import Ack, CloseConsumer, Flow, Redeliver, Seek, Subscribe
+from magnetar.proto.commands import Ack, CloseConsumer, Flow, Seek, Subscribe
 from magnetar.proto.errors import ChecksumMismatch
 from support.client_kit import fill, take, until
 from support.fake_broker import FakeBroker
+from support.virtual_time import in_virtual_time
 
 
 async def test_leaving_the_loop_loses_nothing(broker: FakeBroker, client: Client) -> None:
@@ -142,6 +144,37 @@ async def test_what_was_handed_out_and_not_acknowledged_comes_again(
     assert [message.value for message in await take(consumer, 20)] == values
 
 
+@pytest.mark.parametrize("kind", ["exclusive", "shared"])
+@pytest.mark.parametrize("taken", [1, 9, 10, 11, 30])
+async def test_a_subscription_that_is_not_durable_goes_on_behind_what_was_handed_out(
+    broker: FakeBroker, client: Client, kind: str, taken: int
+) -> None:
+    values = fill(broker, 30, batch=10)
+    consumer = await client.subscribe("t", "s", start="earliest", type=kind, durable=False)
+    for message in await take(consumer, taken):
+        await consumer.ack(message)
+    await consumer.ack(message, receipt=True)
+    broker.cut()
+    await until(lambda: len(broker.received(Subscribe)) == 2)
+    assert not any(subscribe.durable for subscribe in broker.received(Subscribe))
+    assert [message.value for message in await take(consumer, 30 - taken)] == values[taken:]
+    with pytest.raises(ReceiveTimeout):
+        await consumer.receive(0.01)
+    await consumer.seek("earliest")
+    broker.cut()
+    assert [message.value for message in await take(consumer, 30)] == values
+
+
+async def test_a_subscription_that_is_not_durable_misses_nothing_after_latest(
+    broker: FakeBroker, client: Client
+) -> None:
+    fill(broker, 2)
+    consumer = await client.subscribe("t", "s", durable=False)
+    fill(broker, 3)  # stored, not dispatched
+    broker.cut()
+    assert [message.value for message in await take(consumer, 3)] == [b"0", b"1", b"2"]
+
+
 async def test_exclusive_waits_for_a_stale_holder_after_a_reconnect_but_not_at_first(
     broker: FakeBroker, client: Client
 ) -> None:
@@ -165,23 +198,29 @@ async def test_refusals_on_the_way_back_reach_who_waits(broker: FakeBroker, clie
         await waiting
 
 
-async def test_nack_delivers_again_after_the_delay_unless_acknowledged(
-    broker: FakeBroker, client: Client
-) -> None:
+@in_virtual_time
+async def test_nack_delivers_again_after_the_delay_unless_acknowledged() -> None:
+    broker = await FakeBroker.start()
     fill(broker, 3)
-    consumer = await client.subscribe("t", "s", start="earliest", type="shared", nack_delay=0.02)
-    first, second, third = await take(consumer, 3)
-    wrong: Any = first.id
-    with pytest.raises(InvalidArgument, match="nack takes messages, not MessageId"):
-        consumer.nack(wrong)
-    consumer.nack([first, second])
-    consumer.nack(third)
-    await consumer.ack(second)
-    assert not broker.received(Redeliver)
-    again = await take(consumer, 2)
-    assert [(m.id, m.redelivery_count) for m in again] == [(first.id, 1), (third.id, 1)]
-    with pytest.raises(ReceiveTimeout):
-        await consumer.receive(0.02)
+    loop = asyncio.get_running_loop()
+    async with connect(broker.url) as client:
+        consumer = await client.subscribe("t", "s", start="earliest", type="shared", nack_delay=2.0)
+        first, second, third = await take(consumer, 3)
+        wrong: Any = first.id
+        with pytest.raises(InvalidArgument, match="nack takes messages, not MessageId"):
+            consumer.nack(wrong)
+        nacked = loop.time()
+        consumer.nack([first, second])
+        await asyncio.sleep(1.0)
+        consumer.nack(third)
+        await consumer.ack(second)
+        for message, delay in ((first, 2.0), (third, 3.0)):
+            again = await consumer.receive(5.0)
+            assert (again.id, again.redelivery_count) == (message.id, 1)
+            assert delay <= loop.time() - nacked < delay + 0.1
+        with pytest.raises(ReceiveTimeout):
+            await consumer.receive(30.0)
+    await broker.close()
 
 
 async def test_receive_with_timeout_0_takes_what_has_arrived_and_passes_a_pending_cancellation_on(
@@ -240,7 +279,7 @@ async def test_a_seek_by_somebody_else_makes_the_queue_stale(broker: FakeBroker,
     other.epoch, other.next = 7, (0, 0)
     other.messages += 1000
     other.dispatch()
-    await until(lambda: consumer._consumer._epoch == 7)
+    await client.list_topics()  # whose answer comes behind what was delivered anew
     assert [m.value for m in await take(consumer, 100)] == values
 
 
@@ -277,9 +316,12 @@ async def test_the_broker_can_send_a_consumer_away(broker: FakeBroker, client: C
     consumer = await client.subscribe("t", "s", start="earliest")
     await consumer.ack(await consumer.receive(1.0))
     [handler] = broker.handlers
+    [closed] = handler.consumers.values()
     handler.consumers.clear()
-    handler.connection.send(CloseConsumer(0, consumer._consumer._session.id).encode())
-    assert (await consumer.receive(2.0)).value == b"1"
+    handler.connection.send(CloseConsumer(0, closed.id).encode())
+    await until(lambda: len(broker.received(Subscribe)) == 2)
+    fill(broker, 1)
+    assert [message.value for message in await take(consumer, 2)] == [b"1", b"0"]
 
 
 @pytest.mark.parametrize("single", [True, False])
@@ -303,16 +345,16 @@ async def test_damage_is_told_and_the_next_messages_arrive(
 
 
 async def test_permits_bound_what_waits_in_the_client(broker: FakeBroker, client: Client) -> None:
-    fill(broker, 5000, batch=1, entry=100)
+    fill(broker, 5000, batch=1, entry=10)
     consumer = await client.subscribe("t", "s", start="earliest", receiver_queue_messages=50)
     got = []
     async for message in consumer:
         got.append(message)
         await asyncio.sleep(0)
-        assert consumer._consumer._queued_messages <= 50
+        # A full queue, and the delivery of ten that is being handed out.
+        assert sum(flow.messages for flow in broker.received(Flow)) <= len(got) + 60
         if len(got) == 1000:
             break
-    assert sum(flow.messages for flow in broker.received(Flow)) <= 1000 + 100
     assert max(flow.messages for flow in broker.received(Flow)) <= 50
 
 
@@ -322,10 +364,15 @@ async def test_a_consumer_that_does_not_read_holds_a_bounded_amount(
     for _ in range(100):
         broker.store(broker.topic("t"), [encode_single(b"x" * 100_000, 0, 0)], [1], "p")
     consumer = await client.subscribe("t", "s", start="earliest", receiver_queue_bytes=1_000_000)
-    await until(lambda: consumer._consumer._queued_bytes >= 1_000_000)
-    await asyncio.sleep(0.02)
-    assert consumer._consumer._queued_bytes <= 1_200_000
-    assert len(await take(consumer, 100)) == 100
+    [handler] = broker.handlers
+    [fake] = handler.consumers.values()
+    await until(lambda: fake.next[0] >= 10)
+    for taken in range(5):
+        for _ in range(3):
+            await client.list_topics()  # whose answer comes behind permits and deliveries
+        assert fake.next[0] <= taken + 12, "entries of 100,000 bytes"
+        await consumer.receive(2.0)
+    assert len(await take(consumer, 95)) == 95
 
 
 def test_the_window_grows_while_the_broker_is_the_one_that_waits() -> None:

@@ -1,14 +1,30 @@
-"""Settings stand once: the keyword arguments of the public calls are the fields of the options, with their defaults."""
+"""Settings stand once, in the options; times and positions are read as people write them, and as Python has them."""
 
 import dataclasses
+import doctest
 import inspect
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
-from magnetar.client import Client, blocking, connect
-from magnetar.client.options import ClientOptions, ConsumerOptions, ProducerOptions, ReaderOptions
+from magnetar.client import Client, MessageId, blocking, connect, options
+from magnetar.client.options import (
+    ClientOptions,
+    ConsumerOptions,
+    ProducerOptions,
+    parse_start,
+    parse_time,
+    start_on_wire,
+    time_in_ms,
+)
+from magnetar.proto.errors import InvalidArgument
+
+NOON_UTC = 1769860800000  # 2026-01-31T12:00:00Z
+HOUR = 3_600_000
+NOT_OF_A_READER = {"type", "durable", "ack_group_messages", "ack_group_delay", "nack_delay"}
 
 
 @pytest.mark.parametrize(
@@ -17,17 +33,19 @@ from magnetar.client.options import ClientOptions, ConsumerOptions, ProducerOpti
         (connect, ClientOptions, {"url", "clock", "rng"}),
         (Client.create_producer, ProducerOptions, {"self", "topic"}),
         (Client.subscribe, ConsumerOptions, {"self", "topic", "subscription"}),
-        (Client.create_reader, ReaderOptions, {"self", "topic"}),
+        (Client.create_reader, ConsumerOptions, {"self", "topic"}),
         (blocking.connect, ClientOptions, {"url", "clock", "rng"}),
         (blocking.Client.create_producer, ProducerOptions, {"self", "topic"}),
         (blocking.Client.subscribe, ConsumerOptions, {"self", "topic", "subscription"}),
-        (blocking.Client.create_reader, ReaderOptions, {"self", "topic"}),
+        (blocking.Client.create_reader, ConsumerOptions, {"self", "topic"}),
     ],
 )
 def test_keyword_arguments_are_the_options(call: Callable[..., Any], options: Any, others: set[str]) -> None:
     parameters = inspect.signature(call).parameters
-    assert {field.name for field in dataclasses.fields(options)} == parameters.keys() - others
-    for field in dataclasses.fields(options):
+    left_out = NOT_OF_A_READER if call.__name__ == "create_reader" else set()
+    fields = [field for field in dataclasses.fields(options) if field.name not in left_out]
+    assert [field.name for field in fields] == [name for name in parameters if name not in others]
+    for field in fields:
         parameter = parameters[field.name]
         assert (parameter.default, parameter.annotation) == (field.default, field.type), field.name
         assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
@@ -42,3 +60,72 @@ def test_the_blocking_client_has_the_names_of_the_asyncio_client() -> None:
         assert public - internal <= set(dir(facade)), name
         for key in public - internal:
             assert getattr(facade, key).__doc__, key
+
+
+@pytest.fixture(params=[("UTC0", 0), ("EST5", 5), ("IST-5:30", -5.5)])
+def hours_behind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
+    """This process lives in a zone that is so many hours behind UTC."""
+    zone, hours = request.param
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        yield hours
+    time.tzset()
+
+
+def test_worked_cases() -> None:
+    result = doctest.testmod(options)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("text", ["2026-01-31T12:00:00", "2026-01-31 12:00", "20260131T12"])
+def test_a_time_without_a_zone_is_local_for_text_and_datetimes_alike(hours_behind: float, text: str) -> None:
+    expected = NOON_UTC + round(hours_behind * HOUR)
+    assert parse_time(text) == expected
+    assert parse_start(text) == expected
+    assert time_in_ms(datetime.fromisoformat(text)) == expected
+    assert start_on_wire(datetime.fromisoformat(text)) == ("time", expected)
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-01-31T12:00:00Z", "2026-01-31T14:00:00+02:00", "2026-01-31 06:30-05:30", str(NOON_UTC)]
+)
+def test_a_zone_is_honoured_wherever_this_process_lives(hours_behind: float, text: str) -> None:
+    assert parse_time(text) == parse_start(text) == NOON_UTC
+    aware = datetime(2026, 1, 31, 14, tzinfo=timezone(timedelta(hours=2)))
+    assert start_on_wire(aware) == start_on_wire(NOON_UTC) == ("time", NOON_UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("earliest", "earliest"),
+        ("Latest", "latest"),
+        ("7:3:1", MessageId(7, 3, 1)),
+        ("7:3:1:2", MessageId(7, 3, 1, 2)),
+    ],
+)
+def test_positions(text: str, place: object) -> None:
+    assert parse_start(text) == place
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "yesterday", "7:3", "-1:0:0", f"{1 << 64}:0:0", "12:00", "2026-13-01", "0001-01-01T00:00:00",
+     "1969-12-31T00:00:00Z", "-5", "1.5", "0", "1769860800", "20260131120000", "9" * 30, "9" * 5000],
+)  # fmt: skip
+def test_what_is_no_position_is_told_with_the_forms(text: str) -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"(?s)not a position: .*earliest, latest, a message id .* in local time"
+    ):
+        parse_start(text)
+    if text:
+        with pytest.raises(InvalidArgument, match=r"not a time: .* in local time"):
+            parse_time(text)
+
+
+@pytest.mark.parametrize("when", [datetime.min, datetime(1969, 1, 1, tzinfo=UTC), -1, True, 1.5, 1 << 63])
+def test_times_that_no_message_has(when: object) -> None:
+    with pytest.raises(InvalidArgument, match="not a time"):
+        time_in_ms(when)

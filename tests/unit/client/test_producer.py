@@ -11,15 +11,18 @@ from magnetar.client import (
     InvalidArgument,
     MessageId,
     MessageTooLarge,
-    Producer,
     ProducerFenced,
     ProducerQueueFull,
     SendTimeout,
     TopicNotFound,
+    connect,
 )
 from magnetar.proto.commands import CreateProducer
 from magnetar.proto.errors import ServiceNotReady, StorageFailed
+from magnetar.runtime.connection import Connection
+from support.client_kit import until
 from support.fake_broker import FakeBroker
+from support.virtual_time import in_virtual_time
 
 
 def stored(broker: FakeBroker, name: str = "t") -> list[bytes]:
@@ -34,12 +37,6 @@ def stored(broker: FakeBroker, name: str = "t") -> list[bytes]:
 
 def first_occurrences(values: list[bytes]) -> list[bytes]:
     return list(dict.fromkeys(values))
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_messages_of_one_turn_share_a_batch_and_nothing_waits_when_idle(
@@ -58,25 +55,35 @@ async def test_while_something_is_in_flight_messages_gather_until_it_is_confirme
     broker.hold_receipts = True
     first = producer.send_nowait(b"0")
     await until(lambda: broker.held)
-    later = [producer.send_nowait(b"1")]
-    await asyncio.sleep(0.01)
-    later.append(producer.send_nowait(b"2"))
-    await asyncio.sleep(0.01)
-    assert broker.frames_of_sends == 1
+    later = []
+    for value in (b"1", b"2"):
+        later.append(producer.send_nowait(value))
+        await client.list_topics()  # whose answer comes behind everything that was written before
+        assert broker.frames_of_sends == 1
     broker.release_receipts()
     assert await first == MessageId(1, 0, 0)
     assert [await receipt for receipt in later] == [MessageId(1, 1, 0), MessageId(1, 1, 1)]
 
 
-async def test_a_batch_waits_at_most_its_delay(broker: FakeBroker, client: Client) -> None:
-    producer = await client.create_producer("t", batching_max_delay=0.002)
-    broker.hold_receipts = True
-    producer.send_nowait(b"0")
-    await until(lambda: broker.held)
-    producer.send_nowait(b"1")
-    await until(lambda: len(broker.held) == 2)
-    broker.release_receipts()
-    await producer.flush()
+@in_virtual_time
+async def test_a_batch_waits_for_its_delay_and_no_longer() -> None:
+    broker = await FakeBroker.start()
+    loop = asyncio.get_running_loop()
+    async with connect(broker.url) as client:
+        producer = await client.create_producer("t", batching_max_delay=2.0)
+        broker.hold_receipts = True
+        producer.send_nowait(b"0")
+        await until(lambda: broker.held)
+        opened = loop.time()
+        producer.send_nowait(b"1")
+        await asyncio.sleep(1.0)
+        producer.send_nowait(b"2")  # joins the batch, and does not put it off
+        await until(lambda: len(broker.held) == 2)
+        assert 2.0 <= loop.time() - opened < 2.1
+        broker.release_receipts()
+        await producer.flush()
+        assert [entry.message_count for entry in broker.topic("t").entries] == [1, 2]
+    await broker.close()
 
 
 async def test_batches_are_cut_by_count_and_bytes(broker: FakeBroker, client: Client) -> None:
@@ -147,6 +154,22 @@ async def test_bad_arguments_are_told_at_once(client: Client) -> None:
     with pytest.raises(InvalidArgument, match="whole milliseconds"):
         producer.send_nowait(b"x", event_time=1.5)  # type: ignore[arg-type]
     await producer.send(b"x" * 5 * 1024 * 1024)
+
+
+async def test_text_that_utf_8_cannot_express_does_not_take_its_batch_with_it(
+    broker: FakeBroker, client: Client
+) -> None:
+    producer = await client.create_producer("t")
+    sent = producer.send_nowait(b"a", "h\u00e9")
+    wrong = "half a pair: \ud800"
+    for options in ({"key": wrong}, {"properties": {wrong: "v"}}, {"properties": {"n": wrong}}):
+        with pytest.raises(InvalidArgument, match="cannot be written as UTF-8"):
+            producer.send_nowait(b"x", **options)
+    with pytest.raises(InvalidArgument, match="cannot be written as UTF-8"):
+        await producer.send_many([b"x", b"y"], keys=["k", wrong])
+    await sent
+    await producer.send_many([b"b"], keys=["k"])
+    assert stored(broker) == [b"a", b"b"]
 
 
 async def test_at_the_memory_bound_send_nowait_raises_and_send_waits_in_order(
@@ -225,6 +248,7 @@ async def test_receipts_lost_with_the_connection_make_duplicates_in_order(
     broker.cut()
     for receipt in receipts:
         await receipt
+    assert len(stored(broker)) > 100, "what was stored, and not known to be, is sent again"
     assert first_occurrences(stored(broker)) == [b"%d" % i for i in range(100)]
 
 
@@ -341,18 +365,28 @@ async def test_closing_flushes_and_ends(broker: FakeBroker, client: Client) -> N
         await producer.send(b"1")
 
 
-async def test_writing_stops_above_high_water_and_goes_on(broker: FakeBroker, client: Client) -> None:
-    producer: Producer = await client.create_producer("t", batching_max_bytes=1 << 20)
+async def test_writing_stops_above_high_water_and_goes_on(
+    broker: FakeBroker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = 0
+    send_encoded = Connection.send_encoded
+
+    def counting(connection: Connection, frames: bytes) -> None:
+        nonlocal written
+        written += len(frames)
+        send_encoded(connection, frames)
+
+    monkeypatch.setattr(Connection, "send_encoded", counting)
+    producer = await client.create_producer("t", batching_max_bytes=1 << 20)
     [handler] = broker.handlers
     handler.connection.pause_reading("test")
-    receipts = [producer.send_nowait(b"%07d" % i + b"x" * 1_000_000) for i in range(30)]
-    await asyncio.sleep(0.05)
-    link = producer._producer._connection
-    assert link is not None
-    assert not link.writable
-    assert producer._producer._outbox.unsent
-    assert link.connection.buffered_bytes < 8 << 20
+    receipts = [producer.send_nowait(b"%07d" % i + b"x" * 1_000_000) for i in range(60)]
+    for _ in range(100):
+        await asyncio.sleep(0)
+    # What the sockets take, which is at most 10 MB, and one batch beyond the high-water mark.
+    assert 1_000_000 < written < 20_000_000
     handler.connection.resume_reading("test")
     for receipt in receipts:
         await receipt
-    assert [value[:7] for value in stored(broker)] == [b"%07d" % i for i in range(30)]
+    assert written > 60_000_000
+    assert [value[:7] for value in stored(broker)] == [b"%07d" % i for i in range(60)]

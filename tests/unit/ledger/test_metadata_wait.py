@@ -1,4 +1,4 @@
-"""A metadata store that hangs or fails: every call of the ledger client ends, in one clear error."""
+"""A metadata store that hangs, fails or loses answers: every call of the ledger client ends, in one clear error."""
 
 import asyncio
 import random
@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, RegisteredBookies, StaticBookies
+from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.proto.errors import RequestTimeout, StorageFailed
+from magnetar.metadata.paths import ledger_path
+from magnetar.proto.errors import BookieUnavailable, FinalError, MagnetarError, RequestTimeout, StorageFailed
 from support.bookies import Bookies, Confirmations
 from support.sim import SimLoop
 
 FAST = LedgerSettings(1, 1, 1, metadata_timeout_s=0.05)
+NO_LAC = LedgerSettings(explicit_lac_interval_s=0)
 
 
 class HungStore(MemoryMetadataStore):
@@ -171,3 +174,99 @@ def test_the_client_and_static_bookies_need_no_store_to_be_made() -> None:
         LedgerClient(HungStore(), LocalTransport({}), directory, FAST, random.Random(1), Bookies("a").clock)
 
     asyncio.run(main())
+
+
+class BrokenStore(MemoryMetadataStore):
+    """A defect of the store, which no error class foresees."""
+
+    broken = False
+
+    async def get(self, path: str):  # type: ignore[no-untyped-def]
+        if self.broken:
+            raise RuntimeError("a defect")
+        return await super().get(path)
+
+
+@pytest.mark.parametrize("party", ["writer", "recovery"])
+async def test_a_defect_of_the_metadata_store_is_told_not_waited_for(party: str) -> None:
+    store = BrokenStore()
+    bookies = Bookies("b1", "b2", "b3", metadata=store)
+    client, other = bookies.client(NO_LAC), bookies.client(NO_LAC)
+    writer = await client.create()
+    if party == "writer":
+        confirmed = Confirmations()
+        await other.open(writer.ledger_id, recover=True)
+        store.broken = True
+        with pytest.raises(FinalError, match="a defect"):
+            async with asyncio.timeout(1):
+                await writer.close()
+        assert writer.append(b"x", confirmed) == -1
+    else:
+        store.broken = True
+        with pytest.raises((FinalError, RuntimeError), match="a defect"):
+            async with asyncio.timeout(1):
+                await other.open(writer.ledger_id, recover=True)
+    await client.close()
+    await other.close()
+
+
+class LosingStore(MemoryMetadataStore):
+    """Applies every write, and loses the answers to the next `lose` of them."""
+
+    lose = 0
+
+    async def put(self, path: str, value: bytes, *, version: int) -> int:
+        written = await super().put(path, value, version=version)
+        if self.lose:
+            self.lose -= 1
+            raise RequestTimeout("the answer was lost")
+        return written
+
+
+@pytest.mark.parametrize("lost", ["ensemble change", "close", "close twice"])
+async def test_rule_16_a_metadata_write_whose_answer_is_lost(lost: str) -> None:
+    """It may hold or not: the writer fails, and its next close finds out."""
+    store = LosingStore()
+    bookies = Bookies("b1", "b2", "b3", "b4", metadata=store)
+    client = bookies.client(NO_LAC)
+    writer = await client.create()
+    confirmed = Confirmations()
+    for n in range(3):
+        writer.append(b"%d" % n, confirmed)
+    await confirmed.count(3)
+    store.lose = 2 if lost == "close twice" else 1
+    if lost == "ensemble change":
+        bookies[writer.metadata.last_ensemble.bookies[0]].fail(BookieUnavailable("down"))
+        writer.append(b"3", confirmed)
+        writer.append(b"4", confirmed)
+        await confirmed.count(5)
+        assert confirmed.errors == [RequestTimeout] * 2
+    else:
+        with pytest.raises(RequestTimeout):
+            await writer.close()
+    metadata = await asyncio.wait_for(writer.close(), 1)
+    assert metadata.last_entry == 2
+    assert metadata == await bookies.stored_metadata(writer.ledger_id)
+    await client.close()
+
+
+async def test_rule_16_a_late_metadata_write_of_a_writer_that_gave_up_changes_nothing() -> None:
+    """The write times out, and lands after somebody recovered the ledger: its version is old."""
+    store = MemoryMetadataStore()
+    bookies = Bookies("b1", "b2", "b3", "b4", metadata=store)
+    client, other = bookies.client(NO_LAC), bookies.client(NO_LAC)
+    writer = await client.create()
+    confirmed = Confirmations()
+    writer.append(b"0", confirmed)
+    await confirmed.count(1)
+    node = await store.get(ledger_path(writer.ledger_id))
+    assert node is not None
+    metadata = LedgerMetadata.decode(node.value, writer.ledger_id)
+    late = metadata.with_ensemble(1, ("b1", "b2", "b4")).encode()
+    recovered = await other.open(writer.ledger_id, recover=True)
+    with pytest.raises(MagnetarError):
+        await store.put(ledger_path(writer.ledger_id), late, version=node.version)
+    assert (await bookies.stored_metadata(writer.ledger_id)) == recovered.metadata
+    assert await writer.close() == recovered.metadata
+    await client.close()
+    await other.close()

@@ -1,4 +1,4 @@
-"""Quorum arithmetic and ledger metadata: properties."""
+"""Quorum arithmetic and ledger metadata: properties, and a ledger of very many ensembles."""
 
 import itertools
 
@@ -8,11 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.ledger import LedgerSettings
+from magnetar.ledger.core.events import LastConfirmedRead
 from magnetar.ledger.core.metadata import LedgerMetadata, LedgerState
 from magnetar.ledger.core.quorum import Striping, check_quorums
+from magnetar.ledger.core.recovery import RecoveryCore
 from magnetar.proto.errors import FinalError, InvalidSetting
 
 BOOKIES = tuple(f"b{n}" for n in range(8))
+LEDGER = 7
 
 
 @st.composite
@@ -115,3 +118,27 @@ def test_ensembles_by_entry() -> None:
     with pytest.raises(AssertionError):
         metadata.in_recovery().close(1, 1).close(2, 2)
     assert metadata.in_recovery().state is LedgerState.IN_RECOVERY
+
+
+def test_a_ledger_of_65000_ensembles_is_read_written_and_found_in() -> None:
+    ensembles = tuple(
+        LedgerMetadata.create(Striping(3, 2, 2), ("b1", "b2", "b3"), 0, {})
+        .ensembles[0]
+        .__class__(n * 10, (f"b{n}", f"b{n + 1}", f"b{n + 2}"))
+        for n in range(65_000)
+    )
+    metadata = LedgerMetadata(LedgerState.OPEN, 3, 2, 2, ensembles, 0)
+    metadata.check()
+    again = LedgerMetadata.decode(metadata.encode(), LEDGER)
+    assert again == metadata
+    assert again.ensemble_of(0).first_entry == 0
+    assert again.ensemble_of(19).first_entry == 10
+    assert again.end_of_ensemble(19) == 19
+    assert again.end_of_ensemble(650_000) is None
+    changed = again.with_ensemble(650_000, ("x", "y", "z"))
+    assert len(changed.ensembles) == 65_001
+    core = RecoveryCore(LEDGER, changed.in_recovery(), 1)
+    core.begin()
+    for bookie in ("x", "y", "z"):
+        core.handle(LastConfirmedRead(bookie, 3, 0))
+    assert core.first_unfinished == 649_999, "an LAC below the last ensemble is not where it begins"

@@ -208,7 +208,7 @@ async def test_recovery_holds_a_bounded_number_of_bytes(monkeypatch: pytest.Monk
         bookie.add = lambda entry, recovery, done, right=right_add: asyncio.get_running_loop().call_later(  # type: ignore[assignment,method-assign,misc]
             0.002, lambda: right(entry, recovery=recovery, done=done)
         )
-    recovered = await asyncio.wait_for(bookies.client(HASTY).open(writer.ledger_id, recover=True), 20)
+    recovered = await asyncio.wait_for(bookies.client(HASTY).open(writer.ledger_id, recover=True), 50)
     assert recovered.last_add_confirmed == 399
     assert 50_000 < highest <= 100_000 + 3 * 12 * 10_100
 

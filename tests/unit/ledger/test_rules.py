@@ -163,8 +163,7 @@ async def test_rule_16_a_writers_close_is_good_only_if_last_entry_and_length_agr
     confirmed = Confirmations()
     writer.append(b"stored, not confirmed", confirmed)
     for bookie in bookies.values():
-        bookie._reads_go.set()
-        bookie._held = None
+        bookie.forget_held()
     reader = await bookies.client().open(writer.ledger_id, recover=True)
     assert reader.last_add_confirmed == 5, "recovery found it"
     writer.append(b"next", confirmed)

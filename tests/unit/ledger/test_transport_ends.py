@@ -1,6 +1,9 @@
 """The ends of the TCP transport: who is cancelled takes nothing from others, and nothing is left behind."""
 
 import asyncio
+import gc
+import sys
+import weakref
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -10,8 +13,10 @@ import pytest_asyncio
 
 from magnetar.ledger import StaticBookies, TcpTransport, bookie_connection
 from magnetar.proto.errors import BookieUnavailable, ConnectionLost, LedgerNotFound
-from magnetar.runtime.connection import Connection, ConnectionOptions
-from unit.ledger.test_tcp_transport import FAST, Adds, Cluster, send
+from magnetar.runtime.connection import ConnectionOptions
+from support.sockets import counts_sockets, open_sockets
+from support.virtual_time import in_virtual_time
+from unit.ledger.test_tcp_transport import FAST, Adds, Cluster, entry, send
 
 PATIENT = replace(FAST, add_timeout_s=30.0, read_timeout_s=30.0, connect_timeout_s=30.0)
 
@@ -88,11 +93,14 @@ async def test_a_close_during_the_handshake_ends_everybody(cluster: Cluster) -> 
         assert await adds.count(2) == [ConnectionLost.code] * 2
 
 
+@counts_sockets
 async def test_who_is_cancelled_while_closing_takes_the_end_from_nobody(cluster: Cluster) -> None:
     for after in range(6):
         await cluster.start(f"b{after}")
+        before = open_sockets()
         transport = cluster.transport(PATIENT)
         await transport.info(f"b{after}")
+        assert len(open_sockets() - before) == 2, "one of the transport, and one of the bookie"
         first = asyncio.create_task(transport.close())
         second = asyncio.create_task(transport.close())
         await turns(after)
@@ -100,7 +108,7 @@ async def test_who_is_cancelled_while_closing_takes_the_end_from_nobody(cluster:
             await cancelled(first)
         await asyncio.wait_for(second, 5)
         await asyncio.wait_for(transport.close(), 5)
-        assert all(not channel._ending for channel in transport._request_channels.values())
+        assert len(open_sockets() - before) <= 1, "the bookie's may still be open"
 
 
 async def test_calls_after_the_close_say_so_and_open_nothing(cluster: Cluster) -> None:
@@ -137,40 +145,45 @@ async def test_a_callback_that_fails_leaves_no_other_add_without_an_answer(clust
     assert [type(failure["exception"]) for failure in failures] == [ZeroDivisionError]
 
 
+@counts_sockets
 async def test_an_unreachable_bookie_leaves_nothing(cluster: Cluster) -> None:
     await cluster.start("b1")
     transport = cluster.transport(PATIENT)
     await cluster.servers["b1"].stop()
+    before = open_sockets()
     for _ in range(3):
         with pytest.raises(BookieUnavailable):
             await transport.info("b1")  # never held back by a backoff
-    channel = transport._request_channels["b1"]
     async with asyncio.timeout(5):
-        while channel._link is not None or channel._ending:
+        while open_sockets() - before or asyncio.all_tasks() != {asyncio.current_task()}:
             await asyncio.sleep(0.002)
-    await transport.close()
 
 
-async def test_nothing_keeps_what_was_answered(cluster: Cluster) -> None:
+@in_virtual_time
+async def test_nothing_keeps_what_was_answered() -> None:
     """Waiters, timers and bytes go with their answers."""
+    cluster = Cluster()
     await cluster.start("b1")
-    transport, adds = cluster.transport(replace(PATIENT, add_timeout_s=0.2)), Adds()
-    for number in range(50):
-        send(transport, 1, number, adds)
-        send(transport, 1, 1000 + number, adds, recovery=True)
-    await adds.count(100)
-    for channels in (transport._channels, transport._recovery_channels):
-        link = channels["b1"]._link
-        assert link is not None
-        assert link._pending == {}
-        assert link._outstanding_bytes == 0
-        assert link._unsent == []
-    link = transport._channels["b1"]._link
-    assert link is not None
-    async with asyncio.timeout(5):
-        while link._timer is not None:
-            await asyncio.sleep(0.005)
-    await transport.close()
+    transport = cluster.transport(replace(PATIENT, add_timeout_s=1.0, max_outstanding_bytes=1 << 20))
+    entries = [entry(1, number, 20_000) for number in range(50)]
+    references = [sys.getrefcount(data) for data in entries]
+    for recovery in (False, True):
+        for _ in range(3):  # more than may be outstanding at once
+            adds = Adds()
+            for number, data in enumerate(entries):
+                transport.add("b1", data, 1, number, recovery=recovery, done=adds)
+            assert await adds.count(50) == [0] * 50
+            waiter = weakref.ref(adds)
+            del adds, data
+            gc.collect()
+            assert waiter() is None
+            assert [sys.getrefcount(data) for data in entries] == references
+    loop: Any = asyncio.get_running_loop()
+    await asyncio.sleep(20)  # the connection for re-adds is closed when nobody used it for a while
+    steps = loop.steps
+    await asyncio.sleep(25)
+    assert loop.steps - steps < 20, "nothing ticks"
+    await cluster.close()
 
 
 async def test_an_address_that_is_none_is_an_unreachable_bookie(cluster: Cluster) -> None:
@@ -217,31 +230,26 @@ class Relay:
         await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
 
 
-async def asked(transport: TcpTransport) -> Connection:
-    """The connection over which a request was answered."""
-    with pytest.raises(LedgerNotFound):
-        await transport.read_last_confirmed("b1", 9)
-    link = transport._request_channels["b1"]._link
-    assert link is not None
-    assert link._connection is not None
-    return link._connection
-
-
+@counts_sockets
 async def test_no_socket_is_left_when_a_close_returns(cluster: Cluster) -> None:
     await cluster.start("b1")
-    transport = cluster.transport(FAST)
-    connection = await asked(transport)
-    await transport.close()
-    assert connection.gone.is_set()
-    # Nor of a link that ended by itself, a moment before.
-    transport = cluster.transport(FAST)
-    connection = await asked(transport)
-    connection.close()
-    await turns(2)
-    await transport.close()
-    assert connection.gone.is_set()
+    for cut_before in (False, True):
+        before = open_sockets()
+        transport = cluster.transport(FAST)
+        with pytest.raises(LedgerNotFound):
+            await transport.read_last_confirmed("b1", 9)
+        assert len(open_sockets() - before) == 2, "one of the transport, and one of the bookie"
+        if cut_before:
+            cluster.servers["b1"].cut()
+            await turns(2)
+        await transport.close()
+        assert len(open_sockets() - before) <= 1, "the bookie's may still be open"
+        async with asyncio.timeout(5):
+            while cluster.servers["b1"].open_connections:
+                await asyncio.sleep(0.002)
 
 
+@counts_sockets
 async def test_a_bookie_that_hangs_does_not_hold_up_a_close(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +259,10 @@ async def test_a_bookie_that_hangs_does_not_hold_up_a_close(
         cluster.servers["b1"].port, port = relay.port, cluster.servers["b1"].port
         transport = cluster.transport(FAST)
         cluster.servers["b1"].port = port
-        connection = await asked(transport)
+        before = open_sockets()
+        with pytest.raises(LedgerNotFound):
+            await transport.read_last_confirmed("b1", 9)
+        assert len(open_sockets() - before) == 4, "of the transport, of the bookie, and two of the relay"
         async with asyncio.timeout(5):
             await transport.close()
-        assert connection.gone.is_set()
+        assert len(open_sockets() - before) <= 3

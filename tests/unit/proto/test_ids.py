@@ -20,7 +20,7 @@ def test_message_ids_are_ordered_hashable_and_read_back() -> None:
         assert MessageId.parse(str(one)) == one
     with pytest.raises(InvalidArgument):
         MessageId.from_bytes(b"x")
-    for text in ("", "1:2", "a:b:c", "1:2:3:4:5"):
+    for text in ("", "1:2", "a:b:c", "1:2:3:4:5", "-1:0:0", f"{1 << 64}:0:0"):
         with pytest.raises(InvalidArgument):
             MessageId.parse(text)
 

@@ -153,6 +153,40 @@ def test_failed_sync_poisons_the_file_and_its_bytes_are_gone() -> None:
     assert b"never" not in crash(files).read("/data/f")
 
 
+def sync_fails(files: SimFiles) -> None:
+    file = files.open("/data/f", create=True)
+    file.write_at(0, [b"0" * 3 * PAGE])
+    file.sync()
+    files.sync_directory("/data")
+    file.write_at(0, [b"1" * 3 * PAGE])
+    files.disk.fail("sync", "/data/f")
+    with pytest.raises(StorageFailed) as raised:
+        file.sync()
+    assert raised.value.details["errno"] == errno.EIO
+
+
+def test_failed_sync_may_have_saved_any_pages_but_never_all() -> None:
+    def pages(files: SimFiles) -> object:
+        data = files.read("/data/f")
+        return "".join(data[start : start + 1].decode() for start in range(0, len(data), PAGE))
+
+    assert outcomes(100, sync_fails, pages) == {"000", "001", "010", "100", "011", "101", "110"}
+
+
+@pytest.mark.parametrize("cause", ["drop_cache", "memory"])
+def test_cache_that_drops_the_pages_of_a_failed_sync_shows_that_they_are_lost(cause: str) -> None:
+    files = mounted()
+    sync_fails(files)
+    file = files.open("/data/f", read_only=True)
+    assert file.read_at(0, 3 * PAGE) == b"1" * 3 * PAGE
+    if cause == "drop_cache":
+        file.drop_cache(0, 3 * PAGE)
+    else:
+        files.disk.uncached_reads = 1.0
+        assert file.read_cached(0, 3 * PAGE) is None
+    assert b"0" * PAGE in file.read_at(0, 3 * PAGE)
+
+
 def test_pages_of_a_failed_sync_are_not_saved_by_a_sync_after_it() -> None:
     files = mounted()
     file = files.open("/data/f", create=True)
@@ -210,11 +244,30 @@ def test_full_disk_refuses_writes_and_takes_them_again() -> None:
     file.write_at(0, [bytes(8 * PAGE)])
     with pytest.raises(DiskFull):
         file.write_at(8 * PAGE, [bytes(3 * PAGE)])
-    assert files.free_bytes("/data") == (2 * PAGE, 10 * PAGE)
+    assert files.free_bytes("/data") == (0, 10 * PAGE)
     assert files.disk.trace.faults["disk_full"] == 1
     file.write_at(0, [b"an overwrite needs no room"])
     files.disk.capacity_bytes *= 2
     file.write_at(8 * PAGE, [bytes(3 * PAGE)])
+
+
+def test_write_that_meets_a_full_disk_has_written_what_fits() -> None:
+    """A short count of pwritev first, and the error by the next call: OsFile goes on as long as something fits."""
+    files = mounted(capacity_bytes=4 * PAGE)
+    file = files.open("/data/f", create=True)
+    file.write_at(0, [b"a" * 100])
+    with pytest.raises(DiskFull):
+        file.write_at(100, [b"b" * 5 * PAGE])
+    assert file.read_at(0, 10 * PAGE) == b"a" * 100 + b"b" * (4 * PAGE - 100)
+
+
+def test_zeros_need_room_as_well() -> None:
+    files = mounted(capacity_bytes=4 * PAGE)
+    file = files.open("/data/f", create=True)
+    with pytest.raises(DiskFull):
+        file.zero_fill(0, 5 * PAGE)
+    assert file.size() == 4 * PAGE
+    file.zero_fill(0, 4 * PAGE)
 
 
 def test_read_cached_says_none_by_chance_only_when_asked_to() -> None:

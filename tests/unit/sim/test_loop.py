@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -77,6 +78,88 @@ def test_executor_runs_later_and_hands_back_result_and_error(loop: SimLoop) -> N
         assert loop.time() > before
         with pytest.raises(ZeroDivisionError):
             await asyncio.to_thread(lambda: 1 // 0)
+
+    loop.run(main())
+
+
+def test_cancelled_job_of_an_executor_may_have_begun() -> None:
+    ran: list[int] = []
+
+    async def main(loop: SimLoop) -> None:
+        job = loop.run_in_executor(None, ran.append, loop.seed)
+        job.cancel()
+        await asyncio.sleep(1)
+        assert job.cancelled()
+        await loop.run_in_executor(None, lambda: None)  # and one that fails when nobody waits any more
+        loop.run_in_executor(None, lambda: 1 // 0).cancel()
+        await asyncio.sleep(1)
+
+    for seed in range(20):
+        loop = SimLoop(seed)
+        loop.run(main(loop))
+        loop.close()
+    assert 0 < len(ran) < 20
+
+
+def test_call_soon_gives_no_timer(loop: SimLoop) -> None:
+    """Production code may ask which of the two it holds."""
+    assert not isinstance(loop.call_soon(str), asyncio.TimerHandle)
+    assert isinstance(loop.call_later(1, str), asyncio.TimerHandle)
+
+
+def late_by(seed: int) -> list[float]:
+    """How late the timers of a process run, each set for a moment of its own; negative: early."""
+    loop = SimLoop(seed)
+    process = loop.start_process("p")
+    late: list[float] = []
+
+    async def wait() -> None:
+        for number in range(200):
+            when, ran = loop.time() + number * 0.00013, loop.create_future()
+            loop.call_at(when, ran.set_result, None)
+            await ran
+            late.append(loop.time() - when)
+
+    loop.run(process.spawn(wait()))  # type: ignore[arg-type]
+    loop.close()
+    return late
+
+
+def test_timers_of_a_loop_that_counts_milliseconds_may_be_early_and_swap_places() -> None:
+    assert min(late_by(2)) >= 0.0
+    assert -0.00051 < min(late_by(3)) < -0.0003
+    loop = SimLoop(3)
+    order: list[str] = []
+
+    async def main() -> None:
+        assert loop.time() == loop.time() == round(loop.time(), 3)
+        for _ in range(20):
+            order.clear()
+            loop.call_later(0.0014, order.append, "later")
+            loop.call_later(0.0006, order.append, "earlier")
+            await asyncio.sleep(0.01)
+            if order == ["later", "earlier"]:
+                return
+        pytest.fail("they never did")
+
+    loop.run(loop.start_process("p").spawn(main()))  # type: ignore[arg-type]
+    loop.close()
+
+
+def test_each_process_counts_its_seconds_from_a_moment_of_its_own(loop: SimLoop) -> None:
+    async def wait() -> tuple[float, float]:
+        start = loop.time()
+        await asyncio.sleep(3)
+        async with asyncio.timeout(2):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout_at(loop.time() + 1):
+                    await asyncio.sleep(60)
+        return start, loop.time()
+
+    async def main() -> None:
+        clocks = [await loop.start_process(name).spawn(wait()) for name in "ab"]
+        assert [round(end - start, 2) for start, end in clocks] == [4.0, 4.0]
+        assert abs(clocks[0][0] - clocks[1][0]) > 10
 
     loop.run(main())
 
@@ -158,10 +241,10 @@ def test_children_of_a_process_belong_to_it(loop: SimLoop) -> None:
 
     async def main() -> None:
         process.spawn(parent())
-        await asyncio.sleep(1)
+        await asyncio.sleep(1.05)
         process.kill()
         count = len(ticks)
-        assert count == 10
+        assert count == 11
         await asyncio.sleep(5)
         assert len(ticks) == count
 
@@ -207,6 +290,22 @@ def test_pause_delays_and_keeps_the_order(loop: SimLoop) -> None:
     assert loop.trace.faults["pause"] == 1
 
 
+def test_pause_of_a_busy_process_is_as_long_as_asked_for(loop: SimLoop) -> None:
+    process = loop.start_process("slow")
+    seen: list[float] = []
+
+    async def main() -> None:
+        process.busy(0.001)
+        process.pause(10)
+        process.pause(1)
+        process.call(loop.call_soon, lambda: seen.append(loop.now))
+        await asyncio.sleep(20)
+
+    loop.run(main())
+    assert 11 <= seen[0] < 11.1
+    assert not process.paused
+
+
 def test_signal_reaches_the_handler_of_its_process(loop: SimLoop) -> None:
     got: list[str] = []
     one, two = loop.start_process("one"), loop.start_process("two")
@@ -250,6 +349,27 @@ def test_clock_follows_virtual_time(loop: SimLoop) -> None:
         return clock.now_ms() - before
 
     assert loop.run(main()) == 1500
+
+
+def test_clock_that_is_set_now_and_then_also_goes_back_and_ends_with_its_process(loop: SimLoop) -> None:
+    clock, process = SimClock(loop), loop.start_process("p")
+    clock.set_now_and_then(process)
+    seen: list[int] = []
+
+    async def main() -> None:
+        for _ in range(200):
+            await asyncio.sleep(0.5)
+            seen.append(clock.now_ms())
+        process.kill()
+        times = loop.trace.faults["clock_set"]
+        await asyncio.sleep(100)
+        assert loop.trace.faults["clock_set"] == times
+
+    loop.run(main())
+    steps = [later - earlier for earlier, later in itertools.pairwise(seen)]
+    assert min(steps) < -1000
+    assert max(steps) > 10_000
+    assert steps.count(500) > 100
 
 
 def test_same_seed_same_trace() -> None:

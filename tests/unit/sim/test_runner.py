@@ -53,6 +53,12 @@ def test_seed_that_takes_too_much_memory_fails_alone() -> None:
     assert "MemoryError" in wrong
 
 
+def test_seed_that_hangs_fails_alone_and_tells_where() -> None:
+    (wrong,) = judge("selftest", play_all("selftest", [-1, 10]))
+    assert wrong.startswith("seed -1 failed:\nTimeout (")
+    assert "selftest.py" in wrong
+
+
 def test_replay_has_the_trace_of_the_run_whatever_the_hash_seed() -> None:
     ((report,),) = play_all("selftest", [3])
     for hash_seed in ("11", "12"):

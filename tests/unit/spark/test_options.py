@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
@@ -39,6 +41,7 @@ def test_names_of_options_do_not_mind_case_and_topics_are_named_once() -> None:
         ("1700000000000", 1700000000000),
         ("2026-11-21T12:00:00Z", 1795262400000),
         ("2026-11-21T13:00:00+01:00", 1795262400000),
+        ("2026-11-21T12:00:00", round(datetime(2026, 11, 21, 12).timestamp() * 1000)),  # local time
     ],
 )
 def test_places(text: str, place: object) -> None:
@@ -46,7 +49,8 @@ def test_places(text: str, place: object) -> None:
 
 
 def test_places_by_topic() -> None:
-    options = ReadOptions.parse({**GOOD, "start": '{"orders": "7:3:1", "": "latest"}'})
+    options = ReadOptions.parse({**GOOD, "start": '{"orders": "7:3:1", "early": 1000, "": "latest"}'})
+    assert options.start_of("persistent://public/default/early") == 1000
     assert options.start_of(ORDERS) == MessageId(7, 3, 1)
     assert options.start_of("persistent://public/default/other") == "latest"
 
@@ -63,8 +67,10 @@ def test_places_by_topic() -> None:
         ({"topic": "", "topics_pattern": "("}, "topics_pattern"),
         ({"topc": "x"}, "did you mean 'topic'"),
         ({"start": "yesterday"}, "option start"),
-        ({"end": "2026-11-21T12:00:00"}, "option end"),
+        ({"end": "2026-11-32T12:00:00"}, "option end: not a position"),
         ({"start": "{"}, "option start is not JSON"),
+        ({"start": '{"": -1}'}, "option start: not a time"),
+        ({"start": '{"": true}'}, "option start: not a time"),
         ({"partition_bytes": "0"}, "partition_bytes"),
         ({"partition_bytes": "many"}, "partition_bytes"),
         ({"lease_s": "-1"}, "lease_s"),

@@ -296,7 +296,7 @@ class Topic:
             if subscription is None:
                 subscription = await self._create_subscription(name, start, durable=durable)
             elif subscription.durable != durable:
-                kind = "durable" if subscription.durable else "a reader's"
+                kind = "durable" if subscription.durable else "not durable"
                 raise ConsumerBusy(f"subscription {name!r} exists and is {kind}; choose another name")
             self._check_served()
             return subscription, subscription.add_consumer(port, type=type, name=consumer_name, epoch=epoch)

@@ -1,4 +1,4 @@
-"""Acknowledgements of a consumer: grouped, sent, awaited. So a consumer keeps its place: at the broker.
+"""Acknowledgements of a consumer: grouped, sent, awaited.
 
 Acks are grouped (ack_group_messages or ack_group_delay) and sent as ranges. With `receipt=True` a request carries them, and
 its answer means that the cursor's change is durable; requests of one loop turn are one. On a lost connection acks that are
@@ -17,9 +17,8 @@ from magnetar.proto.ids import MessageId
 
 from ..connection.broker_connection import BrokerConnection
 from ..messages import ACKED, QUEUED, UNACKED, Message, MessageBatch
-from ..options import ConsumerOptions, WireStart, start_on_wire
+from ..options import ConsumerOptions
 from .acks import AckTracker, NackTracker
-from .progress import Progress
 from .session import ConsumerSession
 
 # Rows that one frame carries at most: 480 KB.
@@ -29,7 +28,7 @@ _CUMULATIVE_TYPES = ("exclusive", "failover")
 Acknowledgeable = Message | MessageId | Iterable[Message | MessageId]
 
 
-class Acknowledger(Progress):
+class Acknowledger:
     """Of one consumer. What users call is described in `Consumer`."""
 
     def __init__(self, session: ConsumerSession, options: ConsumerOptions) -> None:
@@ -72,7 +71,7 @@ class Acknowledger(Progress):
         else:
             self._ack_other(messages)
         if acks.count >= self._group_limit:
-            self._flush_acks()
+            self.flush()
         elif self._ack_timer is None:
             self._schedule_flush()
 
@@ -123,9 +122,9 @@ class Acknowledger(Progress):
 
     def _schedule_flush(self) -> None:
         self._session.check_open()
-        self._ack_timer = self._loop.call_later(self._options.ack_group_delay, self._flush_acks)
+        self._ack_timer = self._loop.call_later(self._options.ack_group_delay, self.flush)
 
-    def _flush_acks(self) -> None:
+    def flush(self) -> None:
         """Sends what is queued; without a connection it stays queued."""
         if self._ack_timer is not None:
             self._ack_timer.cancel()
@@ -156,7 +155,7 @@ class Acknowledger(Progress):
         """Runs one loop turn after it was asked for, with everything acknowledged until then."""
         task, self._next_receipt = self._next_receipt, None
         assert task is not None
-        self._flush_acks()  # what was acknowledged before without a receipt keeps its place, and needs none
+        self.flush()  # what was acknowledged before without a receipt keeps its place, and needs none
         rows, self._receipt_rows = self._receipt_rows, []
         spans, self._receipt_spans = self._receipt_spans, []
         last, self._receipt_cumulative = self._receipt_cumulative, None
@@ -189,10 +188,6 @@ class Acknowledger(Progress):
 
     # --- what the consumer asks --------------------------------------------------------------------------------------
 
-    def start(self) -> WireStart:
-        """Where a subscription begins that does not exist yet."""
-        return start_on_wire(self._options.start)
-
     async def subscribed(self, connection: BrokerConnection) -> None:
         """Before permits are granted, the broker has answered every ack that waits for a receipt: what it delivers then was
         not acknowledged with one (rule 34)."""
@@ -214,16 +209,8 @@ class Acknowledger(Progress):
                             raise
                         # Refused for good: the request that waits for the receipt is told the same.
 
-    def before_seek(self) -> None:
-        """As Progress.before_seek: what was acknowledged before counts for the old position."""
-        self._flush_acks()
-
-    async def moved_to(self, start: WireStart) -> None:
-        """As Progress.moved_to."""
-        self._nacks.clear()
-
-    def detached(self) -> None:
-        """As Progress.detached: the broker delivers what is not acknowledged again, without being told."""
+    def forget_nacks(self) -> None:
+        """After a seek and on a lost connection the broker delivers again without being told."""
         self._nacks.clear()
 
     def forget(self) -> None:
@@ -232,15 +219,15 @@ class Acknowledger(Progress):
         self._nacks.clear()
 
     async def settle(self) -> None:
-        """As Progress.settle: waits for receipts."""
-        self._flush_acks()
+        """Sends what is queued and waits for receipts, before the consumer closes."""
+        self.flush()
         tasks = self._receipt_tasks()
         if tasks and self._session.connection is not None:
             await asyncio.wait(tasks, timeout=self._session.pool.options.operation_timeout)
 
     def end(self) -> None:
-        """As Progress.end: sends what can be sent without waiting, ends timers and tasks."""
-        self._flush_acks()
+        """The consumer closes now: sends what can be sent without waiting, ends timers and tasks."""
+        self.flush()
         for timer in (self._ack_timer, self._nack_timer):
             if timer is not None:
                 timer.cancel()

@@ -3,7 +3,8 @@
     DELIVER -> queue of deliveries (undecoded) -> the open delivery, decoded at once -> one message after another
 
 Dropped are deliveries of an older epoch (from before a seek), and on a lost connection everything not handed out yet: the
-broker delivers it again. How the place in the topic is kept is a matter of `Progress`: by acknowledgements or by a position.
+broker delivers it again. The place in the topic is kept by acknowledgements at the broker, and where the subscription is not
+durable by a position as well. A reader is a consumer that acknowledges nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from magnetar.proto.errors import AlreadyClosed, MagnetarError, ReceiveTimeout, 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
 from ..messages import Delivery, Message, MessageBatch, Undecodable
-from ..options import ReaderOptions, Start, start_on_wire
-from .progress import Progress
+from ..options import ConsumerOptions, Start, start_on_wire
+from .acknowledger import Acknowledger
+from .position import Position
 from .session import ConsumerSession
 from .window import Window
 
@@ -32,20 +34,15 @@ class TopicConsumer:
     def __init__(
         self,
         session: ConsumerSession,
-        progress: Progress,
         subscription: str,
-        kind: str,
-        options: ReaderOptions,
-        *,
-        durable: bool,
+        options: ConsumerOptions,
         on_closed: Callable[[], object],
     ) -> None:
+        self.acknowledger = Acknowledger(session, options)
+        self.position = Position(session, options)
         self._session = session
-        self._progress = progress
         self._subscription = subscription
-        self._type = kind
-        self._name = options.name
-        self._durable = durable
+        self._options = options
         self._on_closed = on_closed
         self._attachment = Attachment(session.pool, session.topic, self, session.what)
         self._epoch = 0
@@ -148,17 +145,16 @@ class TopicConsumer:
         self._grant()
         values = delivery.values()
         assert isinstance(delivery, Delivery)
-        self._progress.opened(delivery)
         messages = map(Message, values, repeat(delivery), count())
         flags = delivery.flags
         self._messages = list(compress(messages, map(not_, flags)) if any(flags) else messages)
         self._current = iter(self._messages)
 
     def note_handed_out(self) -> None:
-        """Tells `progress` how far the user has come in the open delivery."""
+        """Tells `position` how far the user has come in the open delivery."""
         handed_out = len(self._messages) - length_hint(self._current)
         if handed_out > 0:
-            self._progress.handed_out(self._messages[handed_out - 1])
+            self.position.handed_out(self._messages[handed_out - 1])
 
     @property
     def has_queued(self) -> bool:
@@ -171,13 +167,14 @@ class TopicConsumer:
         """See Receiving."""
         wire = start_on_wire(start.id if isinstance(start, Message) else start)
         self._session.check_open()
-        self._progress.before_seek()
+        self.acknowledger.flush()  # what was acknowledged before counts for the old position
         self._seeking += 1
         try:
             result = await self._session.call(Seek(0, self._session.id, wire))
             self._epoch = max(self._epoch, int(result["epoch"]))
             self._messages.clear()
-            await self._progress.moved_to(wire)
+            self.acknowledger.forget_nacks()
+            await self.position.moved_to(wire)
         except BaseException as error:
             if not isinstance(error, MagnetarError) or error.retryable:
                 # Whether it happened is not known: what is queued may be from before it.
@@ -197,6 +194,7 @@ class TopicConsumer:
             await self._session.call(Unsubscribe(0, self._session.id))
         finally:
             self._unsubscribing = False
+        self.acknowledger.forget()
 
     async def last_message_id(self) -> bytes | None:
         """Of the topic, as LastMessageId answers it."""
@@ -215,7 +213,7 @@ class TopicConsumer:
             try:
                 if not self._session.closed:
                     self._session.closed = True
-                    await self._progress.settle()
+                    await self.acknowledger.settle()
             except BaseException:
                 self.abandon()
                 raise
@@ -232,7 +230,7 @@ class TopicConsumer:
     def _end(self) -> BrokerConnection | None:
         """Everything of closing that needs no waiting; the connection on which the broker is to be told, if there is one."""
         self._session.closed = True
-        self._progress.end()
+        self.acknowledger.end()
         connection = self._session.connection
         self._attachment.close()
         self.detached()
@@ -256,15 +254,16 @@ class TopicConsumer:
                 self._session.id,
                 self._session.topic,
                 self._subscription,
-                self._type,
-                self._progress.start(),
-                self._durable,
-                self._name,
+                self._options.type,
+                self.position.start(),
+                self._options.durable,
+                self._options.name,
                 self._epoch,
             )
             result = await connection.request(subscribe, self._session.pool.options.operation_timeout)
             self._epoch = int(result["epoch"])
-            await self._progress.subscribed(connection)
+            await self.position.subscribed(connection)
+            await self.acknowledger.subscribed(connection)
         except BaseException as error:
             connection.consumers.pop(self._session.id, None)
             if not isinstance(error, MagnetarError) or error.retryable:
@@ -289,7 +288,7 @@ class TopicConsumer:
             connection.consumers.pop(self._session.id, None)
             self.note_handed_out()
             self._drop_local()
-            self._progress.detached()
+            self.acknowledger.forget_nacks()
 
     def gave_up(self, error: MagnetarError) -> None:
         """Nothing more will come."""

@@ -29,7 +29,7 @@ from magnetar.proto.ids import MessageId
 
 from ..archive_files import ArchiveFolder
 from ..batch_source import range_of
-from ..options import ReadOptions
+from ..options import Place, ReadOptions
 from ..places import point_at
 from ..service import on_a_loop
 from .archive import read_archive
@@ -162,11 +162,15 @@ def _topics(spark: SparkSession, options: ReadOptions, from_offset: int | None) 
     first = _first_ids(options, from_offset)
     told = {
         "start": json.dumps(
-            {topic: first.get(topic) or str(options.start_of(topic)) for topic in options.topics}
+            {topic: first.get(topic) or _told(options.start_of(topic)) for topic in options.topics}
         ),
-        "end": json.dumps({topic: str(options.end_of(topic)) for topic in options.topics}),
+        "end": json.dumps({topic: _told(options.end_of(topic)) for topic in options.topics}),
     }
     return topics_frame(spark, options.service_url, options.topics, READ_COLUMNS, told)
+
+
+def _told(place: Place) -> int | str:
+    return place if isinstance(place, int) else str(place)
 
 
 def _first_ids(options: ReadOptions, from_offset: int | None) -> dict[str, str]:

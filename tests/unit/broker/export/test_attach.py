@@ -20,17 +20,19 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import MessageId
 from support.bookies import Bookies
-from support.broker_kit import TOPIC, FakeClient, settle
+from support.broker_kit import TOPIC, FakeClient, FakeClock, settle
 from support.export_kit import (
     Job,
     crash,
     export_broker,
+    open_ledger,
     published,
     read_all,
     record_of,
     staged_nodes,
     stored_ledgers,
 )
+from support.virtual_time import in_virtual_time
 
 
 def loaded(broker: Any) -> Any:
@@ -107,12 +109,12 @@ async def test_empty_ledgers_leave_and_an_empty_batch_counts(bookies: Bookies, l
         assert empty[0] not in await stored_ledgers(bookies)
         client.publish(b"c", first=1)
         await client.confirmed(2)
-        writing = loaded(broker).ledger._segment
+        writing = await open_ledger(client)
         nothing = await job.stage()
         answer = await job.attach(1, nothing)
         assert (answer["attached"], answer["first"]) == (True, None)
         assert (await job.attach(2))["attached"]
-        assert loaded(broker).ledger._segment is writing, "nothing to attach closes no ledger"
+        assert await open_ledger(client) == writing, "nothing to attach closes no ledger"
         assert await job.client.ask(c.QueryState, "orders", "q") == {"batch": 2}
         assert await staged_nodes(bookies) == []
         assert await read_all(broker, 3) == [b"a", b"b", b"c"]
@@ -161,7 +163,7 @@ async def test_publishers_go_on_in_the_next_ledger_and_lose_nothing(
         job = Job(bookies, broker)
         row = await job.stage([b"x"])
         for bookie in bookies.values():
-            bookie._held = []  # adds wait, reads do not
+            bookie.hold_adds()
         for number in range(1, 6):
             client.publish(b"%d" % number, first=number)
             await settle(3)
@@ -308,10 +310,12 @@ async def test_rule_23_a_conflict_while_attaching_fences(bookies: Bookies, ledge
     await other_client.close()
 
 
-async def test_rule_23_a_stale_owner_sweeps_nothing(bookies: Bookies, ledgers: LedgerClient) -> None:
-    other_client = bookies.client()
+@in_virtual_time
+async def test_rule_23_a_stale_owner_sweeps_nothing() -> None:
+    bookies = Bookies("b1", "b2")
+    ledgers, other_client = bookies.client(), bookies.client()
     async with (
-        export_broker(bookies, ledgers) as old,
+        export_broker(bookies, ledgers, staged_ttl_ms=60_000) as old,
         export_broker(bookies, other_client) as new,
     ):
         job = Job(bookies, old)
@@ -320,11 +324,12 @@ async def test_rule_23_a_stale_owner_sweeps_nothing(bookies: Bookies, ledgers: L
         driver = Job(bookies, new)
         await new.topic(TOPIC, create=False)
         assert (await driver.attach(0, row))["attached"]
-        stale._transactions["t"].expires_at = 0.0
-        await stale.sweep()
+        await asyncio.sleep(61)
+        assert await stale.sweep() == 0
         assert row[0] in await stored_ledgers(bookies)
         assert await read_all(new, 1) == [b"a"]
-    await other_client.close()
+    for client in (ledgers, other_client):
+        await client.close()
 
 
 async def test_concurrent_attaches_and_publishers(bookies: Bookies, ledgers: LedgerClient) -> None:
@@ -368,7 +373,7 @@ async def test_deleting_the_topic_meanwhile(bookies: Bookies, ledgers: LedgerCli
         job = Job(bookies, broker)
         row = await job.stage([b"b"])
         for bookie in bookies.values():
-            bookie._held = []
+            bookie.hold_adds()
         client.publish(b"pending", first=1)
         await settle(5)
         attaching = asyncio.ensure_future(job.attach(0, row))
@@ -391,7 +396,7 @@ async def test_closing_the_broker_answers_who_waits(bookies: Bookies, ledgers: L
         job = Job(bookies, broker)
         row = await job.stage([b"b"])
         for bookie in bookies.values():
-            bookie._held = []
+            bookie.hold_adds()
         client.publish(b"pending", first=1)
         await settle(5)
         attaching = asyncio.ensure_future(job.attach(0, row))
@@ -407,8 +412,9 @@ async def test_closing_the_broker_answers_who_waits(bookies: Bookies, ledgers: L
 async def test_queries_are_remembered_as_long_as_they_ask_and_bounded(
     bookies: Bookies, ledgers: LedgerClient
 ) -> None:
-    async with export_broker(bookies, ledgers, max_attached_queries=2, attached_query_ms=1000) as broker:
-        clock: Any = broker._components.clock
+    clock = FakeClock()
+    settings = {"max_attached_queries": 2, "attached_query_ms": 1000}
+    async with export_broker(bookies, ledgers, clock=clock, **settings) as broker:
         job = Job(bookies, broker)
         await job.attach(0, query="long")
         await job.attach(0, query="short", remember_ms=10)

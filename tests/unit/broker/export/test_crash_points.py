@@ -18,6 +18,7 @@ from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, settle
 from support.doomed import Doomed, kill, ledger_client, until_dead
 from support.export_kit import Job, export_broker, read_all, record_of, staged_nodes, stored_ledgers
+from support.virtual_time import in_virtual_time
 
 
 async def drive(job: Job, rows: list[list[int]], *, give_up: bool) -> None:
@@ -125,6 +126,7 @@ async def check(
 
 
 @pytest.mark.parametrize("takes_effect", [False, True], ids=["before", "after"])
+@in_virtual_time
 async def test_a_crash_while_staging_leaves_nothing_that_is_not_swept(takes_effect: bool) -> None:
     for point in range(10):
         bookies = Bookies("b1")
@@ -143,8 +145,7 @@ async def test_a_crash_while_staging_leaves_nothing_that_is_not_swept(takes_effe
         ledgers = ledger_client(bookies, bookies.metadata)
         async with export_broker(bookies, ledgers) as successor:
             topic = await successor.topic(TOPIC, create=False)
-            for transaction in topic.export.staging._transactions.values():
-                transaction.expires_at = 0.0
+            await asyncio.sleep(successor.settings.staged_ttl_ms / 1000 + 1)
             await topic.export.staging.sweep()
             await settle()
             assert await stored_ledgers(bookies) == []

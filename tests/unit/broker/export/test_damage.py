@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from magnetar.broker import Broker
 from magnetar.ledger import LedgerClient
 from magnetar.metadata.damage import add_ranges, damaged_path, decode_ranges
 from magnetar.metadata.paths import ledger_path
@@ -26,15 +27,20 @@ from support.export_kit import Job, export_broker
 
 
 @pytest.fixture
-async def client(bookies: Bookies, ledgers: LedgerClient) -> AsyncIterator[FakeClient]:
-    """Of a broker whose topic has closed ledgers of three entries, an open one with one, and an attached one."""
+async def broker(bookies: Bookies, ledgers: LedgerClient) -> AsyncIterator[Broker]:
     async with export_broker(bookies, ledgers, max_ledger_entries=3, ensemble_size=1) as broker:
-        client = FakeClient(broker)
-        await client.producer()
-        for number in range(7):
-            client.publish(b"%d" % number, first=number)
-            await client.confirmed(number + 1)
-        yield client
+        yield broker
+
+
+@pytest.fixture
+async def client(broker: Broker) -> FakeClient:
+    """Of a broker whose topic has closed ledgers of three entries, an open one with one, and an attached one."""
+    client = FakeClient(broker)
+    await client.producer()
+    for number in range(7):
+        client.publish(b"%d" % number, first=number)
+        await client.confirmed(number + 1)
+    return client
 
 
 async def rows_of(client: FakeClient) -> list[Any]:
@@ -81,8 +87,10 @@ async def test_what_an_audit_found_is_merged_with_what_the_bookie_found(
     assert await queue(bookies) == expected
 
 
-async def test_an_attached_ledger_goes_by_its_stored_id(bookies: Bookies, client: FakeClient) -> None:
-    job = Job(bookies, client.handler._broker)
+async def test_an_attached_ledger_goes_by_its_stored_id(
+    bookies: Bookies, broker: Broker, client: FakeClient
+) -> None:
+    job = Job(bookies, broker)
     staged = await job.stage([b"x", b"y"])
     bookie = await holder(bookies, staged[0])
     with pytest.raises(LedgerNotFound, match="is not one of topic"):  # staged is not yet the topic's

@@ -24,6 +24,7 @@ from support.export_kit import (
     staged_nodes,
     stored_ledgers,
 )
+from support.virtual_time import in_virtual_time
 
 
 class Gate(MemoryMetadataStore):
@@ -86,35 +87,35 @@ def loaded(broker: Any) -> Any:
     return broker.topics[str(TOPIC)]
 
 
-def after_drawing(broker: Any, then: Callable[[list[int]], Any]) -> None:
-    """`then` happens once, when the next attachment has drawn its position ids."""
-    attachments = loaded(broker).export.attachments
-    draw = attachments._draw
+def after_drawing(ledgers: LedgerClient, monkeypatch: pytest.MonkeyPatch, then: Callable[[int], Any]) -> None:
+    """`then` happens once, when the next position id was drawn: an attachment draws its own before it stands in line."""
 
-    async def drawn(count: int) -> list[int]:
-        attachments._draw = draw
-        ids: list[int] = await draw(count)
-        await then(ids)
-        return ids
+    async def drawn(count: int = 1) -> int:
+        monkeypatch.undo()
+        first = await ledgers.next_id(count)
+        await then(first)
+        return first
 
-    attachments._draw = drawn
+    monkeypatch.setattr(ledgers, "next_id", drawn)
 
 
-async def test_a_ledger_that_comes_after_the_ids_were_drawn(bookies: Bookies, ledgers: LedgerClient) -> None:
+async def test_a_ledger_that_comes_after_the_ids_were_drawn(
+    bookies: Bookies, ledgers: LedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with export_broker(bookies, ledgers, max_ledger_entries=1) as broker:
         client = await published(broker, b"0")
         job = Job(bookies, broker)
         row = await job.stage([b"x"])
         used: list[int] = []
 
-        async def publish(ids: list[int]) -> None:
-            used.extend(ids)
+        async def publish(first: int) -> None:
+            used.append(first)
             for number in (1, 2):
                 client.publish(b"%d" % number, first=number)
                 await client.confirmed(number + 1)
             await settle()  # the next ledger is open, and empty
 
-        after_drawing(broker, publish)
+        after_drawing(ledgers, monkeypatch, publish)
         answer = await job.attach(0, row)
         assert answer["first"] > used[0]
         record = await record_of(bookies)
@@ -125,7 +126,7 @@ async def test_a_ledger_that_comes_after_the_ids_were_drawn(bookies: Bookies, le
 
 
 async def test_a_subscription_at_the_end_of_a_list_without_ledgers(
-    gate: Gate, bookies: Bookies, ledgers: LedgerClient
+    gate: Gate, bookies: Bookies, ledgers: LedgerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its end lies below ids that were drawn, whatever was discarded since and is not deleted yet."""
     async with export_broker(bookies, ledgers) as broker:
@@ -133,14 +134,14 @@ async def test_a_subscription_at_the_end_of_a_list_without_ledgers(
         row = await job.stage([b"x"])
         consumer = FakeClient(broker)
 
-        async def discard_and_subscribe(_ids: list[int]) -> None:
+        async def discard_and_subscribe(_first: int) -> None:
             (await job.open("late")).detach()
             gate.fail_deletes = True
             await job.client.ask(c.DiscardStaged, "orders", "late")
             assert loaded(broker).ledger.list.record.trimmed
             await consumer.consumer(start=("latest", None))
 
-        after_drawing(broker, discard_and_subscribe)
+        after_drawing(ledgers, monkeypatch, discard_and_subscribe)
         await job.attach(0, row)
         assert await consumer.received(1) == [b"x"]
 
@@ -205,12 +206,12 @@ async def test_a_fence_answers_who_waits_for_the_ledger_to_be_closed(
         job = Job(bookies, broker)
         row = await job.stage([b"x"])
         for bookie in bookies.values():
-            bookie._held = []
+            bookie.hold_adds()
         client.publish(b"1", first=1)
         attaching = job.attach(0, row)
         await settle(100)
         ledger = loaded(broker).ledger
-        assert ledger._between, "in line, behind what is pending"
+        assert not attaching.done(), "in line, behind what is pending"
         assert ledger.state is State.WRITING
         ledger.fence(TopicNotServed("lost"))
         with pytest.raises(TopicNotServed, match="lost"):
@@ -243,7 +244,7 @@ async def test_a_caller_who_leaves_the_line_attaches_nothing(bookies: Bookies, l
         job = Job(bookies, broker)
         row = await job.stage([b"x"])
         for bookie in bookies.values():
-            bookie._held = []
+            bookie.hold_adds()
         client.publish(b"1", first=1)
         job.attach(0, row)
         await settle(100)
@@ -361,18 +362,24 @@ async def test_what_is_being_made_is_not_left_behind(
         assert await staged_nodes(bookies) == []
 
 
-async def test_what_is_being_made_is_not_swept(gate: Gate, bookies: Bookies, ledgers: LedgerClient) -> None:
-    async with export_broker(bookies, ledgers) as broker:
+@in_virtual_time
+async def test_what_is_being_made_is_not_swept() -> None:
+    gate = Gate()
+    bookies = Bookies("b1", "b2", metadata=gate)
+    ledgers = bookies.client()
+    async with export_broker(bookies, ledgers, staged_ttl_ms=5_000) as broker:
         client = FakeClient(broker)
         await client.ask(c.CreateTopic, "orders")
         gate.shut("create", "/ledgers")
         making = client.ask(c.CreateStagedLedger, "orders", "t")
         await gate.reached()
         staging = loaded(broker).export.staging
-        staging._transactions["t"].expires_at = 0.0
+        await asyncio.sleep(6)
         assert await staging.sweep() == 0
         gate.open()
         made = await making
         assert await stored_ledgers(bookies) == [made["ledger"]]
+        await asyncio.sleep(6)
         assert await staging.sweep() == 1
         assert await stored_ledgers(bookies) == []
+    await ledgers.close()

@@ -15,6 +15,7 @@ from magnetar.proto.errors import InvalidArgument, TooManyRequests
 from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, settle
 from support.export_kit import export_broker, record_of
+from support.virtual_time import in_virtual_time
 
 
 class Time:
@@ -151,22 +152,27 @@ async def test_an_expired_lease_keeps_nothing(bookies: Bookies, ledgers: LedgerC
         assert len(await listed(bookies)) < 2
 
 
-async def test_after_a_load_nothing_is_trimmed_until_leases_are_renewed(
-    bookies: Bookies, ledgers: LedgerClient
-) -> None:
+@in_virtual_time
+async def test_after_a_load_nothing_is_trimmed_until_leases_are_renewed() -> None:
+    bookies = Bookies("b1", "b2")
+    ledgers = bookies.client()
     async with export_broker(bookies, ledgers, max_ledger_entries=1) as broker:
         client = await consumed(broker, 3)
         lease = (await client.ask(c.KeepLedgers, "orders", "", 60_000))["lease"]
     ids = await listed(bookies)
-    async with export_broker(bookies, ledgers, max_ledger_entries=1, max_lease_ms=200) as broker:
-        topic = await broker.topic(TOPIC, create=False)
+    async with export_broker(bookies, ledgers, max_ledger_entries=1, max_lease_ms=20_000) as broker:
+        await broker.topic(TOPIC, create=False)
         await trim(broker)
         assert await listed(bookies) == ids
         client = FakeClient(broker)
-        assert (await client.ask(c.KeepLedgers, "orders", lease, 200, ids[1]))["first"] == ids[1]
-        topic.export.leases._settled_at = 0.0
+        await asyncio.sleep(19)
+        assert (await client.ask(c.KeepLedgers, "orders", lease, 20_000, ids[1]))["first"] == ids[1]
+        await trim(broker)
+        assert await listed(bookies) == ids
+        await asyncio.sleep(2)
         await trim(broker)
         assert await listed(bookies) == ids[1:]
+    await ledgers.close()
 
 
 async def test_a_lease_that_comes_during_a_trimming_is_told_what_is_left(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgpack
 import pytest
@@ -19,13 +18,14 @@ from magnetar.proto.errors import (
     TooManyRequests,
 )
 from support.bookies import Bookies
-from support.broker_kit import TOPIC, FakeClient, settle
+from support.broker_kit import TOPIC, FakeClient, FakeClock, settle
 from support.export_kit import (
     SMALL,
     Job,
     appended,
     crash,
     loaded,
+    open_ledger,
     published,
     read_all,
     record_of,
@@ -45,7 +45,7 @@ async def test_a_small_batch_is_one_entry_of_the_open_ledger_in_task_order(
         client = await published(broker, b"a")
         tail = FakeClient(broker)
         await tail.consumer()
-        opened = loaded(broker).ledger._segment.info.ledger_id
+        opened = await open_ledger(client)
         answer = await job.attach(0, early, nothing, late)
         assert answer == {"attached": True, "first": opened, "end": [opened, 2, 0]}
         client.publish(b"g", first=1)
@@ -102,7 +102,7 @@ async def test_the_same_batch_asked_for_many_times_at_once(bookies: Bookies, led
             await job.stage([b"x" * SMALL]),
         )
         for bookie in bookies.values():
-            bookie._held = []
+            bookie.hold_adds()
         gone = Job(bookies, broker)
         gone.attach(0, row)
         await settle(50)
@@ -126,7 +126,7 @@ async def test_discarding_before_the_place_is_recorded_wins(bookies: Bookies, le
         job = Job(bookies, broker)
         row = await job.stage([b"x"])
         for bookie in bookies.values():
-            bookie._held = []
+            bookie.hold_adds()
         client.publish(b"b", first=1)
         await settle(5)
         attaching = job.attach(0, row)
@@ -177,7 +177,7 @@ async def test_a_topic_that_is_closed_or_deleted_meanwhile(bookies: Bookies, led
             job = Job(bookies, broker)
             rows = [await job.stage([b"x"]), await job.stage([b"y"])]
             for bookie in bookies.values():
-                bookie._held = []
+                bookie.hold_adds()
             client.publish(b"b", first=1)
             await settle(5)
             attempts = [job.attach(0, rows[0]), job.attach(0, rows[1], query="r")]
@@ -264,8 +264,8 @@ async def test_one_shot_writes_give_way_when_the_places_are_full_and_streams_nev
     bookies: Bookies, ledgers: LedgerClient
 ) -> None:
     settings = {"max_attached_queries": 3, "attached_query_ms": 10_000_000, "staged_ttl_ms": 1000}
-    async with small_broker(bookies, ledgers, **settings) as broker:
-        clock: Any = broker._components.clock
+    clock = FakeClock()
+    async with small_broker(bookies, ledgers, clock=clock, **settings) as broker:
         job = Job(bookies, broker)
         await job.attach(0, await job.stage([b"s"]), query="stream")
         for name in ("first", "second"):

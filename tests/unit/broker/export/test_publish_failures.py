@@ -18,6 +18,7 @@ from support.export_kit import (
     Job,
     crash,
     loaded,
+    open_ledger,
     published,
     read_all,
     record_of,
@@ -43,7 +44,7 @@ async def test_a_crash_between_append_and_confirmation(
         rows = [await job.stage([b"x"]), await job.stage([b"y"])]
         kept = {name: dict(bookie.entries) for name, bookie in bookies.items()}
         for bookie in bookies.values():
-            bookie._held = []
+            bookie.hold_adds()
         for number in range(others):
             client.publish(b"%d" % number, first=number + 1)
             await settle(3)
@@ -93,9 +94,9 @@ async def test_a_ledger_that_fails_in_the_middle(
         client = await published(broker, b"a")
         job = Job(bookies, broker)
         rows = [await job.stage([b"x"]), await job.stage([b"y"])]
-        first = loaded(broker).ledger._segment.info.ledger_id
+        first = await open_ledger(client)
         for bookie in bookies.values():
-            bookie._held = []
+            bookie.hold_adds()
         client.publish(b"b", first=1)
         await settle(5)
         attaching = job.attach(0, *rows)
@@ -108,7 +109,7 @@ async def test_a_ledger_that_fails_in_the_middle(
                 bookie.entries = {key: value for key, value in bookie.entries.items() if key != (first, 2)}
                 bookie.entries = {key: value for key, value in bookie.entries.items() if key != (first, 3)}
         for bookie in bookies.values():
-            bookie._held = None
+            bookie.forget_held()
         # The writer gives up, as when no bookie is left for an ensemble change, and cannot close the ledger either.
         segment = loaded(broker).ledger._segment
 
@@ -203,7 +204,7 @@ async def test_a_roll_over_while_the_place_is_recorded(bookies: Bookies, ledgers
         client = await published(broker, b"a")
         job = Job(bookies, broker)
         row = await job.stage([b"x"])
-        first = loaded(broker).ledger._segment.info.ledger_id
+        first = await open_ledger(client)
 
         rolled = asyncio.Event()
 
@@ -256,7 +257,7 @@ async def test_a_place_that_was_never_filled_does_not_hide_the_batch_before_it(
         before, after = await job.stage([b"x"]), await job.stage([b"y"])
         kept = {name: dict(bookie.entries) for name, bookie in bookies.items()}
         for bookie in bookies.values():
-            bookie._held = []
+            bookie.hold_adds()
         attaching = job.attach(8, after)
         await settle(50)
         for name, bookie in bookies.items():

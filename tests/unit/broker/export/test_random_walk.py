@@ -133,7 +133,7 @@ class Walk:
         rows, self.unsure = await self._stage()
         kept = {name: dict(bookie.entries) for name, bookie in self.bookies.items()}
         for bookie in self.bookies.values():
-            bookie._held = []
+            bookie.hold_adds()
         attaching = self.job.attach(self.batch, *rows)
         await settle(self.rng.randrange(80))
         await crash(broker)
@@ -166,7 +166,7 @@ class Walk:
         """The bookies answer late: what is pending must be waited for."""
         rows, values = await self._stage()
         for bookie in self.bookies.values():
-            bookie._held = []
+            bookie.hold_adds()
         await self._publish(broker)
         attaching = self.job.attach(self.batch, *rows)
         await settle(self.rng.randrange(30))

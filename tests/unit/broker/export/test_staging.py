@@ -33,6 +33,7 @@ from support.export_kit import (
     staged_nodes,
     stored_ledgers,
 )
+from support.virtual_time import in_virtual_time
 
 
 def staging(broker: Any) -> Any:
@@ -168,36 +169,37 @@ async def test_a_ledger_that_is_being_made_is_discarded_once_it_is_made(
         assert await staged_nodes(bookies) == []
 
 
-async def test_transactions_are_swept_unless_they_are_heard_of(
-    bookies: Bookies, ledgers: LedgerClient
-) -> None:
+@in_virtual_time
+async def test_transactions_are_swept_unless_they_are_heard_of() -> None:
+    bookies = Bookies("b1", "b2")
+    ledgers = bookies.client()
     async with export_broker(bookies, ledgers, staged_ttl_ms=60_000) as broker:
         job = Job(bookies, broker)
         dead = await job.stage([b"x"], transaction="dead")
         alive = await job.stage([b"y"], transaction="alive")
-        staged = staging(broker)
         answer = await job.client.ask(c.KeepStaged, "orders", "alive", 1 << 40)
         assert answer == {"ttl_ms": 60_000, "ledgers": 1}
         assert await job.client.ask(c.KeepStaged, "orders", "unknown") == {"ttl_ms": 60_000, "ledgers": 0}
         with pytest.raises(InvalidArgument):
             await job.client.ask(c.KeepStaged, "orders", "alive", -1)
-        for transaction in staged._transactions.values():
-            transaction.expires_at -= 61
+        topic = broker.topics[str(TOPIC)]
         requests: list[tuple[type[c.Command], Any]] = [
             (c.KeepStaged, "alive"),
             (c.GetLedgerMetadata, alive[0]),
             (c.CreateStagedLedger, "alive"),
         ]
+        await asyncio.sleep(30)
         for command, field in requests:
-            staged._transactions["alive"].expires_at -= 61
             await job.client.ask(command, "orders", field)
-            assert staged._transactions["alive"].expires_at > asyncio.get_running_loop().time()
-        broker.topics[str(TOPIC)].maintain()
-        await settle()
+            await asyncio.sleep(59)
+            topic.maintain()
+            await settle()
+            assert alive[0] in await stored_ledgers(bookies), command
         assert dead[0] not in await stored_ledgers(bookies)
         with pytest.raises(InvalidArgument, match="staged_ttl_ms"):
             await job.attach(0, dead)
         assert (await job.attach(0, alive))["attached"]
+    await ledgers.close()
 
 
 async def test_orphans_of_a_dead_broker_are_found_although_nobody_asks_for_the_topic(

@@ -57,7 +57,7 @@ async def test_a_topic_is_read_at_the_bookies_up_to_what_is_confirmed(
         client.publish(b"5", first=5)
         await client.confirmed(6)
         for bookie in bookies.values():
-            bookie._held = []
+            bookie.hold_adds()
         client.publish(b"not confirmed", first=6)
         await settle()
         answer = await client.ask(c.TopicLedgers, "orders")

@@ -1,4 +1,6 @@
-"""Cancellation at every point: a call is cut after k turns of the loop, for every k until it ends by itself.
+"""Calls that are cut, because they are cancelled or their client closes.
+
+That is after k turns of the loop, for every k until the call ends by itself.
 
 Whatever it left half done, the next one finds a ledger that it can recover, with every confirmed entry, and no task is left.
 """
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from magnetar.ledger import LedgerClient, LedgerReader, LedgerSettings, LedgerWriter
-from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.ledger.core.metadata import LedgerMetadata, LedgerState
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.metadata.paths import ledger_path
 from magnetar.metadata.store import Versioned
@@ -389,3 +391,37 @@ async def test_following_a_ledger_and_being_cut_anywhere_loses_and_repeats_nothi
         return ended
 
     await at_every_point(play)
+
+
+async def test_open_with_recovery_ends_when_its_client_closes() -> None:
+    """It ended as if whoever called had been cancelled."""
+    bookies = Bookies("b1", "b2", "b3")
+    client, other = bookies.client(NO_LAC), bookies.client(NO_LAC)
+    writer = await client.create()
+    for bookie in bookies.values():
+        bookie.hold()
+    opening = [asyncio.create_task(other.open(writer.ledger_id, recover=True)) for _ in range(3)]
+    await turns(20)
+    opening[2].cancel()
+    await turns(3)
+    assert opening[2].cancelled()
+    await other.close()
+    for task in opening[:2]:
+        with pytest.raises(AlreadyClosed):
+            await task
+    await client.close()
+
+
+async def test_no_recovery_begins_after_close() -> None:
+    """The client closed while the metadata was read: a task of nobody recovered the ledger."""
+    bookies = Bookies("b1", "b2", "b3", metadata=SlowStore())
+    client, other = bookies.client(NO_LAC), bookies.client(NO_LAC)
+    writer = await client.create()
+    opening = asyncio.create_task(other.open(writer.ledger_id, recover=True))
+    await asyncio.sleep(0)
+    await other.close()
+    with pytest.raises(AlreadyClosed):
+        await opening
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert (await bookies.stored_metadata(writer.ledger_id)).state is LedgerState.OPEN
+    await client.close()

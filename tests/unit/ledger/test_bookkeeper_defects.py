@@ -1,4 +1,4 @@
-"""The defects that other implementations of this protocol had (CORRECTNESS.md), each as the smallest play that shows it."""
+"""Defects that BookKeeper had in this protocol (CORRECTNESS.md), each as the smallest play that shows it."""
 
 import asyncio
 from pathlib import Path
@@ -22,7 +22,7 @@ from magnetar.ledger.core.events import (
     SendAdds,
     WriteMetadata,
 )
-from magnetar.ledger.core.metadata import Ensemble, LedgerMetadata, LedgerState
+from magnetar.ledger.core.metadata import Ensemble, LedgerMetadata
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.core.recovery import RecoveryCore, RecoveryState
 from magnetar.ledger.core.writer import WriterCore, WriterState
@@ -177,6 +177,18 @@ def test_rule_18_a_replacement_that_fails_at_once_is_replaced_and_its_successor_
     assert core.stored("c", 2) == ()
     assert len(core.stored("d", 1)) == 1
     assert len(core.stored("d", 2)) == 1
+
+
+def test_rule_16_a_writer_that_finds_its_own_change_after_a_conflict_goes_on() -> None:
+    """The store applied the write, lost the answer, and was asked again by its client: a conflict with oneself."""
+    core = writer_of((2, 2, 2), ("a", "b"))
+    core.append(b"0", None)
+    tell(core, AddFailed("a", 0, ConnectionLost.code))
+    (write,) = tell(core, BookiesChosen({0: "c"}))
+    assert isinstance(write, WriteMetadata)
+    assert sent(tell(core, MetadataFound(write.metadata, 1))) == {"c": [0]}
+    assert state(core) is WriterState.WRITING
+    assert core.version == 1
 
 
 # --- recovery ----------------------------------------------------------------------------------------------------------
@@ -344,42 +356,3 @@ async def test_defect_bp46_a_fence_survives_the_crash_of_its_bookie(tmp_path: Pa
     assert await add(bookie, stored(0)) == LedgerFenced.code
     assert await add(bookie, stored(0), recovery=True) == 0
     await bookie.close()
-
-
-# --- shapes that are rare ----------------------------------------------------------------------------------------------
-
-
-def test_a_ledger_of_65000_ensembles_is_read_written_and_found_in() -> None:
-    ensembles = tuple(
-        LedgerMetadata.create(Striping(3, 2, 2), ("b1", "b2", "b3"), 0, {})
-        .ensembles[0]
-        .__class__(n * 10, (f"b{n}", f"b{n + 1}", f"b{n + 2}"))
-        for n in range(65_000)
-    )
-    metadata = LedgerMetadata(LedgerState.OPEN, 3, 2, 2, ensembles, 0)
-    metadata.check()
-    again = LedgerMetadata.decode(metadata.encode(), LEDGER)
-    assert again == metadata
-    assert again.ensemble_of(0).first_entry == 0
-    assert again.ensemble_of(19).first_entry == 10
-    assert again.end_of_ensemble(19) == 19
-    assert again.end_of_ensemble(650_000) is None
-    changed = again.with_ensemble(650_000, ("x", "y", "z"))
-    assert len(changed.ensembles) == 65_001
-    core = RecoveryCore(LEDGER, changed.in_recovery(), 1)
-    core.begin()
-    for bookie in ("x", "y", "z"):
-        core.handle(LastConfirmedRead(bookie, 3, 0))
-    assert core.first_unfinished == 649_999, "an LAC below the last ensemble is not where it begins"
-
-
-def test_rule_16_a_writer_that_finds_its_own_change_after_a_conflict_goes_on() -> None:
-    """The store applied the write, lost the answer, and was asked again by its client: a conflict with oneself."""
-    core = writer_of((2, 2, 2), ("a", "b"))
-    core.append(b"0", None)
-    tell(core, AddFailed("a", 0, ConnectionLost.code))
-    (write,) = tell(core, BookiesChosen({0: "c"}))
-    assert isinstance(write, WriteMetadata)
-    assert sent(tell(core, MetadataFound(write.metadata, 1))) == {"c": [0]}
-    assert state(core) is WriterState.WRITING
-    assert core.version == 1

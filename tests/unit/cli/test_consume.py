@@ -1,0 +1,84 @@
+"""Messages as `--format line` and `--format plain` print them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from magnetar.cli import consume
+from magnetar.cli.consume import as_line, as_plain, encoder
+from magnetar.client import MessageId
+
+
+class Message:
+    """What the formats ask of a message."""
+
+    def __init__(self, value: bytes | None, key: str | bytes | None = None, **properties: str) -> None:
+        self.id = MessageId(7, 3, 1)
+        self.value = value
+        self.key = key
+        self.properties = properties
+        self.publish_time = 1769860800123
+
+
+def line(value: bytes | None, key: str | bytes | None = None, **properties: str) -> str:
+    message: Any = Message(value, key, **properties)
+    return as_line(message).decode()
+
+
+@pytest.fixture(autouse=True)
+def in_utc(monkeypatch: pytest.MonkeyPatch) -> Any:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC0")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_a_line_for_people() -> None:
+    head = "7:3:1  2026-01-31 12:00:00.123"
+    assert line(b"h\xc3\xa9llo") == f"{head}  h\u00e9llo"
+    assert line(b'{"n": 1}', "AA", run="7", host="x") == f'{head}  key=AA  {{run=7, host=x}}  {{"n": 1}}'
+    assert line(None, b"\xff") == f"{head}  key=\\xff  (no value)"
+    assert line(b"", "") == f"{head}  key=  (empty)"
+
+
+def test_nothing_of_a_message_reaches_the_terminal_as_a_command() -> None:
+    hostile = "\x1b[2J\x1b]0;title\x07\r\n\x9b31m\u202e\u2028\x00"
+    shown = line(hostile.encode() + b"\xff\xfe", hostile, **{hostile: hostile})
+    assert shown.isprintable()
+    assert shown.endswith(r"\x1b[2J\x1b]0;title\x07\r\n\x9b31m\u202e\u2028\x00\xff\xfe")
+    message: Any = Message(b"value", "k")
+    assert as_line(message, dim=True) == (b"\x1b[2m7:3:1  2026-01-31 12:00:00.123  key=k\x1b[0m  value")
+
+
+def test_a_large_value_does_not_flood_the_terminal() -> None:
+    shown = line(b"x" * 5_000_000)
+    assert len(shown) < consume.SHOWN_BYTES + 100
+    assert shown.endswith("xxx... (5,000,000 bytes; --format plain writes all)")
+
+
+def test_a_publish_time_that_no_calendar_has() -> None:
+    message: Any = Message(b"v")
+    message.publish_time = (1 << 63) - 1
+    assert as_line(message) == b"7:3:1  9223372036854775807 ms  v"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environment", "expected"),
+    [(False, {}, b"v"), (True, {}, b"\x1b[2m7"), (True, {"NO_COLOR": "1"}, b"7:3:1"), (True, {"TERM": "dumb"}, b"7:3:1")],
+)  # fmt: skip
+def test_what_is_chosen_without_a_flag(
+    terminal: bool, environment: dict[str, str], expected: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    message: Any = Message(b"v")
+    assert encoder(None)(message).startswith(expected)
+    assert encoder("plain") is as_plain
