@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 from lint.sources import Allow, Finding, Source
 
-MAX_MODULE_LINES = 500
+MAX_MODULE_LINES = 600  # past it, look whether it is two things
 MAX_FUNCTION_LINES = 60
 
 # Words that say nothing about what a thing does.

@@ -18,26 +18,22 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from datetime import datetime
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from magnetar.proto.batch import Properties
 from magnetar.proto.errors import AlreadyClosed, InvalidArgument
 from magnetar.proto.ids import MessageId
 
 from . import client as aio
-from .columns import Key
-from .consumer import Acknowledgeable
 from .consumer import Consumer as AsyncConsumer
 from .messages import Message, MessageBatch
-from .options import Start
 from .producer import Producer as AsyncProducer
 from .reader import Reader as AsyncReader
 from .receipts import Receipt as AsyncReceipt
-from .receiver import Receiver
+from .receiving import Receiving
 
 __all__ = [
     "Client",
@@ -51,8 +47,11 @@ __all__ = [
     "connect",
 ]
 
+P = ParamSpec("P")
 T = TypeVar("T")
-R = TypeVar("R", bound=Receiver)
+A = TypeVar("A", bound=AbstractAsyncContextManager[Any])
+A_co = TypeVar("A_co", bound=AbstractAsyncContextManager[Any], covariant=True)
+R_co = TypeVar("R_co", bound=Receiving, covariant=True)
 
 
 class LoopThread:
@@ -97,14 +96,6 @@ class LoopThread:
             )
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Runs a plain function in the loop's thread."""
-
-        async def run() -> T:
-            return function(*args, **options)
-
-        return self.wait(run())
-
     def stop(self) -> None:
         """Ends the thread; may be called again."""
         if not self._stopped:
@@ -117,90 +108,67 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-class _Closing:
-    """`with` closes at the end."""
+class _Facade(Generic[A_co]):
+    """Of an object of the asyncio client, whose methods run in its loop's thread. `with` leaves as `async with` does."""
+
+    def __init__(self, thread: LoopThread, inner: A_co) -> None:
+        self._thread = thread
+        self._inner = inner
 
     def close(self) -> None:
-        """See the class."""
-        raise NotImplementedError
+        """Flushes what is pending and leaves; does nothing when it is closed, or the client is."""
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *exc_info: Any) -> None:
+        if not self._thread.stopped:
+            self._thread.wait(_awaited(self._inner.__aexit__(*exc_info)))
 
 
-def connect(url: str, **options: Any) -> Client:
-    """As magnetar.client.connect, with its options; raises what it raises."""
-    thread = LoopThread()
-    try:
-        return Client(thread, thread.wait(_awaited(aio.connect(url, **options))))
-    except BaseException:
-        thread.stop()
-        raise
+F = TypeVar("F")
 
 
-class Client(_Closing):
-    """Made by `connect`."""
+# Methods made by these three have the arguments and the docstring of the method that they are made from.
 
-    def __init__(self, thread: LoopThread, client: aio.Client) -> None:
-        self._thread = thread
-        self._client = client
 
-    def create_producer(self, topic: str, **options: Any) -> Producer:
-        """As magnetar.client.Client.create_producer."""
-        return Producer(self._thread, self._opened(self._client.create_producer, topic, **options))
+def _waiting(method: Callable[Concatenate[A, P], Awaitable[T]]) -> Callable[Concatenate[_Facade[A], P], T]:
+    """Waits for what a method of the asyncio client returns."""
 
-    def subscribe(
-        self,
-        topic: str,
-        subscription: str,
-        *,
-        type: str = "exclusive",
-        start: Start = "latest",
-        **options: Any,
-    ) -> Consumer:
-        """As magnetar.client.Client.subscribe."""
-        opened = self._opened(self._client.subscribe, topic, subscription, type=type, start=start, **options)
-        return Consumer(self._thread, opened)
+    def call(facade: _Facade[A], /, *args: P.args, **options: P.kwargs) -> T:
+        async def run() -> T:
+            return await method(facade._inner, *args, **options)
 
-    def create_reader(self, topic: str, *, start: Start = "latest", **options: Any) -> Reader:
-        """As magnetar.client.Client.create_reader."""
-        return Reader(self._thread, self._opened(self._client.create_reader, topic, start=start, **options))
+        return facade._thread.wait(run())
 
-    def list_topics(self, namespace: str = "") -> list[str]:
-        """Full names of topics, sorted."""
-        return self._thread.wait(self._client.list_topics(namespace))
+    functools.update_wrapper(call, method)
+    return call
 
-    def topic_stats(self, topic: str) -> dict[str, Any]:
-        """Figures of a topic."""
-        return self._thread.wait(self._client.topic_stats(topic))
 
-    def create_topic(self, topic: str) -> None:
-        """Creates a topic."""
-        self._thread.wait(self._client.create_topic(topic))
+def _calling(method: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[_Facade[A], P], T]:
+    """Runs a plain method in the loop's thread."""
 
-    def delete_topic(self, topic: str, *, force: bool = False) -> None:
-        """Deletes a topic."""
-        self._thread.wait(self._client.delete_topic(topic, force=force))
+    def call(facade: _Facade[A], /, *args: P.args, **options: P.kwargs) -> T:
+        async def run() -> T:
+            return method(facade._inner, *args, **options)
 
-    def delete_subscription(self, topic: str, subscription: str, *, force: bool = False) -> None:
-        """Deletes a subscription."""
-        self._thread.wait(self._client.delete_subscription(topic, subscription, force=force))
+        return facade._thread.wait(run())
 
-    def close(self) -> None:
-        """Closes producers (flushing), consumers, readers and connections, and ends the thread."""
-        try:
-            if not self._client.closed:
-                self._thread.wait(self._client.close())
-        finally:
-            self._thread.stop()
+    functools.update_wrapper(call, method)
+    return call
 
-    def _opened(self, open: Callable[..., aio.Opening[Any]], *args: Any, **options: Any) -> Any:
-        return self._thread.wait(_awaited(open(*args, **options)))
+
+def _made(
+    facade_class: Callable[[LoopThread, T], F], method: Callable[Concatenate[_Facade[A], P], T]
+) -> Callable[Concatenate[_Facade[A], P], F]:
+    """Puts a facade over what the method returns."""
+
+    def call(facade: _Facade[A], /, *args: P.args, **options: P.kwargs) -> F:
+        return facade_class(facade._thread, method(facade, *args, **options))
+
+    functools.update_wrapper(call, method)
+    return call
 
 
 class Receipt:
@@ -227,149 +195,110 @@ class Receipt:
         return self._thread.wait(wait())
 
 
-class Producer(_Closing):
+class Producer(_Facade[AsyncProducer]):
     """As magnetar.client.Producer."""
 
-    def __init__(self, thread: LoopThread, producer: AsyncProducer) -> None:
-        self._thread = thread
-        self._producer = producer
+    send = _waiting(AsyncProducer.send)
+    send_many = _waiting(AsyncProducer.send_many)
+    flush = _waiting(AsyncProducer.flush)
+    send_nowait = _made(Receipt, _calling(AsyncProducer.send_nowait))
 
     @property
     def topic(self) -> str:
         """Full name of the topic."""
-        return self._producer.topic
+        return self._inner.topic
 
     @property
     def name(self) -> str:
         """Name of the producer."""
-        return self._producer.name
-
-    def send(
-        self,
-        value: bytes | None,
-        key: Key = None,
-        *,
-        properties: Properties | None = None,
-        event_time: datetime | int | None = None,
-    ) -> MessageId:
-        """Sends, and returns the id when the message is durable."""
-        return self._thread.wait(
-            self._producer.send(value, key, properties=properties, event_time=event_time)
-        )
-
-    def send_nowait(
-        self,
-        value: bytes | None,
-        key: Key = None,
-        *,
-        properties: Properties | None = None,
-        event_time: datetime | int | None = None,
-    ) -> Receipt:
-        """Sends in the background. Raises ProducerQueueFull at the memory bound."""
-        receipt = self._thread.call(
-            self._producer.send_nowait, value, key, properties=properties, event_time=event_time
-        )
-        return Receipt(self._thread, receipt)
-
-    def send_many(
-        self,
-        values: Sequence[bytes | None],
-        *,
-        keys: Sequence[Key] | None = None,
-        properties: Sequence[Properties | None] | None = None,
-        event_times: Sequence[datetime | int | None] | None = None,
-    ) -> list[MessageId]:
-        """Sends many messages as one batch, and returns their ids when all are durable."""
-        return self._thread.wait(
-            self._producer.send_many(values, keys=keys, properties=properties, event_times=event_times)
-        )
-
-    def flush(self) -> None:
-        """Waits until everything sent is durable."""
-        self._thread.wait(self._producer.flush())
-
-    def close(self) -> None:
-        """Flushes and leaves the topic."""
-        if not self._thread.stopped:
-            self._thread.wait(self._producer.close())
+        return self._inner.name
 
 
-class _Receiving(_Closing, Generic[R]):
+class _Receiving(_Facade[R_co]):
     """What Consumer and Reader share."""
 
-    def __init__(self, thread: LoopThread, receiver: R) -> None:
-        self._thread = thread
-        self._receiver = receiver
+    receive_batch = _waiting(Receiving.receive_batch)
+    seek = _waiting(Receiving.seek)
 
     @property
     def topic(self) -> str:
         """Full name of the topic."""
-        return self._receiver.topic
+        return self._inner.topic
 
     def __iter__(self) -> Iterator[Message]:
         """Messages, for ever. Leaving the loop loses nothing."""
         while True:
             # The iterator belongs to the receiver and is emptied by it; taking from it needs no change of threads.
-            yield from self._receiver.open_messages()
-            if not self._thread.wait(self._receiver.refill()):
+            yield from self._inner.open_messages()
+            if not self._thread.wait(self._inner.refill()):
                 return
 
     def receive(self, timeout: float | None = None) -> Message:
         """The next message. Raises ReceiveTimeout after `timeout` seconds."""
-        for message in self._receiver.open_messages():
+        for message in self._inner.open_messages():
             return message
-        return self._thread.wait(self._receiver.receive(timeout))
+        return self._thread.wait(self._inner.receive(timeout))
 
     def batches(self) -> Iterator[MessageBatch]:
         """Messages as they arrived, a batch at a time."""
-        while True:
-            batch = self._thread.wait(self._receiver.receive_batch())
-            if batch is None:
-                return
+        while (batch := self.receive_batch()) is not None:
             yield batch
-
-    def seek(self, start: Start | Message) -> None:
-        """Goes to a position."""
-        self._thread.wait(self._receiver.seek(start))
-
-    def close(self) -> None:
-        """Leaves the topic."""
-        if not self._thread.stopped:
-            self._thread.wait(self._receiver.close())
 
 
 class Consumer(_Receiving[AsyncConsumer]):
     """As magnetar.client.Consumer."""
 
+    ack = _waiting(AsyncConsumer.ack)
+    ack_cumulative = _waiting(AsyncConsumer.ack_cumulative)
+    nack = _calling(AsyncConsumer.nack)
+    unsubscribe = _waiting(AsyncConsumer.unsubscribe)
+
     @property
     def subscription(self) -> str:
         """Name of the subscription."""
-        return self._receiver.subscription
-
-    def ack(self, messages: Acknowledgeable, *, receipt: bool = False) -> None:
-        """Acknowledges a message, an id, a batch or an iterable."""
-        self._thread.wait(self._receiver.ack(messages, receipt=receipt))
-
-    def ack_cumulative(self, message: Message | MessageId, *, receipt: bool = False) -> None:
-        """Acknowledges everything up to a message."""
-        self._thread.wait(self._receiver.ack_cumulative(message, receipt=receipt))
-
-    def nack(self, messages: Message | Iterable[Message]) -> None:
-        """Has messages delivered again later."""
-        self._thread.call(self._receiver.nack, messages)
-
-    def unsubscribe(self) -> None:
-        """Deletes the subscription and closes the consumer."""
-        self._thread.wait(self._receiver.unsubscribe())
+        return self._inner.subscription
 
 
 class Reader(_Receiving[AsyncReader]):
     """As magnetar.client.Reader."""
 
+    has_message_available = _waiting(AsyncReader.has_message_available)
+
     def read_next(self, timeout: float | None = None) -> Message:
         """As `receive`."""
         return self.receive(timeout)
 
-    def has_message_available(self) -> bool:
-        """True if the topic holds a message that this reader has not handed out."""
-        return self._thread.wait(self._receiver.has_message_available())
+
+class Client(_Facade[aio.Client]):
+    """Made by `connect`; closing it ends its thread."""
+
+    create_producer = _made(Producer, _waiting(aio.Client.create_producer))
+    subscribe = _made(Consumer, _waiting(aio.Client.subscribe))
+    create_reader = _made(Reader, _waiting(aio.Client.create_reader))
+    list_topics = _waiting(aio.Client.list_topics)
+    topic_stats = _waiting(aio.Client.topic_stats)
+    create_topic = _waiting(aio.Client.create_topic)
+    delete_topic = _waiting(aio.Client.delete_topic)
+    delete_subscription = _waiting(aio.Client.delete_subscription)
+
+    def __exit__(self, *exc_info: Any) -> None:
+        try:
+            super().__exit__(*exc_info)
+        finally:
+            self._thread.stop()
+
+
+def _connecting(open: Callable[P, Awaitable[aio.Client]]) -> Callable[P, Client]:
+    def call(*args: P.args, **options: P.kwargs) -> Client:
+        thread = LoopThread()
+        try:
+            return Client(thread, thread.wait(_awaited(open(*args, **options))))
+        except BaseException:
+            thread.stop()
+            raise
+
+    functools.update_wrapper(call, open)
+    return call
+
+
+connect = _connecting(aio.connect)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import ssl
 from collections.abc import Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from magnetar.proto.commands import (
     Command,
@@ -15,36 +15,25 @@ from magnetar.proto.commands import (
     DeleteSubscription,
     DeleteTopic,
     ListTopics,
-    Lookup,
-    Partitions,
     TopicStats,
 )
-from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError, Unsupported
+from magnetar.proto.errors import AlreadyClosed, MagnetarError
 from magnetar.proto.ids import TopicName, check_subscription_name
 from magnetar.runtime.clock import Clock, SystemClock
-from magnetar.runtime.connection import ConnectionOptions
 
-from .attachment import until_answered
+from .connection.broker_connection import ABANDON_TIMEOUT_S, CLOSE_TIMEOUT_S, BrokerConnection
+from .connection.pool import ConnectionPool
 from .consumer import Consumer
-from .link import Link
-from .options import SUBSCRIPTION_TYPES, ClientOptions, ConsumerOptions, ProducerOptions, Start, parse_url
+from .options import ClientOptions, ConsumerOptions, ProducerOptions, Start, parse_url
 from .producer import Producer
 from .reader import Reader
+from .topic.consumer import TopicConsumer
+from .topic.producer import TopicProducer
+from .topic.session import ConsumerSession
 
-# What leaving (closing a producer or consumer) waits for the broker's answer: leaving works without it as well.
-_LEAVE_TIMEOUT_S = 5.0
-
-
-class Closable(Protocol):
-    """What `Opening` opens."""
-
-    async def close(self) -> None:
-        """Ends it."""
-        ...
-
-
-C = TypeVar("C", bound=Closable)
+C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 M = TypeVar("M", Producer, Consumer, Reader)
+OnClosed = Callable[[], object]
 
 
 class Opening(Generic[C]):
@@ -63,9 +52,9 @@ class Opening(Generic[C]):
         self._opened = await self._open()
         return self._opened
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def __aexit__(self, *exc_info: Any) -> None:
         assert self._opened is not None
-        await self._opened.close()
+        await self._opened.__aexit__(*exc_info)
 
     if not TYPE_CHECKING:  # a type checker would take every attribute to exist
 
@@ -96,7 +85,7 @@ def connect(
     between attempts to reconnect. `clock` and `rng` are for simulations. Raises InvalidArgument for another kind of URL,
     ConnectionLost when nothing answers there.
     """
-    host, port = parse_url(url)
+    service = parse_url(url)
     options = ClientOptions(
         operation_timeout=operation_timeout,
         connect_timeout=connect_timeout,
@@ -105,14 +94,17 @@ def connect(
         backoff_max=backoff_max,
         max_message_bytes=max_message_bytes,
         tls=tls,
+        name=name,
     )
 
     async def open_client() -> Client:
-        client = Client(host, port, options, name, clock or SystemClock(), rng or random.Random(_seed()))
+        client = Client(
+            ConnectionPool(service, options, clock or SystemClock(), rng or random.Random(_seed()))
+        )
         try:
             await client.open()
         except BaseException:
-            await client.close()
+            await client.abandon()
             raise
         return client
 
@@ -127,29 +119,22 @@ def _seed() -> int:
 class Client:
     """Made by `connect`; used from one event loop. Methods named create_... and subscribe can be awaited or entered."""
 
-    def __init__(
-        self, host: str, port: int, options: ClientOptions, name: str, clock: Clock, rng: random.Random
-    ) -> None:
-        self.options = options
-        self.clock = clock
-        self.rng = rng
-        self._service = (host, port)
-        self._connection_options = ConnectionOptions(
-            name=f"client {name}",
-            max_message_bytes=options.max_message_bytes,
-            ping_interval_s=options.ping_interval,
-            handshake_timeout_s=options.connect_timeout,
-            tls=options.tls,
-        )
-        self._links: dict[tuple[str, int], asyncio.Task[Link]] = {}
-        # In the order in which they were made; closed the other way round.
-        self._members: dict[Producer | Consumer | Reader, None] = {}
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
+        # By id, in the order in which they were made; closed the other way round.
+        self._members: dict[int, Producer | Consumer | Reader] = {}
         self._last_id = 0
         self._closed = False
+        self._closing = asyncio.Lock()
 
     async def open(self) -> None:
         """Connects once, so that a wrong address is found at once."""
-        await self._link(self._service)
+        await self._pool.to_service()
+
+    @property
+    def options(self) -> ClientOptions:
+        """What it was made with."""
+        return self._pool.options
 
     @property
     def closed(self) -> bool:
@@ -191,7 +176,12 @@ class Client:
             block_when_full=block_when_full,
         )
         full_name = str(TopicName.parse(topic))
-        return Opening(lambda: self._open(Producer(self, full_name, options, self._new_id())))
+
+        def make(producer_id: int, on_closed: OnClosed) -> tuple[TopicProducer, Producer]:
+            producer = TopicProducer(self._pool, full_name, options, producer_id, on_closed)
+            return producer, Producer(producer)
+
+        return self._opening(make)
 
     def subscribe(
         self,
@@ -220,9 +210,9 @@ class Client:
         did not acknowledge until then does not come again. Raises ConsumerBusy if the subscription exists and is of the
         other kind.
         """
-        if type not in SUBSCRIPTION_TYPES:
-            raise InvalidArgument(f"unknown subscription type {type!r}; use 'exclusive' or 'shared'")
         options = ConsumerOptions(
+            type=type,
+            start=start,
             name=name,
             durable=durable,
             receiver_queue_messages=receiver_queue_messages,
@@ -232,9 +222,14 @@ class Client:
             nack_delay=nack_delay,
         )
         full_name, subscription = str(TopicName.parse(topic)), check_subscription_name(subscription)
-        return Opening(
-            lambda: self._open(Consumer(self, full_name, subscription, type, start, options, self._new_id()))
-        )
+
+        def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer, Consumer]:
+            what = f"consumer {subscription!r} of {full_name}"
+            session = ConsumerSession(self._pool, full_name, consumer_id, what)
+            consumer = TopicConsumer(session, subscription, options, on_closed)
+            return consumer, Consumer(full_name, subscription, consumer)
+
+        return self._opening(make)
 
     def create_reader(
         self,
@@ -250,19 +245,21 @@ class Client:
         start: as for `subscribe`.
         """
         options = ConsumerOptions(
-            name=name,
             durable=False,
+            start=start,
+            name=name,
             receiver_queue_messages=receiver_queue_messages,
             receiver_queue_bytes=receiver_queue_bytes,
         )
         full_name = str(TopicName.parse(topic))
 
-        def reader() -> Reader:
-            subscription = f"reader-{self.rng.getrandbits(64):016x}"
-            what = f"reader of {full_name}"
-            return Reader(self, full_name, subscription, "exclusive", start, options, self._new_id(), what)
+        def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer, Reader]:
+            subscription = f"reader-{self._pool.rng.getrandbits(64):016x}"
+            session = ConsumerSession(self._pool, full_name, consumer_id, f"reader of {full_name}")
+            consumer = TopicConsumer(session, subscription, options, on_closed)
+            return consumer, Reader(full_name, consumer)
 
-        return Opening(lambda: self._open(reader()))
+        return self._opening(make)
 
     # --- administration ----------------------------------------------------------------------------------------------
 
@@ -295,95 +292,70 @@ class Client:
 
         VersionConflict is raised at once: the same compare-and-set can only fail again.
         """
+        return await self._pool.request(command, topic, payload)
 
-        async def ask() -> Any:
-            link = await (self._link(self._service) if topic is None else self.link_of_topic(topic))
-            return await link.request(command, self.options.operation_timeout, payload)
-
-        return await until_answered(ask, self.options, self.rng, type(command).__name__)
+    async def connection_of_topic(self, topic: str) -> BrokerConnection:
+        """To the broker that serves `topic`: for several requests that belong together."""
+        return await self._pool.to_topic(topic)
 
     # --- closing -----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Closes producers (flushing), consumers, readers and connections. Raises what a producer could not send."""
-        if self._closed:
-            return
-        failure: MagnetarError | None = None
-        for member in reversed(list(self._members)):
+        """Closes producers (flushing), consumers, readers and connections. Raises what a producer could not send.
+
+        Cancelled, it does the rest without flushing and without waiting for the service.
+        """
+        async with self._closing:
+            failure: MagnetarError | None = None
             try:
-                await member.close()
-            except MagnetarError as error:
-                failure = failure or error
+                for member in reversed(list(self._members.values())):
+                    try:
+                        await member.close()
+                    except MagnetarError as error:
+                        failure = failure or error
+                await self._end(CLOSE_TIMEOUT_S)
+            except BaseException:
+                await self.abandon()
+                raise
+            if failure is not None:
+                raise failure
+
+    async def abandon(self) -> None:
+        """Closes at once: what is not confirmed fails, and nothing but the sockets is waited for, 0.1 s at most."""
+        await self._end(ABANDON_TIMEOUT_S)
+
+    async def _end(self, timeout: float) -> None:
         self._closed = True
-        tasks, self._links = list(self._links.values()), {}
-        for task in tasks:
-            task.cancel()
-        # Opened ones too, whose cancelling does nothing. A link is closed when its socket is: the loop may end next.
-        for link in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(link, Link):
-                await link.close()
-        if failure is not None:
-            raise failure
+        for member in reversed(list(self._members.values())):
+            member.abandon()
+        await self._pool.close(timeout)
 
     async def __aenter__(self) -> Client:
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            await self.abandon()
 
-    # --- for producers, consumers and readers ------------------------------------------------------------------------
+    # --- members -----------------------------------------------------------------------------------------------------
 
-    async def _open(self, member: M) -> M:
-        if self._closed:
-            raise AlreadyClosed("the client is closed; connect again")
-        self._members[member] = None
-        try:
-            await member.open()
-        except BaseException:
-            self.forget(member)
-            raise
-        return member
+    def _opening(
+        self, make: Callable[[int, OnClosed], tuple[TopicProducer | TopicConsumer, M]]
+    ) -> Opening[M]:
+        async def open_member() -> M:
+            if self._closed:
+                raise AlreadyClosed("the client is closed; connect again")
+            self._last_id += 1
+            member_id = self._last_id
+            attached, member = make(member_id, lambda: self._members.pop(member_id, None))
+            self._members[member_id] = member
+            try:
+                await attached.open()
+            except BaseException:
+                member.abandon()
+                raise
+            return member
 
-    def forget(self, member: Producer | Consumer | Reader | Any) -> None:
-        """A member was closed."""
-        self._members.pop(member, None)
-
-    def _new_id(self) -> int:
-        self._last_id += 1
-        return self._last_id
-
-    async def link_of_topic(self, topic: str) -> Link:
-        """The connection to the broker that serves `topic`. Raises what the look-up failed with."""
-        timeout = self.options.operation_timeout
-        service = await self._link(self._service)
-        found = await service.request(Lookup(0, topic), timeout)
-        address = parse_url(found["url"])
-        partitions = (await service.request(Partitions(0, topic), timeout))["partitions"]
-        if partitions:
-            raise Unsupported(f"{topic} has {partitions} partitions, which this client cannot address yet")
-        return service if address == self._service else await self._link(address)
-
-    async def _link(self, address: tuple[str, int]) -> Link:
-        """The connection to a broker, opened if there is none; those who ask meanwhile wait for the same one."""
-        if self._closed:
-            raise AlreadyClosed("the client is closed; connect again")
-        task = self._links.get(address)
-        if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().closed)):
-            task = asyncio.get_running_loop().create_task(
-                Link.open(*address, self._connection_options, self.options.connect_timeout),
-                name=f"connect {address[0]}:{address[1]}",
-            )
-            task.add_done_callback(_retrieved)
-            self._links[address] = task
-        return await asyncio.shield(task)
-
-    async def tell_leaving(self, link: Link, command: Command) -> None:
-        """Tells the broker that a producer or consumer is closed; it finds out itself if that fails."""
-        with contextlib.suppress(MagnetarError):
-            await link.request(command, min(_LEAVE_TIMEOUT_S, self.options.operation_timeout))
-
-
-def _retrieved(task: asyncio.Task[Link]) -> None:
-    """Marks the outcome as seen: whoever asks next opens another connection."""
-    if not task.cancelled():
-        task.exception()
+        return Opening(open_member)

@@ -6,40 +6,31 @@ ids, keys, properties and times stay in its bytes until somebody asks.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
-from xxhash import xxh3_64_digest
 
 from magnetar.proto.batch import (
-    BATCH_HEADER_BYTES,
-    FLAG_SINGLE,
-    FORMAT_NATIVE,
     META_EVENT_TIMES_MS,
     META_PROPERTIES,
     META_SEQUENCE_IDS,
     BatchHeader,
     DecodedBatch,
-    decode_batch,
+    Key,
     decode_batch_header,
+    entry_keys,
+    entry_values,
 )
 from magnetar.proto.commands import ACK_SET_ROW, Deliver, decode_rows
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import ChecksumMismatch, MagnetarError, MalformedFrame
+from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MessageId
 
-from .columns import Key
+T = TypeVar("T")
 
 # Flags of a delivery's messages.
 UNACKED, QUEUED, ACKED = 0, 1, 2
-
-_SINGLE_MARK = struct.pack(">BBHI", FORMAT_NATIVE, FLAG_SINGLE, BATCH_HEADER_BYTES, 1)
-_NO_COLUMNS = bytes(8)
-# checksum, then format, flags, header length and count; key hash, sequence id, publish time; lengths of the columns
-_SINGLE = struct.Struct(">4x8s8s20x8s")
-assert _SINGLE.size == BATCH_HEADER_BYTES
 
 
 class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
@@ -121,13 +112,13 @@ class Delivery:
 
     flags: a byte a message, UNACKED, QUEUED (its ack is not sent yet) or ACKED; messages that the broker named in the
     ack set are ACKED from the start, and cost no permits. permits, bytes: messages not in the ack set, and bytes of all
-    batches, as the broker counts permits. `batches` holds the decoded batches by position, those of single messages
-    without key and metadata excepted.
+    batches, as the broker counts permits.
     """
 
     __slots__ = (
+        "_batches",
+        "_keys",
         "base_index",
-        "batches",
         "bytes",
         "count",
         "entry",
@@ -157,7 +148,8 @@ class Delivery:
         self.bytes = len(payload) - entry.body
         self.flags = bytearray(entry.message_count)
         self.queued = False  # AckTracker holds it
-        self.batches: dict[int, DecodedBatch] = {}
+        self._batches: dict[int, DecodedBatch] = {}
+        self._keys: list[Key] | None = None
         if slice_start:
             self._mark_acked(decode_rows(ACK_SET_ROW, memoryview(payload)[:slice_start]))
         self.permits = self.flags.count(UNACKED)
@@ -170,56 +162,13 @@ class Delivery:
 
     def values(self) -> list[bytes | None]:
         """All values, each batch verified. Raises ChecksumMismatch or MalformedFrame."""
-        entry = self.entry
+        return self._decoded(entry_values)
+
+    def _decoded(self, decode: Callable[[Entry], T]) -> T:
         try:
-            if entry.batch_count == 1:
-                values = self._decode(0, *entry.batch_bounds(0))
-            else:
-                values = self._decode_many()
+            return decode(self.entry)
         except MagnetarError as error:
-            raise type(error)(
-                f"entry {self.entry_id} of ledger {self.ledger} in {self.topic}: {error.message}",
-                **error.details,
-            ) from None
-        if len(values) != self.count:
-            raise MalformedFrame(
-                f"entry {self.entry_id} of ledger {self.ledger} has not the messages its table says"
-            )
-        return values
-
-    def _decode_many(self) -> list[bytes | None]:
-        # 240 ns for a batch that is one plain message: what a batch of an unbatched producer is.
-        entry = self.entry
-        data, start = entry.data, entry.body
-        shift = start - entry.base_offset
-        values: list[bytes | None] = []
-        append, unpack, digest = values.append, _SINGLE.unpack_from, xxh3_64_digest
-        mark, no_columns = _SINGLE_MARK, _NO_COLUMNS
-        if len(data) - start < BATCH_HEADER_BYTES:
-            raise MalformedFrame("a batch is cut short")
-        for position, end in enumerate(entry.end_offsets):
-            end += shift
-            if end - start < BATCH_HEADER_BYTES or end > len(data):
-                raise MalformedFrame("an entry table contradicts its batches")
-            checksum, kind, columns = unpack(data, start)
-            if kind == mark and columns == no_columns:
-                if digest(data[start + 12 : end]) != checksum:
-                    raise ChecksumMismatch("a batch does not match its checksum: it was damaged on its way")
-                append(data[start + BATCH_HEADER_BYTES : end])
-            else:
-                values += self._decode(position, start, end)
-            start = end
-        return values
-
-    def _decode(self, position: int, start: int, end: int) -> list[bytes | None]:
-        batch = decode_batch(self.entry.data, start)
-        if batch.header.size != end - start:
-            raise MalformedFrame("a batch has another size than the entry's table says")
-        if len(batch.values) != self.entry.end_indexes[position] - self.entry.batch_start_index(position):
-            raise MalformedFrame("a batch has another number of messages than the entry's table says")
-        # The values live in the messages; holding them here as well would keep what the user has dropped.
-        self.batches[position] = batch._replace(values=[])
-        return batch.values
+            raise _of_entry(error, self.ledger, self.entry_id, self.topic) from None
 
     # --- of one message ----------------------------------------------------------------------------------------------
 
@@ -229,27 +178,29 @@ class Delivery:
         position = self.entry.batch_of(in_entry)
         return position, in_entry - self.entry.batch_start_index(position)
 
+    def _batch(self, position: int) -> DecodedBatch:
+        """For its metadata: the values live in the messages, and keys are decoded all at once."""
+        batch = self._batches.get(position)
+        if batch is None:
+            start, _ = self.entry.batch_bounds(position)
+            batch = self._batches[position] = DecodedBatch(self.entry.data, start, verify=False)
+        return batch
+
     def key(self, index: int) -> Key:
-        """See Message.key."""
-        position, number = self._place(index)
-        batch = self.batches.get(position)
-        return None if batch is None or batch.keys is None else batch.keys[number]
+        """See Message.key. 100 ns once the first key was asked for, which decodes all of them."""
+        if self._keys is None:
+            self._keys = self._decoded(entry_keys)
+        return self._keys[index]
 
     def metadata(self, index: int, column: int) -> Any:
         """Value of a metadata column, None if absent."""
         position, number = self._place(index)
-        batch = self.batches.get(position)
-        if batch is None or batch.metadata is None:
-            return None
-        values = batch.metadata.get(column)
+        values = self._decoded(lambda _: self._batch(position).metadata or {}).get(column)
         return None if values is None else values[number]
 
     def header(self, index: int) -> BatchHeader:
         """Header of the message's batch."""
         position, _ = self._place(index)
-        batch = self.batches.get(position)
-        if batch is not None:
-            return batch.header
         return decode_batch_header(self.entry.data, self.entry.batch_bounds(position)[0])
 
     def sequence_id(self, index: int) -> int:
@@ -263,3 +214,21 @@ class Delivery:
         """See Message.producer_name."""
         names: Sequence[str] = self.entry.producer_names
         return names[self.entry.producers[self._place(index)[0]]]
+
+
+class Undecodable:
+    """In place of a delivery whose table cannot be read: whoever receives it gets the error."""
+
+    permits = bytes = 0
+
+    def __init__(self, command: Deliver, error: MagnetarError, topic: str) -> None:
+        self.epoch = command.consumer_epoch
+        self._error = _of_entry(error, command.ledger, command.entry, topic)
+
+    def values(self) -> NoReturn:
+        """Raises the error."""
+        raise self._error
+
+
+def _of_entry(error: MagnetarError, ledger: int, entry: int, topic: str) -> MagnetarError:
+    return type(error)(f"entry {entry} of ledger {ledger} in {topic}: {error.message}", **error.details)

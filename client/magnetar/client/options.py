@@ -25,6 +25,10 @@ _MILLISECONDS = re.compile("[0-9]{13}")
 TIME_FORMS = "2026-01-31T12:00:00 in local time, 2026-01-31T12:00:00Z or +02:00, or 13 digits: milliseconds since the epoch"
 
 
+WireStart = tuple[str, Any]
+"""The same as Subscribe and Seek carry it (WIRE.md)."""
+
+
 def parse_url(url: str) -> tuple[str, int]:
     """Host and port of `magnetar://host:port`. Raises InvalidArgument, which shows the form."""
     try:
@@ -53,6 +57,7 @@ class ClientOptions:
     backoff_max: float = 5.0
     max_message_bytes: int = 5 * 1024 * 1024
     tls: ssl.SSLContext | None = None
+    name: str = "python"  # what the service's log calls this client
 
     def __post_init__(self) -> None:
         for name in ("operation_timeout", "connect_timeout", "ping_interval", "backoff_first", "backoff_max"):
@@ -90,8 +95,10 @@ class ConsumerOptions:
     queue faster than the service may fill it, up to 64,000.
     """
 
-    name: str = ""
+    type: str = "exclusive"
+    start: Start = "latest"
     durable: bool = True  # False: the subscription ends with its last consumer
+    name: str = ""
     receiver_queue_messages: int | None = None
     receiver_queue_bytes: int = 16 * 1024 * 1024
     ack_group_messages: int = 1000
@@ -99,6 +106,9 @@ class ConsumerOptions:
     nack_delay: float = 60.0
 
     def __post_init__(self) -> None:
+        if self.type not in SUBSCRIPTION_TYPES:
+            raise InvalidArgument(f"unknown subscription type {self.type!r}; use 'exclusive' or 'shared'")
+        start_on_wire(self.start)
         if self.receiver_queue_messages is not None:
             _positive("receiver_queue_messages", self.receiver_queue_messages)
         for name in ("receiver_queue_bytes", "ack_group_messages"):
@@ -108,7 +118,7 @@ class ConsumerOptions:
                 raise InvalidArgument(f"{name} must not be negative, not {getattr(self, name)!r}")
 
 
-def start_on_wire(start: Start) -> tuple[str, Any]:
+def start_on_wire(start: Start) -> WireStart:
     """`start` as Subscribe and Seek carry it. Raises InvalidArgument."""
     if isinstance(start, str) and start in ("earliest", "latest"):
         return (start, None)

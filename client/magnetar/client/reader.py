@@ -1,24 +1,19 @@
-"""Reader: reads a topic from a position on, keeps its place itself, acknowledges nothing.
-
-After a lost connection it goes on behind the last message that it handed out: nothing twice, nothing left out.
-"""
+"""Reader: reads a topic from a position on, without a subscription."""
 
 from __future__ import annotations
 
 import asyncio
-from operator import length_hint
 
-from magnetar.proto.commands import LastMessageId
 from magnetar.proto.ids import MessageId
 
 from .messages import Message
-from .receiver import Receiver
+from .receiving import Receiving
 
 # How long has_message_available waits to see whether anything follows a start given as a time.
 TIME_START_PATIENCE_S = 1.0
 
 
-class Reader(Receiver):
+class Reader(Receiving):
     """Reads one topic. Made by `Client.create_reader`."""
 
     async def read_next(self, timeout: float | None = None) -> Message:
@@ -27,28 +22,17 @@ class Reader(Receiver):
 
     async def has_message_available(self) -> bool:
         """True if the topic holds a message that this reader has not handed out."""
-        self._check_open()
-        if length_hint(self._current) or self._queue:
+        if self._consumer.has_queued:
             return True
-        answer = await self._call(LastMessageId(0, self._id))
+        answer = await self._consumer.last_message_id()
         if answer is None:
             return False
-        last = MessageId.from_bytes(answer)
-        position = self._position()
-        if position is not None:
-            return last > position
-        kind, value = self._start
-        if kind == "latest":
-            return self._latest_at_start is None or last > self._latest_at_start
-        if kind == "id":
-            return last >= MessageId.from_bytes(value)
-        if kind == "time":
-            return await self._anything_within(TIME_START_PATIENCE_S)
-        return True
-
-    async def _anything_within(self, seconds: float) -> bool:
+        self._consumer.note_handed_out()
+        behind = self._consumer.position.is_behind(MessageId.from_bytes(answer))
+        if behind is not None:
+            return behind
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(TIME_START_PATIENCE_S):
                 return await self.refill()
         except TimeoutError:
             return False

@@ -18,10 +18,11 @@ from bisect import bisect_right
 from collections.abc import Generator
 from functools import partial
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
+from magnetar.proto.batch import EncodedBatches
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import NO_PARTITION, MessageId
 
@@ -32,14 +33,6 @@ _new_id = partial(tuple.__new__, MessageId)
 def copy_of(error: MagnetarError) -> MagnetarError:
     """To raise it more than once: every raise adds to an exception's traceback."""
     return type(error)(error.message, **error.details)
-
-
-class Encoded(Protocol):
-    """A group's bytes, kept until it settles so that it can be sent again."""
-
-    def frames(self, header: bytes, first: int) -> bytes:
-        """The group as SEND frames with this header, from message `first` on."""
-        ...
 
 
 class Group:
@@ -69,7 +62,7 @@ class Group:
         self.bytes = 0  # what it counts against the memory bound
         self.confirmed = 0
         self.deadline = 0.0  # loop time
-        self.encoded: Encoded | None = None
+        self.encoded: EncodedBatches | None = None  # kept until it settles, so that it can be sent again
         self.runs: list[tuple[int, int, int, int]] = []
         self.settled = False
         self.error: MagnetarError | None = None
@@ -113,7 +106,7 @@ class Group:
     def message_id(self, index: int) -> MessageId:
         """Id of message `index` of a settled group. Raises what the group failed with."""
         if index >= self.confirmed:
-            raise self.told_error()
+            raise self.raisable_error()
         runs = self.runs
         run = runs[0] if len(runs) == 1 else runs[bisect_right(runs, (index + 1,)) - 1]
         return _new_id((run[1], run[2], run[3] + index - run[0], NO_PARTITION))
@@ -121,7 +114,7 @@ class Group:
     def message_ids(self) -> list[MessageId]:
         """All ids of a settled group. Raises what the group failed with."""
         if self.error is not None:
-            raise self.told_error()
+            raise self.raisable_error()
         ids: list[MessageId] = []
         for (first, ledger, entry, index), end in zip(
             self.runs, [*(run[0] for run in self.runs[1:]), self.message_count]
@@ -130,7 +123,7 @@ class Group:
             ids += map(_new_id, zip(repeat(ledger), repeat(entry), indexes, repeat(NO_PARTITION)))
         return ids
 
-    def told_error(self) -> MagnetarError:
+    def raisable_error(self) -> MagnetarError:
         """The error, to raise."""
         error = self.error
         assert error is not None, "the group has not settled"
@@ -150,8 +143,8 @@ class Settled:
         yield from self._group.wait()
 
 
-class Receipt(msgspec.Struct, gc=False):
-    """Await it for the MessageId of one message, or for the error that it failed with."""
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """Await it for the MessageId of one message, or for the error that it failed with. Hashable, as awaitables are."""
 
     group: Group
     index: int

@@ -240,14 +240,14 @@ _CONSUMER = 1
 
 async def _move(client: Client, topic: str, subscription: str, point: Point) -> None:
     """Makes the subscription, or moves it: as a consumer that asks for no messages."""
-    link = await client.link_of_topic(topic)
+    connection = await client.connection_of_topic(topic)
     timeout = client.options.operation_timeout
     start = ("id", point.id.to_bytes())
-    await link.request(Subscribe(0, _CONSUMER, topic, subscription, "exclusive", start), timeout)
+    await connection.request(Subscribe(0, _CONSUMER, topic, subscription, "exclusive", start), timeout)
     try:
-        await link.request(Seek(0, _CONSUMER, start), timeout)
+        await connection.request(Seek(0, _CONSUMER, start), timeout)
     finally:
-        await link.request(CloseConsumer(0, _CONSUMER), timeout)
+        await connection.request(CloseConsumer(0, _CONSUMER), timeout)
 
 
 def _offset(subscription: str, points: dict[str, Point]) -> Offset:

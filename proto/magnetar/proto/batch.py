@@ -1,26 +1,35 @@
 """Batches: 1..n messages, encoded once by the client, opaque to broker and bookie (FORMATS.md draws the bytes).
 
-A batch is a fixed header of 48 bytes, an optional extension map, and three columns: values, keys, metadata. Columns are
-msgpack arrays made in one call each; a single uncompressed message has its value as it is. The checksum (xxh3-64) covers
-everything after itself. What the broker must know (count, sequence id, key hash, extensions) stands in the header.
+A batch is a fixed header of 48 bytes, an optional extension map, and three columns: values, keys, metadata. The checksum
+(xxh3-64) covers everything after itself. What the broker must know (count, sequence id, key hash, extensions) stands in the
+header, which is the same for every format; how the columns are written is what a format decides (`FORMATS`).
 
 >>> data = encode_batch([b"a", b"b"], sequence_id=7, publish_time_ms=1000, keys=["k", None])
 >>> batch = decode_batch(data)
->>> batch.values, batch.keys, batch.header.sequence_id
-([b'a', b'b'], ['k', None], 7)
+>>> batch.values, batch.keys, batch.header.sequence_id, batch.header.mixed_keys
+([b'a', b'b'], ['k', None], 7, True)
+
+This module alone knows the layout. The fast ways, `encode_singles` for the batches of one message that an unbatched producer
+sends and `entry_values` for what consumers receive, are a few C loops over whole groups of messages.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import count as count_from
+from itertools import repeat
+from operator import add
 from typing import Any, NamedTuple
 
-import msgpack
-from xxhash import xxh3_64_digest
+import msgspec
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from .compression import Compression, compress, decompress
+from .entry import Entry
 from .errors import ChecksumMismatch, MalformedFrame
+from .frames import frame_prefix
 from .ids import MAX_MESSAGES_PER_ENTRY
 
 _HEADER = struct.Struct(">I8sBBHIIQQII")
@@ -35,7 +44,14 @@ GROUP_OVERHEAD_BYTES = 4096
 
 FORMAT_NATIVE = 1
 
-FLAG_SINGLE = 0x01  # one message, its value stands uncompressed in place of the values column
+FLAG_SINGLE = (
+    0x01  # one message; its value and its key, if it has one, stand as they are in place of their columns
+)
+FLAG_KEYED = 0x02  # all messages have the same key, whose hash is in the header
+FLAG_MIXED_KEYS = (
+    0x04  # there are keys, and not all messages have the same; without either flag there are none
+)
+FLAG_BINARY_KEY = 0x08  # with SINGLE and KEYED: the key is bytes, not text
 FLAG_COMPRESSION_SHIFT = 4  # bits 4-7: Compression of every column that is there
 
 # Keys of the extension map; unknown ones are kept by everybody.
@@ -48,11 +64,29 @@ META_EVENT_TIMES_MS = 2
 META_INDEXES = 3  # sparse batch (compacted): index of each kept message
 META_SEQUENCE_IDS = 4  # only when they do not simply count up
 
+Key = str | bytes | None
 Properties = Mapping[str, str]
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
+
+
+class Columns(NamedTuple):
+    """Messages to encode, by column; absent columns are None, the others as long as `values`."""
+
+    values: Sequence[bytes | None]
+    keys: Sequence[Key] | None = None
+    properties: Sequence[Properties | None] | None = None
+    event_times_ms: Sequence[int | None] | None = None
+    indexes: Sequence[int] | None = None
+    sequence_ids: Sequence[int] | None = None
 
 
 class BatchHeader(NamedTuple):
-    """Decoded fixed header. Lengths in bytes, `length` without its own field, times in ms since the epoch."""
+    """Decoded fixed header. Lengths in bytes, `length` without its own field, times in ms since the epoch.
+
+    key_hash: `key_hash_of` the key that all messages have, 0 unless `keyed`.
+    """
 
     length: int
     checksum: bytes
@@ -71,29 +105,206 @@ class BatchHeader(NamedTuple):
         """Bytes of the whole batch."""
         return self.length + 4
 
+    @property
+    def keyed(self) -> bool:
+        """True if all messages have the same key."""
+        return bool(self.flags & FLAG_KEYED)
 
-class DecodedBatch(NamedTuple):
-    """A batch with its columns decoded; absent columns are None."""
+    @property
+    def mixed_keys(self) -> bool:
+        """True if there are keys, but not one for all messages."""
+        return bool(self.flags & FLAG_MIXED_KEYS)
 
-    header: BatchHeader
-    extensions: Mapping[int, Any]
-    values: list[bytes | None]
-    keys: list[str | bytes | None] | None
-    metadata: Mapping[int, list[Any]] | None
+
+# --- formats ---------------------------------------------------------------------------------------------------------
+
+
+VALUES, KEYS, METADATA = range(3)
+
+
+class BatchFormat(NamedTuple):
+    """How columns are written. The header names the format; whoever stores and forwards batches needs none.
+
+    encode: flags (FLAG_SINGLE, compression), then values, keys and metadata as bytes; what is absent is empty.
+    decode: one of the three. The caller checks that what comes back is a list (metadata: a map of them) of the right length.
+    """
+
+    encode: Callable[[Columns, Compression], tuple[int, bytes, bytes, bytes]]
+    decode: Callable[[BatchHeader, int, memoryview], Any]
+
+
+def _encode_native(columns: Columns, compression: Compression) -> tuple[int, bytes, bytes, bytes]:
+    """Msgpack arrays, made in one call each; a single uncompressed message has its value and its key as they are."""
+    values, keys, *metadata = columns
+    flags = compression << FLAG_COMPRESSION_SHIFT
+    if len(values) == 1 and values[0] is not None and compression is Compression.NONE:
+        flags |= FLAG_SINGLE
+        values_column, keys_column = bytes(values[0]), b""
+        if keys is not None and keys[0] is not None:
+            keys_column = _as_bytes(keys[0])
+            flags |= FLAG_BINARY_KEY if isinstance(keys[0], bytes) else 0
+    else:
+        values_column = compress(compression, _pack(values))
+        keys_column = b"" if keys is None else compress(compression, _pack(keys))
+    present = {
+        number: column for number, column in enumerate(metadata, META_PROPERTIES) if column is not None
+    }
+    return flags, values_column, keys_column, compress(compression, _pack(present)) if present else b""
+
+
+def _decode_native(header: BatchHeader, which: int, column: memoryview) -> Any:
+    if header.flags & FLAG_SINGLE and which != METADATA:
+        return [
+            str(column, "utf-8") if which == KEYS and not header.flags & FLAG_BINARY_KEY else bytes(column)
+        ]
+    codec = header.flags >> FLAG_COMPRESSION_SHIFT
+    return _unpack(column if codec == Compression.NONE else decompress(codec, column))
+
+
+FORMATS = {FORMAT_NATIVE: BatchFormat(_encode_native, _decode_native)}
+
+
+# --- encoding --------------------------------------------------------------------------------------------------------
+
+# What the checksum covers, down to the extensions. Of a single message in parts: constant, key hash, sequence id, and
+# publish time with the lengths of the columns.
+_REST = struct.Struct(">BBHIIQQII")
+_PLAIN_REST = struct.Struct(">12sQ16s")
+_KEYED_REST = struct.Struct(">8s4sQ16s")
+_SINGLE_END = struct.Struct(">QII")
+_SINGLE_MARK, _TEXT_KEY_MARK, _BINARY_KEY_MARK = (
+    struct.pack(">BBHI", FORMAT_NATIVE, FLAG_SINGLE | flags, BATCH_HEADER_BYTES, 1)
+    for flags in (0, FLAG_KEYED, FLAG_KEYED | FLAG_BINARY_KEY)
+)
+_NO_HASH = bytes(4)
+
+
+def _as_bytes(key: str | bytes) -> bytes:
+    return key.encode() if isinstance(key, str) else key
+
+
+def key_hash_of(key: str | bytes) -> int:
+    """What the header says of a key: the upper half of its xxh3-64; a text counts as UTF-8."""
+    return int(xxh3_64_intdigest(_as_bytes(key)) >> 32)
+
+
+class EncodedBatches:
+    """Batches ready to be sent, as often as needed: the checksum of each, and what it covers."""
+
+    __slots__ = ("_digests", "_rests")
+
+    def __init__(self, rests: list[bytes]) -> None:
+        self._rests = rests
+        self._digests: list[bytes] = list(map(xxh3_64_digest, rests))
+
+    def frames(self, header: bytes, first: int = 0) -> bytes:
+        """A frame with this header for each batch from `first` on. 100 ns a frame."""
+        digests, rests = self._digests[first:], self._rests[first:]
+        sizes = list(map(len, rests))
+        # All of a frame before the checksum depends on the size alone, and a group of messages has few sizes.
+        prefixes = {
+            size: frame_prefix(header, size + _CHECKSUM_END) + _LENGTH.pack(size + 8)
+            for size in dict.fromkeys(sizes)
+        }
+        parts = [b""] * (3 * len(rests))
+        parts[0::3] = map(prefixes.__getitem__, sizes)
+        parts[1::3] = digests
+        parts[2::3] = rests
+        return b"".join(parts)
+
+    def batches(self) -> bytes:
+        """The batches back to back."""
+        parts: list[bytes] = []
+        for digest, rest in zip(self._digests, self._rests):
+            parts += (_LENGTH.pack(len(rest) + 8), digest, rest)
+        return b"".join(parts)
+
+
+def encode_columns(
+    columns: Columns,
+    sequence_id: int,
+    publish_time_ms: int,
+    compression: Compression = Compression.NONE,
+    extensions: Mapping[int, Any] | None = None,
+) -> EncodedBatches:
+    """1..2^20 messages as one batch. Raises what the format raises for values that are no bytes, and the like."""
+    flags, values_column, keys_column, metadata_column = FORMATS[FORMAT_NATIVE].encode(columns, compression)
+    key_flags, key_hash = _of_keys(columns.keys)
+    extension_bytes = _pack(extensions) if extensions else b""
+    header = _REST.pack(
+        FORMAT_NATIVE,
+        flags | key_flags,
+        BATCH_HEADER_BYTES + len(extension_bytes),
+        len(columns.values),
+        key_hash,
+        sequence_id,
+        publish_time_ms,
+        len(keys_column),
+        len(metadata_column),
+    )
+    return EncodedBatches([b"".join((header, extension_bytes, values_column, keys_column, metadata_column))])
+
+
+def encode_singles(
+    columns: Columns,
+    first_sequence_id: int,
+    publish_time_ms: int,
+    compression: Compression = Compression.NONE,
+) -> EncodedBatches:
+    """Messages as batches of one each. 150 ns a message that has a value only, 400 with a key, 4 us with the rare rest."""
+    values, keys, *metadata = columns
+    if compression is Compression.NONE and None not in values and not any(metadata):
+        if keys is None:
+            return EncodedBatches(_plain_rests(values, first_sequence_id, publish_time_ms))  # type: ignore[arg-type]
+        try:
+            encoded = list(map(str.encode, keys))  # type: ignore[arg-type]
+        except TypeError:
+            pass  # not all of them are text
+        else:
+            return EncodedBatches(_keyed_rests(values, encoded, first_sequence_id, publish_time_ms))  # type: ignore[arg-type]
+    rests: list[bytes] = []
+    rows = zip(*(repeat(None) if column is None else column for column in columns))
+    for sequence_id, row in enumerate(rows, first_sequence_id):
+        value, *others = row
+        one = Columns([value], *(None if other is None else [other] for other in others))
+        rests += encode_columns(one, sequence_id, publish_time_ms, compression)._rests
+    return EncodedBatches(rests)
+
+
+def _plain_rests(values: Sequence[bytes], first_sequence_id: int, publish_time_ms: int) -> list[bytes]:
+    end = _SINGLE_END.pack(publish_time_ms, 0, 0)
+    heads = map(_PLAIN_REST.pack, repeat(_SINGLE_MARK + _NO_HASH), count_from(first_sequence_id), repeat(end))
+    return list(map(add, heads, values))
+
+
+def _keyed_rests(
+    values: Sequence[bytes], keys: Sequence[bytes], first_sequence_id: int, publish_time_ms: int
+) -> list[bytes]:
+    sizes = list(map(len, keys))
+    ends = {size: _SINGLE_END.pack(publish_time_ms, size, 0) for size in dict.fromkeys(sizes)}
+    heads = map(
+        _KEYED_REST.pack,
+        repeat(_TEXT_KEY_MARK),
+        map(xxh3_64_digest, keys),  # packing one as "4s" takes its first four bytes: the hash
+        count_from(first_sequence_id),
+        map(ends.__getitem__, sizes),
+    )
+    return list(map(add, map(add, heads, values), keys))
+
+
+def _of_keys(keys: Sequence[Key] | None) -> tuple[int, int]:
+    """What the header says of a column of keys: flags and hash."""
+    if not keys:
+        return 0, 0
+    first = keys[0]
+    if first == keys[-1] and keys.count(first) == len(keys):
+        return (0, 0) if first is None else (FLAG_KEYED, key_hash_of(first))
+    return FLAG_MIXED_KEYS, 0
 
 
 def encode_single(value: bytes, sequence_id: int, publish_time_ms: int) -> bytes:
-    """A batch of one message without key or properties: the hot path of unbatched sends (0.5 us)."""
-    rest = (
-        _SINGLE_REST.pack(
-            FORMAT_NATIVE, FLAG_SINGLE, BATCH_HEADER_BYTES, 1, 0, sequence_id, publish_time_ms, 0, 0
-        )
-        + value
-    )
-    return _LENGTH.pack(len(rest) + 8) + xxh3_64_digest(rest) + rest
-
-
-_SINGLE_REST = struct.Struct(">BBHIIQQII")
+    """A batch of one message without key or properties."""
+    return EncodedBatches(_plain_rests([value], sequence_id, publish_time_ms)).batches()
 
 
 def encode_batch(
@@ -101,54 +312,20 @@ def encode_batch(
     *,
     sequence_id: int,
     publish_time_ms: int,
-    keys: Sequence[str | bytes | None] | None = None,
+    keys: Sequence[Key] | None = None,
     properties: Sequence[Properties | None] | None = None,
     event_times_ms: Sequence[int | None] | None = None,
     indexes: Sequence[int] | None = None,
     sequence_ids: Sequence[int] | None = None,
-    key_hash: int = 0,
     compression: Compression = Compression.NONE,
     extensions: Mapping[int, Any] | None = None,
 ) -> bytes:
-    """Encodes 1..2^20 messages. Columns given must be as long as `values`; `key_hash` is 0 or that of every key."""
-    metadata: dict[int, Any] = {}
-    if properties is not None:
-        metadata[META_PROPERTIES] = properties
-    if event_times_ms is not None:
-        metadata[META_EVENT_TIMES_MS] = event_times_ms
-    if indexes is not None:
-        metadata[META_INDEXES] = indexes
-    if sequence_ids is not None:
-        metadata[META_SEQUENCE_IDS] = sequence_ids
-    flags = compression << FLAG_COMPRESSION_SHIFT
-    if len(values) == 1 and values[0] is not None and compression is Compression.NONE:
-        flags |= FLAG_SINGLE
-        values_column = bytes(values[0])
-    else:
-        values_column = compress(compression, msgpack.packb(values))
-    keys_column = b"" if keys is None else compress(compression, msgpack.packb(keys))
-    metadata_column = compress(compression, msgpack.packb(metadata)) if metadata else b""
-    extension_bytes = msgpack.packb(extensions) if extensions else b""
-    rest = b"".join(
-        (
-            _SINGLE_REST.pack(
-                FORMAT_NATIVE,
-                flags,
-                BATCH_HEADER_BYTES + len(extension_bytes),
-                len(values),
-                key_hash,
-                sequence_id,
-                publish_time_ms,
-                len(keys_column),
-                len(metadata_column),
-            ),
-            extension_bytes,
-            values_column,
-            keys_column,
-            metadata_column,
-        )
-    )
-    return b"".join((_LENGTH.pack(len(rest) + 8), xxh3_64_digest(rest), rest))
+    """The bytes of `encode_columns`. Columns given must be as long as `values`."""
+    columns = Columns(values, keys, properties, event_times_ms, indexes, sequence_ids)
+    return encode_columns(columns, sequence_id, publish_time_ms, compression, extensions).batches()
+
+
+# --- decoding --------------------------------------------------------------------------------------------------------
 
 
 def decode_batch_header(data: bytes | memoryview, offset: int = 0) -> BatchHeader:
@@ -177,46 +354,142 @@ def verify_batch(data: bytes | memoryview, offset: int, size: int) -> None:
         raise ChecksumMismatch("a batch does not match its checksum: it was damaged on its way")
 
 
+class DecodedBatch:
+    """A batch whose columns are decoded when they are asked for. Those that are absent are None.
+
+    Raises MalformedFrame, at first for a header that contradicts its bytes, later for a column that is damaged.
+    """
+
+    def __init__(self, data: bytes | memoryview, offset: int, *, verify: bool) -> None:
+        self.header = header = decode_batch_header(data, offset)
+        if verify:
+            verify_batch(data, offset, header.size)
+        if header.format not in FORMATS:
+            raise MalformedFrame(f"batch format {header.format} is not known here; upgrade this client")
+        self._view = memoryview(data)[offset : offset + header.size]
+        self._metadata_start = header.size - header.metadata_length
+        self._keys_start = self._metadata_start - header.keys_length
+
+    @cached_property
+    def values(self) -> list[bytes | None]:
+        return self._list(self._column(VALUES, self._view[self.header.header_length : self._keys_start]))
+
+    @cached_property
+    def keys(self) -> list[Key] | None:
+        column = self._view[self._keys_start : self._metadata_start]
+        return self._list(self._column(KEYS, column)) if column or self.header.keyed else None
+
+    @cached_property
+    def metadata(self) -> Mapping[int, list[Any]] | None:
+        column = self._view[self._metadata_start :]
+        found = self._column(METADATA, column) if column else None
+        if not isinstance(found, dict | None):
+            raise MalformedFrame("the metadata column of a batch is not a map")
+        return found and {number: self._list(one) for number, one in found.items()}
+
+    @cached_property
+    def extensions(self) -> Mapping[int, Any]:
+        """What is known of the batch beside its columns, and needs no decoding of them."""
+        column = self._view[BATCH_HEADER_BYTES : self.header.header_length]
+        try:
+            found = _unpack(column) if column else {}
+        except _UNDECODABLE as error:
+            raise MalformedFrame(f"the extensions of a batch are damaged: {error}") from error
+        return found if isinstance(found, dict) else {}
+
+    def _column(self, which: int, column: memoryview) -> Any:
+        try:
+            return FORMATS[self.header.format].decode(self.header, which, column)
+        except _UNDECODABLE as error:
+            raise MalformedFrame(f"a batch column is damaged: {error}") from error
+
+    def _list(self, column: Any) -> list[Any]:
+        if not isinstance(column, list) or len(column) != self.header.message_count:
+            raise MalformedFrame("the columns of a batch differ in length")
+        return column
+
+
+_UNDECODABLE = (ValueError, TypeError, RecursionError, msgspec.MsgspecError)
+
+
 def decode_batch(data: bytes | memoryview, offset: int = 0, *, verify: bool = True) -> DecodedBatch:
     """Decodes the batch at `offset` and all its columns. Raises MalformedFrame or ChecksumMismatch."""
-    header = decode_batch_header(data, offset)
-    if verify:
-        verify_batch(data, offset, header.size)
-    if header.format != FORMAT_NATIVE:
-        raise MalformedFrame(f"batch format {header.format} is not known here; upgrade this client")
-    view = memoryview(data)[offset : offset + header.size]
-    metadata_start = header.size - header.metadata_length
-    keys_start = metadata_start - header.keys_length
-    codec = header.flags >> FLAG_COMPRESSION_SHIFT
-    try:
-        extensions = (
-            msgpack.unpackb(view[BATCH_HEADER_BYTES : header.header_length], strict_map_key=False)
-            if header.header_length > BATCH_HEADER_BYTES
-            else {}
-        )
-        values_view = view[header.header_length : keys_start]
-        values: list[bytes | None]
-        if header.flags & FLAG_SINGLE:
-            values = [bytes(values_view)]
+    batch = DecodedBatch(data, offset, verify=verify)
+    _ = batch.values, batch.keys, batch.metadata, batch.extensions
+    return batch
+
+
+# Of a single message: checksum; format, flags, header length and count; lengths of keys and metadata, as one number.
+_SINGLE = struct.Struct(">4x8s8s20xQ")
+assert _SINGLE.size == BATCH_HEADER_BYTES
+
+
+def entry_values(entry: Entry) -> list[bytes | None]:
+    """The values of all messages of an entry (or slice), each batch verified. Raises ChecksumMismatch or MalformedFrame.
+
+    240 ns for a batch that is one message, which is what an unbatched producer sends; 60 more if it has a key.
+    """
+    data, start = entry.data, entry.body
+    shift = start - entry.base_offset
+    values: list[bytes | None] = []
+    append, unpack, digest = values.append, _SINGLE.unpack_from, xxh3_64_digest
+    mark, keyed_mark = _SINGLE_MARK, _TEXT_KEY_MARK
+    # Large batches stand alone in their entry; of many small ones a copy is cheaper than a view.
+    source = data if entry.batch_count > 1 else memoryview(data)
+    for position, end in enumerate(entry.end_offsets):
+        end += shift
+        if end - start < BATCH_HEADER_BYTES or end > len(data):
+            raise MalformedFrame("an entry table contradicts its batches")
+        checksum, kind, lengths = unpack(data, start)
+        if kind == mark or kind == keyed_mark:  # noqa: SIM109 (no tuple is made)
+            if digest(source[start + _CHECKSUM_END : end]) != checksum:
+                raise ChecksumMismatch("a batch does not match its checksum: it was damaged on its way")
+            value_start, value_end = start + BATCH_HEADER_BYTES, end
+            if lengths:
+                value_end -= (lengths >> 32) + (lengths & 0xFFFFFFFF)
+                if value_end < value_start:
+                    raise MalformedFrame("the columns of a batch are longer than the batch")
+            append(data[value_start:value_end])
         else:
-            values = _column(codec, values_view)
-        keys = _column(codec, view[keys_start:metadata_start]) if header.keys_length else None
-        metadata = _column(codec, view[metadata_start:]) if header.metadata_length else None
-    except (ValueError, msgpack.UnpackException) as error:
-        raise MalformedFrame(f"a batch column is damaged: {error}") from error
-    columns = [values] if keys is None else [values, keys]
-    if metadata is not None:
-        if not isinstance(metadata, dict):
-            raise MalformedFrame("the metadata column of a batch is not a map")
-        columns += metadata.values()
-    if any(not isinstance(column, list) or len(column) != header.message_count for column in columns):
-        raise MalformedFrame("the columns of a batch differ in length")
-    return DecodedBatch(header, extensions, values, keys, metadata)
+            batch = DecodedBatch(data, start, verify=True)
+            expected = entry.end_indexes[position] - entry.batch_start_index(position)
+            if batch.header.size != end - start or batch.header.message_count != expected:
+                raise MalformedFrame(
+                    "a batch has another size or number of messages than the entry's table says"
+                )
+            values += batch.values
+        start = end
+    if len(values) != entry.message_count:
+        raise MalformedFrame("an entry has not the messages that its table says")
+    return values
 
 
-def _column(codec: int, data: memoryview) -> Any:
-    raw = data if codec == Compression.NONE else decompress(codec, data)
-    return msgpack.unpackb(raw, strict_map_key=False)
+def entry_keys(entry: Entry) -> list[Key]:
+    """The keys of all messages of an entry (or slice) whose batches were verified. Raises MalformedFrame."""
+    data, start = entry.data, entry.body
+    shift = start - entry.base_offset
+    keys: list[Key] = []
+    for end in entry.end_offsets:
+        end += shift
+        _, kind, lengths = _SINGLE.unpack_from(data, start)
+        if kind == _SINGLE_MARK:
+            keys.append(None)
+        elif kind == _TEXT_KEY_MARK:
+            key_end = end - (lengths & 0xFFFFFFFF)
+            try:
+                keys.append(data[key_end - (lengths >> 32) : key_end].decode())
+            except UnicodeDecodeError as error:
+                raise MalformedFrame(f"the key of a message is damaged: {error}") from error
+        else:
+            batch = DecodedBatch(data, start, verify=False)
+            keys += batch.keys or repeat(None, batch.header.message_count)
+        start = end
+    if len(keys) != entry.message_count:
+        raise MalformedFrame("an entry has not as many keys as messages")
+    return keys
+
+
+# --- admission -------------------------------------------------------------------------------------------------------
 
 
 class AdmittedGroups(NamedTuple):

@@ -14,7 +14,7 @@
             LedgerClosed, EntryDamaged, UnknownLedgerState, BookieReadOnly, StorageFailed (DiskFull), AlreadyExists,
             AlreadyClosed, DataDirectoryError, MessageLost, NotFoundInStore, NodeNotEmpty
 
-InProgress (rule 27) and UnknownLedgerState (rule 8) are not raised yet; clients treat them as their action says.
+InProgress (rule 27) is not raised yet; clients treat it as its action says.
 
 Codes are part of the wire protocol (WIRE.md): they are never reused. A code that a peer does not know is decoded as the
 class of its action, which travels with it.
@@ -41,6 +41,12 @@ class MagnetarError(Exception):
     code: ClassVar[int] = 1
     action: ClassVar[Action] = Action.GIVE_UP
 
+    def __init_subclass__(cls, *, code: int | None = None, action: Action | None = None) -> None:
+        """`code` and `action` are inherited unless given; each class of the table in WIRE.md has a code of its own."""
+        super().__init_subclass__()
+        cls.code = cls.code if code is None else code
+        cls.action = cls.action if action is None else action
+
     def __init__(self, message: str = "", **details: Any) -> None:
         super().__init__(message or (type(self).__doc__ or type(self).__name__).splitlines()[0])
         self.details = details
@@ -56,314 +62,208 @@ class MagnetarError(Exception):
         return self.action in (Action.RETRY, Action.LOOK_UP)
 
 
-class RetryableError(MagnetarError):
+class RetryableError(MagnetarError, code=2, action=Action.RETRY):
     """Temporary failure; the same call may succeed later."""
 
-    code = 2
-    action = Action.RETRY
 
-
-class LookupAgainError(MagnetarError):
+class LookupAgainError(MagnetarError, code=3, action=Action.LOOK_UP):
     """The topic moved; look it up again."""
 
-    code = 3
-    action = Action.LOOK_UP
 
-
-class InvalidCallError(MagnetarError):
+class InvalidCallError(MagnetarError, code=4, action=Action.FIX_CALL):
     """The call itself is wrong; repeating it cannot help."""
 
-    code = 4
-    action = Action.FIX_CALL
 
-
-class FinalError(MagnetarError):
+class FinalError(MagnetarError, code=5, action=Action.GIVE_UP):
     """The operation can never succeed as things stand."""
 
-    code = 5
-    action = Action.GIVE_UP
 
-
-class ServiceNotReady(RetryableError):
+class ServiceNotReady(RetryableError, code=20):
     """The service is starting or stopping."""
 
-    code = 20
 
-
-class TooManyRequests(RetryableError):
+class TooManyRequests(RetryableError, code=21):
     """The server sheds load; back off and try again."""
 
-    code = 21
 
-
-class BookieUnavailable(RetryableError):
+class BookieUnavailable(RetryableError, code=22):
     """A bookie could not be reached or did not answer in time."""
 
-    code = 22
 
-
-class NotEnoughBookies(RetryableError):
+class NotEnoughBookies(RetryableError, code=23):
     """Fewer bookies are writable than the ensemble needs."""
 
-    code = 23
 
-
-class TopicBusy(RetryableError):
+class TopicBusy(RetryableError, code=24):
     """The topic is being loaded, closed or deleted."""
 
-    code = 24
 
-
-class RequestTimeout(RetryableError):
+class RequestTimeout(RetryableError, code=25):
     """No answer arrived in time; the outcome is not known."""
 
-    code = 25
 
-
-class ConnectionLost(RetryableError):
+class ConnectionLost(RetryableError, code=26):
     """The connection broke; the outcome of what was in flight is not known."""
 
-    code = 26
 
-
-class VersionConflict(RetryableError):
+class VersionConflict(RetryableError, code=27):
     """A compare-and-set met another version; read again."""
 
-    code = 27
 
-
-class InProgress(RetryableError):
+class InProgress(RetryableError, code=28):
     """An earlier copy of this request is still being worked on."""
 
-    code = 28
 
-
-class QuorumLost(RetryableError):
+class QuorumLost(RetryableError, code=29):
     """Too few bookies answered for the outcome to be known; try again."""
 
-    code = 29
 
-
-class ReceiveTimeout(RetryableError):
+class ReceiveTimeout(RetryableError, code=36):
     """No message arrived in the time given to receive."""
 
-    code = 36
 
-
-class ProducerQueueFull(RetryableError):
+class ProducerQueueFull(RetryableError, code=37):
     """The producer's unconfirmed messages fill its memory bound; wait for some to be confirmed."""
 
-    code = 37
 
-
-class SendTimeout(RequestTimeout):
+class SendTimeout(RequestTimeout, code=38):
     """A message was not confirmed within send_timeout; whether it was stored is not known."""
 
-    code = 38
 
-
-class ProducerBusy(RetryableError):
+class ProducerBusy(RetryableError, code=31):
     """The producer name is in use by a producer that is connected."""
 
-    code = 31
 
-
-class TopicNotServed(LookupAgainError):
+class TopicNotServed(LookupAgainError, code=40):
     """This broker does not own the topic."""
 
-    code = 40
 
-
-class InvalidTopicName(InvalidCallError):
+class InvalidTopicName(InvalidCallError, code=60):
     """The topic name is not one."""
 
-    code = 60
 
-
-class InvalidArgument(InvalidCallError):
+class InvalidArgument(InvalidCallError, code=61):
     """An argument has a value that is not allowed."""
 
-    code = 61
 
-
-class FrameTooLarge(InvalidCallError):
+class FrameTooLarge(InvalidCallError, code=62):
     """A frame is larger than the connection allows."""
 
-    code = 62
 
-
-class MalformedFrame(InvalidCallError):
+class MalformedFrame(InvalidCallError, code=63):
     """A frame cannot be decoded."""
 
-    code = 63
 
-
-class UnknownCommand(InvalidCallError):
+class UnknownCommand(InvalidCallError, code=64):
     """The command number is not known to this peer."""
 
-    code = 64
 
-
-class UnsupportedVersion(InvalidCallError):
+class UnsupportedVersion(InvalidCallError, code=65):
     """No protocol version is shared by both peers."""
 
-    code = 65
 
-
-class Unsupported(InvalidCallError):
+class Unsupported(InvalidCallError, code=66):
     """The command is reserved, and this version does not offer it yet."""
 
-    code = 66
 
-
-class ChecksumMismatch(InvalidCallError):
+class ChecksumMismatch(InvalidCallError, code=67):
     """The bytes do not match their checksum."""
 
-    code = 67
 
-
-class MessageTooLarge(InvalidCallError):
+class MessageTooLarge(InvalidCallError, code=68):
     """A message is larger than the connection allows."""
 
-    code = 68
 
-
-class NotAuthorized(InvalidCallError):
+class NotAuthorized(InvalidCallError, code=69):
     """The principal may not do this."""
 
-    code = 69
 
-
-class AuthenticationFailed(InvalidCallError):
+class AuthenticationFailed(InvalidCallError, code=70):
     """The credentials were not accepted."""
 
-    code = 70
 
-
-class InvalidSetting(InvalidCallError):
+class InvalidSetting(InvalidCallError, code=71):
     """A setting has a value that is not allowed."""
 
-    code = 71
 
-
-class TopicNotFound(FinalError):
+class TopicNotFound(FinalError, code=80):
     """The topic does not exist."""
 
-    code = 80
 
-
-class SubscriptionNotFound(FinalError):
+class SubscriptionNotFound(FinalError, code=81):
     """The subscription does not exist."""
 
-    code = 81
 
-
-class ConsumerBusy(FinalError):
+class ConsumerBusy(FinalError, code=82):
     """The subscription is held by another consumer or has another type."""
 
-    code = 82
 
-
-class ProducerFenced(FinalError):
+class ProducerFenced(FinalError, code=83):
     """Another producer with this name took over."""
 
-    code = 83
 
-
-class LedgerNotFound(FinalError):
+class LedgerNotFound(FinalError, code=84):
     """The ledger does not exist."""
 
-    code = 84
 
-
-class EntryNotFound(FinalError):
+class EntryNotFound(FinalError, code=85):
     """The ledger has no such entry."""
 
-    code = 85
 
-
-class LedgerFenced(FinalError):
+class LedgerFenced(FinalError, code=86):
     """The ledger was fenced by a recovery; this writer must stop."""
 
-    code = 86
 
-
-class LedgerClosed(FinalError):
+class LedgerClosed(FinalError, code=87):
     """The ledger is closed."""
 
-    code = 87
 
-
-class EntryDamaged(FinalError):
+class EntryDamaged(FinalError, code=88):
     """The stored entry does not match its checksum or cannot be read from the disk."""
 
-    code = 88
 
-
-class UnknownLedgerState(FinalError):
+class UnknownLedgerState(FinalError, code=89):
     """The bookie cannot tell whether it ever held this entry."""
 
-    code = 89
 
-
-class BookieReadOnly(FinalError):
+class BookieReadOnly(FinalError, code=90):
     """The bookie takes no new entries."""
 
-    code = 90
 
-
-class StorageFailed(FinalError):
+class StorageFailed(FinalError, code=91):
     """The disk failed; the daemon stops and recovers from what is durable."""
 
-    code = 91
 
-
-class AlreadyExists(FinalError):
+class AlreadyExists(FinalError, code=92):
     """The name is taken."""
 
-    code = 92
 
-
-class AlreadyClosed(FinalError):
+class AlreadyClosed(FinalError, code=93):
     """The client, producer or consumer was closed."""
 
-    code = 93
 
-
-class DataDirectoryError(FinalError):
+class DataDirectoryError(FinalError, code=94):
     """The data directory is missing, damaged, locked or of another version."""
 
-    code = 94
 
-
-class MessageLost(FinalError):
+class MessageLost(FinalError, code=95):
     """The position was trimmed or deleted."""
 
-    code = 95
 
-
-class NotFoundInStore(FinalError):
+class NotFoundInStore(FinalError, code=96):
     """The metadata store has no such node."""
 
-    code = 96
 
-
-class NodeNotEmpty(FinalError):
+class NodeNotEmpty(FinalError, code=97):
     """The metadata node has nodes below it; delete those first."""
 
-    code = 97
 
-
-class DiskFull(StorageFailed):
+class DiskFull(StorageFailed, code=98):
     """No space is left on the disk; what was stored before is safe, and writing works again once there is space."""
 
-    code = 98
 
-
-class EntriesNotForced(FinalError):
+class EntriesNotForced(FinalError, code=99):
     """Entries that were accepted with deferred sync were lost: the ledger's writer failed before they were forced."""
-
-    code = 99
 
 
 def _tree(root: type[MagnetarError]) -> list[type[MagnetarError]]:

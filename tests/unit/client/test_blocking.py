@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_the_same_names_without_await(url: str) -> None:
 
 def test_closing_what_the_client_has_closed_does_nothing(url: str) -> None:
     with connect(url) as client:
-        opened = [
+        opened: list[Any] = [
             client.create_producer("t"),
             client.subscribe("t", "s"),
             client.create_reader("t"),
@@ -76,4 +77,12 @@ def test_a_closed_client_leaves_no_thread_when_connecting_fails() -> None:
     before = threading.active_count()
     with pytest.raises(MagnetarError, match="cannot connect"):
         connect("magnetar://127.0.0.1:1")
+    assert threading.active_count() == before
+
+
+def test_an_error_in_the_body_leaves_at_once(url: str) -> None:
+    before = threading.active_count()
+    with pytest.raises(KeyError), connect(url) as client, client.create_producer("t") as producer:  # noqa: PT012
+        producer.send_nowait(b"0")
+        raise KeyError
     assert threading.active_count() == before

@@ -16,35 +16,13 @@ from magnetar.client import (
     SubscriptionNotFound,
     connect,
 )
-from magnetar.client.receiver import Window
+from magnetar.client.topic.window import Window
 from magnetar.proto.batch import encode_batch, encode_single
 from magnetar.proto.commands import Ack, CloseConsumer, Flow, Seek, Subscribe
 from magnetar.proto.errors import ChecksumMismatch
+from support.client_kit import fill, take, until
 from support.fake_broker import FakeBroker
 from support.virtual_time import in_virtual_time
-
-
-def fill(broker: FakeBroker, count: int, *, batch: int = 1, entry: int = 10, name: str = "t") -> list[bytes]:
-    """`count` messages in batches of `batch`, `entry` batches an entry; returns the values."""
-    values = [b"%d" % i for i in range(count)]
-    batches = [
-        encode_batch(values[i : i + batch], sequence_id=i, publish_time_ms=broker.now_ms)
-        for i in range(0, count, batch)
-    ]
-    for i in range(0, len(batches), entry):
-        part = batches[i : i + entry]
-        broker.store(broker.topic(name), part, [batch] * len(part), "p")
-    return values
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
-async def take(consumer: Any, count: int) -> list[Any]:
-    return [await consumer.receive(2.0) for _ in range(count)]
 
 
 async def test_leaving_the_loop_loses_nothing(broker: FakeBroker, client: Client) -> None:

@@ -1,18 +1,65 @@
-"""Times and positions as people write them, and as Python has them."""
+"""Settings stand once, in the options; times and positions are read as people write them, and as Python has them."""
 
+import dataclasses
 import doctest
+import inspect
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
-from magnetar.client import MessageId, options
-from magnetar.client.options import parse_start, parse_time, start_on_wire, time_in_ms
+from magnetar.client import Client, MessageId, blocking, connect, options
+from magnetar.client.options import (
+    ClientOptions,
+    ConsumerOptions,
+    ProducerOptions,
+    parse_start,
+    parse_time,
+    start_on_wire,
+    time_in_ms,
+)
 from magnetar.proto.errors import InvalidArgument
 
 NOON_UTC = 1769860800000  # 2026-01-31T12:00:00Z
 HOUR = 3_600_000
+NOT_OF_A_READER = {"type", "durable", "ack_group_messages", "ack_group_delay", "nack_delay"}
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "others"),
+    [
+        (connect, ClientOptions, {"url", "clock", "rng"}),
+        (Client.create_producer, ProducerOptions, {"self", "topic"}),
+        (Client.subscribe, ConsumerOptions, {"self", "topic", "subscription"}),
+        (Client.create_reader, ConsumerOptions, {"self", "topic"}),
+        (blocking.connect, ClientOptions, {"url", "clock", "rng"}),
+        (blocking.Client.create_producer, ProducerOptions, {"self", "topic"}),
+        (blocking.Client.subscribe, ConsumerOptions, {"self", "topic", "subscription"}),
+        (blocking.Client.create_reader, ConsumerOptions, {"self", "topic"}),
+    ],
+)
+def test_keyword_arguments_are_the_options(call: Callable[..., Any], options: Any, others: set[str]) -> None:
+    parameters = inspect.signature(call).parameters
+    left_out = NOT_OF_A_READER if call.__name__ == "create_reader" else set()
+    fields = [field for field in dataclasses.fields(options) if field.name not in left_out]
+    assert [field.name for field in fields] == [name for name in parameters if name not in others]
+    for field in fields:
+        parameter = parameters[field.name]
+        assert (parameter.default, parameter.annotation) == (field.default, field.type), field.name
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_the_blocking_client_has_the_names_of_the_asyncio_client() -> None:
+    for name in ("Client", "Producer", "Consumer", "Reader"):
+        facade, original = getattr(blocking, name), getattr(__import__("magnetar.client").client, name)
+        public = {key for key in dir(original) if not key.startswith("_")}
+        internal = {"abandon", "open", "request", "connection_of_topic", "options", "closed", "open_messages"}
+        internal |= {"refill", "last_sequence_id", "pending_bytes"}
+        assert public - internal <= set(dir(facade)), name
+        for key in public - internal:
+            assert getattr(facade, key).__doc__, key
 
 
 @pytest.fixture(params=[("UTC0", 0), ("EST5", 5), ("IST-5:30", -5.5)])

@@ -8,6 +8,7 @@ import pytest
 from magnetar.client import Client, MessageId, ReceiveTimeout
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.commands import Ack, Subscribe
+from support.client_kit import until
 from support.fake_broker import FakeBroker
 
 
@@ -17,12 +18,6 @@ def fill(broker: FakeBroker, first: int, count: int, batch: int) -> list[bytes]:
         part = encode_batch(values[i : i + batch], sequence_id=i, publish_time_ms=broker.now_ms)
         broker.store(broker.topic("t"), [part], [batch], "p")
     return values
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("cut_after", [1, 7, 10, 11, 95])

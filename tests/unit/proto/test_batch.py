@@ -9,19 +9,27 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_64_digest
 
 from magnetar.proto.batch import (
     META_EVENT_TIMES_MS,
     META_PROPERTIES,
     META_SEQUENCE_IDS,
+    Columns,
     admit_groups,
     decode_batch,
     decode_batch_header,
     encode_batch,
     encode_single,
+    encode_singles,
+    entry_keys,
+    entry_values,
+    key_hash_of,
 )
 from magnetar.proto.compression import MAX_RAW_COLUMN_BYTES, Compression, compress, decompress
+from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.errors import ChecksumMismatch, InvalidArgument, MagnetarError, MalformedFrame
+from magnetar.proto.frames import FrameParser
 
 values_strategy = st.lists(st.one_of(st.none(), st.binary(max_size=60)), min_size=1, max_size=20)
 
@@ -40,23 +48,21 @@ def test_round_trip(values: list[bytes | None], compression: Compression, data: 
         keys=keys,
         properties=properties,
         event_times_ms=times,
-        key_hash=9,
         compression=compression,
         extensions={1: 77, 200: "unknown"},
     )
     batch = decode_batch(encoded)
     assert batch.values == values
-    assert batch.keys == keys
+    assert (batch.keys or [None] * n) == (keys or [None] * n)
     assert (batch.metadata or {}).get(META_PROPERTIES) == properties
     assert (batch.metadata or {}).get(META_EVENT_TIMES_MS) == times
     assert batch.extensions == {1: 77, 200: "unknown"}
     header = batch.header
-    assert (header.message_count, header.sequence_id, header.publish_time_ms, header.key_hash) == (
-        n,
-        3,
-        11,
-        9,
-    )
+    assert (header.message_count, header.sequence_id, header.publish_time_ms) == (n, 3, 11)
+    different = set(keys or [None])
+    assert header.keyed == (len(different) == 1 and None not in different)
+    assert header.mixed_keys == (len(different) > 1)
+    assert header.key_hash == (key_hash_of(keys[0] or "") if keys and header.keyed else 0)
     assert header.size == len(encoded)
 
 
@@ -141,3 +147,57 @@ def test_compression_names() -> None:
     assert Compression.parse("zstd") is Compression.ZSTD
     with pytest.raises(InvalidArgument, match="none, lz4, zstd"):
         Compression.parse("brotli")
+
+
+def test_the_hash_of_a_key_is_fixed() -> None:
+    """Brokers, stored batches and clients in other languages rely on it (FORMATS.md)."""
+    assert key_hash_of("orders") == key_hash_of(b"orders") == 0xA88CCDC9
+    assert key_hash_of("") == 0x2D06800538D394C2 >> 32
+
+
+@given(values_strategy, st.sampled_from(list(Compression)), st.data())
+def test_batches_of_one_are_the_batches_that_encode_batch_makes(
+    values: list[bytes | None], compression: Compression, data: st.DataObject
+) -> None:
+    n = len(values)
+    key = st.one_of(st.none(), st.text(max_size=5), st.binary(max_size=40))
+    keys = data.draw(st.one_of(st.none(), st.lists(key, min_size=n, max_size=n)))
+    properties = data.draw(
+        st.one_of(st.none(), st.lists(st.sampled_from([None, {"a": "b"}]), min_size=n, max_size=n))
+    )
+    encoded = encode_singles(Columns(values, keys, properties), 7, 11, compression)
+    each = [
+        encode_batch(
+            [values[i]],
+            sequence_id=7 + i,
+            publish_time_ms=11,
+            keys=None if keys is None or keys[i] is None else [keys[i]],
+            properties=None if properties is None or properties[i] is None else [properties[i]],
+            compression=compression,
+        )
+        for i in range(n)
+    ]
+    assert encoded.batches() == b"".join(each)
+    assert FrameParser().feed(encoded.frames(b"h", n // 2)) == [(b"h", each[n // 2 :])]
+    entry = Entry(encode_entry(each, [1] * n, [0] * n, ["p"], first_index=0, append_time_ms=0))
+    assert entry_values(entry) == values
+    assert entry_keys(entry) == (keys or [None] * n)
+
+
+def test_entries_that_contradict_their_batches_are_malformed() -> None:
+    one = encode_batch([b"1"], sequence_id=0, publish_time_ms=0, keys=["k"])
+    two = encode_batch([b"1", b"2"], sequence_id=0, publish_time_ms=0, keys=["k", "l"])
+
+    def entry(batches: list[bytes], counts: list[int]) -> Entry:
+        return Entry(encode_entry(batches, counts, [0] * len(counts), ["p"], first_index=0, append_time_ms=0))
+
+    assert entry_keys(entry([one, two], [1, 2])) == ["k", "k", "l"]
+    for batches, counts in (([one, two], [1, 3]), ([two], [1]), ([one[:-1], two], [1, 2]), ([b"short"], [1])):
+        with pytest.raises((MalformedFrame, ChecksumMismatch)):
+            entry_values(entry(batches, counts))
+    # A checksum that fits does not make lengths fit.
+    rest = bytearray(one[12:])
+    rest[28:32] = (1000).to_bytes(4, "big")
+    evil = one[:4] + xxh3_64_digest(bytes(rest)) + bytes(rest)
+    with pytest.raises(MalformedFrame, match="longer than the batch"):
+        entry_values(entry([evil], [1]))

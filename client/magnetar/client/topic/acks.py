@@ -17,7 +17,10 @@ from collections.abc import Iterable
 from magnetar.proto.commands import AckRow
 from magnetar.proto.ids import MessageId
 
-from .messages import ACKED, QUEUED, UNACKED, Delivery, Message
+from ..messages import ACKED, QUEUED, UNACKED, Delivery, Message
+
+# Twice what a broker lets one consumer hold unacknowledged; each costs about 200 bytes.
+MAX_PENDING_NACKS = 100_000
 
 _QUEUED, _UNACKED, _ACKED = bytes([QUEUED]), bytes([UNACKED]), bytes([ACKED])
 _QUEUED_RUN = re.compile(_QUEUED + b"+")
@@ -93,7 +96,7 @@ class AckTracker:
         """Forgets everything, as if never acknowledged."""
         for delivery in self._deliveries:
             delivery.queued = False
-            delivery.flags = delivery.flags.replace(_QUEUED, _UNACKED)
+            delivery.flags[:] = delivery.flags.replace(_QUEUED, _UNACKED)
         self._deliveries.clear()
         self._ids.clear()
         self.count = 0
@@ -123,34 +126,44 @@ def rows_of_ids(ids: Iterable[MessageId]) -> list[AckRow]:
 
 
 class NackTracker:
-    """Messages to have redelivered after a delay, in the order of their due times (the delay is constant)."""
+    """Messages to have redelivered after a delay, in the order of their due times (the delay is constant).
 
-    __slots__ = ("_waiting",)
+    It holds ids, and the flags of their deliveries to see what is acknowledged meanwhile; never the payloads. Of more than
+    MAX_PENDING_NACKS the oldest are due at once.
+    """
+
+    __slots__ = ("_pending",)
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[float, Message]] = deque()
+        self._pending: deque[tuple[float, bytearray, int, MessageId]] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._pending)
 
     def add(self, message: Message, due: float) -> None:
         """`due`: loop time."""
-        self._waiting.append((due, message))
+        self._pending.append((due, message.delivery.flags, message.index, message.id))
 
     @property
     def next_due(self) -> float:
         """When the oldest is due."""
-        return self._waiting[0][0]
+        return self._pending[0][0]
+
+    @property
+    def overfull(self) -> bool:
+        """True if the oldest cannot wait for its time."""
+        return len(self._pending) > MAX_PENDING_NACKS
 
     def take_due(self, now: float) -> list[AckRow]:
         """Rows of what is due, without what was acknowledged meanwhile."""
         ids: list[MessageId] = []
-        while self._waiting and self._waiting[0][0] <= now:
-            message = self._waiting.popleft()[1]
-            if message.delivery.flags[message.index] == UNACKED:
-                ids.append(message.id)
+        pending = self._pending
+        while pending and (pending[0][0] <= now or self.overfull):
+            _, flags, index, message_id = pending.popleft()
+            if flags[index] == UNACKED:
+                ids.append(message_id)
         return rows_of_ids(ids)
 
     def clear(self) -> None:
         """Forgets everything: the broker redelivers, or the position moved."""
-        self._waiting.clear()
+        self._pending.clear()

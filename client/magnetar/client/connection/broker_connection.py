@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from magnetar.proto.commands import (
     CloseConsumer,
@@ -23,39 +23,67 @@ from magnetar.proto.errors import ConnectionLost, MagnetarError, TopicNotServed
 from magnetar.proto.frames import Run
 from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection, wait_gone
 
-if TYPE_CHECKING:
-    from .publisher import Publisher
-    from .receiver import Receiver
-
 log = logging.getLogger("magnetar.client")
 
 # How long a peer may take to accept the end of a connection.
 CLOSE_TIMEOUT_S = 1.0
+# The same when the user's code failed or was cancelled: enough to send what is buffered to a peer that reads.
+ABANDON_TIMEOUT_S = 0.1
 
 
-class Link:
+class ProducerPort(Protocol):
+    """A producer, as its connection sees it."""
+
+    def send_failed(self, command: SendFailed) -> None:
+        """The broker did not store a group and those after it in this epoch."""
+        ...
+
+    def moved(self, error: MagnetarError) -> None:
+        """The connection broke, or the topic moves."""
+        ...
+
+    def writing_resumed(self) -> None:
+        """The connection takes more."""
+        ...
+
+
+class ConsumerPort(Protocol):
+    """A consumer, as its connection sees it."""
+
+    def delivered(self, command: Deliver, payload: bytes) -> None:
+        """A delivery."""
+        ...
+
+    def moved(self, error: MagnetarError) -> None:
+        """The connection broke, or the topic moves."""
+        ...
+
+
+class BrokerConnection:
     """ConnectionHandler of the client. `producers` and `consumers` by id; `routes` by header bytes."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.producers: dict[int, Publisher] = {}
-        self.consumers: dict[int, Receiver] = {}
+        self.producers: dict[int, ProducerPort] = {}
+        self.consumers: dict[int, ConsumerPort] = {}
         self.routes: dict[bytes, Callable[[list[bytes]], None]] = {}
         self._connection: Connection | None = None
 
     @classmethod
-    async def open(cls, host: str, port: int, options: ConnectionOptions, connect_timeout: float) -> Link:
+    async def open(
+        cls, host: str, port: int, options: ConnectionOptions, connect_timeout: float
+    ) -> BrokerConnection:
         """Connects. Raises ConnectionLost, which names the address, or what the handshake failed with."""
-        link = cls(f"{host}:{port}")
+        opened = cls(f"{host}:{port}")
         try:
             async with asyncio.timeout(connect_timeout):
-                connection = await open_connection(host, port, link, options)
+                connection = await open_connection(host, port, opened, options)
         except TimeoutError:
             raise ConnectionLost(
-                f"no connection to {link.address} within connect_timeout={connect_timeout:g} s; check the address"
+                f"no connection to {opened.address} within connect_timeout={connect_timeout:g} s; check the address"
             ) from None
-        link._connection = connection
-        return link
+        opened._connection = connection
+        return opened
 
     @property
     def connection(self) -> Connection:
@@ -79,7 +107,7 @@ class Link:
         return self.connection.max_message_bytes
 
     def send(self, header: bytes, payload: bytes = b"") -> None:
-        """Sends one frame; nothing on a closed link, whose owners are being told."""
+        """Sends one frame; nothing on a closed one, whose producers and consumers are being told."""
         if not self.closed:
             self.connection.send(header, payload)
 
@@ -94,10 +122,10 @@ class Link:
             raise ConnectionLost(f"the connection to {self.address} is closed")
         return (await self.connection.request(command, payload, timeout=timeout)).result
 
-    async def close(self) -> None:
-        """Flushes and closes; returns when the socket is closed, after CLOSE_TIMEOUT_S at most."""
+    async def close(self, timeout: float) -> None:
+        """Flushes and closes; returns when the socket is closed, after `timeout` seconds at most."""
         self.connection.close()
-        await wait_gone(self.connection, CLOSE_TIMEOUT_S)
+        await wait_gone(self.connection, timeout)
 
     # --- ConnectionHandler -------------------------------------------------------------------------------------------
 
@@ -120,9 +148,9 @@ class Link:
                     for payload in payloads:
                         consumer.delivered(command, payload)
             else:
-                self._told(command)
+                self._notified(command)
 
-    def _told(self, command: Command) -> None:
+    def _notified(self, command: Command) -> None:
         match command:
             case SendFailed():
                 producer = self.producers.get(command.producer_id)
@@ -143,10 +171,10 @@ class Link:
     def connection_closed(self, error: MagnetarError | None) -> None:
         """Everything that lived here looks for another place."""
         reason = error or ConnectionLost(f"the connection to {self.address} was closed")
-        owners: list[Publisher | Receiver] = [*self.producers.values(), *self.consumers.values()]
+        users: list[ProducerPort | ConsumerPort] = [*self.producers.values(), *self.consumers.values()]
         self.producers, self.consumers, self.routes = {}, {}, {}
-        for owner in owners:
-            owner.moved(reason)
+        for user in users:
+            user.moved(reason)
 
     def writing_resumed(self) -> None:
         """The write buffer is low again."""

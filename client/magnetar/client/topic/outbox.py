@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from magnetar.proto.errors import MagnetarError, MalformedFrame, SendTimeout
 
-from .receipts import Group
+from ..receipts import Group
 
 
 class Outbox:

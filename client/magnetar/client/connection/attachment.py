@@ -1,0 +1,150 @@
+"""Keeps a producer or consumer attached to whichever broker serves its topic.
+
+    attach:  look the topic up, connect (one connection per broker), tell the broker, resume
+    lost:    the connection broke, the topic moved or a send failed: attach again, with pauses that grow
+    gave up: the service says that trying again cannot help
+
+An attempt that is given up on the way sends a close behind its opening, on the same connection, so that the broker keeps no
+place for nobody. Pauses start anew once an attachment has held for twice the last pause.
+
+The first attach (`open`) ends with an error after operation_timeout; later ones are tried until they succeed, are refused
+for good, or the owner is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import Protocol
+
+from magnetar.proto.errors import AlreadyExists, ConsumerBusy, InvalidArgument, MagnetarError, RetryableError
+
+from .broker_connection import BrokerConnection
+from .pool import ConnectionPool
+from .retries import backoff, until_answered
+
+log = logging.getLogger("magnetar.client")
+
+# After a connection broke the broker may take two ping intervals to notice, and holds the exclusive place till then.
+STALE_HOLDER_INTERVALS = 3
+# What a broker answers while it still holds the place, or is still opening it. The same call succeeded before.
+_STALE_HOLDER_ERRORS = (ConsumerBusy, AlreadyExists, InvalidArgument)
+
+
+class Attached(Protocol):
+    """The producer or consumer."""
+
+    async def attach(self, connection: BrokerConnection) -> None:
+        """Makes itself known to the broker and resumes. Raises what the broker answered."""
+        ...
+
+    def detached(self) -> None:
+        """The connection is of no use any more."""
+        ...
+
+    def gave_up(self, error: MagnetarError) -> None:
+        """It will not be attached again."""
+        ...
+
+
+class Attachment:
+    """See the module's docstring. `what` names the owner in messages."""
+
+    def __init__(self, pool: ConnectionPool, topic: str, owner: Attached, what: str) -> None:
+        self._pool = pool
+        self._topic = topic
+        self._owner = owner
+        self._what = what
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._attaching = False
+        self._lost_again = False  # lost while attaching, so the attempt counts for nothing
+        self._pauses = backoff(pool.options.backoff_first, pool.options.backoff_max, pool.rng)
+        self._pause = 0.0  # the last one
+        self._attached_at = -math.inf  # loop time
+
+    async def open(self) -> None:
+        """Attaches for the first time. Raises the last error when operation_timeout is over or a retry cannot help."""
+
+        async def attempt() -> None:
+            if not await self._attach_once():
+                raise RetryableError("the connection broke")
+
+        await until_answered(attempt, self._pool.options, self._pool.rng, f"{self._what} was not ready")
+
+    def lost(self, error: BaseException | None) -> None:
+        """The attachment does not hold any more; attaches again in the background."""
+        if self._closed:
+            return
+        self._owner.detached()
+        if self._attaching:
+            self._lost_again = True
+            return
+        if self._task is not None and not self._task.done():
+            return
+        loop = asyncio.get_running_loop()
+        level = logging.INFO
+        if loop.time() - self._attached_at > 2 * self._pause:
+            self._pauses = backoff(
+                self._pool.options.backoff_first, self._pool.options.backoff_max, self._pool.rng
+            )
+        else:
+            # The pauses go on growing: whatever broke it, a delivery that is too large perhaps, does so every time.
+            level = logging.WARNING
+        log.log(level, "%s: %s; attaching again", self._what, error or "connection closed")
+        self._task = loop.create_task(self._attach_again(), name=f"attach {self._what}")
+
+    def give_up(self, error: MagnetarError) -> None:
+        """No further attempt: tells the owner."""
+        if not self._closed:
+            self._closed = True
+            self._owner.detached()
+            self._owner.gave_up(error)
+            if self._task is not None and self._task is not asyncio.current_task():
+                self._task.cancel()
+
+    def close(self) -> None:
+        """Stops trying. The pool awaits the end of what was under way."""
+        self._closed = True
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            self._pool.await_end(task)
+
+    async def _attach_once(self) -> bool:
+        """Looks up, connects, attaches; False if it was lost again meanwhile."""
+        self._attaching, self._lost_again = True, False
+        try:
+            connection = await self._pool.to_topic(self._topic)
+            await self._owner.attach(connection)
+            if self._lost_again or connection.closed:
+                self._owner.detached()
+                return False
+            self._attached_at = asyncio.get_running_loop().time()
+            return True
+        finally:
+            self._attaching = False
+
+    async def _attach_again(self) -> None:
+        options = self._pool.options
+        loop = asyncio.get_running_loop()
+        held_until = loop.time() + STALE_HOLDER_INTERVALS * options.ping_interval
+        while not self._closed:
+            self._pause = next(self._pauses)
+            await asyncio.sleep(self._pause)
+            try:
+                async with asyncio.timeout(options.operation_timeout):
+                    if await self._attach_once():
+                        log.info("%s: attached again", self._what)
+                        return
+            except TimeoutError:
+                log.info("%s: no answer within %g s", self._what, options.operation_timeout)
+            except MagnetarError as error:
+                held = isinstance(error, _STALE_HOLDER_ERRORS) and loop.time() < held_until
+                if not error.retryable and not held:
+                    log.warning("%s: gave up: %s", self._what, error)
+                    self._task = None
+                    self.give_up(error)
+                    return
+                log.info("%s: %s; trying again", self._what, error)

@@ -1,0 +1,72 @@
+"""What the facades `Consumer` and `Reader` share: taking messages, seeking, leaving."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from .messages import Message, MessageBatch
+from .options import Start
+from .topic.consumer import TopicConsumer
+
+
+class Receiving:
+    """Base of Consumer and Reader."""
+
+    def __init__(self, topic: str, consumer: TopicConsumer) -> None:
+        self._topic = topic
+        self._consumer = consumer
+
+    @property
+    def topic(self) -> str:
+        """Full name of the topic."""
+        return self._topic
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages, for ever; ends when this is closed. Leaving the loop loses nothing: the next one goes on."""
+        return self._consumer.__aiter__()
+
+    async def receive(self, timeout: float | None = None) -> Message:
+        """The next message. Raises ReceiveTimeout after `timeout` seconds (None: waits for ever), AlreadyClosed."""
+        return await self._consumer.receive(timeout)
+
+    def batches(self) -> AsyncIterator[MessageBatch]:
+        """Messages as they arrived: each item is a non-empty sequence, decoded at once. Ends when this is closed."""
+        return self._consumer.batches()
+
+    async def receive_batch(self) -> MessageBatch | None:
+        """The next of `batches`; None when this is closed."""
+        return await self._consumer.receive_batch()
+
+    def open_messages(self) -> Iterator[Message]:
+        """What is left of the open delivery; taking from it hands out."""
+        return self._consumer.open_messages()
+
+    async def refill(self) -> bool:
+        """Waits until `open_messages` has one; False when closed. Raises why nothing more will come, or a damage."""
+        return await self._consumer.refill()
+
+    async def seek(self, start: Start | Message) -> None:
+        """Goes to "earliest", "latest", a message id or a message (inclusive), or a time (datetime or ms).
+
+        What was received and not handed out is dropped; nothing from before the seek arrives after it. When it fails,
+        everything goes on as before it.
+        """
+        await self._consumer.seek(start)
+
+    async def close(self) -> None:
+        """Leaves the topic; who waits for messages is woken."""
+        await self._consumer.close()
+
+    def abandon(self) -> None:
+        """Leaves the topic at once; acknowledgements that are queued are sent, nothing is waited for."""
+        self._consumer.abandon()
+
+    async def __aenter__(self) -> Any:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            self.abandon()

@@ -1,0 +1,176 @@
+"""Messages to send, column by column: checked, measured and cut into batches that are small enough."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import accumulate, repeat
+from operator import add
+from typing import Any, TypeVar
+
+from magnetar.proto.batch import Columns, Key, Properties
+from magnetar.proto.errors import InvalidArgument, MessageTooLarge
+
+from ..options import time_in_ms
+
+T = TypeVar("T")
+
+# Every message counts this much more than its value against batch and memory bounds: it has objects of its own.
+MESSAGE_OVERHEAD_BYTES = 64
+# send_many cuts here, so that no batch makes an entry that is far larger than what the broker aims at.
+MANY_MAX_MESSAGES = 10_000
+MANY_MAX_BYTES = 1024 * 1024
+
+
+def checked_columns(
+    values: Sequence[bytes | None],
+    keys: Sequence[Key] | None,
+    properties: Sequence[Properties | None] | None,
+    event_times: Sequence[datetime | int | None] | None,
+) -> Columns:
+    """What a user gave to send_many. Raises InvalidArgument, which names the message, for wrong types and lengths."""
+    values = list(values)
+    if set(map(type, values)) - {bytes}:
+        values = _each(checked_value, values)
+    for name, column in (("keys", keys), ("properties", properties), ("event_times", event_times)):
+        if column is not None and len(column) != len(values):
+            raise InvalidArgument(
+                f"{len(values)} values, but {len(column)} {name}: each value needs one (or None)"
+            )
+    if keys is not None:
+        keys = list(keys) if _are_keys(keys) else _each(checked_key, keys)
+    maps = None if properties is None else _each(checked_properties, properties)
+    times = None if event_times is None else _each(_checked_time, event_times)
+    return Columns(values, keys, maps, times)
+
+
+def _each(check: Callable[[Any], T], column: Sequence[Any]) -> list[T]:
+    checked: list[T] = []
+    try:
+        checked.extend(map(check, column))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"message {len(checked)}: {error.message}") from None
+    return checked
+
+
+def _are_keys(keys: Sequence[Key]) -> bool:
+    """True if these are keys for sure: 40 ns each instead of 200."""
+    types = set(map(type, keys)) - {type(None)}
+    if types == {str}:
+        try:
+            "".join(filter(None, keys)).encode()  # type: ignore[arg-type]
+        except UnicodeEncodeError:
+            return False
+    return types <= {str} or types == {bytes}
+
+
+def checked_value(value: Any) -> bytes | None:
+    """`value` as bytes, None for a tombstone. Raises InvalidArgument."""
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidArgument(f"a message value is bytes, not {type(value).__name__}; encode it first")
+
+
+def checked_key(key: Any) -> Key:
+    """`key` as a plain str or bytes, or InvalidArgument."""
+    if key is None:
+        return None
+    if isinstance(key, bytes):
+        return bytes(key)
+    if not isinstance(key, str):
+        raise InvalidArgument(f"a key is str or bytes, not {type(key).__name__}")
+    if not _is_utf8(key):
+        raise InvalidArgument(
+            f"the key {key!r} cannot be written as UTF-8; encode it yourself, keys may be bytes"
+        )
+    return str.__str__(key)
+
+
+def _is_utf8(text: str) -> bool:
+    """False for a lone surrogate, which file names and JSON can bring into a str."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def checked_properties(properties: Any) -> dict[str, str] | None:
+    """A copy that later changes of the caller's map do not reach. Raises InvalidArgument unless all are strings."""
+    if properties is None:
+        return None
+    if not isinstance(properties, Mapping):
+        raise InvalidArgument(f"properties are a map of str to str, not {type(properties).__name__}")
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidArgument(f"properties are a map of str to str, not {name!r}: {value!r}")
+        if not _is_utf8(name) or not _is_utf8(value):
+            raise InvalidArgument(f"the property {name!r}: {value!r} cannot be written as UTF-8")
+    return {str.__str__(name): str.__str__(value) for name, value in properties.items()} or None
+
+
+def _checked_time(time: datetime | int | None) -> int | None:
+    return None if time is None else time_in_ms(time)
+
+
+def message_bytes(value: bytes | None, key: Key, properties: Properties | None) -> int:
+    """What a message counts against bounds."""
+    size = MESSAGE_OVERHEAD_BYTES + _length(value) + _length(key)
+    if properties:
+        size += sum(map(len, properties)) + sum(map(len, properties.values()))
+    return size
+
+
+def too_large(size: int, max_message_bytes: int) -> MessageTooLarge:
+    """The error for a message that counts `size`."""
+    return MessageTooLarge(
+        f"a message of {size - MESSAGE_OVERHEAD_BYTES} bytes exceeds the limit of {max_message_bytes}; "
+        "send it in parts or raise max_message_bytes at client and service"
+    )
+
+
+def cut_columns(columns: Columns, max_message_bytes: int) -> list[tuple[Columns, int]]:
+    """Pieces that are small enough for a batch, each with what it counts. Raises MessageTooLarge."""
+    values, keys, properties, *_ = columns
+    max_bytes = min(MANY_MAX_BYTES, max_message_bytes)
+    if (
+        0 < len(values) <= MANY_MAX_MESSAGES
+        and properties is None
+        and None not in values
+        and None not in (keys or ())
+    ):
+        # The usual case, 20 ns a message and column.
+        total = sum(map(len, values)) + sum(map(len, keys or ())) + MESSAGE_OVERHEAD_BYTES * len(values)  # type: ignore[arg-type]
+        if total <= max_bytes:
+            return [(columns, total)]
+    sizes = list(_sizes(columns))
+    if sizes and max(sizes) > max_message_bytes + MESSAGE_OVERHEAD_BYTES:
+        raise too_large(max(sizes), max_message_bytes)
+    ends = [0, *accumulate(sizes)]
+    pieces: list[tuple[Columns, int]] = []
+    first = 0
+    while first < len(sizes):
+        end = min(bisect_right(ends, ends[first] + max_bytes) - 1, first + MANY_MAX_MESSAGES)
+        end = max(end, first + 1)
+        whole = first == 0 and end == len(sizes)
+        piece = columns if whole else Columns._make(column and column[first:end] for column in columns)
+        pieces.append((piece, ends[end] - ends[first]))
+        first = end
+    return pieces
+
+
+def _sizes(columns: Columns) -> Iterable[int]:
+    """`message_bytes` of each; without properties a few C loops."""
+    values, keys, properties, *_ = columns
+    if properties is not None:
+        return map(message_bytes, values, keys or repeat(None), properties)
+    length: Callable[[Any], int] = len
+    sizes = map(add, map(_length if None in values else length, values), repeat(MESSAGE_OVERHEAD_BYTES))
+    return sizes if keys is None else map(add, sizes, map(_length if None in keys else length, keys))
+
+
+def _length(value: str | bytes | None) -> int:
+    return 0 if value is None else len(value)

@@ -1,0 +1,341 @@
+"""A consumer of one topic: the queue of deliveries, permits, and the ways to take messages out.
+
+    DELIVER -> queue of deliveries (undecoded) -> the open delivery, decoded at once -> one message after another
+
+Dropped are deliveries of an older epoch (from before a seek), and on a lost connection everything not handed out yet: the
+broker delivers it again. The place in the topic is kept by acknowledgements at the broker, and where the subscription is not
+durable by a position as well. A reader is a consumer that acknowledges nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import compress, count, repeat
+from operator import length_hint, not_
+
+from magnetar.proto.commands import CloseConsumer, Deliver, Flow, LastMessageId, Seek, Subscribe, Unsubscribe
+from magnetar.proto.errors import AlreadyClosed, MagnetarError, ReceiveTimeout, TopicNotServed
+
+from ..connection.attachment import Attachment
+from ..connection.broker_connection import BrokerConnection
+from ..messages import Delivery, Message, MessageBatch, Undecodable
+from ..options import ConsumerOptions, Start, start_on_wire
+from .acknowledger import Acknowledger
+from .position import Position
+from .session import ConsumerSession
+from .window import Window
+
+
+class TopicConsumer:
+    """Attached to the broker of its topic. What users call is described in `Consumer` and `Reader`."""
+
+    def __init__(
+        self,
+        session: ConsumerSession,
+        subscription: str,
+        options: ConsumerOptions,
+        on_closed: Callable[[], object],
+    ) -> None:
+        self.acknowledger = Acknowledger(session, options)
+        self.position = Position(session, options)
+        self._session = session
+        self._subscription = subscription
+        self._options = options
+        self._on_closed = on_closed
+        self._attachment = Attachment(session.pool, session.topic, self, session.what)
+        self._epoch = 0
+        self._window = Window(options.receiver_queue_messages, options.receiver_queue_bytes)
+        self._queue: deque[Delivery | Undecodable] = deque()
+        self._queued_messages = 0
+        self._queued_bytes = 0
+        # The open delivery. Clearing `_messages` ends every iteration over `_current`, which is its iterator.
+        self._messages: list[Message] = []
+        self._current: Iterator[Message] = iter(self._messages)
+        self._seeking = 0  # seeks under way; no delivery is opened meanwhile
+        self._unsubscribing = False
+        self._arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
+        self._closing = asyncio.Lock()
+
+    # --- taking messages ---------------------------------------------------------------------------------------------
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """See Receiving."""
+        while True:
+            for message in self._current:
+                yield message
+            if not await self.refill():
+                return
+
+    async def receive(self, timeout: float | None = None) -> Message:
+        """See Receiving."""
+        for message in self._current:
+            return message
+        if timeout is not None and timeout <= 0:
+            return await self._receive_now()
+        try:
+            async with asyncio.timeout(timeout):
+                while await self.refill():
+                    for message in self._current:
+                        return message
+        except TimeoutError:
+            raise ReceiveTimeout(f"{self._session.what}: no message within {timeout:g} s") from None
+        raise AlreadyClosed(f"{self._session.what} is closed; open another one")
+
+    async def _receive_now(self) -> Message:
+        """What has arrived, after one turn of the loop. asyncio.timeout(0) would swallow a cancellation that is pending."""
+        await asyncio.sleep(0)
+        for message in self._current:
+            return message
+        while self._queue and not self._seeking:
+            self._open_next()
+            for message in self._current:
+                return message
+        if self._session.closed:
+            raise AlreadyClosed(f"{self._session.what} is closed; open another one")
+        self._session.check_open()
+        self._window.found_empty()
+        self._grant()
+        raise ReceiveTimeout(f"{self._session.what}: no message has arrived")
+
+    async def batches(self) -> AsyncIterator[MessageBatch]:
+        """See Receiving."""
+        while (batch := await self.receive_batch()) is not None:
+            yield batch
+
+    async def receive_batch(self) -> MessageBatch | None:
+        """See Receiving."""
+        while True:
+            rest = MessageBatch(self._current)
+            if rest:
+                return rest
+            if not await self.refill():
+                return None
+
+    def open_messages(self) -> Iterator[Message]:
+        """What is left of the open delivery; taking from it hands out."""
+        return self._current
+
+    async def refill(self) -> bool:
+        """Opens the next delivery, waiting for it; False when closed. Raises why nothing more will come, or a damage."""
+        while True:
+            if length_hint(self._current):
+                return True  # another task was faster, and left something
+            if self._session.closed:
+                return False
+            if self._queue and not self._seeking:
+                self._open_next()
+                continue
+            if self._session.failure is not None:
+                self._session.check_open()
+            if not self._queue:
+                self._window.found_empty()
+                self._grant()
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    def _open_next(self) -> None:
+        delivery = self._queue.popleft()
+        self.note_handed_out()
+        self._messages = []
+        self._current = iter(self._messages)
+        self._queued_messages -= delivery.permits
+        self._queued_bytes -= delivery.bytes
+        self._grant()
+        values = delivery.values()
+        assert isinstance(delivery, Delivery)
+        messages = map(Message, values, repeat(delivery), count())
+        flags = delivery.flags
+        self._messages = list(compress(messages, map(not_, flags)) if any(flags) else messages)
+        self._current = iter(self._messages)
+
+    def note_handed_out(self) -> None:
+        """Tells `position` how far the user has come in the open delivery."""
+        handed_out = len(self._messages) - length_hint(self._current)
+        if handed_out > 0:
+            self.position.handed_out(self._messages[handed_out - 1])
+
+    @property
+    def has_queued(self) -> bool:
+        """True if a message can be taken without waiting."""
+        return bool(length_hint(self._current) or self._queue)
+
+    # --- moving, leaving ---------------------------------------------------------------------------------------------
+
+    async def seek(self, start: Start | Message) -> None:
+        """See Receiving."""
+        wire = start_on_wire(start.id if isinstance(start, Message) else start)
+        self._session.check_open()
+        self.acknowledger.flush()  # what was acknowledged before counts for the old position
+        self._seeking += 1
+        try:
+            result = await self._session.call(Seek(0, self._session.id, wire))
+            self._epoch = max(self._epoch, int(result["epoch"]))
+            self._messages.clear()
+            self.acknowledger.forget_nacks()
+            await self.position.moved_to(wire)
+        except BaseException as error:
+            if not isinstance(error, MagnetarError) or error.retryable:
+                # Whether it happened is not known: what is queued may be from before it.
+                self._start_over(error)
+            raise
+        finally:
+            self._seeking -= 1
+            self._drop_stale()
+            self._grant()
+            self._arrived.set()
+
+    async def unsubscribe(self) -> None:
+        """Deletes the subscription; the consumer is still to be closed."""
+        self._session.check_open()
+        self._unsubscribing = True
+        try:
+            await self._session.call(Unsubscribe(0, self._session.id))
+        finally:
+            self._unsubscribing = False
+        self.acknowledger.forget()
+
+    async def last_message_id(self) -> bytes | None:
+        """Of the topic, as LastMessageId answers it."""
+        answer: bytes | None = await self._session.call(LastMessageId(0, self._session.id))
+        return answer
+
+    def _start_over(self, error: BaseException) -> None:
+        """Subscribes again, as after a lost connection."""
+        if self._session.connection is not None:
+            self._session.connection.send(CloseConsumer(0, self._session.id).encode())
+        self._attachment.lost(error)
+
+    async def close(self) -> None:
+        """See Receiving. Cancelled, it does not wait for the broker."""
+        async with self._closing:
+            try:
+                if not self._session.closed:
+                    self._session.closed = True
+                    await self.acknowledger.settle()
+            except BaseException:
+                self.abandon()
+                raise
+            connection = self._end()
+            if connection is not None:
+                await self._session.pool.tell_leaving(connection, CloseConsumer(0, self._session.id))
+
+    def abandon(self) -> None:
+        """See Receiving."""
+        connection = self._end()
+        if connection is not None:
+            connection.send(CloseConsumer(0, self._session.id).encode())
+
+    def _end(self) -> BrokerConnection | None:
+        """Everything of closing that needs no waiting; the connection on which the broker is to be told, if there is one."""
+        self._session.closed = True
+        self.acknowledger.end()
+        connection = self._session.connection
+        self._attachment.close()
+        self.detached()
+        self._drop_local()
+        self._wake_all()
+        self._on_closed()
+        return connection
+
+    # --- the connection ----------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Attaches for the first time."""
+        await self._attachment.open()
+
+    async def attach(self, connection: BrokerConnection) -> None:
+        """Subscribes at the broker and grants permits."""
+        connection.consumers[self._session.id] = self
+        try:
+            subscribe = Subscribe(
+                0,
+                self._session.id,
+                self._session.topic,
+                self._subscription,
+                self._options.type,
+                self.position.start(),
+                self._options.durable,
+                self._options.name,
+                self._epoch,
+            )
+            result = await connection.request(subscribe, self._session.pool.options.operation_timeout)
+            self._epoch = int(result["epoch"])
+            await self.position.subscribed(connection)
+            await self.acknowledger.subscribed(connection)
+        except BaseException as error:
+            connection.consumers.pop(self._session.id, None)
+            if not isinstance(error, MagnetarError) or error.retryable:
+                # Given up, perhaps, before the broker was done: it must not keep the place for nobody.
+                connection.send(CloseConsumer(0, self._session.id).encode())
+            raise
+        self._session.connection = connection
+        self._window.reset()
+        self._grant()
+        self._session.attached.set()
+
+    def moved(self, error: MagnetarError) -> None:
+        """The connection broke or the topic moves; that the broker ends the consumer is no surprise while unsubscribing."""
+        if not (self._unsubscribing and isinstance(error, TopicNotServed)):
+            self._attachment.lost(error)
+
+    def detached(self) -> None:
+        """No connection any more: what was not handed out comes again from the next."""
+        connection, self._session.connection = self._session.connection, None
+        self._session.attached.clear()
+        if connection is not None:
+            connection.consumers.pop(self._session.id, None)
+            self.note_handed_out()
+            self._drop_local()
+            self.acknowledger.forget_nacks()
+
+    def gave_up(self, error: MagnetarError) -> None:
+        """Nothing more will come."""
+        self._session.failure = error
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        self._arrived.set()
+        self._session.attached.set()
+
+    def delivered(self, command: Deliver, payload: bytes) -> None:
+        """A DELIVER frame."""
+        try:
+            delivery: Delivery | Undecodable = Delivery(command, payload, self._session.topic)
+        except MagnetarError as error:
+            delivery = Undecodable(command, error, self._session.topic)
+            # How many permits it spent is not known. All of them: rather too many granted than a consumer that stops.
+            self._window.received(self._window.granted, len(payload))
+        self._window.received(delivery.permits, delivery.bytes)
+        if delivery.epoch != self._epoch:
+            if delivery.epoch < self._epoch:
+                self._grant()
+                return
+            # Somebody moved the subscription, this consumer or another one: what came before is stale.
+            self._epoch = delivery.epoch
+            self._drop_stale()
+            self._messages.clear()
+        self._queue.append(delivery)
+        self._queued_messages += delivery.permits
+        self._queued_bytes += delivery.bytes
+        self._arrived.set()
+
+    def _grant(self) -> None:
+        connection = self._session.connection
+        if connection is None:
+            return
+        permits = self._window.grant(self._queued_messages, self._queued_bytes)
+        if permits is not None:
+            connection.send(Flow(0, self._session.id, *permits).encode())
+
+    def _drop_local(self) -> None:
+        self._queue.clear()
+        self._queued_messages = self._queued_bytes = 0
+        self._messages.clear()
+
+    def _drop_stale(self) -> None:
+        kept = [delivery for delivery in self._queue if delivery.epoch >= self._epoch]
+        self._queue = deque(kept)
+        self._queued_messages = sum(delivery.permits for delivery in kept)
+        self._queued_bytes = sum(delivery.bytes for delivery in kept)

@@ -1,0 +1,527 @@
+"""A producer of one topic: messages into batches, batches into groups, groups onto the connection, receipts back.
+
+What is open is one batch (batching off: the messages of one loop turn). It is closed when it is full, at the end of the
+loop turn in which it was opened if nothing is in flight, else after batching_max_delay or when everything in flight is
+confirmed, whichever comes first.
+
+A closed group is kept encoded until it settles; after a reconnect everything that is not confirmed is sent again, in order,
+under a new epoch (CORRECTNESS.md rule 33).
+
+Wakers: `writable` false of the connection stops writing, `writing_resumed` continues; a full memory bound stops `send`,
+receipts and expiry continue it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from magnetar.proto.batch import Columns, Key, Properties, encode_columns, encode_singles
+from magnetar.proto.commands import RECEIPT_ROW, CloseProducer, CreateProducer, Send, SendFailed, decode_rows
+from magnetar.proto.commands import Receipt as ReceiptCommand
+from magnetar.proto.compression import Compression
+from magnetar.proto.errors import (
+    Action,
+    AlreadyClosed,
+    FinalError,
+    MagnetarError,
+    ProducerFenced,
+    ProducerQueueFull,
+    SendTimeout,
+    error_from_wire,
+)
+from magnetar.proto.ids import MessageId
+
+from ..connection.attachment import Attachment
+from ..connection.broker_connection import BrokerConnection
+from ..connection.pool import ConnectionPool
+from ..options import ProducerOptions, time_in_ms
+from ..receipts import Group, Receipt, Settled, copy_of
+from .columns import (
+    MESSAGE_OVERHEAD_BYTES,
+    checked_columns,
+    checked_key,
+    checked_properties,
+    checked_value,
+    cut_columns,
+    message_bytes,
+    too_large,
+)
+from .outbox import Outbox
+
+log = logging.getLogger("magnetar.client")
+
+
+class TopicProducer:
+    """Attached to the broker of its topic. What users call is described in `Producer`."""
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        topic: str,
+        options: ProducerOptions,
+        producer_id: int,
+        on_closed: Callable[[], object],
+    ) -> None:
+        self.topic = topic
+        self.name = options.name or ""  # given by the service unless chosen
+        self._pool = pool
+        self._options = options
+        self._id = producer_id
+        self._on_closed = on_closed
+        self._loop = asyncio.get_running_loop()
+        self._compression = Compression.parse(options.compression)
+        self._closed = False
+        self._closing = asyncio.Lock()
+        self._blocked = asyncio.Lock()  # `send`s that wait for room, first come first served
+        self._room = (
+            asyncio.Event()
+        )  # set when pending bytes fall, and when there is nothing to wait for any more
+        self._failure: MagnetarError | None = None  # why nothing can be sent any more
+        self._next_sequence_id = 0
+        self._max_message_bytes = pool.options.max_message_bytes
+        # The open batch: columns as long as `_values`, or None. One of the three says what still fits into it, the others
+        # are -1: `_plain_room` while it has values only, `_keyed_room` while it has values and keys.
+        self._group = Group(0)
+        self._values: list[bytes | None] = []
+        self._keys: list[Key] | None = None
+        self._properties: list[Properties | None] | None = None
+        self._event_times_ms: list[int | None] | None = None
+        self._plain_room = self._keyed_room = self._other_room = -1
+        self._opened_bytes = 0
+        self._last_index = options.batching_max_messages - 1
+        self._flush_handle: asyncio.Handle | None = None
+        # Closed groups.
+        self._outbox = Outbox()
+        self._unreported: Group | None = (
+            None  # the first that failed, for flush to tell unless somebody was told
+        )
+        self._expiry: asyncio.TimerHandle | None = None
+        # The attachment.
+        self._attachment = Attachment(pool, topic, self, f"producer of {topic}")
+        self._connection: BrokerConnection | None = None
+        self._receipts_from: BrokerConnection | None = (
+            None  # where receipts of the current epoch come from, if they can
+        )
+        self._epoch = -1
+        self._send_header = self._receipt_header = b""
+
+    @property
+    def last_sequence_id(self) -> int:
+        """See Producer."""
+        return self._next_sequence_id + len(self._values) - 1
+
+    @property
+    def pending_bytes(self) -> int:
+        """See Producer."""
+        open_bytes = self._opened_bytes - self._open_room if self._values else 0
+        return self._outbox.bytes + open_bytes
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def send_nowait(
+        self,
+        value: bytes | None,
+        key: Key = None,
+        *,
+        properties: Properties | None = None,
+        event_time: datetime | int | None = None,
+    ) -> Receipt:
+        """See Producer.send_nowait."""
+        # The plain forms: 100 ns without the receipt, 160 with a key. All else is behind a room that is negative.
+        if value.__class__ is bytes and properties is None and event_time is None:
+            if key is None:
+                room = self._plain_room - len(value) - MESSAGE_OVERHEAD_BYTES
+                if room >= 0:
+                    self._plain_room = room
+                    group, values = self._group, self._values
+                    index = len(values)
+                    values.append(value)
+                    if index == self._last_index:
+                        self._close_batch()
+                    return Receipt(group, index)
+            elif key.__class__ is str and key.isascii():  # so it can be encoded, to as many bytes
+                room = self._keyed_room - len(value) - len(key) - MESSAGE_OVERHEAD_BYTES
+                if room >= 0:
+                    self._keyed_room = room
+                    group, values = self._group, self._values
+                    index = len(values)
+                    values.append(value)
+                    self._keys.append(key)  # type: ignore[union-attr]
+                    if index == self._last_index:
+                        self._close_batch()
+                    return Receipt(group, index)
+        return self._send_slowly(value, key, properties, event_time)
+
+    async def send(
+        self,
+        value: bytes | None,
+        key: Key = None,
+        *,
+        properties: Properties | None = None,
+        event_time: datetime | int | None = None,
+    ) -> MessageId:
+        """See Producer.send."""
+        try:
+            receipt = self.send_nowait(value, key, properties=properties, event_time=event_time)
+        except ProducerQueueFull:
+            if not self._options.block_when_full:
+                raise
+            receipt = await self._send_when_room(value, key, properties, event_time)
+        return await receipt
+
+    async def send_many(
+        self,
+        values: Sequence[bytes | None],
+        *,
+        keys: Sequence[Key] | None = None,
+        properties: Sequence[Properties | None] | None = None,
+        event_times: Sequence[datetime | int | None] | None = None,
+    ) -> list[MessageId]:
+        """See Producer.send_many."""
+        columns = checked_columns(values, keys, properties, event_times)
+        groups: list[Group] = []
+        for chunk, size in cut_columns(columns, self._max_message_bytes):
+            while not self._fits(size):
+                if not self._options.block_when_full:
+                    raise self._queue_full()
+                async with self._blocked:
+                    await self._wait_for_room(size)
+            self._check_open()
+            self._close_batch()
+            group = Group(self._next_sequence_id)
+            self._close_group(group, chunk, size)
+            groups.append(group)
+            if group.error is not None:
+                break
+        ids: list[MessageId] = []
+        for group in groups:
+            if not group.settled:
+                await Settled(group)
+            ids += group.message_ids()
+        return ids
+
+    async def flush(self) -> None:
+        """See Producer.flush."""
+        self._close_batch()
+        group = self._outbox.last
+        if group is not None:
+            await Settled(group)
+        failed, self._unreported = self._unreported, None
+        if failed is not None and not failed.error_seen:
+            raise failed.raisable_error()
+
+    async def close(self) -> None:
+        """See Producer.close. Cancelled, it leaves without flushing."""
+        async with self._closing:
+            if self._closed:
+                return
+            try:
+                if self._failure is None:
+                    await self.flush()
+            except MagnetarError:
+                await self._leave()
+                raise
+            except BaseException:
+                self.abandon()
+                raise
+            await self._leave()
+
+    def abandon(self) -> None:
+        """See Producer.abandon."""
+        connection = self._end()
+        if connection is not None:
+            connection.send(CloseProducer(0, self._id).encode())
+
+    async def _leave(self) -> None:
+        connection = self._end()
+        if connection is not None:
+            await self._pool.tell_leaving(connection, CloseProducer(0, self._id))
+
+    def _end(self) -> BrokerConnection | None:
+        """Everything of closing that needs no waiting; the connection on which the broker is to be told, if there is one."""
+        if self._closed:
+            return None
+        self._close_batch()
+        self._closed = True
+        connection = self._connection
+        self._attachment.close()
+        self.detached()
+        self._stop_receipts()
+        self._fail_all(
+            AlreadyClosed(f"the producer of {self.topic} was closed before the message was confirmed")
+        )
+        self._on_closed()
+        return connection
+
+    # --- the open batch ----------------------------------------------------------------------------------------------
+
+    def _send_slowly(
+        self, value: bytes | None, key: Key, properties: Properties | None, event_time: datetime | int | None
+    ) -> Receipt:
+        self._check_open()
+        value = checked_value(value)
+        key = checked_key(key)
+        properties = checked_properties(properties)
+        event_time_ms = None if event_time is None else time_in_ms(event_time)
+        size = message_bytes(value, key, properties)
+        if size > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES:
+            raise too_large(size, self._max_message_bytes)
+        if self._values and self._open_room < size:
+            self._close_batch()
+        if not self._values:
+            self._open_batch(size)
+        self._append(value, key, properties, event_time_ms, size)
+        receipt = Receipt(self._group, len(self._values) - 1)
+        if receipt.index >= self._last_index:
+            self._close_batch()
+        return receipt
+
+    @property
+    def _open_room(self) -> int:
+        return max(self._plain_room, self._keyed_room, self._other_room)
+
+    def _open_batch(self, size: int) -> None:
+        """Opens a batch that has room for `size` at least, or raises ProducerQueueFull."""
+        if not self._fits(size):
+            raise self._queue_full()
+        options = self._options
+        room = min(options.batching_max_bytes, options.max_pending_bytes - self._outbox.bytes)
+        self._opened_bytes = self._plain_room = max(room, size)
+        self._group = Group(self._next_sequence_id)
+        if options.batching and self._outbox:
+            self._flush_handle = self._loop.call_later(options.batching_max_delay, self._close_batch)
+        else:
+            self._flush_handle = self._loop.call_soon(self._close_batch)
+
+    def _append(
+        self,
+        value: bytes | None,
+        key: Key,
+        properties: Properties | None,
+        event_time_ms: int | None,
+        size: int,
+    ) -> None:
+        """Columns beside the values are made when the first message has one."""
+        count = len(self._values)
+        if key is not None and self._keys is None:
+            self._keys = [None] * count
+        if properties is not None and self._properties is None:
+            self._properties = [None] * count
+        if event_time_ms is not None and self._event_times_ms is None:
+            self._event_times_ms = [None] * count
+        self._values.append(value)
+        if self._keys is not None:
+            self._keys.append(key)
+        if self._properties is not None:
+            self._properties.append(properties)
+        if self._event_times_ms is not None:
+            self._event_times_ms.append(event_time_ms)
+        room = self._open_room - size
+        self._plain_room = self._keyed_room = self._other_room = -1
+        if self._properties is not None or self._event_times_ms is not None:
+            self._other_room = room
+        elif self._keys is not None:
+            self._keyed_room = room
+        else:
+            self._plain_room = room
+
+    def _close_batch(self) -> None:
+        """Encodes the open batch, if there is one, and writes what can be written."""
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
+        if not self._values:
+            return
+        size = self._opened_bytes - self._open_room
+        columns = Columns(self._values, self._keys, self._properties, self._event_times_ms)
+        self._values = []
+        self._keys = self._properties = self._event_times_ms = None
+        self._plain_room = self._keyed_room = self._other_room = -1
+        self._close_group(self._group, columns, size)
+
+    def _close_group(self, group: Group, columns: Columns, size: int) -> None:
+        options = self._options
+        group.message_count = len(columns.values)
+        encode = encode_columns if options.batching else encode_singles
+        try:
+            group.encoded = encode(
+                columns, group.first_sequence_id, self._pool.clock.now_ms(), self._compression
+            )
+        except Exception as error:
+            # Every argument was checked at its call; what is left is, for example, a codec that is not installed.
+            group.fail(FinalError(f"{group.message_count} messages cannot be encoded: {error!r}"))
+            self._note_failed(group)
+            return
+        group.bytes = size
+        group.deadline = self._loop.time() + options.send_timeout
+        self._next_sequence_id = group.first_sequence_id + group.message_count
+        self._outbox.add(group)
+        if self._expiry is None:
+            self._expiry = self._loop.call_at(group.deadline, self._expire)
+        self._write()
+
+    # --- bounds ------------------------------------------------------------------------------------------------------
+
+    def _fits(self, size: int) -> bool:
+        pending = self.pending_bytes
+        # Something larger than the whole bound goes alone.
+        return pending == 0 or pending + size <= self._options.max_pending_bytes
+
+    def _queue_full(self) -> ProducerQueueFull:
+        return ProducerQueueFull(
+            f"{self.pending_bytes} bytes sent to {self.topic} are not confirmed yet, and max_pending_bytes is "
+            f"{self._options.max_pending_bytes}; await receipts or flush(), or raise it"
+        )
+
+    async def _send_when_room(
+        self, value: bytes | None, key: Key, properties: Properties | None, event_time: datetime | int | None
+    ) -> Receipt:
+        size = message_bytes(checked_value(value), key, properties)
+        async with self._blocked:
+            while True:
+                await self._wait_for_room(size)
+                try:
+                    return self.send_nowait(value, key, properties=properties, event_time=event_time)
+                except ProducerQueueFull:
+                    continue
+
+    async def _wait_for_room(self, size: int) -> None:
+        try:
+            async with asyncio.timeout(self._options.send_timeout):
+                while not self._fits(size) and not self._closed and self._failure is None:
+                    self._room.clear()
+                    await self._room.wait()
+        except TimeoutError:
+            raise SendTimeout(
+                f"no room came free within send_timeout={self._options.send_timeout:g} s: {self._queue_full().message}"
+            ) from None
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise copy_of(self._failure)
+        if self._closed:
+            raise AlreadyClosed(f"the producer of {self.topic} is closed; create another one")
+
+    # --- the connection ----------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Attaches for the first time."""
+        await self._attachment.open()
+
+    async def attach(self, connection: BrokerConnection) -> None:
+        """Creates the producer at the broker under a new epoch and sends what is not confirmed ."""
+        epoch = self._epoch + 1
+        connection.producers[self._id] = self
+        try:
+            result = await connection.request(
+                CreateProducer(0, self._id, self.topic, self.name or None, epoch),
+                self._pool.options.operation_timeout,
+            )
+        except BaseException as error:
+            connection.producers.pop(self._id, None)
+            if not isinstance(error, MagnetarError) or error.retryable:
+                # Given up, perhaps, before the broker was done: it must not keep the place for nobody.
+                connection.send(CloseProducer(0, self._id).encode())
+            raise
+        self.name = result["name"]
+        first = self._epoch < 0
+        self._epoch = int(result["epoch"])
+        if first:
+            self._next_sequence_id = int(result.get("last_sequence_id", -1)) + 1
+        self._max_message_bytes = min(self._pool.options.max_message_bytes, connection.max_message_bytes)
+        self._stop_receipts()
+        self._send_header = Send(0, self._id, self._epoch).encode()
+        self._receipt_header = ReceiptCommand(0, self._id, self._epoch).encode()
+        self._connection = self._receipts_from = connection
+        connection.routes[self._receipt_header] = self._receipts
+        self._outbox.rewind()
+        self._write()
+
+    def moved(self, error: MagnetarError) -> None:
+        """The connection broke or the topic moves ."""
+        self._attachment.lost(error)
+
+    def detached(self) -> None:
+        """Nothing more is written; Attachment goes on trying. Receipts of what was written may still come, if it was not
+        the connection that broke: the broker opens the next epoch when they all have."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.producers.pop(self._id, None)
+
+    def _stop_receipts(self) -> None:
+        connection, self._receipts_from = self._receipts_from, None
+        if connection is not None:
+            connection.routes.pop(self._receipt_header, None)
+
+    def gave_up(self, error: MagnetarError) -> None:
+        """The topic cannot be produced to any more."""
+        self._stop_receipts()
+        self._failure = error
+        self._close_batch()
+        self._fail_all(error)
+
+    def _write(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        outbox, header = self._outbox, self._send_header
+        while outbox.unsent and connection.writable:
+            group = outbox.next_unsent()
+            assert group.encoded is not None
+            connection.send_encoded(group.encoded.frames(header, group.confirmed))
+
+    def writing_resumed(self) -> None:
+        """The connection takes more."""
+        self._write()
+
+    def _receipts(self, payloads: list[bytes]) -> None:
+        outbox = self._outbox
+        for payload in payloads:
+            outbox.confirm(decode_rows(RECEIPT_ROW, payload))
+        self._room.set()
+        if not outbox:
+            self._close_batch()
+
+    def send_failed(self, command: SendFailed) -> None:
+        """The broker did not store a group and those after it in this epoch."""
+        if command.epoch != self._epoch or self._connection is None:
+            return
+        error = error_from_wire(command.code, command.action, command.message)
+        if isinstance(error, ProducerFenced):
+            self._attachment.give_up(error)
+            return
+        if error.action in (Action.FIX_CALL, Action.GIVE_UP):
+            group = self._outbox.fail_group_with(command.sequence_id, error)
+            if group is not None:
+                self._note_failed(group)
+        # What came after it was not stored either: it goes again, under a new epoch.
+        self._attachment.lost(error)
+
+    # --- failures ----------------------------------------------------------------------------------------------------
+
+    def _expire(self) -> None:
+        self._expiry = None
+        for group in self._outbox.expire(self._loop.time(), self._options.send_timeout):
+            self._note_failed(group)
+        first = self._outbox.first
+        if first is not None:
+            self._expiry = self._loop.call_at(first.deadline, self._expire)
+
+    def _fail_all(self, error: MagnetarError) -> None:
+        for group in self._outbox.fail_all(error):
+            self._note_failed(group)
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        self._room.set()
+
+    def _note_failed(self, group: Group) -> None:
+        log.warning(
+            "%d messages to %s failed: %s", group.message_count - group.confirmed, self.topic, group.error
+        )
+        if self._unreported is None or self._unreported.error_seen:
+            self._unreported = group
+        self._room.set()

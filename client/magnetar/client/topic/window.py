@@ -1,0 +1,73 @@
+"""Permits of a consumer, sans I/O.
+
+Permits count messages that the ack set does not name, and bytes of batches. What the client may hold is the *window*;
+granted again, in halves of the window, is what was taken from the queue. Unless receiver_queue_messages is set the window
+grows, twofold up to 64 times, whenever the user finds the queue empty although the broker had spent all permits: then the
+round trip of a FLOW is what the user waits for. It shrinks again when the queue stays full. `receiver_queue_bytes` bounds
+it all.
+"""
+
+from __future__ import annotations
+
+DEFAULT_WINDOW = 1000
+LARGEST_GROWTH = 64
+# The window halves after as many grants in a row during which the queue was never found empty.
+QUIET_GRANTS = 16
+
+
+class Window:
+    """`granted` and `granted_bytes`: what the broker may still send; negative after an overshoot."""
+
+    __slots__ = (
+        "_base",
+        "_grows",
+        "_quiet",
+        "_spent",
+        "bytes_limit",
+        "granted",
+        "granted_bytes",
+        "messages_limit",
+    )
+
+    def __init__(self, messages: int | None, bytes_limit: int) -> None:
+        self.messages_limit = self._base = messages or DEFAULT_WINDOW
+        self.bytes_limit = bytes_limit
+        self._grows = messages is None
+        self._quiet = 0
+        self._spent = False  # the broker had (almost) no permits left when it was granted some last
+        self.granted = 0
+        self.granted_bytes = 0
+
+    def reset(self) -> None:
+        """A new subscription at the broker has no permits."""
+        self.granted = self.granted_bytes = 0
+
+    def received(self, messages: int, size: int) -> None:
+        """A delivery spent permits."""
+        self.granted -= messages
+        self.granted_bytes -= size
+
+    def grant(self, queued: int, queued_bytes: int) -> tuple[int, int] | None:
+        """Messages and bytes to grant now, given what waits in the queue; None if it is too early."""
+        messages = self.messages_limit - queued - self.granted
+        size = self.bytes_limit - queued_bytes - self.granted_bytes
+        if messages * 2 < self.messages_limit and size * 2 < self.bytes_limit:
+            return None
+        messages, size = max(messages, 0), max(size, 0)
+        if not messages and not size:
+            return None
+        self._spent = self.granted * 4 <= self.messages_limit
+        self._quiet += 1
+        if self._quiet >= QUIET_GRANTS and self.messages_limit > self._base:
+            self.messages_limit = max(self.messages_limit // 2, self._base)
+            self._quiet = 0
+        self.granted += messages
+        self.granted_bytes += size
+        return messages, size
+
+    def found_empty(self) -> None:
+        """The user waits for a message."""
+        self._quiet = 0
+        if self._spent and self._grows and self.messages_limit < self._base * LARGEST_GROWTH:
+            self.messages_limit *= 2
+            self._spent = False
