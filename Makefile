@@ -9,6 +9,10 @@ DEMO_STAMP := $(VENV)/.demo-data
 KILLS ?= 50
 SEEDS ?= 100
 FILES ?=
+BASE ?= HEAD
+ONLY ?=
+ROUNDS ?=
+QUICK ?=
 ARGS ?=
 # Worker processes of the tests; auto is one more than there are cores, 0 none: all tests in one process.
 WORKERS ?= auto
@@ -18,11 +22,11 @@ timed = began=$$(date +%s); $(1); code=$$?; took=$$(($$(date +%s) - began)); \
 	echo "make $@: took $$((took / 60)) min $$((took % 60)) s"; exit $$code
 
 .DEFAULT_GOAL := help
-.PHONY: crash model spark teeth help setup run demo test check format bench bench-bookie bench-ledger bench-spark sim coverage clean
+.PHONY: crash model spark teeth help setup run demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "ARGS='...' is passed on to run, demo, test, bench and its parts."
 
 setup: $(STAMP) ## create .venv and install Magnetar with its server and development packages
@@ -89,6 +93,9 @@ spark: $(SPARK_STAMP) ## run the commands of the data pipeline, and every way of
 
 bench: $(STAMP) ## run the benchmarks: tables on the screen, JSON under bench/out
 	@$(PY) -m bench $(ARGS)
+
+bench-compare: $(STAMP) ## is the working tree slower than BASE (default HEAD)? A verdict for each figure: BASE=main ONLY=a,d ROUNDS=12 QUICK=1
+	@$(PY) -m bench compare --base $(BASE) $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(QUICK),--quick) $(ARGS)
 
 bench-bookie: $(STAMP) ## run the benchmarks of the bookie alone: adds, reads, replay, p99 under flush and compaction, memory
 	@$(PY) -m bench bookie $(ARGS)

@@ -6,6 +6,7 @@ python -m bench --only a,d       some workloads
 python -m bench bookie           the storage daemon alone (bench/bookie)
 python -m bench ledger           the ledger client against three bookies (bench/ledger)
 python -m bench spark            the data pipeline on Spark (bench/spark)
+python -m bench compare          the working tree beside another revision (bench/compare)
 """
 
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 
 from bench.arguments import OUT, console, parse
 from bench.bookie.main import main as bench_bookie
+from bench.compare.main import main as bench_compare
 from bench.ledger.main import main as bench_ledger
 from bench.report import print_report, write_json
 from bench.run import Round, Sizes, check_wire
@@ -31,7 +33,7 @@ def main() -> int:
 
     OUT.mkdir(exist_ok=True)
     scratch = OUT / f"scratch-{time.time_ns()}"
-    wire = check_wire(scratch) if "a" in given.wanted else {}
+    wire = check_wire(scratch) if "a" in given.wanted and given.limits else {}
     if wire:
         say(
             f"wire check: {wire['messages']} messages of (a) were {wire['batches']} batches in {wire['frames']} frames"
@@ -39,7 +41,7 @@ def main() -> int:
     rounds: list[Round] = []
     for number in range(given.rounds):
         say(f"round {number + 1}")
-        found = Round(scratch, Sizes(given.quick), given.wanted, given.settle, say)
+        found = Round(scratch, Sizes(given.quick), given.wanted, given.settle, say, limits=given.limits)
         found.run()
         rounds.append(found)
     summary = print_report(rounds, screen)
@@ -56,7 +58,7 @@ def bench_spark(arguments: Sequence[str]) -> int:
     return run(arguments)
 
 
-_PARTS = {"bookie": bench_bookie, "ledger": bench_ledger, "spark": bench_spark}
+_PARTS = {"bookie": bench_bookie, "ledger": bench_ledger, "spark": bench_spark, "compare": bench_compare}
 
 if __name__ == "__main__":
     part = _PARTS.get(sys.argv[1]) if len(sys.argv) > 1 else None

@@ -22,6 +22,7 @@ class Given(NamedTuple):
     wanted: list[str]
     settle: float
     json: Path | None
+    limits: bool
 
 
 def parse(
@@ -39,6 +40,23 @@ def parse(
         "--only", default=",".join(workloads), metavar="a,b,...", help="some of the workloads"
     )
     parser.add_argument(
+        "--no-limits",
+        action="store_true",
+        help="of the service: without what the machine can do, for comparisons of two runs",
+    )
+    add_common(parser)
+    given = parser.parse_args(arguments)
+    wanted = [name.strip() for name in given.only.split(",")]
+    if unknown := [name for name in wanted if name not in workloads or len(name) != 1]:
+        parser.error(f"no such workload: {', '.join(unknown)}; there are {', '.join(workloads)}")
+    return Given(
+        1 if given.quick else given.rounds, given.quick, wanted, given.settle, given.json, not given.no_limits
+    )
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Options of every run: how long to wait for a quiet machine, and where the figures go."""
+    parser.add_argument(
         "--settle",
         type=float,
         default=5.0,
@@ -48,11 +66,6 @@ def parse(
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="where the figures go (default: bench/out/)"
     )
-    given = parser.parse_args(arguments)
-    wanted = [name.strip() for name in given.only.split(",")]
-    if unknown := [name for name in wanted if name not in workloads or len(name) != 1]:
-        parser.error(f"no such workload: {', '.join(unknown)}; there are {', '.join(workloads)}")
-    return Given(1 if given.quick else given.rounds, given.quick, wanted, given.settle, given.json)
 
 
 def console() -> Console:

@@ -11,9 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.figures import Gathered
 from bench.limits import GOALS, ratios, verdict
 from bench.probes import QUIET_SHARE
 from bench.run import Round
+from bench.stalls import CONDITIONS, STALL_S, rows
 
 _COLOURS = {"stretch": "green", "floor": "yellow", "BELOW": "bold red"}
 
@@ -32,12 +34,13 @@ def median_probes(rounds: list[Round]) -> dict[str, float]:
     samples: dict[str, list[float]] = {}
     for found in rounds:
         probes = found.probes
-        samples.setdefault("socket", []).append(probes["socket"]["bytes_per_s"])
-        samples.setdefault("cold read", []).append(probes["disk"]["cold_read_bytes_per_s"])
+        if found.limits:
+            samples.setdefault("socket", []).append(probes["socket"]["bytes_per_s"])
+            samples.setdefault("cold read", []).append(probes["disk"]["cold_read_bytes_per_s"])
+            for workload, synced in probes["disk"]["groups"].items():
+                samples.setdefault(f"disk {workload}", []).append(synced["bytes_per_s"])
         for percentile, value in probes.get("ring", {}).items():
             samples.setdefault(f"ring {percentile}", []).append(value)
-        for workload, synced in probes["disk"]["groups"].items():
-            samples.setdefault(f"disk {workload}", []).append(synced["bytes_per_s"])
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
@@ -49,12 +52,14 @@ def print_report(rounds: list[Round], console: Console) -> dict[str, Any]:
     for column in ("median", "lowest", "highest", "floor", "stretch"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("reached", no_wrap=True)
+    table.add_column("others", justify="right", no_wrap=True)
     table.add_column("of what the machine can do", no_wrap=True)
     summary: dict[str, Any] = {}
     for name, value in values.items():
         goal = GOALS[name]
         samples = [found.figures[name] for found in rounds if name in found.figures]
         reached, limits = verdict(name, value), ratios(name, value, probes)
+        others = statistics.median(found.others[name[0]] for found in rounds if name in found.figures)
         table.add_row(
             goal.label,
             f"{_short(value)} {goal.unit}",
@@ -63,15 +68,23 @@ def print_report(rounds: list[Round], console: Console) -> dict[str, Any]:
             _short(goal.floor) if goal.floor else "",
             _short(goal.stretch) if goal.stretch else "",
             f"[{_COLOURS[reached]}]{reached}[/]" if reached else "",
+            percent(others),
             ", ".join(f"{share:.2f} {limit}" for limit, share in limits.items()),
         )
         summary[name] = {"median": value, "unit": goal.unit, "rounds": samples, "reached": reached}
+        summary[name] |= {
+            "label": goal.label,
+            "higher": goal.higher,
+            "compared": goal.compared,
+            "others": others,
+        }
         summary[name] |= {"floor": goal.floor, "stretch": goal.stretch, "ratios": limits}
     console.print(table)
     cpu = _median_cpu(rounds)
     _print_cpu(cpu, console)
+    _print_stalls(rounds, console)
     _print_probes(rounds, probes, console)
-    return {"figures": summary, "cpu_us_per_message": cpu, "probes": probes}
+    return {"figures": summary | _cpu_figures(rounds), "cpu_us_per_message": cpu, "probes": probes}
 
 
 def _median_cpu(rounds: list[Round]) -> dict[str, dict[str, float]]:
@@ -97,6 +110,52 @@ def _print_cpu(cpu: dict[str, dict[str, float]], console: Console) -> None:
         console.print(table)
 
 
+def _cpu_figures(rounds: list[Round]) -> dict[str, dict[str, Any]]:
+    """CPU by workload, of the service and of its client: of all figures it varies least from run to run."""
+    gathered = Gathered()
+    for name, goal in GOALS.items():
+        for found in rounds:
+            costs = dict(found.details.get(name, {}).get("cpu_us_per_message", {}))
+            client = costs.pop("client", 0.0)
+            workload = goal.label.partition(", p50")[0]
+            for who, cost in (("service", sum(costs.values())), ("client", client)):
+                if cost:
+                    gathered.add(f"{name}_cpu_{who}", cost, f"{workload}: CPU of the {who}", "us/msg")
+    return gathered.document()
+
+
+def _print_stalls(rounds: list[Round], console: Console) -> None:
+    """(e) beside the bare disk."""
+    details = [found.details["e_p50"] for found in rounds if "e_p50" in found.details]
+    if not details:
+        return
+    found = rows([one["conditions"] for one in details])
+    table = Table(title="(e) beside a probe that writes as much, as often", title_justify="left")
+    table.add_column("", no_wrap=True)
+    for column in ("p50 ms", "p99 ms", "p99.9 ms", "highest ms", "stalls", "samples"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, label in CONDITIONS.items():
+        if name in found:
+            one = found[name]
+            times = (f"{one[key]:.3f}" for key in ("p50", "p99", "p999", "maximum"))
+            table.add_row(label, *times, f"{one['stalls']:.0f}", f"{one['samples']:,.0f}")
+    if "added" in found:
+        table.add_row(
+            "what the service adds then", *(f"{found['added'][key]:.3f}" for key in ("p50", "p99", "p999"))
+        )
+    console.print(table)
+    pace = {
+        who: [statistics.median(one["pace"][who][part] for one in details) for part in (0, 1)]
+        for who in ("service", "probe")
+    }
+    console.print(
+        f"A stall is a wait of {STALL_S * 1e3:.0f} ms or more. Beside the probe, {found['coinciding']['stalls']:.0f} of the "
+        f"service's {found.get('service beside', {}).get('stalls', 0):.0f} stalls came with one of the bare disk. "
+        f"The service wrote {pace['service'][0]:,.0f} groups/s of {pace['service'][1]:,.0f} B, the probe "
+        f"{pace['probe'][0]:,.0f} of {pace['probe'][1]:,.0f} B (bench/stalls.py explains the rows)."
+    )
+
+
 def _print_probes(rounds: list[Round], probes: dict[str, float], console: Console) -> None:
     table = Table(title="The machine, in the same rounds", title_justify="left", show_header=False)
     calibrations = sorted(one for found in rounds for one in found.calibrations_ms)
@@ -113,21 +172,28 @@ def _print_probes(rounds: list[Round], probes: dict[str, float], console: Consol
             "TCP + ring + fdatasync, one at a time",
             f"p50 {probes['ring p50']:.3f}  p99 {probes['ring p99']:.3f}  p99.9 {probes['ring p999']:.3f} ms",
         )
-    table.add_row("bare echo over TCP", f"{probes['socket'] / 1e6:,.0f} MB/s")
-    table.add_row("cold sequential read", f"{probes['cold read'] / 1e6:,.0f} MB/s")
-    for workload, found in rounds[-1].probes["disk"]["groups"].items():
-        table.add_row(
-            f"pwrite + fdatasync, groups of ({workload})",
-            f"{found['group_bytes']:,} B: {probes[f'disk {workload}'] / 1e6:,.1f} MB/s, p50 {found['p50_ms']:.3f} ms",
-        )
+    if rounds[-1].limits:
+        table.add_row("bare echo over TCP", f"{probes['socket'] / 1e6:,.0f} MB/s")
+        table.add_row("cold sequential read", f"{probes['cold read'] / 1e6:,.0f} MB/s")
+        for workload, found in rounds[-1].probes["disk"]["groups"].items():
+            table.add_row(
+                f"pwrite + fdatasync, groups of ({workload})",
+                f"{found['group_bytes']:,} B: {probes[f'disk {workload}'] / 1e6:,.1f} MB/s, p50 {found['p50_ms']:.3f} ms",
+            )
     console.print(table)
-    busy = sum(share < QUIET_SHARE for share in idle)
+    others = [share for found in rounds for share in found.others.values()]
+    busy = sum(share > 1 - QUIET_SHARE for share in others)
     if busy:
         console.print(
-            f"The machine was busy with other things before {busy} of {len(idle)} workloads: syncs wait for a processor "
-            "then. Their figures say little about Magnetar; --settle waits longer for a quiet moment.",
+            f"Others used more than {1 - QUIET_SHARE:.0%} of the cores during {busy} of {len(others)} workloads (column "
+            '"others"): syncs wait for a processor then. Those figures say little about Magnetar.',
             style="bold yellow",
         )
+
+
+def percent(others: float) -> str:
+    """The share of the cores that others used, marked where it is more than a quiet machine's."""
+    return f"[bold yellow]{others:.0%}[/]" if others > 1 - QUIET_SHARE else f"{others:.0%}"
 
 
 def _short(value: float) -> str:
@@ -143,6 +209,7 @@ def write_json(path: Path, rounds: list[Round], summary: dict[str, Any], wire: d
     document = {
         "machine": {"python": platform.python_version(), "system": platform.platform()},
         "wire_check": wire,
+        "others": max((share for found in rounds for share in found.others.values()), default=0.0),
         **summary,
         "rounds": [found.details for found in rounds],
     }

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.probes import calibrate, disk_probes, ring_probe, settle, socket_probe
+from bench.probes import Others, PacedProbe, calibrate, disk_probes, ring_probe, settle, socket_probe
 from bench.relay import count_sends
 from bench.services import drop_page_cache, resident_megabytes, run_apart, run_client, running
+from bench.stalls import describe
 from magnetar.cli.service_process import ServiceProcess
 
 Say = Callable[[str], None]
@@ -59,20 +61,30 @@ class Round:
     """
 
     def __init__(
-        self, directory: Path, sizes: Sizes, wanted: Collection[str], settle_s: float, say: Say
+        self,
+        directory: Path,
+        sizes: Sizes,
+        wanted: Collection[str],
+        settle_s: float,
+        say: Say,
+        *,
+        limits: bool = True,
     ) -> None:
-        """`settle_s`: how long to wait for a quiet machine before each workload."""
+        """`settle_s`: how long to wait for a quiet machine before each workload; `limits`: measure the machine's, too."""
         self.directory = directory
         self.settle_s = settle_s
         self.sizes = sizes
         self.wanted = wanted
         self.say = say
+        self.limits = limits
         self.figures: dict[str, float] = {}
         self.details: dict[str, Any] = {}
         self.probes: dict[str, Any] = {}
         # Before each workload.
         self.idle_shares: list[float] = []
         self.calibrations_ms: list[float] = []
+        # The share of all cores that others used during each workload; the highest, where one has several parts.
+        self.others: dict[str, float] = {}
         # Bytes of a journal group by workload, as seen.
         self.groups: dict[str, int] = {}
 
@@ -95,9 +107,13 @@ class Round:
                 if letter in self.wanted:
                     self.idle_shares.append(settle(self.settle_s))
                     self.calibrations_ms.append(calibrate())
+                    others = Others()
                     workload()
-            self.probes["socket"] = socket_probe(self.sizes.probe_s, 2000)
-            self.probes["disk"] = disk_probes(self.directory, self.groups, self.sizes.probe_s / 2)
+                    self.others[letter] = max(others.share(), self.others.get(letter, 0.0))
+            if self.limits:
+                self.probes["socket"] = socket_probe(self.sizes.probe_s, 2000)
+                self.probes["disk"] = disk_probes(self.directory, self.groups, self.sizes.probe_s / 2)
+            self.details["others"] = self.others
             self.details["probes"] = self.probes
             self.details["idle_shares"] = self.idle_shares
             self.details["calibrations_ms"] = self.calibrations_ms
@@ -141,21 +157,38 @@ class Round:
     def _end_to_end(self) -> None:
         if "ring" not in self.probes:
             self.probes["ring"] = ring_probe(self.directory, self.sizes.d)
-        with self._service() as services:
+        with PacedProbe(self.directory, windowed=False) as alone:
+            time.sleep(self.sizes.e_seconds)
+        # Half of the time the probe writes as well.
+        with (
+            PacedProbe(self.directory, windowed=True) as beside,
+            self._service() as services,
+        ):
             result = run_client(
-                services, "end_to_end", "e", rate=10_000, seconds=self.sizes.e_seconds, size=100
+                services, "end_to_end", "e", rate=10_000, seconds=2 * self.sizes.e_seconds, size=100
             )
-        self._note("e_p50", result, result["p50"])
+        found = describe(result.pop("samples"), alone.samples, beside.samples)
+        pace = {
+            "service": (
+                result.get("groups", 0) * result["rate"] / result["messages"],
+                result.get("group_bytes", 0),
+            ),
+            "probe": (alone.groups / self.sizes.e_seconds, alone.bytes / max(1, alone.groups)),
+        }
+        self._note("e_p50", result | {"conditions": found, "pace": pace}, found["service"]["p50"])
         for percentile in ("p99", "p999"):
-            self._note(f"e_{percentile}", {}, result[percentile])
+            self._note(f"e_{percentile}", {}, found["service"][percentile])
+        for part, source in (("steady", "service steady"), ("added", "added")):
+            for percentile in ("p50", "p99", "p999"):
+                if source in found:
+                    self._note(f"e_{part}_{percentile}", {}, found[source][percentile])
 
     def _unbatched(self) -> None:
         with self._service() as services:
             result = run_client(services, "unbatched", "a", messages=self.sizes.a, size=100)
             resident = resident_megabytes(services[0])
         self._note("a", result, result["rate"])
-        if "h" in self.wanted:
-            self._note("h_loaded", {"resident_mb": resident}, sum(resident.values()))
+        self._note("a_loaded", {"resident_mb": resident}, sum(resident.values()))
 
     def _batched(self) -> None:
         with self._service() as services:

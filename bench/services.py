@@ -18,7 +18,7 @@ IDLE_S = 0.5
 
 
 class Measured:
-    """One workload's cost: CPU seconds by process, and the size of a journal group."""
+    """One workload's cost: CPU seconds by process, and how many groups the journal wrote of which size."""
 
     def __init__(self, services: list[ServiceProcess]) -> None:
         self._pids = {
@@ -40,6 +40,7 @@ class Measured:
                 # A group is one pwritev and one report to the daemon.
                 groups = (now.get("syscw", 0) - before.get("syscw", 0)) / 2
                 if groups >= 1:
+                    found["groups"] = int(groups)
                     found["group_bytes"] = int((now["wchar"] - before["wchar"]) / groups)
         return found
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from bench.bookie.goals import GOALS
 from bench.bookie.run import ENTRY, LEDGERS, PACED_RATE, SIZES, Round, name_of
+from bench.figures import Gathered
 from bench.probes import QUIET_SHARE
 
 
@@ -170,12 +171,46 @@ def _print_goals(rounds: list[Round], console: Console) -> dict[str, Any]:
     return summary
 
 
+def figures(rounds: list[Round]) -> dict[str, Any]:
+    """What two runs are compared by: plain rates, times, CPU and memory; the targets are ratios of them."""
+    gathered = Gathered()
+    for found in rounds:
+        for part, label in (("absorb", "adds"), ("sustained", "adds over 4 x the cache")):
+            for key, result in found.details[part].items():
+                size, _, ledgers = key.partition("/")
+                name = f"{part}_{key}"
+                text = (
+                    f"{label}, {name_of(int(size))} to {int(ledgers):,} ledger{'s' if ledgers != '1' else ''}"
+                )
+                gathered.add(name, result["adds_per_s"], text, "adds/s", higher=True)
+                cpu_s = sum(seconds for who, seconds in result["cpu_s"].items() if who != "client")
+                if cpu_s:
+                    cost = cpu_s / result["adds"] * 1e6
+                    gathered.add(f"{name}_cpu", cost, f"{text}: CPU of the bookie", "us/add")
+        for key, result in found.details["reads"].items():
+            size, state, order = key.split("/")
+            text = f"reads, {name_of(int(size))}, {state}, {order}"
+            gathered.add(f"reads_{key}", result["entries_per_s"], text, "entries/s", higher=True)
+        for state, one in found.details.get("paced", {}).items():
+            for percentile in ("p50", "p99"):
+                name = f"paced_{state}_{percentile}"
+                gathered.add(name, one[percentile], f"paced adds, {state}, {percentile}", "ms")
+        for name in ("replay", "replay_large"):
+            if name in found.details:
+                gathered.add(name, found.details[name]["seconds"], GOALS[name].label, "s")
+        if highest := [one["highest_pss"] / 1e6 for one in found.details["sustained"].values()]:
+            gathered.add("memory", max(highest), "memory, sustained adds", "MB")
+    return gathered.document()
+
+
 def write_json(path: Path, rounds: list[Round], summary: dict[str, Any]) -> None:
     """Everything that was measured."""
     document = {
         "machine": {"python": platform.python_version(), "system": platform.platform()},
         "entry_bytes_of_targets": ENTRY,
         "targets": summary,
+        "figures": figures(rounds),
+        "others": 1.0 - min((share for found in rounds for share in found.idle_shares), default=1.0),
         "rounds": [found.details | {"figures": found.figures} for found in rounds],
     }
     path.parent.mkdir(parents=True, exist_ok=True)

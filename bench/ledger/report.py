@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.bookie.run import name_of
+from bench.figures import Gathered
 from bench.ledger.goals import GOALS
-from bench.ledger.run import TAIL_RATE, Round
+from bench.ledger.run import TAIL_RATE, Round, client_us
 from bench.probes import QUIET_SHARE
 
 
@@ -156,11 +157,45 @@ def _print_goals(rounds: list[Round], console: Console) -> dict[str, Any]:
     return summary
 
 
+def figures(rounds: list[Round]) -> dict[str, Any]:
+    """What two runs are compared by: plain rates, times and CPU."""
+    gathered = Gathered()
+    for found in rounds:
+        for key, result in found.details["appends"].items():
+            size, _, rest = key.partition("/")
+            quorums, _, load = rest.rpartition("/")
+            text = f"appends, {name_of(int(size))}, {quorums}, {load}"
+            if load == "full":
+                gathered.add(f"appends_{key}", result["appends_per_s"], text, "appends/s", higher=True)
+            else:
+                gathered.add(f"appends_{key}_p50", result["p50_ms"], f"{text}: p50", "ms")
+            for who, us in (("client", client_us(result)), ("bookies", bookies_us(result))):
+                if us:
+                    gathered.add(f"appends_{key}_cpu_{who}", us, f"{text}: CPU of the {who}", "us/append")
+        for quorums, result in found.details["recovery"].items():
+            gathered.add(f"recovery_{quorums}", result["seconds"], f"recovery, {quorums}", "s")
+        for key, result in found.details["reads"].items():
+            size, _, quorums = key.partition("/")
+            text = f"reads, {name_of(int(size))}, {quorums}"
+            gathered.add(f"reads_{key}", result["entries_per_s"], text, "entries/s", higher=True)
+        for quorums, result in found.details["tail"].items():
+            gathered.add(f"tail_{quorums}", result["p50_ms"], f"tail, {quorums}: p50", "ms")
+    return gathered.document()
+
+
+def bookies_us(result: dict[str, Any]) -> float:
+    """Microseconds of CPU of all bookies together per append."""
+    seconds = sum(cpu_s for who, cpu_s in result["cpu_s"].items() if who != "client")
+    return float(seconds / result["appends"] * 1e6)
+
+
 def write_json(path: Path, rounds: list[Round], summary: dict[str, Any]) -> None:
     """Everything that was measured."""
     document = {
         "machine": {"python": platform.python_version(), "system": platform.platform()},
         "targets": summary,
+        "figures": figures(rounds),
+        "others": 1.0 - min((share for found in rounds for share in found.idle_shares), default=1.0),
         "rounds": [found.details | {"figures": found.figures} for found in rounds],
     }
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,12 +4,24 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from bench.probes import disk
-from bench.probes.calibration import QUIET_SHARE, calibrate, settle
+from bench.probes.calibration import QUIET_SHARE, Others, calibrate, settle
 
-__all__ = ["QUIET_SHARE", "calibrate", "disk_probes", "ring_probe", "settle", "socket_probe"]
+__all__ = [
+    "QUIET_SHARE",
+    "Others",
+    "PacedProbe",
+    "calibrate",
+    "disk_probes",
+    "ring_probe",
+    "settle",
+    "socket_probe",
+]
+
+PACED_FILE_BYTES = 64 << 20
 
 
 def socket_probe(seconds: float, count: int) -> dict[str, float]:
@@ -34,6 +46,43 @@ def disk_probes(directory: Path, groups: dict[str, int], seconds: float) -> dict
         return found
     finally:
         path.unlink(missing_ok=True)
+
+
+class PacedProbe:
+    """The bare disk at the pace of (e), in a process of its own, while the `with` block runs. See bench.probes.paced."""
+
+    def __init__(self, directory: Path, *, windowed: bool) -> None:
+        """`windowed`: only in the windows of bench.stalls."""
+        self._path = directory / "paced-probe"
+        self._windowed = windowed
+        # Once the block has ended: when a write was due and how long it waited, seconds; groups, and their bytes.
+        self.samples: list[tuple[float, float]] = []
+        self.groups = self.bytes = 0
+
+    def __enter__(self) -> "PacedProbe":
+        disk.zero_filled(self._path, PACED_FILE_BYTES)
+        mode = "windows" if self._windowed else "always"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.probes.paced", str(self._path), mode],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # "ready", or nothing when it failed
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        said, _ = self._process.communicate()
+        self._path.unlink()
+        if error is None:
+            if self._process.returncode:
+                raise SystemExit(f"bench: the paced probe of the disk ended with {self._process.returncode}")
+            found = json.loads(said)
+            self.samples = [(began, waited) for began, waited in found["samples"]]
+            self.groups, self.bytes = found["groups"], found["bytes"]
 
 
 def _run(module: str, *arguments: str) -> dict[str, float]:

@@ -1,5 +1,7 @@
-"""How much of the machine the others leave to us: fixed Python work, and the idle share of all cores."""
+"""How much of the machine others leave to us: fixed Python work, and shares of all cores before and during a workload."""
 
+import os
+import resource
 import time
 from pathlib import Path
 
@@ -33,6 +35,39 @@ def settle(seconds: float) -> float:
     while (share := idle_share()) < QUIET_SHARE and time.monotonic() < until:
         pass
     return share
+
+
+class Others:
+    """The share of all cores that other processes have used since this was made: 0.0 on a machine that is ours alone.
+
+    Ours are this process and its descendants that have ended and were waited for, so ask when the workload's processes have
+    ended. What the kernel does for nobody in particular (writing back dirty pages) and what the host takes away count as
+    others: about 0.02 while a disk is written to.
+    """
+
+    def __init__(self) -> None:
+        self._idle, self._all = _jiffies()
+        self._ours = _our_cpu_s()
+        self._began = time.perf_counter()
+
+    def share(self) -> float:
+        """From 0.0 to 1.0."""
+        idle, everything = _jiffies()
+        passed = everything - self._all
+        if not passed:
+            return 0.0
+        busy = (passed - idle + self._idle) / passed
+        cores = os.cpu_count() or 1
+        ours = (_our_cpu_s() - self._ours) / (cores * (time.perf_counter() - self._began))
+        return min(1.0, max(0.0, busy - ours))
+
+
+def _our_cpu_s() -> float:
+    """Seconds of CPU of this process and of every descendant that was waited for."""
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
 
 
 def _jiffies() -> tuple[int, int]:

@@ -35,10 +35,10 @@ async def end_to_end(url: str, topic: str, *, rate: int, seconds: float, size: i
     """(e): from the call of send_nowait to the tailing reader's loop body, in one process, at a steady rate.
 
     Unbatched, as one does it for latency: a batch would wait up to a millisecond for company while something is in flight.
-    The first tenth is warming up.
+    The first tenth is warming up. "samples" are when each message was sent, and the seconds until it was there.
     """
     messages = int(rate * seconds)
-    times: list[float] = []
+    samples: list[tuple[float, float]] = []
     async with (
         connect(url) as client,
         client.create_producer(topic, batching=False) as producer,
@@ -47,8 +47,9 @@ async def end_to_end(url: str, topic: str, *, rate: int, seconds: float, size: i
 
         async def tail() -> None:
             async for message in reader:
-                times.append(time.perf_counter() - _STAMP.unpack_from(message.value or b"")[0])
-                if len(times) == messages:
+                sent_at = _STAMP.unpack_from(message.value or b"")[0]
+                samples.append((sent_at, time.perf_counter() - sent_at))
+                if len(samples) == messages:
                     return
 
         tailing = asyncio.ensure_future(tail())
@@ -67,5 +68,4 @@ async def end_to_end(url: str, topic: str, *, rate: int, seconds: float, size: i
         for receipt in pending:
             await receipt
         await tailing
-    found = percentiles(times[messages // 10 :])._asdict()
-    return found | {"messages": messages, "rate": messages / taken}
+    return {"samples": samples[messages // 10 :], "messages": messages, "rate": messages / taken}

@@ -81,3 +81,13 @@ def test_the_picture_is_drawn_from_its_source() -> None:
     drawn = draw(tomllib.loads(source.read_text()))
     # To draw it again: PYTHONPATH=tests .venv/bin/python -m support.picture docs/architecture.toml
     assert source.with_suffix(".svg").read_text() == drawn
+
+
+def test_goals_that_pages_name_exist() -> None:
+    goals = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        goal
+        for page in PAGES
+        for goal in re.findall(r"(?:^ {4}|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)
+    }
+    assert named - goals == set()
