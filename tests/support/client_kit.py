@@ -24,7 +24,7 @@ def fill(broker: FakeBroker, count: int, *, batch: int = 1, entry: int = 10, nam
     return values
 
 
-async def until(condition: Callable[[], Any]) -> None:
+async def until(condition: Callable[..., Any]) -> None:
     """Returns when `condition` holds; fails after 5 s."""
     async with asyncio.timeout(5):
         while not condition():

@@ -24,6 +24,7 @@ from magnetar.runtime.clock import Clock, SystemClock
 from .connection.broker_connection import ABANDON_TIMEOUT_S, CLOSE_TIMEOUT_S, BrokerConnection
 from .connection.pool import ConnectionPool
 from .consumer import Consumer
+from .member import Member
 from .options import ClientOptions, ConsumerOptions, ProducerOptions, Start, parse_url
 from .producer import Producer
 from .reader import Reader
@@ -32,7 +33,7 @@ from .topic.producer import TopicProducer
 from .topic.session import ConsumerSession
 
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
-M = TypeVar("M", Producer, Consumer, Reader)
+M = TypeVar("M", bound=Member)
 OnClosed = Callable[[], object]
 
 
@@ -122,7 +123,7 @@ class Client:
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         # By id, in the order in which they were made; closed the other way round.
-        self._members: dict[int, Producer | Consumer | Reader] = {}
+        self._members: dict[int, Member] = {}
         self._last_id = 0
         self._closed = False
         self._closing = asyncio.Lock()

@@ -50,6 +50,3 @@ class Consumer(Receiving):
         """Deletes the subscription and closes the consumer."""
         await self._consumer.unsubscribe()
         await self.close()
-
-    async def __aenter__(self) -> Consumer:
-        return self

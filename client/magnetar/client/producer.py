@@ -6,24 +6,23 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from magnetar.proto.batch import Key, Properties
+from magnetar.proto.errors import ProducerQueueFull
 from magnetar.proto.ids import MessageId
 
+from .member import Member
 from .receipts import Receipt
+from .topic.columns import checked_columns
 from .topic.producer import TopicProducer
 
 
-class Producer:
+class Producer(Member):
     """Sends messages to one topic. Made by `Client.create_producer`; used from one event loop."""
 
     def __init__(self, producer: TopicProducer) -> None:
+        super().__init__(producer.topic, producer)
         self._producer = producer
         # A method that hands over costs 100 ns, as much as all that it hands over to.
         self.send_nowait = producer.send_nowait  # type: ignore[method-assign]
-
-    @property
-    def topic(self) -> str:
-        """Full name of the topic."""
-        return self._producer.topic
 
     @property
     def name(self) -> str:
@@ -68,7 +67,13 @@ class Producer:
         At the memory bound it waits for room, at most send_timeout (block_when_full=False: raises ProducerQueueFull).
         Raises as `send_nowait`, and SendTimeout.
         """
-        return await self._producer.send(value, key, properties=properties, event_time=event_time)
+        try:
+            receipt = self.send_nowait(value, key, properties=properties, event_time=event_time)
+        except ProducerQueueFull:
+            if not self._producer.options.block_when_full:
+                raise
+            receipt = await self._producer.send_when_room(value, key, properties, event_time)
+        return await receipt
 
     async def send_many(
         self,
@@ -83,27 +88,8 @@ class Producer:
         The fast way: nothing runs per message. Waits for room and raises as `send`; when a batch fails, the ones before
         it are stored.
         """
-        return await self._producer.send_many(
-            values, keys=keys, properties=properties, event_times=event_times
-        )
+        return await self._producer.send_columns(checked_columns(values, keys, properties, event_times))
 
     async def flush(self) -> None:
         """Waits until everything sent so far is durable. Raises what a message failed with if nobody was told yet."""
         await self._producer.flush()
-
-    async def close(self) -> None:
-        """Flushes and leaves the topic. Raises as `flush`, closed all the same."""
-        await self._producer.close()
-
-    def abandon(self) -> None:
-        """Leaves the topic at once: what is not confirmed fails with AlreadyClosed, though it may have been stored."""
-        self._producer.abandon()
-
-    async def __aenter__(self) -> Producer:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            await self.close()
-        else:
-            self.abandon()

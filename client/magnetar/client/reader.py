@@ -36,6 +36,3 @@ class Reader(Receiving):
                 return await self.refill()
         except TimeoutError:
             return False
-
-    async def __aenter__(self) -> Reader:
-        return self

@@ -144,7 +144,10 @@ class Settled:
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """Await it for the MessageId of one message, or for the error that it failed with. Hashable, as awaitables are."""
+    """Await it for the MessageId of one message, or for the error that it failed with.
+
+    `asyncio.gather(*receipts)` waits for several. `asyncio.wait` takes futures: `asyncio.ensure_future(receipt)` is one.
+    """
 
     group: Group
     index: int

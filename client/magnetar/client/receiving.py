@@ -1,26 +1,21 @@
-"""What the facades `Consumer` and `Reader` share: taking messages, seeking, leaving."""
+"""What the facades `Consumer` and `Reader` share: taking messages and seeking."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
+from .member import Member
 from .messages import Message, MessageBatch
 from .options import Start
 from .topic.consumer import TopicConsumer
 
 
-class Receiving:
+class Receiving(Member):
     """Base of Consumer and Reader."""
 
     def __init__(self, topic: str, consumer: TopicConsumer) -> None:
-        self._topic = topic
+        super().__init__(topic, consumer)
         self._consumer = consumer
-
-    @property
-    def topic(self) -> str:
-        """Full name of the topic."""
-        return self._topic
 
     def __aiter__(self) -> AsyncIterator[Message]:
         """Messages, for ever; ends when this is closed. Leaving the loop loses nothing: the next one goes on."""
@@ -53,20 +48,3 @@ class Receiving:
         everything goes on as before it.
         """
         await self._consumer.seek(start)
-
-    async def close(self) -> None:
-        """Leaves the topic; who waits for messages is woken."""
-        await self._consumer.close()
-
-    def abandon(self) -> None:
-        """Leaves the topic at once; acknowledgements that are queued are sent, nothing is waited for."""
-        self._consumer.abandon()
-
-    async def __aenter__(self) -> Any:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            await self.close()
-        else:
-            self.abandon()

@@ -165,10 +165,11 @@ async def test_a_subscription_that_is_not_durable_goes_on_behind_what_was_handed
     assert [message.value for message in await take(consumer, 30)] == values
 
 
+@pytest.mark.parametrize("before", [0, 2])
 async def test_a_subscription_that_is_not_durable_misses_nothing_after_latest(
-    broker: FakeBroker, client: Client
+    broker: FakeBroker, client: Client, before: int
 ) -> None:
-    fill(broker, 2)
+    fill(broker, before)
     consumer = await client.subscribe("t", "s", durable=False)
     fill(broker, 3)  # stored, not dispatched
     broker.cut()

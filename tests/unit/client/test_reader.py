@@ -1,8 +1,5 @@
 """Readers: positions, nothing twice and nothing left out across reconnects."""
 
-import asyncio
-from typing import Any
-
 import pytest
 
 from magnetar.client import Client, MessageId, ReceiveTimeout

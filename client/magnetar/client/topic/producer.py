@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 
 from magnetar.proto.batch import Columns, Key, Properties, encode_columns, encode_singles
@@ -41,7 +41,6 @@ from ..options import ProducerOptions, time_in_ms
 from ..receipts import Group, Receipt, Settled, copy_of
 from .columns import (
     MESSAGE_OVERHEAD_BYTES,
-    checked_columns,
     checked_key,
     checked_properties,
     checked_value,
@@ -68,7 +67,7 @@ class TopicProducer:
         self.topic = topic
         self.name = options.name or ""  # given by the service unless chosen
         self._pool = pool
-        self._options = options
+        self.options = options
         self._id = producer_id
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
@@ -155,37 +154,25 @@ class TopicProducer:
                     return Receipt(group, index)
         return self._send_slowly(value, key, properties, event_time)
 
-    async def send(
-        self,
-        value: bytes | None,
-        key: Key = None,
-        *,
-        properties: Properties | None = None,
-        event_time: datetime | int | None = None,
-    ) -> MessageId:
-        """See Producer.send."""
-        try:
-            receipt = self.send_nowait(value, key, properties=properties, event_time=event_time)
-        except ProducerQueueFull:
-            if not self._options.block_when_full:
-                raise
-            receipt = await self._send_when_room(value, key, properties, event_time)
-        return await receipt
+    async def send_when_room(
+        self, value: bytes | None, key: Key, properties: Properties | None, event_time: datetime | int | None
+    ) -> Receipt:
+        """As send_nowait, after waiting for room."""
+        size = message_bytes(checked_value(value), key, properties)
+        async with self._blocked:
+            while True:
+                await self._wait_for_room(size)
+                try:
+                    return self.send_nowait(value, key, properties=properties, event_time=event_time)
+                except ProducerQueueFull:
+                    continue
 
-    async def send_many(
-        self,
-        values: Sequence[bytes | None],
-        *,
-        keys: Sequence[Key] | None = None,
-        properties: Sequence[Properties | None] | None = None,
-        event_times: Sequence[datetime | int | None] | None = None,
-    ) -> list[MessageId]:
-        """See Producer.send_many."""
-        columns = checked_columns(values, keys, properties, event_times)
+    async def send_columns(self, columns: Columns) -> list[MessageId]:
+        """See Producer.send_many, which has checked them."""
         groups: list[Group] = []
         for chunk, size in cut_columns(columns, self._max_message_bytes):
             while not self._fits(size):
-                if not self._options.block_when_full:
+                if not self.options.block_when_full:
                     raise self._queue_full()
                 async with self._blocked:
                     await self._wait_for_room(size)
@@ -214,7 +201,7 @@ class TopicProducer:
             raise failed.raisable_error()
 
     async def close(self) -> None:
-        """See Producer.close. Cancelled, it leaves without flushing."""
+        """See Member.close. Cancelled, it leaves without flushing."""
         async with self._closing:
             if self._closed:
                 return
@@ -230,7 +217,7 @@ class TopicProducer:
             await self._leave()
 
     def abandon(self) -> None:
-        """See Producer.abandon."""
+        """See Member.abandon."""
         connection = self._end()
         if connection is not None:
             connection.send(CloseProducer(0, self._id).encode())
@@ -287,7 +274,7 @@ class TopicProducer:
         """Opens a batch that has room for `size` at least, or raises ProducerQueueFull."""
         if not self._fits(size):
             raise self._queue_full()
-        options = self._options
+        options = self.options
         room = min(options.batching_max_bytes, options.max_pending_bytes - self._outbox.bytes)
         self._opened_bytes = self._plain_room = max(room, size)
         self._group = Group(self._next_sequence_id)
@@ -343,7 +330,7 @@ class TopicProducer:
         self._close_group(self._group, columns, size)
 
     def _close_group(self, group: Group, columns: Columns, size: int) -> None:
-        options = self._options
+        options = self.options
         group.message_count = len(columns.values)
         encode = encode_columns if options.batching else encode_singles
         try:
@@ -368,35 +355,23 @@ class TopicProducer:
     def _fits(self, size: int) -> bool:
         pending = self.pending_bytes
         # Something larger than the whole bound goes alone.
-        return pending == 0 or pending + size <= self._options.max_pending_bytes
+        return pending == 0 or pending + size <= self.options.max_pending_bytes
 
     def _queue_full(self) -> ProducerQueueFull:
         return ProducerQueueFull(
             f"{self.pending_bytes} bytes sent to {self.topic} are not confirmed yet, and max_pending_bytes is "
-            f"{self._options.max_pending_bytes}; await receipts or flush(), or raise it"
+            f"{self.options.max_pending_bytes}; await receipts or flush(), or raise it"
         )
-
-    async def _send_when_room(
-        self, value: bytes | None, key: Key, properties: Properties | None, event_time: datetime | int | None
-    ) -> Receipt:
-        size = message_bytes(checked_value(value), key, properties)
-        async with self._blocked:
-            while True:
-                await self._wait_for_room(size)
-                try:
-                    return self.send_nowait(value, key, properties=properties, event_time=event_time)
-                except ProducerQueueFull:
-                    continue
 
     async def _wait_for_room(self, size: int) -> None:
         try:
-            async with asyncio.timeout(self._options.send_timeout):
+            async with asyncio.timeout(self.options.send_timeout):
                 while not self._fits(size) and not self._closed and self._failure is None:
                     self._room.clear()
                     await self._room.wait()
         except TimeoutError:
             raise SendTimeout(
-                f"no room came free within send_timeout={self._options.send_timeout:g} s: {self._queue_full().message}"
+                f"no room came free within send_timeout={self.options.send_timeout:g} s: {self._queue_full().message}"
             ) from None
 
     def _check_open(self) -> None:
@@ -504,7 +479,7 @@ class TopicProducer:
 
     def _expire(self) -> None:
         self._expiry = None
-        for group in self._outbox.expire(self._loop.time(), self._options.send_timeout):
+        for group in self._outbox.expire(self._loop.time(), self.options.send_timeout):
             self._note_failed(group)
         first = self._outbox.first
         if first is not None:
