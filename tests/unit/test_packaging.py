@@ -67,7 +67,7 @@ def test_command_without_the_server_extra_names_the_cure() -> None:
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert line.startswith("magnetar: ")
-    assert line.endswith("pip install 'magnetar[server]'  (missing: typer)")
+    assert line.endswith("pip install '.[server]' in Magnetar's folder  (missing: typer)")
 
 
 def test_command_is_installed() -> None:

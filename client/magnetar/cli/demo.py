@@ -31,7 +31,10 @@ try:
     from rich.console import Console
     from rich.table import Table
 except ModuleNotFoundError as missing:
-    sys.exit(f"demo: it needs the server packages: pip install 'magnetar[server]'  (missing: {missing.name})")
+    sys.exit(
+        "demo: it needs the server packages: "
+        f"pip install '.[server]' in Magnetar's folder  (missing: {missing.name})"
+    )
 
 from .demo_display import Bars, Lines
 from .demo_flights import FLIGHTS, DemoDataMissing, flights_path
@@ -118,6 +121,10 @@ class Demo:
 
     async def run(self) -> Outcome:
         """Plays everything once. Raises DemoFailed or ServiceFailed."""
+        self.console.print(
+            "A producer sends flights, a reader tails them, two workers share and acknowledge them. Half way the service is "
+            "killed."
+        )
         await asyncio.to_thread(self.service.start)
         self.console.print(
             f"service ready in {self.service.ready_after_s:.2f} s: {self.service.url}", highlight=False

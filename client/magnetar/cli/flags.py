@@ -67,7 +67,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     ),
 }
 SUMMARIES = {
-    "standalone": "Run the whole service in one process: metadata, bookie, broker, metrics.",
+    "standalone": "Run the whole service on this machine: metadata, bookie, broker, metrics.",
     "bookie": "Run a bookie: it stores ledgers for brokers. With a subcommand: look after a stopped one.",
     "broker": "Run a broker with the embedded metadata store, on separate bookies.",
 }

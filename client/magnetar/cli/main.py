@@ -57,7 +57,7 @@ def main() -> None:
             raise
         sys.exit(
             "magnetar: the command line needs packages that the thin client does not: "
-            f"pip install 'magnetar[server]'  (missing: {error.name})"
+            f"pip install '.[server]' in Magnetar's folder  (missing: {error.name})"
         )
     app.app(prog_name="magnetar")
 

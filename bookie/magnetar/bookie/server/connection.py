@@ -200,7 +200,7 @@ class BookieConnection:
             reason = (
                 f"{name} is reserved; this bookie does not offer it yet"
                 if type(command) in RESERVED
-                else f"a bookie does not answer {name}; that is a broker's command"
+                else f"this is a bookie, and {name} is a broker's command: use the address of the broker"
             )
             connection.answer_error(command.request_id, Unsupported(reason))
             return
