@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker import Broker, Topic
-from magnetar.broker.dispatch.dispatcher import MAX_DELIVERIES_PER_TURN
+from magnetar.broker.dispatch.dispatcher import MAX_INSTRUCTIONS_PER_TURN
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import BookieUnavailable, ConsumerBusy, InvalidArgument, MagnetarError, Unsupported
@@ -107,7 +107,7 @@ async def test_long_turns_are_cut() -> None:
     async with running_broker() as broker:
         client = FakeClient(broker)
         await client.consumer(permits=0)  # joins first, so that the entries wait in memory
-        count = 2 * MAX_DELIVERIES_PER_TURN + 10
+        count = 2 * MAX_INSTRUCTIONS_PER_TURN + 10
         await publish(client, *numbers(count))
         client.frame(c.Flow(0, 1, count))
         delivered = [len(client.messages)]
@@ -115,7 +115,7 @@ async def test_long_turns_are_cut() -> None:
             await asyncio.sleep(0)
             delivered.append(len(client.messages))
         turns = [after - before for before, after in pairwise([0, *delivered]) if after > before]
-        assert turns == [MAX_DELIVERIES_PER_TURN, MAX_DELIVERIES_PER_TURN, 10]
+        assert turns == [MAX_INSTRUCTIONS_PER_TURN, MAX_INSTRUCTIONS_PER_TURN, 10]
         assert client.values == numbers(count)
 
 

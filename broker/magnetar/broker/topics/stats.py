@@ -62,6 +62,7 @@ async def _subscription_stats(
 ) -> dict[str, Any]:
     mark = ledger.normalise(subscription.cursor.state.mark_delete)
     backlog = total - await topic_index(topic, ledger, mark)
+    dispatch = subscription.dispatcher.core
     return {
         "type": subscription.type,
         "durable": subscription.durable,
@@ -71,12 +72,21 @@ async def _subscription_stats(
         "backlog_messages": max(backlog, 0),
         "acknowledged_ranges": subscription.cursor.state.range_count,
         "acknowledged_messages": subscription.acked_messages,
-        "redelivery_messages": subscription.dispatcher.pending_replays,
+        "redelivery_messages": dispatch.tracker.replay_messages,
+        "unacked_messages": dispatch.tracker.unacked_messages,
+        "blocked_on_unacked_messages": dispatch.tracker.blocked_on_unacked_messages,
+        # Delivery waits for them, or goes on without them until they can be read.
+        "unreadable_entries": [
+            {"ledger": key[0], "entry": key[1], "error": str(failure.error), "attempts": failure.attempts}
+            for key, failure in sorted(dispatch.source.unreadable.items())
+        ],
+        "skipped_entries": subscription.dispatcher.skipped_entries,
         "consumers": [
             {
                 "name": consumer.name,
-                "permits": consumer.permits,
-                "unacked_messages": consumer.unacked,
+                "permits": consumer.available_permits,
+                "unacked_messages": consumer.unacked_messages,
+                "blocked_on_unacked_messages": consumer.blocked_on_unacked_messages,
                 "delivered_messages": consumer.delivered_messages,
                 "delivered_bytes": consumer.delivered_bytes,
             }
