@@ -3,8 +3,8 @@
     python -m bench dispatch [--rounds N]
 
 (1) tail: one entry of one message, published and delivered to one exclusive consumer.
-(2) the same in a topic with 1,000 subscriptions of which one has a consumer; and with 1,000 that all have one, where 999 have
-    no permits.
+(2) the same in a topic with 1,000 subscriptions of which one has a consumer; and with 1,000 that all have one, of which one
+    has permits.
 (3) 1,000 consumers on one Shared subscription, all with permits; and of whom one has permits.
 
 The figures are microseconds of one publish until the last delivery of it, the whole broker included: compare them with (1).
@@ -115,7 +115,7 @@ async def _measure(subscribe: Callable[[Any], Awaitable[Callable[[], int]]]) -> 
         for count in range(1, PUBLISHES + 1):
             start = time.perf_counter()
             topic.publish(session, group)
-            while delivered() < count:
+            while delivered() < count:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             times.append(time.perf_counter() - start)
         return statistics.median(times) * 1e6

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from magnetar.proto.errors import MagnetarError
+
 from ..cursors.core.acks import Position
 from .producers import SessionState
 
@@ -96,13 +98,16 @@ async def _subscription_stats(
 
 
 async def topic_index(topic: Topic, ledger: LedgerList, position: Position) -> int:
-    """Topic-wide index of the message at `position`; reads one entry if it is not in memory."""
+    """Topic-wide index of the message at `position`, of its ledger's first one if its entry cannot be read."""
     ledger_id, entry_id, index = position
     info = ledger.info(ledger_id)
     if info is None:
         return ledger.message_count
     if not ledger.is_confirmed(ledger_id, entry_id):
         return info.first_index + info.messages
-    entry = await topic.read_entry((ledger_id, entry_id))
+    try:
+        entry = await topic.read_entry((ledger_id, entry_id))
+    except MagnetarError:  # it may be the very entry that the figures tell of as unreadable
+        return info.first_index
     first_index: int = entry.first_index
     return info.first_index + first_index + index

@@ -51,7 +51,7 @@ from .events import (
     TurnOver,
     WakeAt,
 )
-from .redelivery_tracker import RedeliveryTracker
+from .redelivery_tracker import RedeliveryTracker, count_messages
 from .selection import SELECTORS, Selector
 from .slices import cut
 
@@ -107,10 +107,12 @@ class DispatchCore:
             case ConnectionWritable(consumer):
                 self._changed(consumer)
             case ReadDone(read_id, entries, now_ms):
-                self._delay(self.source.read_done(read_id, entries, now_ms, self.tracker.replay))
+                self.source.read_done(read_id, entries, now_ms, self.tracker.replay)
                 self.source.passed(self.read_position, self.tracker.replay)
+                self._set_timer()
             case ReadFailed(read_id, error, now_ms):
-                self._delay(self.source.read_failed(read_id, error, now_ms))
+                self.source.read_failed(read_id, error, now_ms)
+                self._set_timer()
             case Nacked(consumer, rows):
                 self._nacked(consumer, rows)
             case ConsumerAdded(consumer, type):
@@ -201,7 +203,7 @@ class DispatchCore:
         elif tracker.unacked_messages or tracker.replay:
             for (ledger, entry_id, first, last), added in zip(event.rows, event.added):
                 taken = tracker.settle(consumer, (ledger, entry_id), first, last)
-                if added and not taken:
+                if added > count_messages(taken):
                     self._settle_elsewhere((ledger, entry_id), first, last)
         self._changed(consumer)
         self._forget_counts()
@@ -252,12 +254,6 @@ class DispatchCore:
             # A pile that only a peer bounds: from the mark-delete position on it costs nothing to remember.
             self._rewind()
         self._changed(consumer)
-
-    def _delay(self, key: EntryKey | None) -> None:
-        """An entry that could not be read is not to be tried again at once."""
-        if key is not None:
-            self.tracker.delay(key, self.source.failures[key].due_ms)
-            self._set_timer()
 
     def _set_timer(self) -> None:
         for due_ms in (self.tracker.next_due_ms, self.source.next_due_ms):
@@ -357,6 +353,10 @@ class DispatchCore:
         if wanted:
             entry = self.source.get(key)
             if entry is None:
+                failure = self.source.failures.get(key)
+                if failure is not None and failure.waiting:  # those behind it go on
+                    tracker.delay(key, failure.due_ms)
+                    return True
                 self.source.want_replays(tracker.upcoming(MAX_REPLAY_READS))
                 return False
             wanted = up_to(entry.message_count - 1, wanted)  # a nack may name more than there is

@@ -195,13 +195,11 @@ class EntrySource:
         self._out.append(read)
         return read.read_id
 
-    def read_done(
-        self, read_id: int, entries: list[bytes], now_ms: int, replay: Container[EntryKey]
-    ) -> EntryKey | None:
-        """Takes what was read; returns the entry that is to be delayed because it is damaged."""
+    def read_done(self, read_id: int, entries: list[bytes], now_ms: int, replay: Container[EntryKey]) -> None:
+        """Takes what was read; of a read for `replay` only what is still to be delivered again."""
         read = self._reads.get(read_id)
         if read is None:
-            return None
+            return
         ledger, first = read.key
         held = self.ahead if read_id == self._catch_up else self._replayed
         for number, data in enumerate(entries):
@@ -210,7 +208,8 @@ class EntrySource:
                 entry = Entry(data, LEDGER_ENTRY_HEADER_BYTES)
             except MalformedFrame as error:
                 if number == 0:
-                    return self.read_failed(read_id, error, now_ms)
+                    self.read_failed(read_id, error, now_ms)
+                    return
                 entries = entries[:number]  # the next read begins, and fails, with it
                 break
             if held is self.ahead or key in replay:
@@ -220,7 +219,6 @@ class EntrySource:
         if read_id == self._catch_up:
             self._catch_up = None
             self.next_key = (ledger, first + len(entries))
-        return None
 
     def _hold(self, held: dict[EntryKey, Entry], key: EntryKey, entry: Entry) -> None:
         if key not in held:
@@ -233,16 +231,16 @@ class EntrySource:
             self._counters.reads += 1
             self._counters.read_bytes += size
 
-    def read_failed(self, read_id: int, error: MagnetarError, now_ms: int) -> EntryKey | None:
-        """Notes the failure, as the policy has it; returns the entry, which is not to be tried before its `due_ms`."""
+    def read_failed(self, read_id: int, error: MagnetarError, now_ms: int) -> None:
+        """Notes the failure, as the policy has it."""
         read = self._reads.pop(read_id, None)
         if read is None:
-            return None
+            return
         if read_id == self._catch_up:
             self._catch_up = None
         key = read.key
         if isinstance(error, MessageLost) and not self._log.is_confirmed(*key):
-            return None  # trimmed while it was wanted: positions move on by themselves
+            return  # trimmed while it was wanted: positions move on by themselves
         settings = self._settings
         failure = self.failures.get(key)
         if failure is None:
@@ -253,7 +251,7 @@ class EntrySource:
             if settings.unreadable_entry_policy == "skip" and isinstance(error, NOT_RECOVERABLE):
                 self._recovered(key)
                 self._out.append(SkipEntry(key, error))
-                return None
+                return
             if not failure.unreadable:
                 failure.unreadable = True
                 self._counters.unreadable_entries += 1
@@ -261,7 +259,6 @@ class EntrySource:
         pause = settings.retry_initial_ms << min(failure.attempts - 1, 20)
         failure.due_ms = now_ms + min(pause, settings.retry_max_ms)
         failure.waiting = True
-        return key
 
     def timer_due(self, now_ms: int) -> None:
         """Entries whose pause is over may be read again."""
