@@ -29,7 +29,8 @@ class Readers:
         """`on_slowest(key)`: every reader is at this entry or past it; None: there are none."""
         self.on_slowest = on_slowest
         self._positions: dict[Reader, EntryKey] = {}
-        self._counts: dict[EntryKey, int] = {}  # of readers at an entry
+        # How many readers are at an entry; empty while there is one reader only, which is its own slowest.
+        self._counts: dict[EntryKey, int] = {}
         self._order: list[EntryKey] = []  # a heap with the keys of `_counts`, and some that are in it no more
         self._waiting: dict[Reader, None] = {}
 
@@ -38,30 +39,39 @@ class Readers:
 
     def moved(self, reader: Reader, key: EntryKey) -> None:
         """The reader joins, or its read position is at another entry now."""
-        before = self._positions.get(reader)
+        positions = self._positions
+        before = positions.get(reader)
         if before == key:
             return
-        self._positions[reader] = key
-        counts = self._counts
-        if len(counts) == 1 and before is not None and counts[before] == 1:  # the only reader
-            self._counts = {key: 1}
-            self._order = [key]
+        positions[reader] = key
+        if len(positions) == 1:
             self.on_slowest(key)
-            return
-        at = counts.get(key)
-        if at is None:
-            heappush(self._order, key)
-            at = 0
-        counts[key] = at + 1
-        if before is not None:
+        elif before is not None:
+            self._count(key)
             self._uncount(before)
+        elif len(positions) == 2:
+            for key in positions.values():
+                self._count(key)
+        else:
+            self._count(key)
 
     def left(self, reader: Reader) -> None:
         """The subscription has no consumers any more."""
         self._waiting.pop(reader, None)
         before = self._positions.pop(reader, None)
-        if before is not None:
+        if before is None:
+            return
+        if len(self._positions) > 1:
             self._uncount(before)
+            return
+        self._counts.clear()
+        self._order.clear()
+        self.on_slowest(next(iter(self._positions.values()), None))
+
+    def _count(self, key: EntryKey) -> None:
+        if key not in self._counts:
+            heappush(self._order, key)
+        self._counts[key] = self._counts.get(key, 0) + 1
 
     def _uncount(self, key: EntryKey) -> None:
         counts, order = self._counts, self._order
@@ -70,9 +80,9 @@ class Readers:
             return
         del counts[key]
         if order[0] == key:
-            while order and order[0] not in counts:
+            while order[0] not in counts:
                 heappop(order)
-            self.on_slowest(order[0] if order else None)
+            self.on_slowest(order[0])
 
     def wait(self, reader: Reader) -> None:
         """Runs `reader` once, when entries were confirmed."""
@@ -86,6 +96,7 @@ class Readers:
 
     def check(self) -> None:
         """Asserts the invariants."""
-        assert sum(self._counts.values()) == len(self._positions)
-        assert set(self._counts) <= set(self._order)
-        assert not self._counts or self._order[0] == min(self._counts) == min(self._positions.values())
+        counted = list(self._positions.values()) if len(self._positions) > 1 else []
+        assert sorted(counted) == sorted(key for key, count in self._counts.items() for _ in range(count))
+        assert set(counted) <= set(self._order)
+        assert not counted or self._order[0] == min(counted)

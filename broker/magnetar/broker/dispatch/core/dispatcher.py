@@ -51,7 +51,7 @@ from .events import (
     TurnOver,
     WakeAt,
 )
-from .redelivery_tracker import RedeliveryTracker, count_messages
+from .redelivery_tracker import RedeliveryTracker
 from .selection import SELECTORS, Selector
 from .slices import cut
 
@@ -99,9 +99,9 @@ class DispatchCore:
     def handle(self, event: Event) -> None:
         """The one mutator beside `poll`, which is to be called after it."""
         match event:
-            case PermitsGranted(consumer, messages, size):
-                consumer.grant(messages, size)
-                self._changed(consumer)
+            case PermitsGranted():
+                event.consumer.grant(event.messages, event.size)
+                self._changed(event.consumer)
             case Acknowledged():
                 self._acknowledged(event)
             case ConnectionWritable(consumer):
@@ -202,8 +202,9 @@ class DispatchCore:
                 tracker.settle_through(consumer, (ledger, entry_id), last)
         elif tracker.unacked_messages or tracker.replay:
             for (ledger, entry_id, first, last), added in zip(event.rows, event.added):
-                taken = tracker.settle(consumer, (ledger, entry_id), first, last)
-                if added > count_messages(taken):
+                before = consumer.unacked_messages
+                tracker.settle(consumer, (ledger, entry_id), first, last)
+                if added > before - consumer.unacked_messages:
                     self._settle_elsewhere((ledger, entry_id), first, last)
         self._changed(consumer)
         self._forget_counts()
@@ -265,6 +266,7 @@ class DispatchCore:
         self._closed = True
         for consumer in self.consumers:
             consumer.closed = True
+            self.tracker.forget(consumer)
         self.consumers.clear()
         self.source.close()
 
@@ -286,10 +288,12 @@ class DispatchCore:
             done = self._deliver_again(selector) if self.tracker.replay else False
             if done is False:
                 done = self._deliver_new(selector)
-                if done is False and not out:
-                    return None
-            if not isinstance(done, bool):
+            if done is True:
+                continue
+            if done is not False:
                 return done
+            if not out:
+                return None
         return TurnOver()
 
     def _deliver_new(self, selector: Selector) -> Delivery | bool:
@@ -380,8 +384,8 @@ class DispatchCore:
         """As much of `wanted` as one consumer may get, and the index after it."""
         tracker = self.tracker
         consumer, wanted, limit = selector.choose(entry, wanted)
-        if tracker.individual_acks:
-            limit = min(limit, tracker.room(consumer))
+        if tracker.individual_acks and limit > (room := tracker.room(consumer)):
+            limit = room
         first_batch, last_batch, taken, messages, size, following = cut(
             entry, wanted, limit, consumer.byte_room
         )
