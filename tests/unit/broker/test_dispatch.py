@@ -196,7 +196,7 @@ async def test_a_shared_consumer_that_leaves_hands_its_messages_to_the_others() 
         assert b.values == [b"1", b"2", b"3", b"4", b"6", b"7", b"8", b"9"]
         assert {message.redelivered for message in b.messages} == {1}
         await b.ack(*[message.row() for message in b.messages])
-        assert topic_of(broker).subscriptions["billing"].consumers[0].pending == {}
+        assert topic_of(broker).subscriptions["billing"].consumers[0].pending_acks == {}
 
 
 @pytest.mark.parametrize("type", ["exclusive", "shared"])
