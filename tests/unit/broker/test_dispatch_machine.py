@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from magnetar.broker.cursors.core.acks import EntryKey, Position
+from magnetar.broker.dispatch.core import entry_source
 from magnetar.broker.dispatch.core.events import Pause
 from magnetar.broker.settings import BrokerSettings
 from magnetar.proto.errors import BookieUnavailable, EntryDamaged, MessageLost
@@ -19,6 +20,7 @@ from support.dispatch_kit import Delivered, DispatchWorld
 
 BATCHES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 LARGEST_BATCH = 4
+MAX_REPLAY_READS = entry_source.MAX_REPLAY_READS
 PER_CONSUMER, PER_SUBSCRIPTION = 12, 20
 
 
@@ -117,6 +119,8 @@ class DispatchMachine(RuleBasedStateMachine):
         )
         self.type = type
         self.names = 0
+        # Few, so that what is to be delivered again has to wait for them.
+        entry_source.MAX_REPLAY_READS = 2
         self.damaged: set[EntryKey] = set()
         # Something to work on at once: most steps of a run would only prepare for it.
         for number in range(12):
@@ -380,6 +384,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Everything works again: each message that is not acknowledged is delivered."""
+        entry_source.MAX_REPLAY_READS = MAX_REPLAY_READS
         if not hasattr(self, "world"):
             return
         world = self.world

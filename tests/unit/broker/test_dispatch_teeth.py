@@ -6,14 +6,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from magnetar.broker.dispatch.core import dispatcher
+from magnetar.broker.dispatch.core import dispatcher, entry_source
 from magnetar.broker.dispatch.core.dispatcher import DispatchCore
 from magnetar.broker.dispatch.core.entry_source import EntrySource
 from magnetar.broker.dispatch.core.redelivery_tracker import RedeliveryTracker
 from magnetar.broker.dispatch.core.selection.shared import SharedSelector
 from unit.broker.test_dispatch_machine import DispatchMachine
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 core: Any = DispatchCore
 source: Any = EntrySource
@@ -141,6 +141,17 @@ def plant_failed_replay_not_delayed(patch: pytest.MonkeyPatch) -> None:
             failure.waiting = False
 
     patch.setattr(source, "read_failed", impatient)
+
+
+def plant_slots_never_given_up(patch: pytest.MonkeyPatch) -> None:
+    """What was read to be delivered again holds every slot, and an entry before it is never read (found by the simulation)."""
+    want_replays = source.want_replays
+
+    def polite(self: Any, keys: Any) -> None:
+        if self.replay_reads + len(self._replayed) < entry_source.MAX_REPLAY_READS:
+            want_replays(self, keys)
+
+    patch.setattr(source, "want_replays", polite)
 
 
 def plant_nack_past_the_end(patch: pytest.MonkeyPatch) -> None:

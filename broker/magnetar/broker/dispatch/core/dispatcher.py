@@ -25,8 +25,9 @@ from ...cursors.core.acks import AckState, EntryKey, Position
 from ...cursors.core.ranges import Range, complement
 from ...resources.budget import ByteBudget
 from ...settings import BrokerSettings
+from . import entry_source
 from .consumer import Consumer, Delivery
-from .entry_source import MAX_REPLAY_READS, DispatchCounters, EntrySource, TopicLog
+from .entry_source import DispatchCounters, EntrySource, TopicLog
 from .events import (
     Acknowledged,
     AckRange,
@@ -129,8 +130,7 @@ class DispatchCore:
                 self._reset(epoch)
             case TimerDue(now_ms):
                 self._timer_ms = None
-                self.tracker.timer_due(now_ms)
-                self.source.timer_due(now_ms)
+                self.source.timer_due(now_ms, self.tracker.timer_due(now_ms))
                 self._set_timer()
             case Closed():
                 self._close()
@@ -172,13 +172,15 @@ class DispatchCore:
         mark = self._log.normalise(self._state.mark_delete)
         if mark < self.read_position:
             self.tracker.rewound(self.read_position, mark)
-        self.tracker.clear_replay()
         self._start_at(mark)
 
     def _start_at(self, position: Position) -> None:
+        """Whatever was delivered or waited to be is forgotten."""
         for consumer in self.consumers:
             self.tracker.forget(consumer)
             self._changed(consumer)
+        self.tracker.clear_replay()
+        self.source.forget_replays()
         self.source.clear()
         self.read_position = position
 
@@ -187,7 +189,6 @@ class DispatchCore:
 
         Permits stay: the consumer grants again what it drops, delivered before or under way.
         """
-        self.tracker.clear_replay()
         self.tracker.rewinds.clear()
         self.message_counts.clear()
         for consumer in self.consumers:
@@ -318,6 +319,8 @@ class DispatchCore:
         entry = self.source.get(key)
         if entry is None:
             self.stop = self.source.want(key)
+            if self.stop is Stop.READ_FAILED:
+                self._set_timer()
             return False
         count = entry.message_count
         wanted = state.unacked(ledger, entry_id, index, count - 1)
@@ -360,8 +363,9 @@ class DispatchCore:
                 failure = self.source.failures.get(key)
                 if failure is not None and failure.waiting:  # those behind it go on
                     tracker.delay(key, failure.due_ms)
+                    self._set_timer()
                     return True
-                self.source.want_replays(tracker.upcoming(MAX_REPLAY_READS))
+                self.source.want_replays(tracker.upcoming(entry_source.MAX_REPLAY_READS))
                 return False
             wanted = up_to(entry.message_count - 1, wanted)  # a nack may name more than there is
             if wanted:
@@ -449,7 +453,8 @@ class DispatchCore:
             case Stop.TOO_MANY_RANGES:
                 assert self._state.range_count >= self._settings.max_cursor_ranges
         if stop not in (Stop.CLOSED, Stop.PAUSED, Stop.NO_CONSUMER) and self.tracker.replay:
-            assert source.replay_reads or source.next_due_ms or self.tracker.next_due_ms, "replay stalls"
+            reading = source.replay_reads or source.reading
+            assert reading or self.tracker.next_due_ms is not None, "replay stalls"
 
 
 def up_to(last: int, ranges: list[Range]) -> list[Range]:

@@ -19,7 +19,7 @@ delivered again. An answer that nobody waits for any more is dropped, and what i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,8 +40,8 @@ from ...settings import BrokerSettings
 from .events import CancelReads, Instruction, Read, ReportUnreadable, SkipEntry, Stop
 
 MAX_REPLAY_READS = 8
-# A lost ledger must not have as many reads tried for ever as it had entries.
-MAX_FAILED_ENTRIES = 64
+# So many entries that cannot be read are tried at the longest pause; of more of them, a lost ledger's, the pauses grow.
+FAILED_ENTRIES_PER_PAUSE = 64
 SMALL_READ_BYTES = 64 * 1024  # when the budget of all readers is full
 # The data is not there, and no later attempt will find it. All other errors may pass.
 NOT_RECOVERABLE = (EntryDamaged, EntryNotFound, LedgerNotFound, MalformedFrame, MessageLost)
@@ -102,6 +102,7 @@ class EntrySource:
     __slots__ = (
         "_catch_up",
         "_counters",
+        "_failed_ahead",
         "_log",
         "_next_read_id",
         "_out",
@@ -140,6 +141,7 @@ class EntrySource:
             None  # where the next catch-up read begins; then `read_ahead` may start it
         )
         self.failures: dict[EntryKey, ReadFailure] = {}
+        self._failed_ahead: dict[EntryKey, None] = {}  # of `failures`: those that a catch-up read met; few
 
     def get(self, key: EntryKey) -> Entry | None:
         """The entry, if it is in memory."""
@@ -157,6 +159,7 @@ class EntrySource:
         if self._catch_up is None:
             failure = self.failures.get(key)
             if failure is not None and failure.waiting:
+                self._failed_ahead[key] = None
                 return Stop.READ_FAILED
             self._start_catch_up(key)
         return Stop.READING
@@ -174,15 +177,20 @@ class EntrySource:
             self._start_catch_up(key)
 
     def want_replays(self, keys: Sequence[EntryKey]) -> None:
-        """Entries that are to be delivered again, in order; as many as may be are read at once."""
+        """Entries that are to be delivered again, in order; as many as may be are read at once.
+
+        The first one is what delivery waits for: if others, read before it was asked for, hold every slot, the last of them
+        gives way.
+        """
         reading = {read.key for read in self._reads.values()}
         for key in keys:
-            if self.replay_reads + len(self._replayed) >= MAX_REPLAY_READS:
-                return
             if key in reading or self.get(key) is not None:
                 continue
-            if key in self.failures or len(self.failures) < MAX_FAILED_ENTRIES:
-                self._start(key, 1)
+            if self.replay_reads + len(self._replayed) >= MAX_REPLAY_READS:
+                if key != keys[0] or not self._replayed:
+                    return
+                self._release(self._replayed.pop(max(self._replayed)))
+            self._start(key, 1)
 
     def _start_catch_up(self, key: EntryKey) -> None:
         full = self.budget.full
@@ -236,15 +244,18 @@ class EntrySource:
         read = self._reads.pop(read_id, None)
         if read is None:
             return
-        if read_id == self._catch_up:
-            self._catch_up = None
         key = read.key
+        ahead = read_id == self._catch_up
+        if ahead:
+            self._catch_up = None
         if isinstance(error, MessageLost) and not self._log.is_confirmed(*key):
             return  # trimmed while it was wanted: positions move on by themselves
         settings = self._settings
         failure = self.failures.get(key)
         if failure is None:
             failure = self.failures[key] = ReadFailure(0, 0, False, False, error)
+        if ahead:
+            self._failed_ahead[key] = None
         failure.attempts += 1
         failure.error = error
         if failure.attempts >= settings.max_entry_read_attempts:
@@ -256,24 +267,27 @@ class EntrySource:
                 failure.unreadable = True
                 self._counters.unreadable_entries += 1
                 self._out.append(ReportUnreadable(key, error))
-        pause = settings.retry_initial_ms << min(failure.attempts - 1, 20)
-        failure.due_ms = now_ms + min(pause, settings.retry_max_ms)
+        pause = min(settings.retry_initial_ms << min(failure.attempts - 1, 20), settings.retry_max_ms)
+        failure.due_ms = now_ms + pause * (1 + len(self.failures) // FAILED_ENTRIES_PER_PAUSE)
         failure.waiting = True
 
-    def timer_due(self, now_ms: int) -> None:
-        """Entries whose pause is over may be read again."""
-        for failure in self.failures.values():
-            if failure.due_ms <= now_ms:
+    def timer_due(self, now_ms: int, ready: Iterable[EntryKey]) -> None:
+        """Entries whose pause is over may be read again: `ready` to be delivered again, others at the read position."""
+        for key in (*ready, *self._failed_ahead):
+            failure = self.failures.get(key)
+            if failure is not None and failure.due_ms <= now_ms:
                 failure.waiting = False
 
     @property
     def next_due_ms(self) -> int | None:
-        """When `timer_due` has something to do."""
-        return min((failure.due_ms for failure in self.failures.values() if failure.waiting), default=None)
+        """When the pause of an entry at the read position is over."""
+        failures = [self.failures[key] for key in self._failed_ahead]
+        return min((failure.due_ms for failure in failures if failure.waiting), default=None)
 
     def _recovered(self, key: EntryKey) -> None:
         """The entry was read, or is not wanted any more."""
         failure = self.failures.pop(key, None) if self.failures else None
+        self._failed_ahead.pop(key, None)
         if failure is not None and failure.unreadable:
             self._counters.unreadable_entries -= 1
             self._out.append(ReportUnreadable(key, None))
@@ -290,8 +304,9 @@ class EntrySource:
             entry = ahead.pop(key)
             self.ahead_bytes -= len(entry.data)
             self._release(entry)
-        if self.failures:
-            for key in [key for key in self.failures if key < position[:2] and key not in replay]:
+        for key in [key for key in self._failed_ahead if key < position[:2]]:
+            del self._failed_ahead[key]
+            if key not in replay:
                 self._recovered(key)
 
     def replayed(self, key: EntryKey) -> None:
@@ -316,6 +331,11 @@ class EntrySource:
             self._out.append(CancelReads(list(self._reads)))
             self._reads.clear()
         self._catch_up = self.next_key = None
+
+    def forget_replays(self) -> None:
+        """The replay queue was emptied: failures that it met begin anew if the read position meets them."""
+        for key in [key for key in self.failures if key not in self._failed_ahead]:
+            self._recovered(key)
 
     def close(self) -> None:
         """Nothing is wanted ever again."""
@@ -345,7 +365,7 @@ class EntrySource:
         assert self.held_bytes == self.ahead_bytes + sum(len(entry.data) for entry in self._replayed.values())
         assert self._catch_up is None or self._catch_up in self._reads
         assert self.replay_reads + len(self._replayed) <= MAX_REPLAY_READS
-        assert len(self.failures) <= MAX_FAILED_ENTRIES + MAX_REPLAY_READS
+        assert set(self._failed_ahead) <= set(self.failures)
         if not wanted:
             assert not self._reads
             assert not self.held_bytes

@@ -184,14 +184,16 @@ class RedeliveryTracker:
             self._due[key] = due_ms
             heappush(self._delayed, (due_ms, key))
 
-    def timer_due(self, now_ms: int) -> None:
-        """Entries whose time has come are ready."""
-        delayed = self._delayed
+    def timer_due(self, now_ms: int) -> list[EntryKey]:
+        """Entries whose time has come are ready; returns them."""
+        delayed, ready = self._delayed, []
         while delayed and delayed[0][0] <= now_ms:
             due_ms, key = heappop(delayed)
             if self._due.get(key) == due_ms:
                 del self._due[key]
                 self._push(key)
+                ready.append(key)
+        return ready
 
     @property
     def next_due_ms(self) -> int | None:
