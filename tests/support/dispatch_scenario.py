@@ -1,6 +1,6 @@
 """Text scenarios of dispatch: a command, `----`, and what the core asks its shell to do, then what stopped it.
 
-    dispatch [SETTING=VALUE ...]     a subscription that nobody has opened yet, at the start of ledger 1
+    dispatch [reader] [SETTING=VALUE ...]   a subscription (or a reader's, not durable), at the start of ledger 1
     publish 2,1 [cached]             an entry of two batches, of 2 and 1 messages
     join a shared | leave a | grant a 10 [BYTES] | full a | drained a
     ack a 1:0:0-2 ... | ack-through a 1:0:2 | nack a [1:0:0-2 ...]
@@ -43,7 +43,8 @@ def run_scenario(text: str) -> str:
         if line == "----":
             name, *arguments = command.split()
             if name == "dispatch":
-                world = DispatchWorld(parse_settings(arguments))
+                settings = [argument for argument in arguments if argument != "reader"]
+                world = DispatchWorld(parse_settings(settings), durable="reader" not in arguments)
             else:
                 assert world is not None
                 tell(world, name, arguments)
