@@ -6,6 +6,7 @@ python -m bench --only a,d       some workloads
 python -m bench bookie           the storage daemon alone (bench/bookie)
 python -m bench ledger           the ledger client against three bookies (bench/ledger)
 python -m bench spark            the data pipeline on Spark (bench/spark)
+python -m bench dispatch         the broker's dispatch with many subscriptions and consumers, in memory (bench/dispatch.py)
 python -m bench compare          the working tree beside another revision (bench/compare)
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from bench.arguments import OUT, console, parse
 from bench.bookie.main import main as bench_bookie
 from bench.compare.main import main as bench_compare
+from bench.dispatch import main as bench_dispatch
 from bench.ledger.main import main as bench_ledger
 from bench.report import print_report, write_json
 from bench.run import Round, Sizes, check_wire
@@ -58,7 +60,13 @@ def bench_spark(arguments: Sequence[str]) -> int:
     return run(arguments)
 
 
-_PARTS = {"bookie": bench_bookie, "ledger": bench_ledger, "spark": bench_spark, "compare": bench_compare}
+_PARTS = {
+    "bookie": bench_bookie,
+    "ledger": bench_ledger,
+    "spark": bench_spark,
+    "dispatch": bench_dispatch,
+    "compare": bench_compare,
+}
 
 if __name__ == "__main__":
     part = _PARTS.get(sys.argv[1]) if len(sys.argv) > 1 else None

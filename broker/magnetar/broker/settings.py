@@ -47,6 +47,15 @@ class BrokerSettings:
     read_bytes: int = 1 * MIB  # one read of a consumer that is behind the cache
     read_ahead_bytes: int = 4 * MIB  # read and not yet dispatched, per subscription
 
+    # Messages delivered and not acknowledged where acknowledgements are individual; then nothing is delivered until half of
+    # them are acknowledged. 0: no cap. Pulsar: maxUnackedMessagesPerConsumer, maxUnackedMessagesPerSubscription.
+    max_unacked_messages_per_consumer: int = 50_000
+    max_unacked_messages_per_subscription: int = 200_000
+    # An entry that could not be read so often is unreadable: dispatch stops there, visibly, and goes on trying; or, if its
+    # data is lost and the policy is "skip", it is acknowledged and counted. Pulsar: autoSkipNonRecoverableData.
+    max_entry_read_attempts: int = 10
+    unreadable_entry_policy: str = "stop"
+
     cursor_flush_interval_ms: int = 100  # acknowledgements without receipt may wait this long
     max_cursor_ledger_entries: int = 10_000
     max_cursor_ranges: int = 200_000  # then a subscription gets no new messages until gaps close
@@ -78,9 +87,17 @@ class BrokerSettings:
             "read_ahead_bytes", "cursor_flush_interval_ms", "max_cursor_ledger_entries", "max_cursor_ranges",
             "max_requests_per_connection", "retry_initial_ms", "retry_max_ms", "max_lease_ms", "max_leases",
             "staged_ttl_ms", "max_staged_ledgers", "attached_query_ms", "max_attached_queries",
+            "max_entry_read_attempts",
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise InvalidSetting(f"broker setting {name} must be positive, not {getattr(self, name)}")
+        for name in ("max_unacked_messages_per_consumer", "max_unacked_messages_per_subscription"):
+            if getattr(self, name) < 0:
+                raise InvalidSetting(f"broker setting {name} must not be negative; 0 switches the cap off")
+        if self.unreadable_entry_policy not in ("stop", "skip"):
+            raise InvalidSetting(
+                f"broker setting unreadable_entry_policy must be 'stop' or 'skip', not {self.unreadable_entry_policy!r}"
+            )
         if self.attach_min_bytes < 0:
             raise InvalidSetting(
                 "broker setting attach_min_bytes must not be negative; 0 attaches every batch"

@@ -324,3 +324,25 @@ async def test_rule_34_an_ack_that_must_be_looked_up_comes_before_what_is_dispat
         assert await client.received(2) == [b"a", b"c"]
         await settle()
         assert client.values == [b"a", b"c"]
+
+
+@pytest.mark.parametrize("turns", [0, 20])
+async def test_a_cancelled_flush_fails_the_receipts_that_wait_for_it(turns: int) -> None:
+    """Whether it was cancelled before its first step, or while its ledger wrote."""
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        client = FakeClient(broker)
+        await publish(client, 3)
+        await client.consumer()
+        await client.received(3)
+        await client.ack(client.messages[0].row())  # makes the cursor's ledger
+        ledgers.hold = True
+        first = client.ack(client.messages[1].row())
+        await settle(turns)
+        second = client.ack(client.messages[2].row())
+        await subscription(broker).close(TopicNotServed("crash"), fenced=True)
+        for receipt in (first, second):
+            with pytest.raises(MagnetarError):
+                async with asyncio.timeout(1):
+                    await receipt
+        ledgers.hold = False

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker import Broker, Topic
-from magnetar.broker.dispatch.dispatcher import MAX_DELIVERIES_PER_TURN
+from magnetar.broker.dispatch.dispatcher import MAX_INSTRUCTIONS_PER_TURN
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import BookieUnavailable, ConsumerBusy, InvalidArgument, MagnetarError, Unsupported
@@ -107,7 +107,7 @@ async def test_long_turns_are_cut() -> None:
     async with running_broker() as broker:
         client = FakeClient(broker)
         await client.consumer(permits=0)  # joins first, so that the entries wait in memory
-        count = 2 * MAX_DELIVERIES_PER_TURN + 10
+        count = 2 * MAX_INSTRUCTIONS_PER_TURN + 10
         await publish(client, *numbers(count))
         client.frame(c.Flow(0, 1, count))
         delivered = [len(client.messages)]
@@ -115,7 +115,7 @@ async def test_long_turns_are_cut() -> None:
             await asyncio.sleep(0)
             delivered.append(len(client.messages))
         turns = [after - before for before, after in pairwise([0, *delivered]) if after > before]
-        assert turns == [MAX_DELIVERIES_PER_TURN, MAX_DELIVERIES_PER_TURN, 10]
+        assert turns == [MAX_INSTRUCTIONS_PER_TURN, MAX_INSTRUCTIONS_PER_TURN, 10]
         assert client.values == numbers(count)
 
 
@@ -196,7 +196,7 @@ async def test_a_shared_consumer_that_leaves_hands_its_messages_to_the_others() 
         assert b.values == [b"1", b"2", b"3", b"4", b"6", b"7", b"8", b"9"]
         assert {message.redelivered for message in b.messages} == {1}
         await b.ack(*[message.row() for message in b.messages])
-        assert topic_of(broker).subscriptions["billing"].consumers[0].pending == {}
+        assert topic_of(broker).subscriptions["billing"].consumers[0].pending_acks == {}
 
 
 @pytest.mark.parametrize("type", ["exclusive", "shared"])

@@ -262,6 +262,11 @@ class Cursor:
                 except MagnetarError as failure:
                     error = failure
                     self._dirty = self._snapshot_due = True
+                except (
+                    BaseException
+                ):  # cancelled, or a defect: they are told below, with those who came later
+                    self._waiting[:0] = waiting
+                    raise
                 for done in waiting:
                     done(error)
                 if error is not None:
@@ -402,10 +407,10 @@ class Cursor:
             self._timer.cancel()
             self._timer = None
         if self._task is not None:
-            task = self._task
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        # A task that was cancelled before its first step told nobody.
+        self._fail_waiting(ServiceNotReady("the subscription is being closed"))
 
     async def close(self, *, fenced: bool = False) -> None:
         """Writes what is dirty and closes; a small cursor moves into its pointer, which opens fastest."""

@@ -1,484 +1,210 @@
-"""Dispatch of one subscription: entries from the cache, or read from the ledger, to consumers with permits.
+"""The shell of `core.dispatcher`: owns its reads and its timer, and sends what it delivers.
 
-`dispatch` delivers until something stops it. Every stop has a waker that calls `dispatch` again, and a test:
-
-    no consumer has permits               --> `Subscription.flow`
-    no consumer's connection is writable  --> `Subscription.wake`, from the listener's writing_resumed
-    nothing more is confirmed             --> the topic, when entries are confirmed
-    the entry is not in memory            --> completion of the read (or the retry timer, if it failed)
-    too many acknowledged ranges          --> an acknowledgement that closes gaps
-    a seek is being made durable          --> `resume`
-    an acknowledgement is being looked up --> `resume`: what it names must not be delivered after it
-    the turn was long enough              --> call_soon
-
-What is delivered again (a consumer left, or a nack) goes first. An exclusive subscription rewinds when its consumer leaves;
-a shared one redelivers what that consumer had not acknowledged.
+Whatever happens, `run` is called, which carries out instructions until the core has none left. A defect in there costs this
+subscription a pause, and nobody else anything.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from heapq import heapify, heappop, heappush
 from typing import Protocol
 
-from magnetar.proto.entry import Entry
-from magnetar.proto.errors import MagnetarError, MessageLost
-from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+from magnetar.proto.errors import MagnetarError, ServiceNotReady, StorageFailed
+from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 
-from ..cursors.core.acks import EntryKey, Position
-from ..cursors.core.ranges import DeliveredRanges, Range, complement
+from ..cursors.core.acks import Position
 from ..cursors.cursor import Cursor
 from ..resources.budget import ByteBudget
 from ..settings import BrokerSettings
-from .consumer import Consumer, Delivery
-from .core.slices import cut
+from .core.consumer import Consumer, Delivery
+from .core.dispatcher import DispatchCore
+from .core.entry_source import DispatchCounters
+from .core.entry_source import TopicLog as TopicLookups
+from .core.events import (
+    CancelReads,
+    Closed,
+    ConsumerLeft,
+    Event,
+    Instruction,
+    PassEntry,
+    Read,
+    ReadDone,
+    ReadFailed,
+    ReportUnreadable,
+    SkipEntry,
+    Stop,
+    TimerDue,
+    TurnOver,
+    WakeAt,
+)
+from .readers import Readers
 
 _log = logging.getLogger(__name__)
 
-MAX_DELIVERIES_PER_TURN = 256
-# With several consumers an entry is shared out in chunks, of at least this many messages: smaller frames cost more.
-MIN_SHARED_CHUNK = 64
-MAX_MESSAGE_COUNTS = 65_536
-SMALL_READ_BYTES = 64 * 1024
+MAX_INSTRUCTIONS_PER_TURN = 256
 
 
-class TopicLog(Protocol):
+class TopicLog(TopicLookups, Protocol):
     """What dispatch needs of the topic."""
-
-    def normalise(self, position: Position) -> Position:
-        """See `core.acks.Topology`."""
-
-    def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
-        """True if the entry may be dispatched (rule 25)."""
-
-    def cached(self, key: EntryKey) -> Entry | None:
-        """The entry if the tail cache has it."""
 
     async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
         """Confirmed ledger entries from `first` on, at least one."""
 
-    def passed(self) -> None:
-        """A reader moved on: the cache may drop what is behind all of them."""
-
-
-class DispatchCounters:
-    """Sums over the broker, counted per delivery."""
-
-    __slots__ = ("bytes_out", "deliveries", "messages_out", "read_bytes", "reads")
-
-    def __init__(self) -> None:
-        self.deliveries = 0
-        self.messages_out = 0
-        self.bytes_out = 0
-        self.reads = 0
-        self.read_bytes = 0
-
 
 class Dispatcher:
-    """See the module docstring."""
+    """See the module docstring. `handle` for every event; `close` in the end."""
 
     def __init__(
         self,
+        name: str,
         log: TopicLog,
         cursor: Cursor,
         settings: BrokerSettings,
         read_budget: ByteBudget,
         counters: DispatchCounters,
+        readers: Readers,
     ) -> None:
+        """`name` is for the log."""
+        self._name = name
         self._log = log
         self._cursor = cursor
         self._settings = settings
-        self._read_budget = read_budget
         self._counters = counters
+        self._readers = readers
         self._loop = asyncio.get_running_loop()
-        self.consumers: list[Consumer] = []
-        self.shared = False
-        self.read_position: Position = log.normalise(cursor.state.mark_delete)
-        # Messages per entry that was delivered and is not known to be acknowledged: acknowledgements need it.
-        self.message_counts: dict[EntryKey, int] = {}
-        self._turn = 0
-        self._dispatching = False
-        self._again = False
-        self._pauses = 0  # reasons to deliver nothing: a seek, acknowledgements that are looked up
-        self._closed = False
-        self._blocked_by_ranges = False
-        # What is to be delivered again, with how often it was; the heap has its keys in order (and some that are gone).
-        self._replay: dict[EntryKey, DeliveredRanges] = {}
-        self._replay_order: list[EntryKey] = []
-        # How often an exclusive subscription went back, and how far it had come: for redelivery counts.
-        self._rewinds = 0
-        self._rewound_from: Position = (0, 0, 0)
-        # Entries read from the ledger and not passed yet; at most read_ahead_bytes and one read.
-        self._fetched: dict[EntryKey, Entry] = {}
-        self._fetched_bytes = 0
-        self._fetch_next: EntryKey | None = None
-        self._read_task: asyncio.Task[None] | None = None
-        self._retry: asyncio.TimerHandle | None = None
-        self._retry_ms = settings.retry_initial_ms
+        self.core = DispatchCore(log, cursor.state, settings, read_budget, counters, durable=cursor.durable)
+        self._reads: dict[int, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None  # the core's
+        self._again: asyncio.Handle | None = None  # after a turn that was long enough, or a defect
+        self._running = False
+        self.skipped_entries = 0
 
     @property
-    def active(self) -> bool:
-        """True if there is a consumer to deliver to."""
-        return bool(self.consumers)
+    def read_position(self) -> Position:
+        """Everything before it was delivered, or is acknowledged."""
+        return self.core.read_position
 
-    @property
-    def pending_replays(self) -> int:
-        """Messages that wait to be delivered again."""
-        return sum(ranges.members for ranges in self._replay.values())
+    def handle(self, event: Event) -> None:
+        """Tells the core, and does what follows from it."""
+        self.core.handle(event)
+        self.run()
 
-    # --- the loop ----------------------------------------------------------------------------------------------------
-
-    def dispatch(self) -> None:
-        """Delivers until something stops it; called by every waker."""
-        if self._dispatching or self._pauses or self._closed:
+    def run(self) -> None:
+        """Carries out instructions until the core has none left. Never raises."""
+        if self._running:  # an instruction led here; the loop below goes on with what came of it
             return
-        self._dispatching = True
-        turns = MAX_DELIVERIES_PER_TURN
+        self._running = True
+        core = self.core
         try:
-            while (consumer := self._next_consumer()) is not None:
-                if not turns:
-                    self._call_again()
+            for _ in range(MAX_INSTRUCTIONS_PER_TURN):
+                instruction = core.poll()
+                if type(instruction) is Delivery:
+                    try:
+                        instruction.consumer.port.deliver(instruction)
+                    except Exception:
+                        self._delivery_failed(instruction.consumer)
+                elif instruction is None:
                     break
-                turns -= 1
-                if not (self._replay and self._dispatch_replay(consumer)) and not self._dispatch_new(
-                    consumer
-                ):
+                elif type(instruction) is TurnOver:
+                    self._run_at(self._loop.call_soon(self._run_again))
                     break
+                else:
+                    self._carry_out(instruction)
+            else:
+                self._run_at(self._loop.call_soon(self._run_again))
+            if core.consumers:
+                self._readers.moved(self, core.read_position[:2])
+                if core.stop is Stop.NO_ENTRIES:
+                    self._readers.wait(self)
+            else:
+                self._readers.left(self)
+        except Exception:
+            self._counters.failures += 1
+            _log.exception("%s: dispatch failed; it is tried again", self._name)
+            self._run_at(self._loop.call_later(self._settings.retry_max_ms / 1000, self._run_again))
         finally:
-            self._dispatching = False
-        if turns < MAX_DELIVERIES_PER_TURN:
-            self._log.passed()
+            self._running = False
 
-    def _call_again(self) -> None:
-        if not self._again:
-            self._again = True
-            self._loop.call_soon(self._dispatch_again)
+    def _run_at(self, again: asyncio.Handle) -> None:
+        if self._again is not None:
+            self._again.cancel()
+        self._again = again
 
-    def _dispatch_again(self) -> None:
-        self._again = False
-        self.dispatch()
+    def _run_again(self) -> None:
+        self._again = None
+        self.run()
 
-    def _next_consumer(self) -> Consumer | None:
-        consumers = self.consumers
-        if len(consumers) == 1:
-            return consumers[0] if consumers[0].ready else None
-        for _ in range(len(consumers)):
-            self._turn = (self._turn + 1) % len(consumers)
-            if consumers[self._turn].ready:
-                return consumers[self._turn]
-        return None
+    def _delivery_failed(self, consumer: Consumer) -> None:
+        """A defect of its listener: what the consumer was to have goes to others, or to it when it comes again."""
+        _log.exception("%s: consumer %s is closed, a delivery to it failed", self._name, consumer.name)
+        if not consumer.closed:
+            self.core.handle(ConsumerLeft(consumer))
+            consumer.port.consumer_closed(ServiceNotReady("a delivery failed here; subscribe again"))
 
-    def _dispatch_new(self, consumer: Consumer) -> bool:
-        """One step at the read position; False if it cannot go on."""
-        state = self._cursor.state
-        position = self._log.normalise(max(self.read_position, state.mark_delete))
-        ledger, entry_id, index = position
-        if not index:
-            skipped = state.skip_whole(ledger, entry_id)
-            if skipped != entry_id:
-                self._move_to((ledger, skipped, 0))
-                return True
-        self._move_to(position)
-        if not self._log.is_confirmed(ledger, entry_id):
-            return False
-        if state.range_count >= self._settings.max_cursor_ranges:
-            self._blocked_by_ranges = True
-            return False
-        key = (ledger, entry_id)
-        entry = self._entry(key)
-        if entry is None:
-            self._start_read(key)
-            return False
-        count = entry.message_count
-        wanted = state.unacked(ledger, entry_id, index, count - 1)
-        if not wanted:
-            if index >= count:
-                # The cursor was put past the last message of an entry whose size was not known then.
-                self._cursor.pass_entry(ledger, entry_id)
-            self._move_to((ledger, entry_id + 1, 0))
-            return True
-        redelivered = self._rewinds if position < self._rewound_from else 0
-        following = self._deliver(consumer, key, entry, wanted, redelivered)
-        self._move_to((ledger, entry_id + 1, 0) if following >= count else (ledger, entry_id, following))
-        self._read_ahead()
-        return True
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case Read(read_id):
+                task = self._reads[read_id] = self._loop.create_task(self._read(instruction))
+                task.add_done_callback(lambda _: self._reads.pop(read_id))
+            case CancelReads(read_ids):
+                for read_id in read_ids:
+                    self._reads[read_id].cancel()
+            case WakeAt(due_ms):
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = self._loop.call_at(due_ms / 1000, self._timer_due)
+            case PassEntry(key):
+                self._cursor.pass_entry(*key)
+            case SkipEntry(key, error):
+                self._skip(*key, error)
+            case ReportUnreadable(key, None):
+                _log.info("%s no longer waits for entry %d:%d", self._name, *key)
+            case ReportUnreadable(key, error):
+                _log.warning(
+                    "%s: entry %d:%d cannot be read, and is not skipped (unreadable_entry_policy, %s): %s",
+                    self._name, *key, self._settings.unreadable_entry_policy, error,
+                )  # fmt: skip
 
-    def _move_to(self, position: Position) -> None:
-        """Moves the read position; entries that were fetched and are passed are let go."""
-        self.read_position = position
-        fetched = self._fetched
-        while fetched:
-            key = next(iter(fetched))
-            if key >= position[:2]:
-                break
-            self._release(fetched.pop(key))
+    def _skip(self, ledger: int, entry: int, error: MagnetarError) -> None:
+        self._counters.skipped_entries += 1
+        self.skipped_entries += 1
+        _log.warning("%s skips entry %d:%d, which is lost: %s", self._name, ledger, entry, error)
+        # How many messages it has nobody knows: more than any entry makes it acknowledged as a whole.
+        self._cursor.ack(ledger, entry, 0, MAX_MESSAGES_PER_ENTRY - 1, MAX_MESSAGES_PER_ENTRY)
+        self._cursor.changed(None)
 
-    def _dispatch_replay(self, consumer: Consumer) -> bool:
-        order = self._replay_order
-        while order and order[0] not in self._replay:
-            heappop(order)
-        if not order:
-            return False
-        key = order[0]
-        ledger, entry_id = key
-        ranges = self._replay[key]
-        count, members = ranges.lowest()
-        wanted = [part for start, end in members for part in self._cursor.state.unacked(*key, start, end)]
-        if not wanted or not self._log.is_confirmed(ledger, entry_id):
-            del ranges.by_count[count]  # acknowledged or trimmed meanwhile
-            if not ranges:
-                del self._replay[key]
-            return True
-        entry = self._entry(key)
-        if entry is None:
-            self._start_read(key, single=True)
-            return False
-        following = self._deliver(consumer, key, entry, wanted, count)
-        members.remove(0, following - 1)
-        if not members:
-            del ranges.by_count[count]
-            if not ranges:
-                del self._replay[key]
-                if key < self.read_position[:2]:
-                    self._drop_fetched(key)
-        return True
+    # --- reads and the timer -----------------------------------------------------------------------------------------
 
-    def _deliver(
-        self, consumer: Consumer, key: EntryKey, entry: Entry, wanted: list[Range], redelivered: int
-    ) -> int:
-        """Delivers as much of `wanted` as permits allow; returns the index after it."""
-        permits = consumer.permits
-        if self.shared and len(self.consumers) > 1:
-            share = -(-entry.message_count // len(self.consumers))
-            permits = min(permits, max(share, MIN_SHARED_CHUNK))
-        piece = cut(entry, wanted, permits, consumer.byte_room)
-        first = entry.batch_start_index(piece.first_batch)
-        last = piece.next_index - 1
-        taken = piece.wanted
-        hidden = [] if taken[0] == (first, last) else complement(taken, first, last)
-        consumer.permits -= piece.messages
-        consumer.byte_permits -= piece.size
-        consumer.delivered_messages += piece.messages
-        consumer.delivered_bytes += piece.size
-        counters = self._counters
-        counters.deliveries += 1
-        counters.messages_out += piece.messages
-        counters.bytes_out += piece.size
-        if self.shared or redelivered:
-            pending = consumer.pending.setdefault(key, DeliveredRanges())
-            for start, end in taken:
-                pending.add(start, end, redelivered)
-        if self._cursor.durable or self.shared:
-            self._remember_count(key, entry.message_count)
-        consumer.port.deliver(
-            Delivery(consumer.epoch, *key, entry, piece.first_batch, piece.last_batch, redelivered, hidden)
-        )
-        return piece.next_index
+    def _now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
 
-    def _remember_count(self, key: EntryKey, message_count: int) -> None:
-        counts = self.message_counts
-        if key not in counts:
-            if len(counts) >= MAX_MESSAGE_COUNTS:
-                del counts[next(iter(counts))]
-            counts[key] = message_count
-
-    # --- reading -----------------------------------------------------------------------------------------------------
-
-    def _entry(self, key: EntryKey) -> Entry | None:
-        entry = self._log.cached(key)
-        return entry if entry is not None else self._fetched.get(key)
-
-    def _read_ahead(self) -> None:
-        """Starts the next read while there is still something to dispatch from the last one."""
-        key = self._fetch_next
-        if key is None or self._read_task is not None:
-            return
-        if self._fetched_bytes > self._settings.read_ahead_bytes // 2 or self._read_budget.full:
-            return
-        if key <= self.read_position[:2] or not self._log.is_confirmed(*key) or self._entry(key) is not None:
-            self._fetch_next = None
-            return
-        self._start_read(key)
-
-    def _start_read(self, key: EntryKey, *, single: bool = False) -> None:
-        if self._read_task is None and self._retry is None:
-            self._read_task = self._loop.create_task(self._read(key, single))
-
-    async def _read(self, key: EntryKey, single: bool) -> None:
-        max_bytes = 1 if single else SMALL_READ_BYTES if self._read_budget.full else self._settings.read_bytes
-        ledger, first = key
+    async def _read(self, read: Read) -> None:
+        event: Event
         try:
-            found = await self._log.read(ledger, first, max_bytes=max_bytes)
-            for number, data in enumerate(found):
-                self._keep((ledger, first + number), Entry(data, LEDGER_ENTRY_HEADER_BYTES))
-            if not single:
-                self._fetch_next = (ledger, first + len(found))
-            self._retry_ms = self._settings.retry_initial_ms
-        except MessageLost:
-            self._skip_lost(key)
+            ledger, first = read.key
+            entries = await self._log.read(ledger, first, max_bytes=read.max_bytes)
+            event = ReadDone(read.read_id, entries, self._now_ms())
         except MagnetarError as error:
-            _log.warning("entry %d:%d cannot be read, trying again: %s", ledger, first, error)
-            self._retry = self._loop.call_later(self._retry_ms / 1000, self._retry_read)
-            self._retry_ms = min(self._retry_ms * 2, self._settings.retry_max_ms)
-        finally:
-            self._read_task = None
-        self.dispatch()
+            event = ReadFailed(read.read_id, error, self._now_ms())
+        except Exception as error:
+            _log.exception("%s: a read failed", self._name)
+            event = ReadFailed(read.read_id, StorageFailed(f"the read failed: {error!r}"), self._now_ms())
+        self.handle(event)
 
-    def _retry_read(self) -> None:
-        self._retry = None
-        self.dispatch()
+    def _timer_due(self) -> None:
+        self._timer = None
+        # The clock of the loop may have been read a little early.
+        self.handle(TimerDue(self._now_ms() + 1))
 
-    def _skip_lost(self, key: EntryKey) -> None:
-        """The entry was trimmed while it was wanted: the positions move on by themselves, redelivery forgets it."""
-        self._replay.pop(key, None)
-
-    def _keep(self, key: EntryKey, entry: Entry) -> None:
-        if key not in self._fetched:
-            size = len(entry.data)
-            self._fetched[key] = entry
-            self._fetched_bytes += size
-            self._read_budget.charge(size)
-            self._counters.reads += 1
-            self._counters.read_bytes += size
-
-    def _drop_fetched(self, key: EntryKey) -> None:
-        entry = self._fetched.pop(key, None)
-        if entry is not None:
-            self._release(entry)
-
-    def _release(self, entry: Entry) -> None:
-        self._fetched_bytes -= len(entry.data)
-        self._read_budget.release(len(entry.data))
-
-    def _drop_all_fetched(self) -> None:
-        for key in list(self._fetched):
-            self._drop_fetched(key)
-        self._fetch_next = None
-
-    # --- consumers, redelivery, seek ---------------------------------------------------------------------------------
-
-    def add(self, consumer: Consumer) -> None:
-        """A consumer joined; it has no permits yet."""
-        self.consumers.append(consumer)
-
-    def remove(self, consumer: Consumer) -> None:
-        """A consumer left: what it had not acknowledged is delivered again."""
-        self.consumers.remove(consumer)
-        consumer.closed = True
-        if self.shared:
-            self._return(consumer)
-        else:
-            self.rewind()
-        consumer.pending.clear()
-        if not self.consumers:
-            self._drop_all_fetched()
-        self._log.passed()
-        self.dispatch()
-
-    def rewind(self) -> None:
-        """Goes back to the mark-delete position: what is not acknowledged is delivered again, in order."""
-        back = self._log.normalise(self._cursor.state.mark_delete)
-        if back < self.read_position:
-            self._rewinds += 1
-            self._rewound_from = max(self._rewound_from, self.read_position)
-        self._clear_replay()
-        self._drop_all_fetched()
-        self.read_position = back
-
-    def set_shared(self, shared: bool) -> None:
-        """The type, chosen by the first consumer."""
-        if shared != self.shared:
-            self.rewind()
-            self.shared = shared
-
-    def _return(self, consumer: Consumer) -> None:
-        for key, ranges in consumer.pending.items():
-            for count, members in ranges.by_count.items():
-                for first, last in members:
-                    self._add_replay(key, first, last, count + 1)
-
-    def redeliver_all(self, consumer: Consumer) -> None:
-        """A nack of everything that this consumer holds."""
-        if self.shared:
-            self._return(consumer)
-            consumer.pending.clear()
-        else:
-            consumer.pending.clear()
-            self.rewind()
-        self.dispatch()
-
-    def redeliver(self, consumer: Consumer, key: EntryKey, first: int, last: int) -> None:
-        """A nack of some messages; `dispatch` afterwards, once for many."""
-        taken = consumer.settle(key, first, last)
-        if not self.shared:
-            counted = {(start, end): count for start, end, count in taken}
-            held = [(start, end) for start, end, _ in sorted(taken)]
-            for start, end in complement(held, first, last):
-                counted[start, end] = 0
-            taken = [(start, end, count) for (start, end), count in counted.items()]
-        for start, end, count in taken:
-            self._add_replay(key, start, end, count + 1)
-
-    def _add_replay(self, key: EntryKey, first: int, last: int, count: int) -> None:
-        ranges = self._replay.get(key)
-        if ranges is None:
-            ranges = self._replay[key] = DeliveredRanges()
-            heappush(self._replay_order, key)
-            if len(self._replay_order) > 64 + 2 * len(self._replay):
-                self._replay_order = list(self._replay)
-                heapify(self._replay_order)
-        ranges.add(first, last, count)
-
-    def _clear_replay(self) -> None:
-        self._replay.clear()
-        self._replay_order.clear()
-
-    def acknowledged(self) -> None:
-        """The cursor moved: forget counts behind it, and go on if too many ranges had stopped dispatch."""
-        counts = self.message_counts
-        mark = self._cursor.state.mark_delete[:2]
-        while counts:
-            key = next(iter(counts))
-            if key >= mark:
-                break
-            del counts[key]
-        if self._blocked_by_ranges:
-            self._blocked_by_ranges = False
-            self.dispatch()
-
-    def pause(self) -> None:
-        """Nothing is delivered until each `pause` had its `resume`."""
-        self._pauses += 1
-
-    def resume(self) -> None:
-        """Ends one `pause`."""
-        self._pauses -= 1
-        self.dispatch()
-
-    def restart(self) -> None:
-        """After a seek (rule 30: pending acknowledgements are gone with what they were for).
-
-        Permits stay: the consumer grants again what it drops, delivered before or under way.
-        """
-        self._clear_replay()
-        self._drop_all_fetched()
-        self.message_counts.clear()
-        for consumer in self.consumers:
-            consumer.pending.clear()
-        self._rewinds = 0
-        self._rewound_from = (0, 0, 0)
-        self.read_position = self._log.normalise(self._cursor.state.mark_delete)
-
-    async def close(self) -> None:
-        """Ends reads; nothing is delivered any more."""
-        self._closed = True
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
-        if self._read_task is not None:
-            self._read_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._read_task
-        self._drop_all_fetched()
+    async def close(self, error: MagnetarError) -> None:
+        """Tells the consumers, ends reads; nothing is delivered any more."""
+        consumers = list(self.core.consumers)
+        self.handle(Closed())
+        for consumer in consumers:
+            consumer.port.consumer_closed(error)
+        for timer in (self._timer, self._again):
+            if timer is not None:
+                timer.cancel()
+        if self._reads:
+            await asyncio.wait(list(self._reads.values()))

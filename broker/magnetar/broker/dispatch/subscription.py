@@ -2,12 +2,12 @@
 
     no consumers --subscribe--> exclusive or shared, as the first consumer says
     exclusive --subscribe--> ConsumerBusy;  shared --subscribe(shared)--> one more consumer
-    last consumer leaves --> no consumers (durable) | gone (a reader's)
+    last consumer leaves --> no consumers (durable) | deleted (a reader's)
     seek --> the epoch rises, dispatch pauses until the cursor's new place is durable
     close, delete --> CLOSED
 
-An acknowledgement must know how many messages its entry has, to tell when it is whole. Usually a delivery told; else (after
-a restart) the entry is looked up, in the background, and the receipt comes after that.
+An acknowledgement must know how many messages its entry has, to tell when it is whole. Usually a delivery has told; else
+(after a restart) the entry is looked up, in the background, and the receipt comes after that.
 """
 
 from __future__ import annotations
@@ -33,13 +33,28 @@ from magnetar.proto.errors import (
 
 from ..cursors.core.acks import EntryKey, Position
 from ..cursors.cursor import Cursor, DurableCallback
-from .consumer import Consumer, ConsumerPort
+from .core.consumer import Consumer, ConsumerPort
+from .core.events import (
+    Acknowledged,
+    AckRange,
+    ConnectionWritable,
+    ConsumerAdded,
+    ConsumerLeft,
+    CursorReset,
+    LedgersChanged,
+    Nacked,
+    Pause,
+    Paused,
+    PermitsGranted,
+    Resumed,
+)
+from .core.selection import SELECTORS
 from .dispatcher import Dispatcher
 
 _log = logging.getLogger(__name__)
 
-AckRange = tuple[int, int, int, int]  # ledger, entry, first index, last index
-MAX_LATE_REQUESTS = 10_000
+# Acknowledgements that wait for a lookup: rows, over all requests.
+MAX_LOOKUP_ROWS = 100_000
 
 
 class AckLog(Protocol):
@@ -58,8 +73,8 @@ class AckLog(Protocol):
         """Messages of any entry. Raises MessageLost."""
 
 
-class _Late(NamedTuple):
-    """Acknowledgements that wait for a message count."""
+class _Lookup(NamedTuple):
+    """An acknowledgement that waits for a message count."""
 
     consumer: Consumer
     rows: list[AckRange]
@@ -85,8 +100,10 @@ class Subscription:
         self.type = ""
         self._log = log
         self._on_empty = on_empty
-        self._late: deque[_Late] = deque()
-        self._late_task: asyncio.Task[None] | None = None
+        self._lookups: deque[_Lookup] = deque()
+        self._lookup_rows = 0  # of all of them
+        self._lookup_task: asyncio.Task[None] | None = None
+        self._dropped_acks = 0  # requests without a receipt, since the last lookup ended
         self._seeking = False
         self._closed: MagnetarError | None = None
         self.acked_messages = 0
@@ -99,7 +116,7 @@ class Subscription:
     @property
     def consumers(self) -> list[Consumer]:
         """Those connected."""
-        return self.dispatcher.consumers
+        return self.dispatcher.core.consumers
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
@@ -108,34 +125,32 @@ class Subscription:
         check_type(type)
         if self._closed is not None:
             raise self._closed
-        if self.consumers and (type != self.type or type == "exclusive"):
+        if self.consumers and (type != self.type or not SELECTORS[type].several):
             raise ConsumerBusy(
                 f"subscription {self.name!r} is held by {len(self.consumers)} consumer(s) of type {self.type}; "
                 "close them, choose another subscription, or subscribe with type='shared' on all of them"
             )
         self.type = type
-        self.dispatcher.set_shared(type == "shared")
         self.epoch = max(self.epoch, epoch)
         consumer = Consumer(name, self.epoch, port)
-        self.dispatcher.add(consumer)
+        self.dispatcher.handle(ConsumerAdded(consumer, type))
         return consumer
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """A consumer left: what it had not acknowledged goes to others, or to the next one."""
         if consumer.closed:
             return
-        self.dispatcher.remove(consumer)
+        self.dispatcher.handle(ConsumerLeft(consumer))
         if not self.consumers:
             self._on_empty(self)
 
     def flow(self, consumer: Consumer, messages: int, size: int) -> None:
         """Grants permits."""
-        consumer.grant(messages, size)
-        self.dispatcher.dispatch()
+        self.dispatcher.handle(PermitsGranted(consumer, messages, size))
 
-    def wake(self) -> None:
-        """A consumer's connection is writable again, or entries were confirmed."""
-        self.dispatcher.dispatch()
+    def writable(self, consumer: Consumer) -> None:
+        """The consumer's connection is writable again."""
+        self.dispatcher.handle(ConnectionWritable(consumer))
 
     # --- acknowledgement ---------------------------------------------------------------------------------------------
 
@@ -153,14 +168,24 @@ class Subscription:
             return
         if not unknown:
             self._apply(consumer, rows, cumulative, done, {})
-        elif len(self._late) >= MAX_LATE_REQUESTS:
+        elif self._lookups and self._lookup_rows + len(rows) > MAX_LOOKUP_ROWS:
             if done is not None:
                 done(TooManyRequests("too many acknowledgements wait to be looked up; try again"))
+                return
+            if not self._dropped_acks:
+                _log.warning(
+                    "subscription %s: %d acknowledged ranges wait to be looked up; more are dropped until there is room, "
+                    "and what they name is delivered again",
+                    self.name,
+                    self._lookup_rows,
+                )
+            self._dropped_acks += 1
         else:
-            self._late.append(_Late(consumer, rows, cumulative, done))
-            if self._late_task is None:
-                self.dispatcher.pause()
-                self._late_task = asyncio.get_running_loop().create_task(self._apply_late())
+            self._lookups.append(_Lookup(consumer, rows, cumulative, done))
+            self._lookup_rows += len(rows)
+            if self._lookup_task is None:
+                self.dispatcher.handle(Paused(Pause.ACK_LOOKUP))
+                self._lookup_task = asyncio.get_running_loop().create_task(self._look_up())
 
     def _check(self, rows: list[AckRange], cumulative: bool) -> list[EntryKey]:
         """The entries whose message count is not known. Raises InvalidArgument for what was never delivered."""
@@ -171,14 +196,14 @@ class Subscription:
                 f"subscription {self.name!r} is seeking; what is acknowledged now would be ambiguous"
             )
         if cumulative:
-            if self.type == "shared":
+            if self.type and SELECTORS[self.type].individual_acks:
                 raise InvalidArgument(
-                    "a shared subscription cannot acknowledge cumulatively; acknowledge each message"
+                    f"a {self.type} subscription cannot acknowledge cumulatively; acknowledge each message"
                 )
             if len(rows) != 1:
                 raise InvalidArgument(f"a cumulative acknowledgement has one row, not {len(rows)}")
         unknown: list[EntryKey] = []
-        log, counts = self._log, self.dispatcher.message_counts
+        log, counts = self._log, self.dispatcher.core.message_counts
         for ledger, entry, first, last in rows:
             if last < first:
                 raise InvalidArgument(f"an acknowledgement of messages {first} to {last} is empty")
@@ -193,37 +218,47 @@ class Subscription:
                 unknown.append(key)
         return unknown
 
-    async def _apply_late(self) -> None:
+    async def _look_up(self) -> None:
         try:
-            while self._late:
-                late = self._late[0]
+            while self._lookups:
+                wanted = self._lookups[0]
                 error: MagnetarError | None = None
                 found: dict[EntryKey, int] = {}
                 try:
-                    for key in self._check(late.rows, late.cumulative):
+                    for key in self._check(wanted.rows, wanted.cumulative):
                         with contextlib.suppress(MessageLost):  # trimmed: nothing to acknowledge any more
                             found[key] = await self._log.read_message_count(key)
-                    self._check(late.rows, late.cumulative)
+                    self._check(wanted.rows, wanted.cumulative)
                 except MagnetarError as failure:
                     error = failure
-                if self._late and self._late[0] is late:
-                    self._late.popleft()
+                if self._lookups and self._lookups[0] is wanted:
+                    self._lookups.popleft()
+                    self._lookup_rows -= len(wanted.rows)
                     if error is None:
-                        self._apply(late.consumer, late.rows, late.cumulative, late.done, found)
-                    elif late.done is not None:
-                        late.done(error)
+                        self._apply(wanted.consumer, wanted.rows, wanted.cumulative, wanted.done, found)
+                    elif wanted.done is not None:
+                        wanted.done(error)
+                    else:
+                        _log.warning("subscription %s: an acknowledgement is refused: %s", self.name, error)
         except Exception as failure:
             _log.exception("subscription %s: acknowledgements failed", self.name)
-            self._fail_late(StorageFailed(f"the acknowledgement failed: {failure!r}"))
+            self._fail_lookups(StorageFailed(f"the acknowledgement failed: {failure!r}"))
         finally:
-            self._late_task = None
-            self.dispatcher.resume()
+            self._lookup_task = None
+            if self._dropped_acks:
+                _log.warning(
+                    "subscription %s: %d acknowledgements were dropped", self.name, self._dropped_acks
+                )
+                self._dropped_acks = 0
+            self.dispatcher.handle(Resumed(Pause.ACK_LOOKUP))
 
-    def _fail_late(self, error: MagnetarError) -> None:
-        late, self._late = self._late, deque()
-        for item in late:
-            if item.done is not None:
-                item.done(error)
+    def _fail_lookups(self, error: MagnetarError) -> None:
+        lookups, self._lookups = self._lookups, deque()
+        self._lookup_rows = 0
+        self._dropped_acks += sum(wanted.done is None for wanted in lookups)
+        for wanted in lookups:
+            if wanted.done is not None:
+                wanted.done(error)
 
     def _apply(
         self,
@@ -233,7 +268,8 @@ class Subscription:
         done: DurableCallback | None,
         found: dict[EntryKey, int],
     ) -> None:
-        cursor, counts, log = self.cursor, self.dispatcher.message_counts, self._log
+        cursor, counts, log = self.cursor, self.dispatcher.core.message_counts, self._log
+        added: list[int] = []
         for ledger, entry, first, last in rows:
             key = (ledger, entry)
             count = counts.get(key) or found.get(key) or log.message_count(key)
@@ -241,34 +277,21 @@ class Subscription:
                 if log.is_known(ledger):
                     last = last if count is None else min(last, count - 1)
                     cursor.ack_through(ledger, entry, last, count or 0)
-                self._settle_through(consumer, ledger, entry, last)
-                continue
-            if consumer.pending:
-                consumer.settle(key, first, last)
-            if count is not None:
-                self.acked_messages += cursor.ack(ledger, entry, first, last, count)
+            else:
+                added.append(0 if count is None else cursor.ack(ledger, entry, first, last, count))
+        self.acked_messages += sum(added)
         cursor.changed(done)
-        self.dispatcher.acknowledged()
-
-    def _settle_through(self, consumer: Consumer, ledger: int, entry: int, last: int) -> None:
-        for key in [key for key in consumer.pending if key <= (ledger, entry)]:
-            consumer.settle(key, 0, last if key == (ledger, entry) else 1 << 32)
+        self.dispatcher.handle(Acknowledged(consumer, rows, added, cumulative))
 
     def ledgers_changed(self) -> None:
         """The topic has another ledger: a cursor at the end of the last one moves on to it."""
         self.cursor.state.renormalise()
-        self.dispatcher.acknowledged()
+        self.dispatcher.handle(LedgersChanged())
 
     def redeliver(self, consumer: Consumer, rows: Iterable[AckRange]) -> None:
         """Negative acknowledgement; no rows: everything that this consumer holds."""
-        given = list(rows)
-        if not given:
-            self.dispatcher.redeliver_all(consumer)
-            return
-        for ledger, entry, first, last in given:
-            if first <= last < 1 << 32 and self._log.is_confirmed(ledger, entry):
-                self.dispatcher.redeliver(consumer, (ledger, entry), first, last)
-        self.dispatcher.dispatch()
+        if not consumer.closed:
+            self.dispatcher.handle(Nacked(consumer, list(rows)))
 
     # --- seek, end ---------------------------------------------------------------------------------------------------
 
@@ -283,22 +306,19 @@ class Subscription:
         if self._seeking:
             raise TopicBusy(f"subscription {self.name!r} is seeking already")
         self._seeking = True
-        self.dispatcher.pause()
+        self.dispatcher.handle(Paused(Pause.SEEK))
         try:
             position = resolve if isinstance(resolve, tuple) else await resolve()
-            self._fail_late(TopicBusy(f"subscription {self.name!r} was moved"))
+            self._fail_lookups(TopicBusy(f"subscription {self.name!r} was moved"))
             self.cursor.reset(position)
             self.epoch += 1
-            for consumer in self.consumers:
-                consumer.epoch = self.epoch
-            self.dispatcher.restart()
+            self.dispatcher.handle(CursorReset(self.epoch))
             if self.durable:
                 await self.cursor.flush()
-            self.dispatcher.acknowledged()
             return self.epoch
         finally:
             self._seeking = False
-            asyncio.get_running_loop().call_soon(self.dispatcher.resume)
+            asyncio.get_running_loop().call_soon(self.dispatcher.handle, Resumed(Pause.SEEK))
 
     async def close(self, error: MagnetarError, *, fenced: bool = False) -> None:
         """Tells the consumers, makes the cursor durable and lets go. `fenced`: nothing is written."""
@@ -312,21 +332,18 @@ class Subscription:
 
     async def _stop(self, error: MagnetarError) -> None:
         self._closed = error
-        for consumer in list(self.consumers):
-            consumer.closed = True
-            consumer.port.consumer_closed(error)
-        self.consumers.clear()
-        self._fail_late(error)
-        if self._late_task is not None:
-            self._late_task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._late_task
-        await self.dispatcher.close()
+        self._fail_lookups(error)
+        if self._lookup_task is not None:
+            self._lookup_task.cancel()
+            await asyncio.wait([self._lookup_task])
+        await self.dispatcher.close(error)
 
 
 def check_type(type: str) -> None:
     """Raises Unsupported or InvalidArgument."""
+    offered = " or ".join(repr(name) for name in SELECTORS)
+    if type in SELECTORS:
+        return
     if type in ("failover", "key_shared"):
-        raise Unsupported(f"subscription type {type!r} is not offered yet; use 'exclusive' or 'shared'")
-    if type not in ("exclusive", "shared"):
-        raise InvalidArgument(f"unknown subscription type {type!r} (want 'exclusive' or 'shared')")
+        raise Unsupported(f"subscription type {type!r} is not offered yet; use {offered}")
+    raise InvalidArgument(f"unknown subscription type {type!r} (want {offered})")

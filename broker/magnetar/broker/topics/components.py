@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from magnetar.runtime.clock import Clock
 
-from ..dispatch.dispatcher import DispatchCounters
+from ..dispatch.core.entry_source import DispatchCounters
 from ..log.tail_cache import TailCache
 from ..resources.budget import ByteBudget
 from ..resources.stores import Bookies, Ledgers, Metadata

@@ -17,7 +17,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
 
-from ..dispatch.dispatcher import DispatchCounters
+from ..dispatch.core.entry_source import DispatchCounters
 from ..export import find_staged
 from ..log.records import TOPICS_ROOT, TopicRecord, topic_path
 from ..log.tail_cache import TailCache
@@ -248,6 +248,9 @@ class Broker:
             "deliveries_total": self.dispatched.deliveries,
             "entry_reads_total": self.dispatched.reads,
             "entry_read_bytes_total": self.dispatched.read_bytes,
+            "unreadable_entries": self.dispatched.unreadable_entries,
+            "skipped_entries_total": self.dispatched.skipped_entries,
+            "dispatch_failures_total": self.dispatched.failures,
             "publish_queue_bytes": self.publish_budget.used,
             "tail_cache_bytes": self.cache.used,
             "tail_cache_entries": len(self.cache),

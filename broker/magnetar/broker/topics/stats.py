@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from magnetar.proto.errors import MagnetarError
+
 from ..cursors.core.acks import Position
 from .producers import SessionState
 
@@ -62,6 +64,7 @@ async def _subscription_stats(
 ) -> dict[str, Any]:
     mark = ledger.normalise(subscription.cursor.state.mark_delete)
     backlog = total - await topic_index(topic, ledger, mark)
+    dispatch = subscription.dispatcher.core
     return {
         "type": subscription.type,
         "durable": subscription.durable,
@@ -71,12 +74,21 @@ async def _subscription_stats(
         "backlog_messages": max(backlog, 0),
         "acknowledged_ranges": subscription.cursor.state.range_count,
         "acknowledged_messages": subscription.acked_messages,
-        "redelivery_messages": subscription.dispatcher.pending_replays,
+        "redelivery_messages": dispatch.tracker.replay_messages,
+        "unacked_messages": dispatch.tracker.unacked_messages,
+        "blocked_on_unacked_messages": dispatch.tracker.blocked_on_unacked_messages,
+        # Delivery waits for them, or goes on without them until they can be read.
+        "unreadable_entries": [
+            {"ledger": key[0], "entry": key[1], "error": str(failure.error), "attempts": failure.attempts}
+            for key, failure in sorted(dispatch.source.unreadable.items())
+        ],
+        "skipped_entries": subscription.dispatcher.skipped_entries,
         "consumers": [
             {
                 "name": consumer.name,
-                "permits": consumer.permits,
-                "unacked_messages": consumer.unacked,
+                "permits": consumer.available_permits,
+                "unacked_messages": consumer.unacked_messages,
+                "blocked_on_unacked_messages": consumer.blocked_on_unacked_messages,
                 "delivered_messages": consumer.delivered_messages,
                 "delivered_bytes": consumer.delivered_bytes,
             }
@@ -86,13 +98,16 @@ async def _subscription_stats(
 
 
 async def topic_index(topic: Topic, ledger: LedgerList, position: Position) -> int:
-    """Topic-wide index of the message at `position`; reads one entry if it is not in memory."""
+    """Topic-wide index of the message at `position`, of its ledger's first one if its entry cannot be read."""
     ledger_id, entry_id, index = position
     info = ledger.info(ledger_id)
     if info is None:
         return ledger.message_count
     if not ledger.is_confirmed(ledger_id, entry_id):
         return info.first_index + info.messages
-    entry = await topic.read_entry((ledger_id, entry_id))
+    try:
+        entry = await topic.read_entry((ledger_id, entry_id))
+    except MagnetarError:  # it may be the very entry that the figures tell of as unreadable
+        return info.first_index
     first_index: int = entry.first_index
     return info.first_index + first_index + index

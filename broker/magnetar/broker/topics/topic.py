@@ -30,8 +30,9 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ..cursors.core.acks import AckState, EntryKey, Position
 from ..cursors.cursor import Cursor
-from ..dispatch.consumer import Consumer, ConsumerPort
+from ..dispatch.core.consumer import Consumer, ConsumerPort
 from ..dispatch.dispatcher import Dispatcher
+from ..dispatch.readers import Readers
 from ..dispatch.subscription import Subscription, check_type
 from ..export import TopicExport
 from ..log.managed_ledger import LedgerEvents, ManagedLedger
@@ -64,6 +65,7 @@ class Topic:
         self.publish_budget = ByteBudget(settings.max_topic_publish_bytes, components.publish_budget)
         self._coalescer = Coalescer(settings.max_entry_bytes)
         self._cache = TopicCache(components.cache)
+        self._readers = Readers(self._drop_before)
         self.ledger: ManagedLedger[GatheredEntry] = ManagedLedger(
             name,
             components.metadata,
@@ -116,7 +118,15 @@ class Topic:
 
     def _attach(self, name: str, cursor: Cursor) -> Subscription:
         components = self._components
-        dispatcher = Dispatcher(self, cursor, self._settings, components.read_budget, components.dispatched)
+        dispatcher = Dispatcher(
+            f"subscription {name!r} of topic {self.name}",
+            self,
+            cursor,
+            self._settings,
+            components.read_budget,
+            components.dispatched,
+            self._readers,
+        )
         subscription = Subscription(name, self, cursor, dispatcher, self._emptied)
         self.subscriptions[name] = subscription
         return subscription
@@ -190,7 +200,7 @@ class Topic:
         told, self._told = self._told, []
         sessions: dict[int, ProducerSession] = {}
         released = 0
-        cached = any(subscription.dispatcher.active for subscription in self.subscriptions.values())
+        cached = len(self._readers) > 0
         for ledger_id, entry_id, data, entry in told:
             released += entry.size
             for run in entry.runs:
@@ -210,9 +220,8 @@ class Topic:
             session.settled(len(rows))
         if closed:
             self.producers.sweep()
-        for subscription in self.subscriptions.values():
-            subscription.wake()
         self._release(released)
+        self._readers.notify()
 
     def _release(self, size: int) -> None:
         self.publish_budget.release(size)
@@ -241,17 +250,12 @@ class Topic:
         """Confirmed ledger entries from `first` on, at least one. Raises MessageLost."""
         return await self.ledger.read(ledger_id, first, max_bytes=max_bytes)
 
-    def passed(self) -> None:
-        """Drops from the cache what every active reader is past."""
-        slowest: Position | None = None
-        for subscription in self.subscriptions.values():
-            dispatcher = subscription.dispatcher
-            if dispatcher.active and (slowest is None or dispatcher.read_position < slowest):
-                slowest = dispatcher.read_position
+    def _drop_before(self, slowest: EntryKey | None) -> None:
+        """Drops from the cache what every reader has passed."""
         if slowest is None:
             self._cache.clear()
         else:
-            self._cache.drop_before(slowest[:2])
+            self._cache.drop_before(slowest)
 
     def message_count(self, key: EntryKey) -> int | None:
         """Messages of an entry that is in memory."""
@@ -331,7 +335,6 @@ class Topic:
             del self.subscriptions[subscription.name]
             # Nothing of it waits: its cursor is not durable, so closing is only cancelling a read.
             self._background(subscription.delete())
-        self.passed()
 
     def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -357,7 +360,6 @@ class Topic:
             self.subscriptions.pop(name, None)
             # Not to be left half done when the caller's connection breaks.
             await asyncio.shield(self._background(subscription.delete()))
-            self.passed()
 
     async def last_message_id(self) -> MessageId | None:
         """The last confirmed message, None if the topic holds none."""
@@ -374,7 +376,6 @@ class Topic:
     def _ledgers_changed(self) -> None:
         for subscription in self.subscriptions.values():
             subscription.ledgers_changed()
-            subscription.wake()
 
     def maintain(self) -> None:
         """The regular round."""

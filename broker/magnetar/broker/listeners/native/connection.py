@@ -95,7 +95,7 @@ class ClientConnection:
     def writing_resumed(self) -> None:
         """Delivery goes on."""
         for consumer in list(self._consumers.values()):
-            consumer.subscription.wake()
+            consumer.subscription.writable(consumer.consumer)
 
     def fail(self, error: MagnetarError) -> None:
         """Ends the connection."""

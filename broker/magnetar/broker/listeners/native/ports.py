@@ -9,7 +9,7 @@ from magnetar.proto.batch import AdmittedGroups, admit_groups
 from magnetar.proto.errors import MagnetarError, ServiceNotReady, StorageFailed
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
-from ...dispatch.consumer import Consumer, Delivery
+from ...dispatch.core.consumer import Consumer, Delivery
 from ...dispatch.subscription import Subscription
 from ...resources.budget import ByteBudget
 from ...topics.producers import ProducerSession, ReceiptFields, SessionState
@@ -159,7 +159,7 @@ class ConsumerSide:
 
     def deliver(self, delivery: Delivery) -> None:
         """See `ConsumerPort`. A whole entry goes out as a view of the stored bytes."""
-        epoch, ledger_id, entry_id, entry, first, last, redelivery_count, hidden = delivery
+        _, epoch, ledger_id, entry_id, entry, first, last, redelivery_count, hidden = delivery
         parts: list[Payload] = []
         if hidden:
             parts.append(c.encode_rows(c.ACK_SET_ROW, hidden))

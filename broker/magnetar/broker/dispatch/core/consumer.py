@@ -1,0 +1,106 @@
+"""A consumer attached to a subscription: its permits, its pending acknowledgements, and the port to deliver to."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from magnetar.proto.entry import Entry
+from magnetar.proto.errors import MagnetarError
+
+from ...cursors.core.acks import EntryKey
+from ...cursors.core.ranges import DeliveredRanges, Range
+
+# What a consumer that grants no bytes may have: as much as its message permits allow.
+UNLIMITED_BYTES = 1 << 62
+MAX_PERMITS = 1 << 40  # so that no peer can make them overflow anything
+
+
+class Delivery(NamedTuple):
+    """Batches [first_batch, last_batch) of an entry for one consumer; a tuple, since one is made per delivery.
+
+    `hidden`: messages of this slice, both ends included, that are acknowledged or not meant for this consumer now.
+    """
+
+    consumer: Consumer
+    epoch: int
+    ledger_id: int
+    entry_id: int
+    entry: Entry
+    first_batch: int
+    last_batch: int
+    redelivery_count: int
+    hidden: list[Range]
+
+
+class ConsumerPort(Protocol):
+    """What a listener implements for one consumer. The core looks at `writable` only; its shell calls the others."""
+
+    @property
+    def writable(self) -> bool:
+        """False while the connection's write buffer is full; then the listener calls `Subscription.writable` later."""
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Sends a delivery; never raises."""
+
+    def consumer_closed(self, error: MagnetarError) -> None:
+        """The broker ended the consumer: look the topic up again."""
+
+
+class Consumer:
+    """One consumer. Changed by the dispatch core alone, through its selector and its redelivery tracker."""
+
+    __slots__ = (
+        "available_permits",
+        "blocked_on_unacked_messages",
+        "byte_limited",
+        "byte_permits",
+        "closed",
+        "delivered_bytes",
+        "delivered_messages",
+        "epoch",
+        "name",
+        "pending_acks",
+        "port",
+        "queued",
+        "unacked_messages",
+    )
+
+    def __init__(self, name: str, epoch: int, port: ConsumerPort) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.port = port
+        # Messages; falls with every delivery, and may go below zero by what the last batch overshot.
+        self.available_permits = 0
+        self.byte_permits = 0
+        self.byte_limited = False  # a consumer that never grants bytes is limited by messages alone
+        self.closed = False
+        self.queued = False  # stands in its selector's queue of those that may be ready
+        # Delivered and not acknowledged, with redelivery counts. Where acknowledgements are individual: everything;
+        # of an exclusive subscription: what was delivered again after a nack.
+        self.pending_acks: dict[EntryKey, DeliveredRanges] = {}
+        self.unacked_messages = 0  # the members of `pending_acks`
+        self.blocked_on_unacked_messages = False  # reached its cap, and has not come down to half of it since
+        self.delivered_messages = 0
+        self.delivered_bytes = 0
+
+    @property
+    def ready(self) -> bool:
+        """True if something may be delivered now."""
+        return (
+            self.available_permits > 0
+            and (self.byte_permits > 0 or not self.byte_limited)
+            and not self.blocked_on_unacked_messages
+            and self.port.writable
+        )
+
+    @property
+    def byte_room(self) -> int:
+        """Bytes that may be delivered."""
+        return self.byte_permits if self.byte_limited else UNLIMITED_BYTES
+
+    def grant(self, messages: int, size: int) -> None:
+        """Adds permits."""
+        self.available_permits = min(self.available_permits + max(messages, 0), MAX_PERMITS)
+        if size > 0:
+            self.byte_limited = True
+            self.byte_permits = min(self.byte_permits + size, UNLIMITED_BYTES)

@@ -1,0 +1,371 @@
+"""Entries for dispatch: from the topic's tail cache, else read from its ledgers, ahead of the reader.
+
+    wanted --in the tail cache--> given
+       |
+       `--> READING --done--> HELD until the reader has passed it --> released
+               | failed                                  (both count against the broker's read budget)
+               v
+            FAILED --back-off--> READING ...  after `max_entry_read_attempts`: UNREADABLE, which is reported once
+                                                  |
+                                                  |--> tried again at the longest pause, for ever (policy `stop`, and
+                                                  |    every error that may pass)
+                                                  `--> skipped (policy `skip`, and the data is not there any more)
+
+Two kinds of reads are in flight side by side, so that neither holds up the other: one *catch-up* read from the read position
+on (where the next one begins is known when it ends), and up to MAX_REPLAY_READS reads of single entries that are to be
+delivered again. An answer that nobody waits for any more is dropped, and what it would have cost with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from magnetar.proto.entry import Entry
+from magnetar.proto.errors import (
+    EntryDamaged,
+    EntryNotFound,
+    LedgerNotFound,
+    MagnetarError,
+    MalformedFrame,
+    MessageLost,
+)
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+
+from ...cursors.core.acks import EntryKey, Position
+from ...resources.budget import ByteBudget
+from ...settings import BrokerSettings
+from .events import CancelReads, Instruction, Read, ReportUnreadable, SkipEntry, Stop
+
+MAX_REPLAY_READS = 8
+# So many entries that cannot be read are tried at the longest pause; of more of them, a lost ledger's, the pauses grow.
+FAILED_ENTRIES_PER_PAUSE = 64
+SMALL_READ_BYTES = 64 * 1024  # when the budget of all readers is full
+# The data is not there, and no later attempt will find it. All other errors may pass.
+NOT_RECOVERABLE = (EntryDamaged, EntryNotFound, LedgerNotFound, MalformedFrame, MessageLost)
+
+
+class TopicLog(Protocol):
+    """What dispatch looks up in the topic: nothing that waits."""
+
+    def normalise(self, position: Position) -> Position:
+        """See `cursors.core.acks.Topology`."""
+
+    def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
+        """True if the entry may be dispatched (rule 25)."""
+
+    def cached(self, key: EntryKey) -> Entry | None:
+        """The entry if the tail cache has it."""
+
+
+class DispatchCounters:
+    """Sums over the broker, counted per delivery and per read."""
+
+    __slots__ = (
+        "bytes_out",
+        "deliveries",
+        "failures",
+        "messages_out",
+        "read_bytes",
+        "reads",
+        "skipped_entries",
+        "unreadable_entries",
+    )
+
+    def __init__(self) -> None:
+        self.deliveries = 0
+        self.messages_out = 0
+        self.bytes_out = 0
+        self.reads = 0  # entries that were read
+        self.read_bytes = 0
+        self.unreadable_entries = 0  # now: a gauge
+        self.skipped_entries = 0
+        self.failures = 0  # runs of a dispatcher that a defect ended
+
+
+@dataclass(slots=True)
+class ReadFailure:
+    """An entry that could not be read."""
+
+    attempts: int
+    due_ms: int
+    waiting: bool  # until due_ms
+    unreadable: bool  # reported; delivery goes on without it, or stands still at it
+    error: MagnetarError
+
+
+class EntrySource:
+    """See the module docstring. Instructions are appended to `out`."""
+
+    __slots__ = (
+        "_catch_up",
+        "_counters",
+        "_failed_ahead",
+        "_log",
+        "_next_read_id",
+        "_out",
+        "_reads",
+        "_replayed",
+        "_settings",
+        "ahead",
+        "ahead_bytes",
+        "budget",
+        "failures",
+        "held_bytes",
+        "next_key",
+    )
+
+    def __init__(
+        self,
+        log: TopicLog,
+        settings: BrokerSettings,
+        budget: ByteBudget,
+        counters: DispatchCounters,
+        out: deque[Instruction],
+    ) -> None:
+        self._log = log
+        self._settings = settings
+        self._counters = counters
+        self._out = out
+        self.budget = budget
+        self.ahead: dict[EntryKey, Entry] = {}  # read for the read position, in order, not passed yet
+        self._replayed: dict[EntryKey, Entry] = {}  # read to be delivered again; at most MAX_REPLAY_READS
+        self.ahead_bytes = 0  # of `_ahead`: bounded by read_ahead_bytes and one read
+        self.held_bytes = 0  # of both: charged to `budget`
+        self._reads: dict[int, Read] = {}  # in flight
+        self._next_read_id = 0
+        self._catch_up: int | None = None  # the one of `_reads` that is from the read position on
+        self.next_key: EntryKey | None = (
+            None  # where the next catch-up read begins; then `read_ahead` may start it
+        )
+        self.failures: dict[EntryKey, ReadFailure] = {}
+        self._failed_ahead: dict[EntryKey, None] = {}  # of `failures`: those that a catch-up read met; few
+
+    def get(self, key: EntryKey) -> Entry | None:
+        """The entry, if it is in memory."""
+        entry = self._log.cached(key)
+        if entry is None:
+            entry = self.ahead.get(key)
+            if entry is None and self._replayed:
+                entry = self._replayed.get(key)
+        return entry
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def want(self, key: EntryKey) -> Stop:
+        """The entry at the read position is not in memory; says what dispatch waits for now."""
+        if self._catch_up is None:
+            failure = self.failures.get(key)
+            if failure is not None and failure.waiting:
+                self._failed_ahead[key] = None
+                return Stop.READ_FAILED
+            self._start_catch_up(key)
+        return Stop.READING
+
+    def read_ahead(self, read_position: Position) -> None:
+        """Starts the next catch-up read while there is still something to dispatch from the last one."""
+        key = self.next_key
+        if key is None or self._catch_up is not None:
+            return
+        if self.ahead_bytes > self._settings.read_ahead_bytes // 2 or self.budget.full:
+            return
+        if key <= read_position[:2] or not self._log.is_confirmed(*key) or self.get(key) is not None:
+            self.next_key = None
+        elif key not in self.failures:
+            self._start_catch_up(key)
+
+    def want_replays(self, keys: Sequence[EntryKey]) -> None:
+        """Entries that are to be delivered again, in order; as many as may be are read at once.
+
+        The first one is what delivery waits for: if others, read before it was asked for, hold every slot, the last of them
+        gives way.
+        """
+        reading = {read.key for read in self._reads.values()}
+        for key in keys:
+            if key in reading or self.get(key) is not None:
+                continue
+            if self.replay_reads + len(self._replayed) >= MAX_REPLAY_READS:
+                if key != keys[0] or not self._replayed:
+                    return
+                self._release(self._replayed.pop(max(self._replayed)))
+            self._start(key, 1)
+
+    def _start_catch_up(self, key: EntryKey) -> None:
+        full = self.budget.full
+        self._catch_up = self._start(key, SMALL_READ_BYTES if full else self._settings.read_bytes)
+
+    def _start(self, key: EntryKey, max_bytes: int) -> int:
+        self._next_read_id += 1
+        read = Read(self._next_read_id, key, max_bytes)
+        self._reads[read.read_id] = read
+        self._out.append(read)
+        return read.read_id
+
+    def read_done(self, read_id: int, entries: list[bytes], now_ms: int, replay: Container[EntryKey]) -> None:
+        """Takes what was read; of a read for `replay` only what is still to be delivered again."""
+        read = self._reads.get(read_id)
+        if read is None:
+            return
+        ledger, first = read.key
+        held = self.ahead if read_id == self._catch_up else self._replayed
+        for number, data in enumerate(entries):
+            key = (ledger, first + number)
+            try:
+                entry = Entry(data, LEDGER_ENTRY_HEADER_BYTES)
+            except MalformedFrame as error:
+                if number == 0:
+                    self.read_failed(read_id, error, now_ms)
+                    return
+                entries = entries[:number]  # the next read begins, and fails, with it
+                break
+            if held is self.ahead or key in replay:
+                self._hold(held, key, entry)
+            self._recovered(key)
+        del self._reads[read_id]
+        if read_id == self._catch_up:
+            self._catch_up = None
+            self.next_key = (ledger, first + len(entries))
+
+    def _hold(self, held: dict[EntryKey, Entry], key: EntryKey, entry: Entry) -> None:
+        if key not in held:
+            size = len(entry.data)
+            held[key] = entry
+            if held is self.ahead:
+                self.ahead_bytes += size
+            self.held_bytes += size
+            self.budget.charge(size)
+            self._counters.reads += 1
+            self._counters.read_bytes += size
+
+    def read_failed(self, read_id: int, error: MagnetarError, now_ms: int) -> None:
+        """Notes the failure, as the policy has it."""
+        read = self._reads.pop(read_id, None)
+        if read is None:
+            return
+        key = read.key
+        ahead = read_id == self._catch_up
+        if ahead:
+            self._catch_up = None
+        if isinstance(error, MessageLost) and not self._log.is_confirmed(*key):
+            return  # trimmed while it was wanted: positions move on by themselves
+        settings = self._settings
+        failure = self.failures.get(key)
+        if failure is None:
+            failure = self.failures[key] = ReadFailure(0, 0, False, False, error)
+        if ahead:
+            self._failed_ahead[key] = None
+        failure.attempts += 1
+        failure.error = error
+        if failure.attempts >= settings.max_entry_read_attempts:
+            if settings.unreadable_entry_policy == "skip" and isinstance(error, NOT_RECOVERABLE):
+                self._recovered(key)
+                self._out.append(SkipEntry(key, error))
+                return
+            if not failure.unreadable:
+                failure.unreadable = True
+                self._counters.unreadable_entries += 1
+                self._out.append(ReportUnreadable(key, error))
+        pause = min(settings.retry_initial_ms << min(failure.attempts - 1, 20), settings.retry_max_ms)
+        failure.due_ms = now_ms + pause * (1 + len(self.failures) // FAILED_ENTRIES_PER_PAUSE)
+        failure.waiting = True
+
+    def timer_due(self, now_ms: int, ready: Iterable[EntryKey]) -> None:
+        """Entries whose pause is over may be read again: `ready` to be delivered again, others at the read position."""
+        for key in (*ready, *self._failed_ahead):
+            failure = self.failures.get(key)
+            if failure is not None and failure.due_ms <= now_ms:
+                failure.waiting = False
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the pause of an entry at the read position is over."""
+        failures = [self.failures[key] for key in self._failed_ahead]
+        return min((failure.due_ms for failure in failures if failure.waiting), default=None)
+
+    def _recovered(self, key: EntryKey) -> None:
+        """The entry was read, or is not wanted any more."""
+        failure = self.failures.pop(key, None) if self.failures else None
+        self._failed_ahead.pop(key, None)
+        if failure is not None and failure.unreadable:
+            self._counters.unreadable_entries -= 1
+            self._out.append(ReportUnreadable(key, None))
+
+    # --- letting go --------------------------------------------------------------------------------------------------
+
+    def passed(self, position: Position, replay: Container[EntryKey]) -> None:
+        """The read position is there: what lies before it and is not in `replay` is not wanted any more."""
+        ahead = self.ahead
+        while ahead:
+            key = next(iter(ahead))
+            if key >= position[:2]:
+                break
+            entry = ahead.pop(key)
+            self.ahead_bytes -= len(entry.data)
+            self._release(entry)
+        for key in [key for key in self._failed_ahead if key < position[:2]]:
+            del self._failed_ahead[key]
+            if key not in replay:
+                self._recovered(key)
+
+    def replayed(self, key: EntryKey) -> None:
+        """Nothing of the entry is to be delivered again."""
+        entry = self._replayed.pop(key, None)
+        if entry is not None:
+            self._release(entry)
+        self._recovered(key)
+
+    def _release(self, entry: Entry) -> None:
+        self.held_bytes -= len(entry.data)
+        self.budget.release(len(entry.data))
+
+    def clear(self) -> None:
+        """Nothing of what was wanted is wanted any more."""
+        for entry in (*self.ahead.values(), *self._replayed.values()):
+            self._release(entry)
+        self.ahead.clear()
+        self._replayed.clear()
+        self.ahead_bytes = 0
+        if self._reads:
+            self._out.append(CancelReads(list(self._reads)))
+            self._reads.clear()
+        self._catch_up = self.next_key = None
+
+    def forget_replays(self) -> None:
+        """The replay queue was emptied: failures that it met begin anew if the read position meets them."""
+        for key in [key for key in self.failures if key not in self._failed_ahead]:
+            self._recovered(key)
+
+    def close(self) -> None:
+        """Nothing is wanted ever again."""
+        self.clear()
+        for key in list(self.failures):
+            self._recovered(key)
+
+    @property
+    def unreadable(self) -> dict[EntryKey, ReadFailure]:
+        """Entries that delivery waits for, or goes on without until they can be read."""
+        return {key: failure for key, failure in self.failures.items() if failure.unreadable}
+
+    @property
+    def reading(self) -> bool:
+        """True if the read that the read position waits for is in flight."""
+        return self._catch_up is not None
+
+    @property
+    def replay_reads(self) -> int:
+        """Reads in flight for what is to be delivered again."""
+        return len(self._reads) - (self._catch_up is not None)
+
+    def check(self, read_position: Position, *, wanted: bool) -> None:
+        """Asserts the invariants; tests call it after every event. `wanted`: there are consumers."""
+        assert list(self.ahead) == sorted(self.ahead)
+        assert self.ahead_bytes == sum(len(entry.data) for entry in self.ahead.values())
+        assert self.held_bytes == self.ahead_bytes + sum(len(entry.data) for entry in self._replayed.values())
+        assert self._catch_up is None or self._catch_up in self._reads
+        assert self.replay_reads + len(self._replayed) <= MAX_REPLAY_READS
+        assert set(self._failed_ahead) <= set(self.failures)
+        if not wanted:
+            assert not self._reads
+            assert not self.held_bytes

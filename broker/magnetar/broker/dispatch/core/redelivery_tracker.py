@@ -1,0 +1,293 @@
+"""What was delivered and is not acknowledged, what is to be delivered again, and how often it was delivered before.
+
+    delivered --> pending_acks of a consumer --acknowledged--> nowhere
+                        | nacked, or the consumer left: its redelivery count rises
+                        v
+                  replay queue: READY (a heap by position) <--due-- DELAYED (a heap by time)
+
+A message is in one place at most. Messages that were acknowledged meanwhile may linger in the replay queue: whoever takes
+them out asks the cursor. A type without individual acknowledgements tracks no pending acknowledgements of first
+deliveries: when the read position goes back, `rewinds` remembers from where, and counts follow from that.
+
+A consumer whose pending acknowledgements reach `max_per_consumer` is blocked until it has come down to half of that; all of
+them are while the subscription is over `max_per_subscription`, again until half (Pulsar: maxUnackedMessagesPerConsumer and
+maxUnackedMessagesPerSubscription; 0 switches a cap off). Types without individual acknowledgements have no caps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush, nsmallest
+from itertools import islice, pairwise
+
+from ...cursors.core.acks import EntryKey, Position
+from ...cursors.core.ranges import DeliveredRanges, Range, complement
+from .consumer import Consumer
+
+# Read positions from which an exclusive subscription went back. A consumer that comes and goes more often without
+# acknowledging gets redelivery counts that are too low; nothing else depends on them.
+MAX_REWINDS = 1000
+_EVERYTHING = 1 << 32  # more messages than an entry has
+
+Returned = list[tuple[int, int, int]]  # first, last, redelivery count
+
+
+class RedeliveryTracker:
+    """See the module docstring."""
+
+    __slots__ = (
+        "_delayed",
+        "_due",
+        "_ready",
+        "blocked_on_unacked_messages",
+        "individual_acks",
+        "max_per_consumer",
+        "max_per_subscription",
+        "replay",
+        "replay_messages",
+        "rewinds",
+        "unacked_messages",
+    )
+
+    def __init__(self, max_per_consumer: int, max_per_subscription: int) -> None:
+        self.max_per_consumer = max_per_consumer
+        self.max_per_subscription = max_per_subscription
+        self.individual_acks = False  # of the type that the consumers have now
+        self.unacked_messages = 0  # of all consumers together
+        self.blocked_on_unacked_messages = False
+        self.replay: dict[EntryKey, DeliveredRanges] = {}
+        self.replay_messages = 0  # the members of `replay`
+        # Every key of `replay` is in `_due` and then in `_delayed`, or in `_ready`. Both may hold keys that are gone.
+        self._ready: list[EntryKey] = []
+        self._delayed: list[tuple[int, EntryKey]] = []
+        self._due: dict[EntryKey, int] = {}
+        self.rewinds: list[Position] = []  # sorted; a message below n of them was delivered n times before
+
+    # --- pending acknowledgements ------------------------------------------------------------------------------------
+
+    def room(self, consumer: Consumer) -> int:
+        """Messages that the consumer may get before a cap is reached."""
+        room = _EVERYTHING
+        if self.max_per_consumer:
+            room = self.max_per_consumer - consumer.unacked_messages
+        if self.max_per_subscription:
+            room = min(room, self.max_per_subscription - self.unacked_messages)
+        return max(room, 1)
+
+    def delivered(
+        self, consumer: Consumer, key: EntryKey, taken: list[Range], messages: int, count: int
+    ) -> None:
+        """These are pending at the consumer now."""
+        pending = consumer.pending_acks.get(key)
+        if pending is None:
+            pending = consumer.pending_acks[key] = DeliveredRanges()
+        for first, last in taken:
+            pending.add(first, last, count)
+        consumer.unacked_messages += messages
+        self.unacked_messages += messages
+        if self.individual_acks:
+            if 0 < self.max_per_consumer <= consumer.unacked_messages:
+                consumer.blocked_on_unacked_messages = True
+            if 0 < self.max_per_subscription <= self.unacked_messages:
+                self.blocked_on_unacked_messages = True
+
+    def settle(self, consumer: Consumer, key: EntryKey, first: int, last: int) -> Returned:
+        """Takes first..last of an entry out of what the consumer holds; returns what was there."""
+        pending = consumer.pending_acks.get(key)
+        if pending is None:
+            return []
+        taken = pending.take(first, last)
+        if not pending:
+            del consumer.pending_acks[key]
+        self._released(consumer, count_messages(taken))
+        return taken
+
+    def settle_through(self, consumer: Consumer, key: EntryKey, last: int) -> None:
+        """Takes out everything up to and with a message."""
+        for other in [other for other in consumer.pending_acks if other <= key]:
+            self.settle(consumer, other, 0, last if other == key else _EVERYTHING)
+
+    def give_back(self, consumer: Consumer) -> None:
+        """Everything that the consumer holds is to be delivered again."""
+        for key, pending in consumer.pending_acks.items():
+            for count, members in pending.by_count.items():
+                for first, last in members:
+                    self.add_replay(key, first, last, count + 1)
+        self.forget(consumer)
+
+    def forget(self, consumer: Consumer) -> None:
+        """The consumer holds nothing any more: it left, or the cursor or the read position was moved."""
+        consumer.pending_acks.clear()
+        self._released(consumer, consumer.unacked_messages)
+
+    def _released(self, consumer: Consumer, messages: int) -> None:
+        consumer.unacked_messages -= messages
+        self.unacked_messages -= messages
+        if consumer.unacked_messages <= self.max_per_consumer // 2:
+            consumer.blocked_on_unacked_messages = False
+        if self.unacked_messages <= self.max_per_subscription // 2:
+            self.blocked_on_unacked_messages = False
+
+    # --- the replay queue --------------------------------------------------------------------------------------------
+
+    def add_replay(self, key: EntryKey, first: int, last: int, count: int) -> None:
+        """Messages to be delivered again; `delay` afterwards, if not at once."""
+        ranges = self.replay.get(key)
+        if ranges is None:
+            ranges = self.replay[key] = DeliveredRanges()
+            self._push(key)
+        self.replay_messages += last - first + 1 - count_messages(ranges.take(first, last))
+        ranges.add(first, last, count)
+
+    def take_replay(self, key: EntryKey, first: int, last: int) -> int:
+        """Takes messages out of the queue; returns how many of them were there."""
+        ranges = self.replay.get(key)
+        if ranges is None:
+            return 0
+        messages = count_messages(ranges.take(first, last))
+        self.replay_messages -= messages
+        if not ranges:
+            del self.replay[key]
+            self._due.pop(key, None)
+        return messages
+
+    def replayed(self, key: EntryKey, count: int, end: int) -> None:
+        """Messages before `end` that were delivered `count` times are out of the queue: delivered, or acknowledged."""
+        ranges = self.replay[key]
+        members = ranges.by_count[count]
+        self.replay_messages -= members.remove(0, end - 1)
+        if not members:
+            del ranges.by_count[count]
+            if not ranges:
+                del self.replay[key]
+
+    def next_replay(self) -> EntryKey | None:
+        """The lowest entry that is to be delivered again now."""
+        ready = self._ready
+        while ready:
+            key = ready[0]
+            if key in self.replay and key not in self._due:
+                return key
+            heappop(ready)
+        return None
+
+    def upcoming(self, count: int) -> list[EntryKey]:
+        """The next few entries after `next_replay`, itself the first of them."""
+        # The n-th smallest of a heap stands in one of its first n levels.
+        top = nsmallest(count, islice(self._ready, (1 << count) - 1))
+        return [key for key in dict.fromkeys(top) if key in self.replay and key not in self._due]
+
+    def delay(self, key: EntryKey, due_ms: int) -> None:
+        """The entry is not to be delivered again before that time."""
+        if key in self.replay:
+            self._due[key] = due_ms
+            heappush(self._delayed, (due_ms, key))
+
+    def timer_due(self, now_ms: int) -> list[EntryKey]:
+        """Entries whose time has come are ready; returns them."""
+        delayed, ready = self._delayed, []
+        while delayed and delayed[0][0] <= now_ms:
+            due_ms, key = heappop(delayed)
+            if self._due.get(key) == due_ms:
+                del self._due[key]
+                self._push(key)
+                ready.append(key)
+        return ready
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When `timer_due` has something to do."""
+        delayed = self._delayed
+        while delayed and self._due.get(delayed[0][1]) != delayed[0][0]:
+            heappop(delayed)
+        return delayed[0][0] if delayed else None
+
+    def _push(self, key: EntryKey) -> None:
+        heappush(self._ready, key)
+        if len(self._ready) > 64 + 2 * len(self.replay):
+            self._ready = [key for key in self.replay if key not in self._due]
+            heapify(self._ready)
+
+    # --- going back --------------------------------------------------------------------------------------------------
+
+    def rewound(self, read_position: Position, mark_delete: Position) -> None:
+        """The read position went back from there: everything unacknowledged below it is delivered once more."""
+        self.rewinds = [position for position in self.rewinds if position > mark_delete][-MAX_REWINDS + 1 :]
+        insort(self.rewinds, read_position)
+
+    def rewound_count(self, position: Position) -> tuple[int, int]:
+        """How often a message was delivered before by its position, and the last index of its entry for which that holds."""
+        at = bisect_right(self.rewinds, position)
+        following = self.rewinds[at : at + 1]
+        last = following[0][2] - 1 if following and following[0][:2] == position[:2] else _EVERYTHING
+        return len(self.rewinds) - at, last
+
+    def nack_by_position(self, consumer: Consumer, key: EntryKey, first: int, last: int) -> None:
+        """A nack where first deliveries are not tracked; each message rises by one from what is known of it."""
+        waiting = self.replay.get(key)
+        known = [] if waiting is None else [(max(a, first), min(b, last)) for a, b in all_of(waiting)]
+        for start, end, count in self.settle(consumer, key, first, last):
+            self.add_replay(key, start, end, count + 1)
+            known.append((start, end))
+        known = sorted((start, end) for start, end in known if start <= end)
+        for start, end in complement(known, first, last):
+            while start <= end:
+                count, limit = self.rewound_count((*key, start))
+                self.add_replay(key, start, min(end, limit), count + 1)
+                start = limit + 1
+
+    def clear_replay(self) -> None:
+        """Nothing is to be delivered again."""
+        self.replay.clear()
+        self.replay_messages = 0
+        self._ready.clear()
+        self._delayed.clear()
+        self._due.clear()
+
+    def check(self, consumers: Iterable[Consumer]) -> None:
+        """Asserts the invariants; tests call it after every event."""
+        owned: dict[EntryKey, list[Range]] = {}
+        total = 0
+        for consumer in consumers:
+            messages = 0
+            for key, pending in consumer.pending_acks.items():
+                assert pending, f"{consumer.name} keeps an empty entry {key}"
+                messages += pending.members
+                owned.setdefault(key, []).extend(all_of(pending))
+            assert messages == consumer.unacked_messages, (consumer.name, messages, consumer.unacked_messages)
+            cap = self.max_per_consumer
+            if self.individual_acks and cap:
+                assert consumer.blocked_on_unacked_messages or messages < cap
+                assert not consumer.blocked_on_unacked_messages or messages > cap // 2
+            total += messages
+        assert total == self.unacked_messages
+        cap = self.max_per_subscription
+        if self.individual_acks and cap:
+            assert self.blocked_on_unacked_messages or total < cap
+            assert not self.blocked_on_unacked_messages or total > cap // 2
+        ready = set(self._ready)
+        for key, ranges in self.replay.items():
+            assert ranges
+            assert key in self._due or key in ready
+            owned.setdefault(key, []).extend(all_of(ranges))
+        assert self.replay_messages == sum(ranges.members for ranges in self.replay.values())
+        delayed = set(self._delayed)
+        assert all(key in self.replay and (due, key) in delayed for key, due in self._due.items())
+        for key, parts in owned.items():
+            parts.sort()
+            assert all(left[1] < right[0] for left, right in pairwise(parts)), (key, parts)
+        assert self.rewinds == sorted(self.rewinds)
+
+
+def count_messages(rows: Returned) -> int:
+    """Messages in the rows, of which there is one as a rule: a generator would cost more than the sum."""
+    messages = 0
+    for first, last, _ in rows:
+        messages += last - first + 1
+    return messages
+
+
+def all_of(ranges: DeliveredRanges) -> list[Range]:
+    """The ranges, whatever their count."""
+    return [part for members in ranges.by_count.values() for part in members]

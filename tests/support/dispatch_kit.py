@@ -1,0 +1,288 @@
+"""The core of dispatch with a topic in memory around it: what its shell would do, done by the test, one event at a time."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from magnetar.broker.cursors.core.acks import AckState, EntryKey, Position
+from magnetar.broker.dispatch.core.consumer import Consumer, Delivery
+from magnetar.broker.dispatch.core.dispatcher import DispatchCore
+from magnetar.broker.dispatch.core.entry_source import DispatchCounters
+from magnetar.broker.dispatch.core.events import (
+    Acknowledged,
+    AckRange,
+    CancelReads,
+    ConnectionWritable,
+    ConsumerAdded,
+    ConsumerLeft,
+    CursorReset,
+    Event,
+    Instruction,
+    LedgersChanged,
+    Nacked,
+    PassEntry,
+    Pause,
+    Paused,
+    PermitsGranted,
+    Read,
+    ReadDone,
+    ReadFailed,
+    Resumed,
+    SkipEntry,
+    TimerDue,
+    WakeAt,
+)
+from magnetar.broker.resources.budget import ByteBudget
+from magnetar.broker.settings import BrokerSettings
+from magnetar.proto.batch import encode_batch
+from magnetar.proto.entry import Entry, encode_entry
+from magnetar.proto.errors import MagnetarError
+from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, encode_ledger_entry
+
+
+class FakeTopic:
+    """Ledgers 1, 2, ... of which the last is open; entries are confirmed when they are published."""
+
+    def __init__(self) -> None:
+        self.ledgers: dict[int, list[bytes]] = {1: []}
+        self.open = 1
+        self.in_cache: dict[EntryKey, None] = {}
+
+    def publish(self, batches: list[int], *, cached: bool) -> EntryKey:
+        """An entry of batches with so many messages."""
+        entries = self.ledgers[self.open]
+        key = (self.open, len(entries))
+        encoded = [encode_batch([b"v"] * count, sequence_id=0, publish_time_ms=0) for count in batches]
+        payload = encode_entry(encoded, batches, [0] * len(batches), ["p"], first_index=0, append_time_ms=0)
+        entries.append(encode_ledger_entry(*key, -1, len(payload), payload))
+        if cached:
+            self.in_cache[key] = None
+        return key
+
+    def roll_over(self) -> None:
+        """Closes the ledger and opens the next."""
+        self.open += 1
+        self.ledgers[self.open] = []
+
+    def trim(self, mark_delete: Position) -> None:
+        """Drops closed ledgers below the position."""
+        for ledger in [ledger for ledger in self.ledgers if ledger < min(mark_delete[0], self.open)]:
+            del self.ledgers[ledger]
+
+    def entry(self, key: EntryKey) -> Entry:
+        """As it is stored."""
+        return Entry(self.ledgers[key[0]][key[1]], LEDGER_ENTRY_HEADER_BYTES)
+
+    def messages(self) -> list[Position]:
+        """All of them, in order."""
+        return [
+            (ledger, number, index)
+            for ledger, entries in self.ledgers.items()
+            for number, data in enumerate(entries)
+            for index in range(Entry(data, LEDGER_ENTRY_HEADER_BYTES).message_count)
+        ]
+
+    # --- TopicLog ----------------------------------------------------------------------------------------------------
+
+    def normalise(self, position: Position) -> Position:
+        """As the ledger list does it."""
+        entries = self.ledgers.get(position[0])
+        if entries is not None and (position[0] == self.open or position[1] < len(entries)):
+            return position
+        for ledger, entries in self.ledgers.items():
+            if ledger > position[0] and (entries or ledger == self.open):
+                return (ledger, 0, 0)
+        return position
+
+    def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
+        """True if it was published and is not trimmed."""
+        return entry_id < len(self.ledgers.get(ledger_id, ()))
+
+    def cached(self, key: EntryKey) -> Entry | None:
+        """What the test left in the cache."""
+        return self.entry(key) if key in self.in_cache and self.is_confirmed(*key) else None
+
+
+class FakePort:
+    """Writable or not, as the test says; the core calls nothing else."""
+
+    def __init__(self) -> None:
+        self.writable = True
+
+    def deliver(self, delivery: Delivery) -> None:
+        """The shell's business."""
+        raise AssertionError("the core must not deliver")
+
+    def consumer_closed(self, error: MagnetarError) -> None:
+        """The shell's business."""
+        raise AssertionError("the core must not close")
+
+
+@dataclass
+class Delivered:
+    """One delivery as its consumer sees it."""
+
+    consumer: str
+    key: EntryKey
+    indexes: list[int]
+    redelivery_count: int
+    epoch: int
+
+
+@dataclass
+class DispatchWorld:
+    """A core, its topic, its cursor and its consumers. Invariants are checked after every event and every instruction."""
+
+    settings: BrokerSettings
+    topic: FakeTopic = field(default_factory=FakeTopic)
+    now_ms: int = 0
+    durable: bool = True
+
+    def __post_init__(self) -> None:
+        self.state = AckState(self.topic, (1, 0, 0))
+        self.counters = DispatchCounters()
+        self.budget = ByteBudget(1 << 30)
+        self.core = DispatchCore(
+            self.topic, self.state, self.settings, self.budget, self.counters, durable=self.durable
+        )
+        self.consumers: dict[str, Consumer] = {}
+        self.reads: dict[int, Read] = {}
+        self.timer_ms: int | None = None
+        self.done: deque[Instruction] = deque()
+        self.epoch = 0
+
+    def handle(self, event: Event) -> None:
+        """Tells the core, and drains it."""
+        self.core.handle(event)
+        self.core.check()
+        self.drain()
+
+    def drain(self) -> None:
+        """What a shell's run does; also what the topic does when entries are confirmed."""
+        while (instruction := self.core.poll()) is not None:
+            self.done.append(instruction)
+            self.execute(instruction)
+            self.core.check()
+        self.core.check_stopped()
+
+    def execute(self, instruction: Instruction) -> None:
+        """One instruction."""
+        match instruction:
+            case Delivery():
+                self.delivered(see(instruction))
+            case Read(read_id):
+                self.reads[read_id] = instruction
+            case CancelReads(read_ids):
+                for read_id in read_ids:
+                    del self.reads[read_id]
+            case WakeAt(due_ms):
+                assert self.timer_ms is None or due_ms < self.timer_ms
+                self.timer_ms = due_ms
+            case PassEntry(key):
+                if self.state.mark_delete[:2] == key:
+                    self.state.move_to((key[0], key[1] + 1, 0))
+            case SkipEntry(key):
+                self.state.ack(*key, 0, MAX_MESSAGES_PER_ENTRY - 1, MAX_MESSAGES_PER_ENTRY)
+
+    def delivered(self, delivered: Delivered) -> None:
+        """For whoever wants to look."""
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def join(self, name: str, type: str) -> None:
+        """A consumer subscribes."""
+        consumer = self.consumers[name] = Consumer(name, self.epoch, FakePort())
+        self.handle(ConsumerAdded(consumer, type))
+
+    def leave(self, name: str) -> None:
+        """A consumer is gone."""
+        self.handle(ConsumerLeft(self.consumers.pop(name)))
+
+    def grant(self, name: str, messages: int, size: int = 0) -> None:
+        """FLOW."""
+        self.handle(PermitsGranted(self.consumers[name], messages, size))
+
+    def set_writable(self, name: str, writable: bool) -> None:
+        """Its connection's buffer is full, or has drained."""
+        port: Any = self.consumers[name].port
+        port.writable = writable
+        if writable:
+            self.handle(ConnectionWritable(self.consumers[name]))
+
+    def acknowledge(self, name: str, rows: list[AckRange], *, cumulative: bool = False) -> None:
+        """As the subscription does it: the cursor first."""
+        added: list[int] = []
+        for ledger, entry, first, last in rows:
+            if not self.topic.is_confirmed(ledger, entry):
+                added.append(0)
+                continue
+            count = self.topic.entry((ledger, entry)).message_count
+            if cumulative:
+                self.state.ack_through(ledger, entry, min(last, count - 1), count)
+            else:
+                added.append(self.state.ack(ledger, entry, first, last, count))
+        self.handle(Acknowledged(self.consumers[name], rows, added, cumulative))
+
+    def nack(self, name: str, rows: list[AckRange]) -> None:
+        """Negative acknowledgement."""
+        self.handle(Nacked(self.consumers[name], rows))
+
+    def pause(self, reason: Pause) -> None:
+        """A seek or a lookup begins."""
+        self.handle(Paused(reason))
+
+    def resume(self, reason: Pause) -> None:
+        """It ends."""
+        self.handle(Resumed(reason))
+
+    def seek(self, position: Position) -> None:
+        """The cursor moves, between pause and resume."""
+        self.epoch += 1
+        self.state.reset(position)
+        self.handle(CursorReset(self.epoch))
+
+    def answer_read(self, read_id: int, entries: int = 1) -> None:
+        """A read ends with so many entries, or with MessageLost if they were trimmed."""
+        ledger, first = self.reads.pop(read_id).key
+        data = self.topic.ledgers.get(ledger, [])[first : first + entries]
+        assert data
+        self.handle(ReadDone(read_id, data, self.now_ms))
+
+    def fail_read(self, read_id: int, error: MagnetarError) -> None:
+        """A read fails."""
+        del self.reads[read_id]
+        self.handle(ReadFailed(read_id, error, self.now_ms))
+
+    def fire_timer(self) -> None:
+        """Time passes until the timer is due."""
+        assert self.timer_ms is not None
+        self.now_ms, self.timer_ms = max(self.timer_ms, self.now_ms), None
+        self.handle(TimerDue(self.now_ms))
+
+    def roll_over(self) -> None:
+        """The next ledger."""
+        self.topic.roll_over()
+        self.state.renormalise()
+        self.handle(LedgersChanged())
+
+    def trim(self) -> None:
+        """What is acknowledged goes."""
+        self.topic.trim(self.state.mark_delete)
+        self.state.renormalise()
+        self.handle(LedgersChanged())
+
+
+def see(delivery: Delivery) -> Delivered:
+    """What a consumer finds in a delivery."""
+    entry = delivery.entry
+    first = entry.batch_start_index(delivery.first_batch)
+    end = entry.end_indexes[delivery.last_batch - 1]
+    hidden = {index for start, last in delivery.hidden for index in range(start, last + 1)}
+    return Delivered(
+        delivery.consumer.name,
+        (delivery.ledger_id, delivery.entry_id),
+        [index for index in range(first, end) if index not in hidden],
+        delivery.redelivery_count,
+        delivery.epoch,
+    )

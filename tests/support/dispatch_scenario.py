@@ -1,0 +1,176 @@
+"""Text scenarios of dispatch: a command, `----`, and what the core asks its shell to do, then what stopped it.
+
+    dispatch [reader] [SETTING=VALUE ...]   a subscription (or a reader's, not durable), at the start of ledger 1
+    publish 2,1 [cached]             an entry of two batches, of 2 and 1 messages
+    join a shared | leave a | grant a 10 [BYTES] | full a | drained a
+    ack a 1:0:0-2 ... | ack-through a 1:0:2 | nack a [1:0:0-2 ...]
+    done 1 [ENTRIES] | failed 1 ERROR            the read with that number
+    stale 1 1:0:0                                the answer of a read that was cancelled, with that entry
+    pause seek | seek 1:0:0 | resume seek | timer | roll-over | trim | evict
+
+Each answer ends with `= STOP, at READ POSITION`, and a consumer each: permits, pending messages, `blocked`.
+"""
+
+import itertools
+from typing import Any
+
+from magnetar.broker.cursors.core.acks import Position
+from magnetar.broker.dispatch.core.consumer import Delivery
+from magnetar.broker.dispatch.core.events import (
+    AckRange,
+    CancelReads,
+    Instruction,
+    PassEntry,
+    Pause,
+    Read,
+    ReadDone,
+    ReportUnreadable,
+    SkipEntry,
+    WakeAt,
+)
+from magnetar.broker.settings import BrokerSettings
+from magnetar.proto import errors
+from support.dispatch_kit import DispatchWorld, see
+
+
+def run_scenario(text: str) -> str:
+    """The text with the output parts as the core produces them."""
+    output: list[str] = []
+    world: DispatchWorld | None = None
+    expecting = False
+    command = ""
+    for line in text.splitlines():
+        if line == "----":
+            name, *arguments = command.split()
+            if name == "dispatch":
+                settings = [argument for argument in arguments if argument != "reader"]
+                world = DispatchWorld(parse_settings(settings), durable="reader" not in arguments)
+            else:
+                assert world is not None
+                tell(world, name, arguments)
+            output += ["----", *answer(world)]
+            expecting = True
+        elif expecting:
+            if not line:  # a blank line ends the expected part
+                output.append("")
+                expecting = False
+        else:
+            if line and not line.startswith("#"):
+                command = line
+            output.append(line)
+    return "\n".join(output) + "\n"
+
+
+def parse_settings(arguments: list[str]) -> BrokerSettings:
+    """`name=value`, whole numbers or words."""
+    pairs = (argument.split("=") for argument in arguments)
+    values: dict[str, Any] = {name: int(value) if value.isdigit() else value for name, value in pairs}
+    return BrokerSettings(**values)
+
+
+def tell(world: DispatchWorld, name: str, arguments: list[str]) -> None:
+    """One command."""
+    first = arguments[0] if arguments else ""
+    match name:
+        case "publish":
+            world.topic.publish([int(count) for count in first.split(",")], cached="cached" in arguments)
+            world.drain()
+        case "join":
+            world.join(first, arguments[1])
+        case "leave":
+            world.leave(first)
+        case "grant":
+            world.grant(first, *map(int, arguments[1:]))
+        case "full" | "drained":
+            world.set_writable(first, name == "drained")
+        case "ack":
+            world.acknowledge(first, [parse_row(row) for row in arguments[1:]])
+        case "ack-through":
+            world.acknowledge(first, [parse_row(arguments[1])], cumulative=True)
+        case "nack":
+            world.nack(first, [parse_row(row) for row in arguments[1:]])
+        case "done":
+            world.answer_read(int(first), *map(int, arguments[1:]))
+        case "failed":
+            world.fail_read(int(first), getattr(errors, arguments[1])("it is so"))
+        case "stale":
+            ledger, entry, _ = parse_position(arguments[1])
+            world.handle(ReadDone(int(first), [world.topic.ledgers[ledger][entry]], world.now_ms))
+        case "pause":
+            world.pause(Pause[first.upper()])
+        case "resume":
+            world.resume(Pause[first.upper()])
+        case "seek":
+            world.seek(parse_position(first))
+        case "timer":
+            world.fire_timer()
+        case "roll-over":
+            world.roll_over()
+        case "trim":
+            world.trim()
+        case "evict":
+            world.topic.in_cache.clear()
+        case _:
+            raise AssertionError(f"unknown command: {name}")
+
+
+def answer(world: DispatchWorld) -> list[str]:
+    """What was asked for since the last command, and how things stand."""
+    lines = [show(instruction) for instruction in world.done]
+    world.done.clear()
+    stop = world.core.stop.name.lower().replace("_", " ")
+    blocked = ", blocked" if world.core.tracker.blocked_on_unacked_messages else ""
+    position = ":".join(map(str, world.core.read_position))
+    consumers = [
+        f"{name} {one.available_permits}/{one.unacked_messages}"
+        + (" blocked" if one.blocked_on_unacked_messages else "")
+        for name, one in world.consumers.items()
+    ]
+    return [*lines, "; ".join([f"= {stop}{blocked}, at {position}", *consumers])]
+
+
+def show(instruction: Instruction) -> str:
+    """One line."""
+    match instruction:
+        case Delivery():
+            seen = see(instruction)
+            again = f", redelivery {seen.redelivery_count}" if seen.redelivery_count else ""
+            return (
+                f"deliver {seen.key[0]}:{seen.key[1]}:{show_indexes(seen.indexes)} to {seen.consumer}{again}"
+            )
+        case Read(read_id, key, max_bytes):
+            return f"read {read_id}: {key[0]}:{key[1]}" + ("" if max_bytes == 1 else " and on")
+        case CancelReads(read_ids):
+            return f"cancel reads {' '.join(map(str, read_ids))}"
+        case WakeAt(due_ms):
+            return f"wake at {due_ms}"
+        case PassEntry(key):
+            return f"pass {key[0]}:{key[1]}"
+        case SkipEntry(key, error):
+            return f"skip {key[0]}:{key[1]}, {type(error).__name__}"
+        case ReportUnreadable(key, error):
+            return f"unreadable {key[0]}:{key[1]}: {type(error).__name__ if error else 'no more'}"
+        case _:
+            return "turn over"
+
+
+def show_indexes(indexes: list[int]) -> str:
+    """`0-2,4`."""
+    runs: list[str] = []
+    for _, group in itertools.groupby(enumerate(indexes), lambda pair: pair[1] - pair[0]):
+        run = [index for _, index in group]
+        runs.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ",".join(runs)
+
+
+def parse_position(text: str) -> Position:
+    """`1:0:2`."""
+    ledger, entry, index = map(int, text.split(":"))
+    return (ledger, entry, index)
+
+
+def parse_row(text: str) -> AckRange:
+    """`1:0:2` or `1:0:2-5`."""
+    position, _, last = text.partition("-")
+    ledger, entry, index = parse_position(position)
+    return (ledger, entry, index, int(last) if last else index)

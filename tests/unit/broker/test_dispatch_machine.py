@@ -1,0 +1,436 @@
+"""Dispatch against a model of one dictionary: who holds which message, how often it was given, what is acknowledged.
+
+Whatever happens, in whichever order: nothing acknowledged is delivered, no message is at two consumers, counts and pending
+acknowledgements are right, permits and caps are overdrawn by less than a batch; and when everything works again, each
+message that is not acknowledged is delivered. The core checks its own invariants after every instruction on top of that.
+"""
+
+import os
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from magnetar.broker.cursors.core.acks import EntryKey, Position
+from magnetar.broker.dispatch.core import entry_source
+from magnetar.broker.dispatch.core.events import Pause
+from magnetar.broker.settings import BrokerSettings
+from magnetar.proto.errors import BookieUnavailable, EntryDamaged, MessageLost
+from support.dispatch_kit import Delivered, DispatchWorld
+
+BATCHES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+LARGEST_BATCH = 4
+MAX_REPLAY_READS = entry_source.MAX_REPLAY_READS
+PER_CONSUMER, PER_SUBSCRIPTION = 12, 20
+
+
+class ModelWorld(DispatchWorld):
+    """Compares every delivery with the model."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.type = ""
+        self.acked: set[Position] = set()
+        self.holder: dict[Position, str] = {}  # individual acknowledgements: who has it now
+        self.returned: dict[Position, None] = {}  # waits to be delivered again
+        self.nacks: dict[Position, int] = {}  # how often it was given back
+        self.rewinds: list[Position] = []
+        self.uncounted: set[Position] = set()  # whose count is not modelled: the type has changed since
+        self.permits: dict[str, int] = {}
+        self.newest: Position = (0, 0, 0)  # exclusive: the last one that was not given back
+
+    def count(self, message: Position) -> int:
+        """The redelivery count that a delivery of it must have."""
+        rewound = sum(position > message for position in self.rewinds)
+        return self.nacks.get(message, 0) + rewound
+
+    def delivered(self, delivered: Delivered) -> None:
+        """A delivery must be right."""
+        name, core = delivered.consumer, self.core
+        consumer = self.consumers[name]
+        assert not core.paused
+        assert consumer.port.writable
+        assert self.permits[name] > 0, "a delivery without permits"
+        assert delivered.epoch == self.epoch
+        assert delivered.indexes
+        self.permits[name] -= len(delivered.indexes)
+        assert self.permits[name] > -LARGEST_BATCH
+        for index in delivered.indexes:
+            message = (*delivered.key, index)
+            assert message not in self.acked, f"{message} is acknowledged"
+            assert message not in self.holder, f"{message} is at {self.holder.get(message)}"
+            if message not in self.uncounted:
+                assert delivered.redelivery_count == self.count(message), message
+            if self.type == "shared":
+                self.holder[message] = name
+                assert (
+                    len([1 for holder in self.holder.values() if holder == name])
+                    < PER_CONSUMER + LARGEST_BATCH
+                )
+                assert len(self.holder) < PER_SUBSCRIPTION + LARGEST_BATCH
+            elif message not in self.returned:
+                assert message > self.newest, f"{message} out of order"
+                self.newest = message
+            self.returned.pop(message, None)
+
+    def acknowledged(self, messages: list[Position]) -> None:
+        """These are done with."""
+        for message in messages:
+            self.acked.add(message)
+            self.holder.pop(message, None)
+            self.returned.pop(message, None)
+
+    def give_back(self, messages: list[Position]) -> None:
+        """Nacked, or their consumer left."""
+        for message in messages:
+            if self.holder.pop(message, None) is not None:
+                self.returned[message] = None
+                self.nacks[message] = self.nacks.get(message, 0) + 1
+
+    def rewound(self, read_position: Position) -> None:
+        """Everything unacknowledged comes again."""
+        if self.topic.normalise(self.state.mark_delete) < read_position:
+            self.rewinds.append(read_position)
+        self.returned.clear()
+        self.nacks.clear()
+        self.newest = (0, 0, 0)
+
+    def forget(self) -> None:
+        """A seek: all is as if it had never been delivered."""
+        self.acked = {message for message in self.acked if message < self.state.mark_delete}
+        for found in (self.holder, self.returned, self.nacks, self.rewinds, self.uncounted):
+            found.clear()
+        self.newest = (0, 0, 0)
+
+
+class DispatchMachine(RuleBasedStateMachine):
+    """See the module docstring."""
+
+    @initialize(type=st.sampled_from(["exclusive", "shared"]), policy=st.sampled_from(["stop", "skip"]))
+    def begin(self, type: str, policy: str) -> None:
+        self.world = ModelWorld(
+            BrokerSettings(
+                max_unacked_messages_per_consumer=PER_CONSUMER,
+                max_unacked_messages_per_subscription=PER_SUBSCRIPTION,
+                max_entry_read_attempts=3,
+                read_ahead_bytes=600,
+                unreadable_entry_policy=policy,
+            )
+        )
+        self.type = type
+        self.names = 0
+        # Few, so that what is to be delivered again has to wait for them.
+        entry_source.MAX_REPLAY_READS = 2
+        self.damaged: set[EntryKey] = set()
+        # Something to work on at once: most steps of a run would only prepare for it.
+        for number in range(12):
+            self.world.topic.publish([2, 1, 3], cached=number % 3 == 0)
+        self.join(8)
+
+    # --- the topic ---------------------------------------------------------------------------------------------------
+
+    @rule(batches=BATCHES, cached=st.sampled_from([True, True, False]))
+    def publish(self, batches: list[int], cached: bool) -> None:
+        self.world.topic.publish(batches, cached=cached)
+        self.world.drain()
+
+    @rule(many=st.integers(2, 6))
+    def publish_many(self, many: int) -> None:
+        for _ in range(many):
+            self.world.topic.publish([2, 2], cached=False)
+        self.world.drain()
+
+    @rule()
+    def evict(self) -> None:
+        self.world.topic.in_cache.clear()
+
+    @rule()
+    def roll_over(self) -> None:
+        self.world.roll_over()
+
+    @precondition(lambda self: len(self.world.topic.ledgers) > 1)
+    @rule()
+    def trim(self) -> None:
+        self.world.trim()
+
+    @rule(data=st.data())
+    def damage(self, data: st.DataObject) -> None:
+        keys = sorted({message[:2] for message in self.world.topic.messages()})
+        if keys:
+            self.damaged.add(data.draw(st.sampled_from(keys)))
+
+    # --- consumers ---------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.world.consumers) < (1 if self.type == "exclusive" else 4))
+    @rule(permits=st.sampled_from([0, 5, 50, 1000]))
+    def join(self, permits: int) -> None:
+        world, position = self.world, self.world.core.read_position
+        self.names += 1
+        world.permits[f"c{self.names}"] = 0
+        if world.type not in ("", self.type):
+            world.rewound(position)
+            world.uncounted.update(world.topic.messages())
+        world.type = self.type
+        world.join(f"c{self.names}", self.type)
+        world.permits[f"c{self.names}"] = permits
+        world.grant(f"c{self.names}", permits)
+
+    @precondition(lambda self: not self.world.consumers and self.names)
+    @rule(type=st.sampled_from(["exclusive", "shared"]))
+    def change_type(self, type: str) -> None:
+        self.type = type
+
+    @precondition(lambda self: self.world.consumers and self.world.counters.deliveries % 2)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        self.leave_one(self.consumer(data))
+
+    def leave_one(self, name: str) -> None:
+        world = self.world
+        if world.type == "shared":
+            world.give_back([message for message, holder in world.holder.items() if holder == name])
+        else:
+            world.rewound(world.core.read_position)
+        world.leave(name)
+
+    @precondition(lambda self: self.world.consumers)
+    @rule(data=st.data(), messages=st.sampled_from([0, 1, 3, 12, 40]))
+    def grant(self, data: st.DataObject, messages: int) -> None:
+        name = self.consumer(data)
+        self.world.permits[name] += messages
+        self.world.grant(name, messages)
+
+    @precondition(lambda self: self.world.consumers)
+    @rule(data=st.data(), writable=st.booleans())
+    def change_writable(self, data: st.DataObject, writable: bool) -> None:
+        self.world.set_writable(self.consumer(data), writable)
+
+    def consumer(self, data: st.DataObject) -> str:
+        name: str = data.draw(st.sampled_from(sorted(self.world.consumers)))
+        return name
+
+    # --- acknowledgements --------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.world.consumers and Pause.SEEK not in self.world.core.paused)
+    @rule(data=st.data(), beyond=st.integers(0, 2))
+    def acknowledge(self, data: st.DataObject, beyond: int) -> None:
+        """Of anything that exists, also what another consumer holds or nobody was given; also past an entry's end."""
+        message = self.message(data)
+        if message is not None:
+            last = message[2] + beyond
+            self.world.acknowledged([(*message[:2], index) for index in range(message[2], last + 1)])
+            self.world.acknowledge(self.consumer(data), [(*message, last)])
+
+    @precondition(
+        lambda self: (
+            self.world.consumers
+            and self.world.type == "exclusive"
+            and Pause.SEEK not in self.world.core.paused
+        )
+    )
+    @rule(data=st.data())
+    def acknowledge_through(self, data: st.DataObject) -> None:
+        message = self.message(data)
+        if message is not None:
+            self.world.acknowledged([other for other in self.world.topic.messages() if other <= message])
+            self.world.acknowledge(self.consumer(data), [(*message, message[2])], cumulative=True)
+
+    @precondition(lambda self: self.world.consumers)
+    @rule(data=st.data(), beyond=st.sampled_from([0, 1, 5, 100]))
+    def nack(self, data: st.DataObject, beyond: int) -> None:
+        """Also of what was never delivered, or is not there."""
+        message = self.message(data)
+        if message is not None:
+            self.nack_one(self.consumer(data), message, beyond)
+
+    def nack_one(self, name: str, message: Position, beyond: int) -> None:
+        world = self.world
+        named = [
+            other
+            for other in world.topic.messages()
+            if message <= other <= (*message[:2], message[2] + beyond)
+        ]
+        if world.type == "shared":
+            world.give_back([other for other in named if world.holder.get(other) == name])
+        else:
+            for other in named:
+                new = other >= world.core.read_position or other in world.acked or other in world.returned
+                if not new:
+                    world.returned[other] = None
+                    world.nacks[other] = world.nacks.get(other, 0) + 1
+        position = world.core.read_position
+        if world.type == "exclusive" and len(world.returned) > PER_SUBSCRIPTION:
+            world.rewound(position)
+        world.nack(name, [(*message, message[2] + beyond)])
+
+    @precondition(lambda self: self.world.consumers and self.world.newest > (1, 0, 0))
+    @rule(data=st.data())
+    def acknowledge_what_waits_to_come_again(self, data: st.DataObject) -> None:
+        """The connection is full between the nack and the acknowledgement."""
+        world, name = self.world, self.consumer(data)
+        seen = [message for message in world.topic.messages() if message <= world.newest]
+        if not seen or Pause.SEEK in world.core.paused:
+            return
+        message = data.draw(st.sampled_from(seen))
+        world.set_writable(name, False)
+        self.nack_one(name, message, 1)
+        world.acknowledged([message])
+        world.acknowledge(name, [(*message, message[2])])
+        world.set_writable(name, True)
+
+    @precondition(lambda self: self.world.consumers)
+    @rule(data=st.data())
+    def nack_all(self, data: st.DataObject) -> None:
+        world, name = self.world, self.consumer(data)
+        if world.type == "shared":
+            world.give_back([message for message, holder in world.holder.items() if holder == name])
+        else:
+            world.rewound(world.core.read_position)
+        world.nack(name, [])
+
+    def message(self, data: st.DataObject) -> Position | None:
+        messages = self.world.topic.messages()
+        return data.draw(st.sampled_from(messages)) if messages else None
+
+    # --- pauses ------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.world.core.paused == {} and self.world.counters.deliveries % 3 == 1)
+    @rule()
+    def look_up(self) -> None:
+        self.world.pause(Pause.ACK_LOOKUP)
+
+    @precondition(
+        lambda self: Pause.SEEK not in self.world.core.paused and self.world.counters.deliveries % 3 == 2
+    )
+    @rule()
+    def begin_seek(self) -> None:
+        self.world.pause(Pause.SEEK)
+
+    @precondition(lambda self: Pause.SEEK in self.world.core.paused)
+    @rule(data=st.data())
+    def move_cursor(self, data: st.DataObject) -> None:
+        message = self.message(data) or (self.world.topic.open, 0, 0)
+        self.world.seek(message)
+        # Nothing that is acknowledged beyond the new place is remembered.
+        self.world.acked = {other for other in self.world.topic.messages() if other < message}
+        self.world.forget()
+
+    @precondition(lambda self: self.world.core.paused)
+    @rule()
+    def resume(self) -> None:
+        self.world.resume(next(iter(self.world.core.paused)))
+
+    # --- reads -------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.world.reads)
+    @rule(data=st.data(), entries=st.integers(1, 4), fails=st.sampled_from([False, False, True]))
+    def answer(self, data: st.DataObject, entries: int, fails: bool) -> None:
+        self.answer_one(data.draw(st.sampled_from(sorted(self.world.reads))), entries, fails=fails)
+
+    @precondition(lambda self: self.world.reads)
+    @rule()
+    def answer_all(self) -> None:
+        for read_id in sorted(self.world.reads):
+            if read_id in self.world.reads:
+                self.answer_one(read_id, 2, fails=False)
+
+    def answer_one(self, read_id: int, entries: int, *, fails: bool) -> None:
+        world = self.world
+        ledger, first = key = world.reads[read_id].key
+        if not world.topic.is_confirmed(*key):
+            world.fail_read(read_id, MessageLost("trimmed"))
+        elif key in self.damaged:
+            skips = world.settings.unreadable_entry_policy == "skip"
+            if (
+                skips
+                and world.core.source.failures.get(key)
+                and world.core.source.failures[key].attempts == 2
+            ):
+                world.acknowledged([message for message in world.topic.messages() if message[:2] == key])
+            world.fail_read(read_id, EntryDamaged("damaged"))
+        elif fails:
+            world.fail_read(read_id, BookieUnavailable("down"))
+        else:
+            if world.reads[read_id].max_bytes == 1:
+                entries = 1
+            good = 1
+            while good < entries and (ledger, first + good) not in self.damaged:
+                good += 1
+            world.answer_read(read_id, good)
+
+    @precondition(lambda self: self.world.timer_ms is not None)
+    @rule()
+    def time_passes(self) -> None:
+        self.world.fire_timer()
+
+    # --- what always holds -------------------------------------------------------------------------------------------
+
+    @invariant()
+    def as_modelled(self) -> None:
+        world = self.world
+        for name, consumer in world.consumers.items():
+            assert consumer.available_permits == world.permits[name]
+            if world.type == "shared":
+                pending = {
+                    (*key, index)
+                    for key, ranges in consumer.pending_acks.items()
+                    for members in ranges.by_count.values()
+                    for first, last in members
+                    for index in range(first, last + 1)
+                }
+                assert pending == {message for message, holder in world.holder.items() if holder == name}
+        mark = world.state.mark_delete
+        assert all(message in world.acked for message in world.topic.messages() if message < mark)
+
+    def teardown(self) -> None:
+        """Everything works again: each message that is not acknowledged is delivered."""
+        entry_source.MAX_REPLAY_READS = MAX_REPLAY_READS
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        self.damaged.clear()
+        for reason in list(world.core.paused):
+            world.resume(reason)
+        if not world.consumers:
+            self.join(1)
+        for _ in range(1000):
+            before = (len(world.done), len(world.acked))
+            for name in list(world.consumers):
+                world.set_writable(name, True)
+                if world.consumers[name].available_permits <= 0:
+                    world.permits[name] += 50
+                    world.grant(name, 50)
+            for read_id in sorted(world.reads):
+                if read_id in world.reads:
+                    self.answer_one(read_id, 3, fails=False)
+            if world.timer_ms is not None:
+                world.fire_timer()
+            if world.core.tracker.blocked_on_unacked_messages or any(
+                consumer.blocked_on_unacked_messages for consumer in world.consumers.values()
+            ):
+                for message, name in list(world.holder.items()):
+                    world.acknowledged([message])
+                    world.acknowledge(name, [(*message, message[2])])
+            if before == (len(world.done), len(world.acked)) and not world.reads and world.timer_ms is None:
+                break
+        else:
+            raise AssertionError("it does not come to rest")
+        for message in world.topic.messages():
+            if message not in world.acked:
+                if world.type == "shared":
+                    assert message in world.holder, f"{message} was never delivered"
+                else:
+                    assert message <= world.newest, f"{message} was never delivered"
+                    assert message not in world.returned, f"{message} was never delivered again"
+        assert not world.core.source.failures
+        assert world.counters.unreadable_entries == 0
+        assert world.budget.used == world.core.source.held_bytes
+        for name in list(world.consumers):
+            self.leave_one(name)
+        assert world.budget.used == 0
+
+
+TestDispatchMachine = DispatchMachine.TestCase
+TestDispatchMachine.settings = settings(
+    max_examples=int(os.environ.get("MAGNETAR_EXAMPLES", "40")), stateful_step_count=100, deadline=None
+)

@@ -1,0 +1,23 @@
+"""Every tests/scenarios/dispatch_*.txt: the core does what stands there, step by step."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from support.dispatch_scenario import run_scenario
+
+SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios").glob("dispatch_*.txt"))
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_scenario(path: Path) -> None:
+    text = path.read_text()
+    done = run_scenario(text)
+    if os.environ.get("MAGNETAR_REWRITE"):
+        path.write_text(done)
+    assert done == text
+
+
+def test_there_are_scenarios() -> None:
+    assert len(SCENARIOS) >= 8

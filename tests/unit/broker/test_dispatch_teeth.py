@@ -1,0 +1,204 @@
+"""Planted defects of the dispatch core: a scenario notices each of them, the state machine those that it meets often."""
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from magnetar.broker.dispatch.core import dispatcher, entry_source
+from magnetar.broker.dispatch.core.dispatcher import DispatchCore
+from magnetar.broker.dispatch.core.entry_source import EntrySource
+from magnetar.broker.dispatch.core.redelivery_tracker import RedeliveryTracker
+from magnetar.broker.dispatch.core.selection.shared import SharedSelector
+from support.dispatch_scenario import run_scenario
+from unit.broker.test_dispatch_machine import DispatchMachine
+from unit.broker.test_dispatch_scenarios import SCENARIOS
+
+pytestmark = pytest.mark.timeout(180)
+
+core: Any = DispatchCore
+source: Any = EntrySource
+tracker: Any = RedeliveryTracker
+
+EXAMPLES = settings(
+    max_examples=400,
+    stateful_step_count=100,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def plant_forgotten_waker(patch: pytest.MonkeyPatch) -> None:
+    """A consumer that becomes ready again is not put back into the queue."""
+    changed = SharedSelector.changed
+    patch.setattr(
+        SharedSelector, "changed", lambda self, c: None if c.delivered_messages else changed(self, c)
+    )
+
+
+def plant_permit_leaked(patch: pytest.MonkeyPatch) -> None:
+    """Hidden messages of a delivery cost permits as well."""
+    deliver = core._deliver
+
+    def leaky(self: Any, *given: Any, **named: Any) -> Any:
+        delivery, following = deliver(self, *given, **named)
+        hidden = sum(last - first + 1 for first, last in delivery.hidden)
+        delivery.consumer.available_permits -= hidden
+        return delivery, following
+
+    patch.setattr(core, "_deliver", leaky)
+
+
+def plant_pending_acks_survive_a_seek(patch: pytest.MonkeyPatch) -> None:
+    """Rule 30: what was delivered before a seek is still pending after it."""
+
+    def start_at(self: Any, position: Any) -> None:
+        self.source.clear()
+        self.read_position = position
+
+    patch.setattr(core, "_start_at", start_at)
+
+
+def plant_replay_survives_a_seek(patch: pytest.MonkeyPatch) -> None:
+    """Rule 30: what waited to be delivered again is delivered after the seek, and counted as new too."""
+    patch.setattr(tracker, "clear_replay", lambda self: None)
+
+
+def plant_redelivery_count_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """What a consumer leaves behind comes with the count it had."""
+    add_replay = tracker.add_replay
+    patch.setattr(
+        tracker, "add_replay", lambda self, k, a, b, count: add_replay(self, k, a, b, max(count - 1, 0))
+    )
+
+
+def plant_rewind_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """What an exclusive consumer gets after another one left looks new."""
+    patch.setattr(tracker, "rewound", lambda self, read_position, mark_delete: None)
+
+
+def plant_read_survives_its_consumer(patch: pytest.MonkeyPatch) -> None:
+    """What a read brings after everybody left stays in the budget."""
+    clear = source.clear
+
+    def forgetful(self: Any) -> None:
+        reads, catch_up = dict(self._reads), self._catch_up
+        clear(self)
+        if reads:
+            self._out.pop()
+        self._reads.update(reads)
+        self._catch_up = catch_up
+
+    patch.setattr(source, "clear", forgetful)
+
+
+def plant_cap_never_unblocked(patch: pytest.MonkeyPatch) -> None:
+    """A consumer that reached its cap stays blocked whatever it acknowledges."""
+    released = tracker._released
+
+    def stuck(self: Any, consumer: Any, messages: int) -> None:
+        before = consumer.blocked_on_unacked_messages
+        released(self, consumer, messages)
+        consumer.blocked_on_unacked_messages = before
+
+    patch.setattr(tracker, "_released", stuck)
+
+
+def plant_unblocked_consumer_not_woken(patch: pytest.MonkeyPatch) -> None:
+    """An acknowledgement ends the block, and nothing delivers to the consumer."""
+    patch.setattr(core, "_changed", lambda self, consumer: None)
+
+
+def plant_acknowledged_message_delivered(patch: pytest.MonkeyPatch) -> None:
+    """What was acknowledged while it waited to be delivered again is delivered."""
+    deliver_again = core._deliver_again
+
+    def careless(self: Any, selector: Any) -> Any:
+        state = self._state
+        self._state = type("All", (), {"unacked": staticmethod(lambda ledger, entry, a, b: [(a, b)])})
+        try:
+            return deliver_again(self, selector)
+        finally:
+            self._state = state
+
+    patch.setattr(core, "_deliver_again", careless)
+
+
+def plant_timer_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A read that failed is never tried again."""
+    patch.setattr(core, "_set_timer", lambda self: None)
+
+
+def plant_failed_replay_not_delayed(patch: pytest.MonkeyPatch) -> None:
+    """An entry that cannot be read is read again at once, for ever, and starves those behind it."""
+    read_failed = source.read_failed
+
+    def impatient(self: Any, read_id: int, error: Any, now_ms: int) -> None:
+        read_failed(self, read_id, error, now_ms)
+        for failure in self.failures.values():
+            failure.waiting = False
+
+    patch.setattr(source, "read_failed", impatient)
+
+
+def plant_slots_never_given_up(patch: pytest.MonkeyPatch) -> None:
+    """What was read to be delivered again holds every slot; the simulation found an entry before it that was never read."""
+    want_replays = source.want_replays
+
+    def polite(self: Any, keys: Any) -> None:
+        if self.replay_reads + len(self._replayed) < entry_source.MAX_REPLAY_READS:
+            want_replays(self, keys)
+
+    patch.setattr(source, "want_replays", polite)
+
+
+def plant_nack_past_the_end(patch: pytest.MonkeyPatch) -> None:
+    """A nack that names more than the entry has is believed."""
+    patch.setattr(dispatcher, "up_to", lambda last, ranges: ranges)
+    patch.setattr(dispatcher, "MAX_MESSAGES_PER_ENTRY", 1 << 30)
+
+
+def plant_owner_not_settled(patch: pytest.MonkeyPatch) -> None:
+    """What somebody else acknowledged stays pending at the consumer that has it."""
+    patch.setattr(core, "_settle_elsewhere", lambda self, key, first, last: None)
+
+
+PLANTS = {
+    name.removeprefix("plant_"): plant for name, plant in list(globals().items()) if name.startswith("plant_")
+}
+
+
+# These take the state machine too many examples to wait for.
+RARE = (
+    "acknowledged_message_delivered",
+    "failed_replay_not_delayed",
+    "slots_never_given_up",
+    "nack_past_the_end",
+)
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_scenario_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTS[name](monkeypatch)
+    assert any(differs(path.read_text()) for path in SCENARIOS)
+
+
+def differs(text: str) -> bool:
+    """Another answer than the one written down, or none at all."""
+    try:
+        return run_scenario(text) != text
+    except Exception:
+        return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PLANTS if name not in RARE])
+def test_the_state_machine_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTS[name](monkeypatch)
+    # Whatever it is that goes wrong: a broken invariant, a message that never comes, an exception.
+    with pytest.raises(Exception):  # noqa: B017
+        run_state_machine_as_test(DispatchMachine, settings=EXAMPLES)
