@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..cursors.core.acks import Position
+from ..cursors.recovery import CursorRecovery
 from ..dispatch.subscription import Subscription
 from ..export import TopicExport
 from ..log.managed_ledger import ManagedLedger
@@ -23,12 +24,14 @@ class Upkeep:
         self,
         ledger: ManagedLedger[Any],
         subscriptions: Mapping[str, Subscription],
+        recovery: CursorRecovery,
         export: TopicExport,
         settings: BrokerSettings,
     ) -> None:
         """`subscriptions`: the topic's own, which come and go."""
         self._ledger = ledger
         self._subscriptions = subscriptions
+        self._recovery = recovery
         self._export = export
         self._settings = settings
         self._trimming: asyncio.Task[int] | None = None
@@ -66,7 +69,8 @@ class Upkeep:
         """
         subscriptions = self._subscriptions.values()
         marks = [subscription.cursor.durable_mark for subscription in subscriptions if subscription.durable]
-        if not marks or not self._export.leases.settled:
+        # Where a subscription stands whose cursor could not be read is not known.
+        if not marks or self._recovery.unavailable or not self._export.leases.settled:
             return None
         marks += [reader.dispatcher.read_position for reader in subscriptions if not reader.durable]
         leased = self._export.leases.mark()

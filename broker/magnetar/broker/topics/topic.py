@@ -3,13 +3,15 @@
     publish --> Coalescer --call_soon--> ManagedLedger.append (while its pipeline has room)
     confirmed entries of one wake-up --call_soon--> receipts, one call per producer; cache; dispatch; the next entries
 
-Loading recovers the ledger list and all durable cursors. A topic that meets another owner fences itself: nothing is
+Loading recovers the ledger list and the durable cursors, side by side; one that cannot be read costs its subscription only
+(`cursors.recovery`). A topic that meets another owner fences itself: nothing is
 confirmed, everybody is sent to look the topic up again, and the registry forgets it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -19,6 +21,7 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
     AlreadyExists,
     ConsumerBusy,
+    DataDirectoryError,
     MagnetarError,
     ServiceNotReady,
     SubscriptionNotFound,
@@ -30,6 +33,7 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ..cursors.core.acks import AckState, EntryKey, Position
 from ..cursors.cursor import Cursor
+from ..cursors.recovery import CursorRecovery
 from ..dispatch.consumer import Consumer, ConsumerPort
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.subscription import Subscription, check_type
@@ -73,7 +77,8 @@ class Topic:
             LedgerEvents(self._confirmed, self._append_soon, self._ledgers_changed, self._fenced),
         )
         self.export = TopicExport(name, self.ledger, self.subscriptions, components)
-        self._upkeep = Upkeep(self.ledger, self.subscriptions, self.export, settings)
+        self.recovery = CursorRecovery(name, self.ledger.list, self._durable_cursor, self._attach, settings)
+        self._upkeep = Upkeep(self.ledger, self.subscriptions, self.recovery, self.export, settings)
         self._append_scheduled = False
         # Confirmed in this wake-up, not yet told: ledger, entry, stored bytes, what it holds.
         self._told: list[tuple[int, int, bytes | None, GatheredEntry]] = []
@@ -95,13 +100,12 @@ class Topic:
             existed = await self.ledger.open(create=create)
         await self.export.load(taken_over=existed)
         path = cursors_path(self.name)
-        for name in await self._components.metadata.children(path):
-            cursor = self._cursor(name, AckState(self.ledger.list, (0, 0, 0)))
-            if await cursor.adopt():
-                await cursor.recover(self.ledger.list)
-                self._attach(name, cursor)
-            else:
-                await cursor.delete()
+        await self.recovery.run(await self._components.metadata.children(path))
+        self._check_served()  # a cursor may have met another owner
+
+    def _durable_cursor(self, name: str) -> Cursor:
+        """To be recovered or deleted."""
+        return self._cursor(name, AckState(self.ledger.list, (0, 0, 0)))
 
     def _cursor(self, name: str | None, state: AckState) -> Cursor:
         components = self._components
@@ -292,6 +296,7 @@ class Topic:
         check_subscription_name(name)
         async with self._subscribing:
             self._check_served()
+            self.recovery.check(name)
             subscription = self.subscriptions.get(name)
             if subscription is None:
                 subscription = await self._create_subscription(name, start, durable=durable)
@@ -344,6 +349,9 @@ class Topic:
     ) -> None:
         """Deletes it; refused while other consumers than `by` are connected, unless `force`."""
         async with self._subscribing:
+            if name in self.recovery.unavailable:
+                await asyncio.shield(self._background(self.recovery.delete(name)))
+                return
             subscription = self.subscriptions.get(name)
             if subscription is None:
                 raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}")
@@ -420,6 +428,7 @@ class Topic:
         self.producers.sweep()
 
     async def _end_subscriptions(self, error: MagnetarError, *, fenced: bool) -> None:
+        await self.recovery.stop()
         subscriptions = list(self.subscriptions.values())
         self.subscriptions.clear()
         for subscription in subscriptions:
@@ -478,8 +487,9 @@ class Topic:
     async def _delete_rest(self) -> None:
         metadata = self._components.metadata
         for name in await metadata.children(cursors_path(self.name)):
-            cursor = self._cursor(name, AckState(self.ledger.list, (0, 0, 0)))
-            await cursor.adopt()
+            cursor = self._durable_cursor(name)
+            with contextlib.suppress(DataDirectoryError):  # can be deleted all the same
+                await cursor.adopt()
             await cursor.delete()
         await self.export.staging.delete_all()
         await self.ledger.delete()
