@@ -123,7 +123,8 @@ class CursorRecovery:
             )
         except MagnetarError as error:
             self.unavailable[name] = ServiceNotReady(
-                f"{self._name(name)} cannot be read yet, and is tried again: {error}"
+                f"{self._name(name)} cannot be read yet, and is tried again; if that does not help, delete the "
+                f"subscription and create it again: {error}"
             )
         except Exception as error:  # a defect in one cursor must not cost the topic
             _log.exception("%s: recovering its cursor failed", self._name(name))

@@ -12,12 +12,11 @@ from ..cursors.recovery import CursorRecovery
 from ..dispatch.subscription import Subscription
 from ..export import TopicExport
 from ..log.managed_ledger import ManagedLedger
-from ..settings import BrokerSettings
 
 _log = logging.getLogger(__name__)
 
 
-class Upkeep:
+class Maintenance:
     """Of one topic. One trimming and one sweep at a time; `stop` in the end."""
 
     def __init__(
@@ -26,20 +25,18 @@ class Upkeep:
         subscriptions: Mapping[str, Subscription],
         recovery: CursorRecovery,
         export: TopicExport,
-        settings: BrokerSettings,
     ) -> None:
         """`subscriptions`: the topic's own, which come and go."""
         self._ledger = ledger
         self._subscriptions = subscriptions
         self._recovery = recovery
         self._export = export
-        self._settings = settings
         self._trimming: asyncio.Task[int] | None = None
         self._sweeping: asyncio.Task[int] | None = None
 
     def round(self) -> None:
         """Begins a round; what is still under way from the last one is left to it."""
-        self._ledger.roll_if_older(self._settings.min_ledger_age_ms)
+        self._ledger.roll_if_due()
         loop = asyncio.get_running_loop()
         if self._trimming is None:
             self._trimming = loop.create_task(self._ledger.trim(self._trim_limit))

@@ -45,7 +45,7 @@ from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
-from .maintenance import Upkeep
+from .maintenance import Maintenance
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
 from .stats import topic_stats
 
@@ -76,9 +76,11 @@ class Topic:
             components.clock,
             LedgerEvents(self._confirmed, self._append_soon, self._ledgers_changed, self._fenced),
         )
-        self.export = TopicExport(name, self.ledger, self.subscriptions, components)
         self.recovery = CursorRecovery(name, self.ledger.list, self._durable_cursor, self._attach, settings)
-        self._upkeep = Upkeep(self.ledger, self.subscriptions, self.recovery, self.export, settings)
+        self.export = TopicExport(
+            name, self.ledger, self.subscriptions, self.recovery.unavailable, components
+        )
+        self._maintenance = Maintenance(self.ledger, self.subscriptions, self.recovery, self.export)
         self._append_scheduled = False
         # Confirmed in this wake-up, not yet told: ledger, entry, stored bytes, what it holds.
         self._told: list[tuple[int, int, bytes | None, GatheredEntry]] = []
@@ -99,8 +101,7 @@ class Topic:
             await self._delete_rest()
             existed = await self.ledger.open(create=create)
         await self.export.load(taken_over=existed)
-        path = cursors_path(self.name)
-        await self.recovery.run(await self._components.metadata.children(path))
+        await self.recovery.run(await self._components.metadata.children(cursors_path(self.name)))
         self._check_served()  # a cursor may have met another owner
 
     def _durable_cursor(self, name: str) -> Cursor:
@@ -377,7 +378,7 @@ class Topic:
                 )
         return None
 
-    # --- upkeep ------------------------------------------------------------------------------------------------------
+    # --- maintenance -------------------------------------------------------------------------------------------------
 
     def _ledgers_changed(self) -> None:
         for subscription in self.subscriptions.values():
@@ -387,11 +388,11 @@ class Topic:
     def maintain(self) -> None:
         """The regular round."""
         if self._gone is None:
-            self._upkeep.round()
+            self._maintenance.round()
 
     async def trimmed(self) -> None:
         """A trimming that was under way is over; those that follow heed every cursor and lease that is there now."""
-        await self._upkeep.trimmed()
+        await self._maintenance.trimmed()
 
     @property
     def gone(self) -> MagnetarError | None:
@@ -456,7 +457,7 @@ class Topic:
         await self.export.stop(self._gone)
         await self.ledger.close()
         await self.export.attachments.stop()
-        await self._upkeep.stop()
+        await self._maintenance.stop()
 
     async def abandon(self) -> None:
         """Loading failed: lets go of what was begun, writes nothing."""
@@ -480,7 +481,7 @@ class Topic:
         await self.export.stop(error)
         await self.ledger.close()
         await self.export.attachments.stop()
-        await self._upkeep.stop()
+        await self._maintenance.stop()
         await self.ledger.mark_deleting()
         await self._delete_rest()
 
