@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from magnetar.broker import Broker, BrokerSettings, Topic
+from magnetar.broker.log.ledger_list import LedgerList
 from magnetar.broker.log.managed_ledger import State
-from magnetar.broker.log.records import TopicRecord, topic_path
+from magnetar.broker.log.records import LedgerInfo, TopicRecord, topic_path
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.entry import Entry
@@ -354,6 +355,29 @@ async def test_closing_a_ledger_does_not_swallow_the_cancellation_of_its_caller(
         await asyncio.wait([closing])
         assert closing.cancelled()
         ledgers.close_gate.set()
+
+
+async def test_a_list_that_cannot_be_stored_lets_go_of_nothing() -> None:
+    """Else an empty ledger would be deleted that the stored list still names, and the topic could not be loaded again."""
+    metadata = MemoryMetadataStore()
+    ledgers = LedgerList(TOPIC, metadata)
+    await ledgers.load(create_ms=1)
+    empty, filled = LedgerInfo(1, 0), LedgerInfo(2, 0, entries=1, messages=1)
+    await ledgers.commit(ledgers=[empty, filled])
+    empty.closed = filled.closed = True
+    put = metadata.put
+
+    async def refused(*_: Any, **__: Any) -> int:
+        raise MagnetarError("not now")
+
+    metadata.put = refused  # type: ignore[method-assign]
+    with pytest.raises(MagnetarError, match="not now"):
+        await ledgers.commit()
+    assert ledgers.record.trimmed == []
+    metadata.put = put  # type: ignore[method-assign]
+    await ledgers.commit()
+    assert (ledgers.record.ledgers, ledgers.record.trimmed) == ([filled], [1])
+    assert (await record_of(metadata)).trimmed == [1]
 
 
 async def test_an_edit_that_has_begun_is_done_though_its_caller_leaves() -> None:
