@@ -69,6 +69,7 @@ class Pipeline:
         arguments = [
             "--set", "broker.max_ledger_entries=1000000000",
             "--set", f"broker.max_ledger_bytes={sizes.rows * VALUE_BYTES // LEDGERS}",
+            "--set", "broker.min_ledger_age_ms=0",
             "--set", "broker.maintenance_interval_s=1",
         ]  # fmt: skip
         self.service = ServiceProcess(scratch / "data", arguments=arguments)

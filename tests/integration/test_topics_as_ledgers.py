@@ -119,7 +119,10 @@ async def read_through_the_broker(client: Client, count: int) -> list[bytes]:
 
 @pytest.mark.timeout(120)
 async def test_a_topic_as_ledgers(tmp_path: Path) -> None:
-    service = Service(tmp_path / "data", arguments=["--set", "broker.max_ledger_entries=3"])
+    service = Service(
+        tmp_path / "data",
+        arguments=["--set", "broker.max_ledger_entries=3", "--set", "broker.min_ledger_age_ms=0"],
+    )
     await asyncio.to_thread(service.start)
     sent: list[bytes] = []
     try:

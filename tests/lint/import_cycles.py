@@ -13,7 +13,6 @@ ROOMS = ("proto", "runtime", "metadata", "ledger", "bookie", "broker", "client",
 KNOWN = """
 broker.export broker.export.orphans broker.export.requests broker.topics.maintenance broker.topics.registry \
 broker.topics.stats broker.topics.topic
-broker.log.managed_ledger broker.log.placing broker.log.segment
 runtime.connection.connection runtime.connection.handshake runtime.connection.options
 """
 

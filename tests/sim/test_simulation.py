@@ -55,7 +55,7 @@ def test_power_loss_at_disk_calls_of_a_short_workload() -> None:
 
 def test_journal_that_acknowledges_before_it_syncs_is_caught() -> None:
     wrong = judge("unsynced", play_all("unsynced", range(4)))
-    # The bookie itself notices, since later records tell that these were durable once (rule 5). In one run of twenty no cut of
-    # the power falls between an acknowledgement and what would have been its sync.
+    # The bookie itself notices, since later records tell that these were durable once (rule 5). In one run of twenty no
+    # power cut falls between an acknowledgement and what would have been its sync.
     assert len(wrong) >= 3
     assert all("where acknowledged entries stand" in text or "lost:" in text for text in wrong), wrong

@@ -13,6 +13,7 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.frames import FrameParser, encode_frame
 from magnetar.proto.ids import TopicName
+from magnetar.runtime.clock import Clock
 from support.fake_ledger import FakeLedgers
 
 TOPIC = TopicName.parse("orders")
@@ -33,7 +34,7 @@ class FakeClock:
 async def running_broker(
     ledgers: Any = None,
     metadata: Any = None,
-    clock: FakeClock | None = None,
+    clock: Clock | None = None,
     bookies: Any = None,
     **settings: Any,
 ) -> AsyncIterator[Broker]:
@@ -41,7 +42,7 @@ async def running_broker(
     broker = Broker(
         metadata if metadata is not None else MemoryMetadataStore(),
         ledgers if ledgers is not None else FakeLedgers(),
-        BrokerSettings(**{"cursor_flush_interval_ms": 1, **settings}),
+        BrokerSettings(**{"cursor_flush_interval_ms": 1, "min_ledger_age_ms": 0, **settings}),
         clock or FakeClock(),
         bookies,
     )

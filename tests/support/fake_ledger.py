@@ -10,7 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from magnetar.proto.errors import EntryNotFound, LedgerClosed, LedgerFenced, LedgerNotFound, MagnetarError
+from magnetar.proto.errors import (
+    EntryDamaged,
+    EntryNotFound,
+    LedgerClosed,
+    LedgerFenced,
+    LedgerNotFound,
+    MagnetarError,
+)
 from magnetar.proto.ledger_entry import encode_ledger_entry
 
 ConfirmCallback = Callable[[int, bytes, MagnetarError | None], None]
@@ -31,7 +38,8 @@ class FakeLedgers:
     """`magnetar.broker.resources.stores.Ledgers` in memory.
 
     `hold`: appends are stored but confirmed only by `confirm`. `fail_appends`: that many appends fail. `fail_create`,
-    `fail_close`: errors to raise, one a call.
+    `fail_close`: errors to raise, one a call. `damaged`: (ledger, entry) that cannot be read any more. `unopened`: errors
+    to raise, by ledger, as long as they are there.
     """
 
     def __init__(self) -> None:
@@ -44,6 +52,8 @@ class FakeLedgers:
         self.fail_close: deque[MagnetarError] = deque()
         self.fail_delete: deque[MagnetarError] = deque()
         self.fail_read: deque[MagnetarError] = deque()
+        self.damaged: set[tuple[int, int]] = set()
+        self.unopened: dict[int, MagnetarError] = {}
         self.close_gate: asyncio.Event | None = None
         self.reads = 0
         self.log: list[str] = []
@@ -75,6 +85,8 @@ class FakeLedgers:
     async def open(self, ledger_id: int, *, recover: bool) -> "FakeReader":
         """A reader; recovery fences and closes with everything that was stored."""
         await asyncio.sleep(0)
+        if ledger_id in self.unopened:
+            raise self.unopened[ledger_id]
         ledger = self.ledgers.get(ledger_id)
         if ledger is None:
             raise LedgerNotFound(f"ledger {ledger_id} does not exist")
@@ -127,7 +139,11 @@ class FakeReader:
             raise self.owner.fail_read.popleft()
         found: list[bytes] = []
         size = 0
-        for entry in self.ledger.entries[first : last + 1]:
+        for entry_id, entry in enumerate(self.ledger.entries[first : last + 1], first):
+            if (self.ledger_id, entry_id) in self.owner.damaged:
+                if not found:
+                    raise EntryDamaged(f"entry {entry_id} of ledger {self.ledger_id} is damaged")
+                break
             size += len(entry)
             if found and max_bytes and size > max_bytes:
                 break

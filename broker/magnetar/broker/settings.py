@@ -14,6 +14,9 @@ from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
 from magnetar.proto.ids import MAX_ENTRY_ID
 
 MIB = 1024 * 1024
+# A ledger younger than `min_ledger_age_ms` may hold this many times `max_ledger_entries` or `max_ledger_bytes`.
+HARD_LEDGER_LIMIT = 4
+MAX_LEDGER_ENTRIES = MAX_ENTRY_ID // HARD_LEDGER_LIMIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,7 @@ class BrokerSettings:
     max_ledger_entries: int = 50_000
     max_ledger_bytes: int = 2 * 1024 * MIB
     max_ledger_age_ms: int = 240 * 60_000
-    min_ledger_age_ms: int = 10 * 60_000  # the maintenance round leaves younger ledgers alone
+    min_ledger_age_ms: int = 10 * 60_000  # until then a ledger may hold HARD_LEDGER_LIMIT times as much
     maintenance_interval_s: float = 120.0
 
     read_bytes: int = 1 * MIB  # one read of a consumer that is behind the cache
@@ -98,12 +101,17 @@ class BrokerSettings:
             raise InvalidSetting(
                 f"broker setting unreadable_entry_policy must be 'stop' or 'skip', not {self.unreadable_entry_policy!r}"
             )
+        if not 0 <= self.min_ledger_age_ms <= self.max_ledger_age_ms:
+            raise InvalidSetting(
+                f"broker setting min_ledger_age_ms={self.min_ledger_age_ms} must lie between 0 and "
+                f"max_ledger_age_ms={self.max_ledger_age_ms}"
+            )
         if self.attach_min_bytes < 0:
             raise InvalidSetting(
                 "broker setting attach_min_bytes must not be negative; 0 attaches every batch"
             )
-        if self.max_ledger_entries > MAX_ENTRY_ID:
-            raise InvalidSetting(f"broker setting max_ledger_entries must not exceed {MAX_ENTRY_ID}")
+        if self.max_ledger_entries > MAX_LEDGER_ENTRIES:
+            raise InvalidSetting(f"broker setting max_ledger_entries must not exceed {MAX_LEDGER_ENTRIES}")
         for name in ("tail_cache_share", "publish_share"):
             if not 0 < getattr(self, name) < 1:
                 raise InvalidSetting(f"broker setting {name} must lie between 0 and 1")

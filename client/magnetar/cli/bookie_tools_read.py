@@ -236,7 +236,7 @@ def _messages(entry: Entry) -> Iterator[dict[str, Any]]:
 
 
 def _decode_cursor(payload: bytes) -> dict[str, Any] | None:
-    from magnetar.broker.cursors.cursor import describe
+    from magnetar.broker.cursors.entries import describe
 
     try:
         return describe(payload)

@@ -81,6 +81,11 @@ def rebase_entry(data: bytes, first_index: int) -> bytes:
     )
 
 
+def entry_content(data: bytes) -> bytes:
+    """A whole entry without what depends on where and when it was appended: the append time and the first index."""
+    return data[: ENTRY_HEADER_BYTES - 16] + data[ENTRY_HEADER_BYTES:]
+
+
 def _little(column: array[int]) -> bytes:
     if sys.byteorder == "big":
         column = array(column.typecode, column)

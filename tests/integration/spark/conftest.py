@@ -16,6 +16,7 @@ __all__ = ["spark"]
 # A topic has many ledgers soon, and what nobody needs is gone soon.
 SMALL_LEDGERS = (
     "broker.max_ledger_entries=4",
+    "broker.min_ledger_age_ms=0",
     "broker.maintenance_interval_s=0.2",
     "broker.max_lease_ms=20000",
     "broker.staged_ttl_ms=10000",

@@ -143,7 +143,7 @@ def test_a_stream_goes_over_the_border(
 def test_a_service_that_is_killed_while_it_lets_go_of_ledgers(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = ("broker.max_ledger_entries=2", "broker.max_lease_ms=200")
+    settings = ("broker.max_ledger_entries=2", "broker.min_ledger_age_ms=0", "broker.max_lease_ms=200")
     service = Service(tmp_path / "data", arguments=[word for one in settings for word in ("--set", one)])
     service.start()
     try:

@@ -37,6 +37,7 @@ pytestmark = [
 # What nobody renews is swept soon, and bookies forget soon what is not in the metadata.
 SETTINGS = (
     "broker.max_ledger_entries=20",
+    "broker.min_ledger_age_ms=0",
     "broker.staged_ttl_ms=20000",
     "broker.maintenance_interval_s=0.2",
     "bookie.gc_interval_s=0.5",

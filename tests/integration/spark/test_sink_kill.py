@@ -95,7 +95,11 @@ class Stream:
 @pytest.mark.slow
 @pytest.mark.parametrize("small", [True, False], ids=["published", "attached"])
 def test_each_batch_is_there_once_whenever_the_service_is_killed(start: Start, small: bool) -> None:
-    service = start("broker.max_ledger_entries=20", f"broker.attach_min_bytes={1 << 20 if small else 0}")
+    service = start(
+        "broker.max_ledger_entries=20",
+        "broker.min_ledger_age_ms=0",
+        f"broker.attach_min_bytes={1 << 20 if small else 0}",
+    )
     topics = Topics(service)
     topics.create("target")
     options = WriteOptions.parse({"service_url": service.url, "topic": "target"})

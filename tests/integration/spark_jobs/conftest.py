@@ -23,7 +23,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One for the tests of a module; each uses topics of its own."""
     running = Service(
         tmp_path_factory.mktemp("service") / "data",
-        arguments=("--set", f"broker.max_ledger_entries={LEDGER_ENTRIES}"),
+        arguments=(
+            "--set",
+            f"broker.max_ledger_entries={LEDGER_ENTRIES}",
+            "--set",
+            "broker.min_ledger_age_ms=0",
+        ),
     )
     running.start()
     yield running

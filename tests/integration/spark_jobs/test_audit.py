@@ -47,6 +47,7 @@ def broker(bookies: list[ServiceProcess], tmp_path: Path) -> Iterator[ServicePro
     listed = ",".join(address_of(bookie) for bookie in bookies)
     settings = {
         "broker.max_ledger_entries": LEDGER_ENTRIES,
+        "broker.min_ledger_age_ms": 0,
         "broker.ensemble_size": 3,
         "broker.write_quorum": WRITE_QUORUM,
         "broker.ack_quorum": WRITE_QUORUM,

@@ -30,7 +30,8 @@ BROKER_SETTINGS = BrokerSettings(
     max_cursor_ledger_entries=25,
     max_outstanding_entries=3,
     maintenance_interval_s=3.0,
-    min_ledger_age_ms=2_000,
+    min_ledger_age_ms=500,
+    max_ledger_age_ms=2_000,
 )
 Done = Callable[[int, int, int], None]
 

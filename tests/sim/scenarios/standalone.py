@@ -66,7 +66,8 @@ SETTINGS = ServiceSettings(
         max_cursor_ledger_entries=25,
         max_outstanding_entries=3,
         maintenance_interval_s=3.0,
-        min_ledger_age_ms=2_000,
+        min_ledger_age_ms=500,
+        max_ledger_age_ms=2_000,
     ),
     LedgerSettings(ensemble_size=1, write_quorum=1, ack_quorum=1),
 )

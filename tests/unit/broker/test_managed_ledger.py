@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker import Broker, Topic
+from magnetar.broker import Broker, BrokerSettings, Topic
+from magnetar.broker.log.ledger_list import LedgerList
 from magnetar.broker.log.managed_ledger import State
-from magnetar.broker.log.records import TopicRecord, topic_path
+from magnetar.broker.log.records import LedgerInfo, TopicRecord, topic_path
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.entry import Entry
@@ -25,6 +26,8 @@ from magnetar.proto.ids import TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
 from support.fake_ledger import FakeLedgers, FakeReader, FakeWriter
+from support.sim import SimLoop
+from support.virtual_time import in_virtual_time
 
 
 def loaded(broker: Broker, name: str = "orders") -> Topic:
@@ -235,15 +238,168 @@ async def test_a_degraded_ledger_is_left_when_there_are_bookies_enough_again() -
         client.publish(b"2", first=2)
         await client.confirmed(3)
         await settle()
-        assert ledgers.topic_ledgers() == [0, 1], "the next append is its last"
+        assert ledgers.ledgers[0].closed, "the next append is its last"
         client.publish(b"3", first=3)
         await client.confirmed(4)
         assert [len(ledgers.ledgers[number].entries) for number in (0, 1)] == [3, 1]
         assert await read_all(broker, 4) == [b"0", b"1", b"2", b"3"]
         ledgers.writers[1].restorable = True  # nobody publishes: the maintenance round sees to it
-        assert loaded(broker).ledger.roll_if_older(600_000)
+        assert loaded(broker).ledger.roll_if_due()
         await settle()
-        assert ledgers.topic_ledgers() == [0, 1, 2]
+        assert ledgers.ledgers[1].closed
+        assert ledgers.topic_ledgers() == [0, 1]
+
+
+class LoopClock:
+    """A wall clock that runs with the loop's, which is virtual here."""
+
+    def now_ms(self) -> int:
+        """The time."""
+        return int(asyncio.get_running_loop().time() * 1000)
+
+
+DAY_S = 86_400
+
+
+def test_a_trickle_makes_a_ledger_every_four_hours() -> None:
+    """A message a minute for a day, with the settings as they are by default; then a day of nothing."""
+    loop = SimLoop(seed=1, limit_seconds=3 * DAY_S)
+    try:
+        loop.run(trickle())
+    finally:
+        loop.close()
+
+
+async def trickle() -> None:
+    ledgers, defaults = FakeLedgers(), BrokerSettings()
+    async with running_broker(
+        ledgers, clock=LoopClock(), min_ledger_age_ms=defaults.min_ledger_age_ms
+    ) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        for number in range(DAY_S // 60):
+            client.publish(b"%d" % number, first=number)
+            await client.confirmed(number + 1)
+            await asyncio.sleep(60)
+        assert 6 <= len(ledgers.topic_ledgers()) <= 7
+        made = len(ledgers.topic_ledgers())
+        await asyncio.sleep(DAY_S)
+        assert len(ledgers.topic_ledgers()) == made, "an idle topic makes none"
+        assert all(ledger.closed for ledger in ledgers.ledgers.values())
+        client.publish(b"last", first=DAY_S)
+        await client.confirmed(DAY_S // 60 + 1)
+        assert len(ledgers.topic_ledgers()) == made + 1
+
+
+@in_virtual_time
+async def test_a_full_ledger_is_left_at_the_minimum_age_or_at_its_hard_limit() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(
+        ledgers, clock=LoopClock(), max_ledger_entries=10, min_ledger_age_ms=600_000
+    ) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+
+        async def publish(first: int, end: int) -> None:
+            for number in range(first, end):
+                client.publish(b"%d" % number, first=number)
+                await client.confirmed(number + 1)
+
+        await publish(0, 39)
+        assert not ledgers.ledgers[0].closed
+        await publish(39, 41)
+        assert [len(ledgers.ledgers[number].entries) for number in ledgers.topic_ledgers()] == [40, 1]
+        await publish(
+            41, 51
+        )  # full, and nobody publishes any more: the round after the minimum age closes it
+        await asyncio.sleep(599 - 120)
+        assert not ledgers.ledgers[1].closed
+        await asyncio.sleep(241)
+        assert ledgers.ledgers[1].closed
+
+
+async def test_a_topic_that_is_fenced_while_it_rolls_over_stays_fenced() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        client.publish(b"0")
+        await client.confirmed(1)
+        ledger = loaded(broker).ledger
+        ledgers.close_gate = asyncio.Event()
+        editing = asyncio.ensure_future(ledger.edit(ledger.list.commit, closed=True))
+        await settle()
+        assert ledger.state is State.ROLLING
+        ledger.fence(TopicNotServed("by a cursor"))
+        ledgers.close_gate.set()
+        with pytest.raises(TopicNotServed):
+            await editing
+        assert ledger.state in (State.FENCED, State.CLOSED)
+
+
+async def test_closing_a_ledger_does_not_swallow_the_cancellation_of_its_caller() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        client.publish(b"0")
+        await client.confirmed(1)
+        ledger = loaded(broker).ledger
+        ledgers.writers[0].restorable = True
+        ledgers.close_gate = asyncio.Event()
+        assert ledger.roll_if_due()
+        await settle()
+        closing = asyncio.ensure_future(ledger.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert closing.cancelled()
+        ledgers.close_gate.set()
+
+
+async def test_a_list_that_cannot_be_stored_lets_go_of_nothing() -> None:
+    """Else an empty ledger would be deleted that the stored list still names, and the topic could not be loaded again."""
+    metadata = MemoryMetadataStore()
+    ledgers = LedgerList(TOPIC, metadata)
+    await ledgers.load(create_ms=1)
+    empty, filled = LedgerInfo(1, 0), LedgerInfo(2, 0, entries=1, messages=1)
+    await ledgers.commit(ledgers=[empty, filled])
+    empty.closed = filled.closed = True
+    put = metadata.put
+
+    async def refused(*_: Any, **__: Any) -> int:
+        raise MagnetarError("not now")
+
+    metadata.put = refused  # type: ignore[method-assign]
+    with pytest.raises(MagnetarError, match="not now"):
+        await ledgers.commit()
+    assert ledgers.record.trimmed == []
+    metadata.put = put  # type: ignore[method-assign]
+    await ledgers.commit()
+    assert (ledgers.record.ledgers, ledgers.record.trimmed) == ([filled], [1])
+    assert (await record_of(metadata)).trimmed == [1]
+
+
+async def test_an_edit_that_has_begun_is_done_though_its_caller_leaves() -> None:
+    async with running_broker() as broker:
+        ledger = (await broker.topic(TOPIC, create=True)).ledger
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def change() -> None:
+            begun.set()
+            await go_on.wait()
+            await ledger.list.commit(properties={"edited": "yes"})
+
+        editing = asyncio.ensure_future(ledger.edit(change))
+        await begun.wait()
+        for _ in range(2):
+            editing.cancel()
+            await asyncio.sleep(0)
+        assert not editing.done()
+        go_on.set()
+        await asyncio.wait([editing])
+        assert editing.cancelled()
+        assert ledger.list.record.properties == {"edited": "yes"}
 
 
 async def test_rule_25_nothing_is_dispatched_before_it_is_confirmed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.broker.cursors.cursor import encode_delta
+from magnetar.broker.cursors.entries import encode_delta
 from magnetar.cli.bookie_tools_read import decode_payload, parse_range
 from magnetar.cli.flags import UsageError, parse_flags
 from magnetar.cli.main import BOOKIE_COMMANDS

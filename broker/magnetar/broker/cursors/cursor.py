@@ -8,6 +8,10 @@ Everything is written by one flush task at a time, so a roll-over finds nothing 
 snapshot to a new ledger, moves the pointer by compare-and-set, then deletes the old ledger. If no ledger can be written the
 snapshot goes into the pointer itself. A version conflict on the pointer means another owner: the topic fences itself.
 
+A roll-over leaves its snapshot in the pointer as well (if it is large, the mark-delete position alone). So whatever of a
+cursor ledger cannot be read any more costs the redelivery of what was acknowledged there, and nothing else: every delta
+holds acknowledgements that are true without those before it, and a seek, which takes some back, begins a new ledger.
+
     CLEAN --> DIRTY     `changed`
     DIRTY --> WRITING   the flush task runs: at once with a receipt, else after the interval
     WRITING --> CLEAN, DIRTY   durable; whatever came meanwhile is the next delta
@@ -19,14 +23,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import struct
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from magnetar.proto.errors import (
     DataDirectoryError,
+    EntryDamaged,
+    EntryNotFound,
+    FinalError,
     LedgerNotFound,
     MagnetarError,
     ServiceNotReady,
@@ -37,65 +42,25 @@ from magnetar.proto.errors import (
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ..log.records import CursorRecord, replace
-from ..resources.stores import Ledgers, Metadata, Writer
+from ..resources.stores import Ledgers, Metadata, Reader, Writer
 from ..settings import BrokerSettings
 from .core.acks import AckState, Position, Topology
+from .entries import AckRowWithCount, encode_delta, encode_snapshot, replay
 
 _log = logging.getLogger(__name__)
 
-_KIND_SNAPSHOT = b"\x01"
-_KIND_DELTA = b"\x02"
-_MARK = struct.Struct(">QQI")
-_ROW = struct.Struct(">QQIII")  # ledger, entry, first, last, message count of the entry
 NO_LEDGER = -1
 # A cursor that acknowledges faster than it can write keeps this many rows at most; then a snapshot takes their place.
 _MAX_ROWS = 20_000
 
-AckRowWithCount = tuple[int, int, int, int, int]
 DurableCallback = Callable[[MagnetarError | None], None]
 
 
-def encode_delta(mark_delete: Position, rows: list[AckRowWithCount]) -> bytes:
-    """One entry of a cursor ledger: where the mark-delete position is, and what is acknowledged beyond it."""
-    pack = _ROW.pack
-    return b"".join([_KIND_DELTA, _MARK.pack(*mark_delete), *[pack(*row) for row in rows]])
-
-
-def encode_snapshot(state: AckState) -> bytes:
-    """One entry of a cursor ledger that makes all before it superfluous."""
-    return _KIND_SNAPSHOT + msgspec.msgpack.encode(state.snapshot())
-
-
-def replay(state: AckState | None, topology: Topology, payload: bytes) -> AckState:
-    """Applies one entry of a cursor ledger. Raises DataDirectoryError."""
-    kind = payload[:1]
-    try:
-        if kind == _KIND_SNAPSHOT:
-            return AckState.restore(topology, msgspec.msgpack.decode(payload[1:]))
-        if kind == _KIND_DELTA and state is not None:
-            for row in _ROW.iter_unpack(payload[1 + _MARK.size :]):
-                state.ack(*row)
-            state.move_to(_MARK.unpack_from(payload, 1))
-            return state
-    except (struct.error, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
-        raise DataDirectoryError(f"an entry of a cursor ledger is damaged: {error!r}") from error
-    raise DataDirectoryError(f"an entry of a cursor ledger is of unknown kind {kind!r} or out of place")
-
-
-def describe(payload: bytes) -> dict[str, Any]:
-    """What an entry of a cursor ledger says, for people: `kind` and `content`. Raises DataDirectoryError."""
-    kind = payload[:1]
-    try:
-        if kind == _KIND_SNAPSHOT:
-            snapshot: dict[str, Any] = msgspec.msgpack.decode(payload[1:], type=dict[str, Any])
-            return {"kind": "cursor snapshot", "content": snapshot}
-        if kind == _KIND_DELTA:
-            rows = [list(row) for row in _ROW.iter_unpack(payload[1 + _MARK.size :])]
-            mark_delete = list(_MARK.unpack_from(payload, 1))
-            return {"kind": "cursor delta", "content": {"mark_delete": mark_delete, "rows": rows}}
-    except (struct.error, msgspec.MsgspecError) as error:
-        raise DataDirectoryError(f"an entry of a cursor ledger is damaged: {error!r}") from error
-    raise DataDirectoryError(f"an entry of a cursor ledger is of unknown kind {kind!r}")
+def is_damage(error: MagnetarError) -> bool:
+    """True if reading again cannot help; else (a bookie is away, its disk failed) the error may pass."""
+    return type(error) is FinalError or isinstance(
+        error, (EntryDamaged, EntryNotFound, LedgerNotFound, DataDirectoryError)
+    )
 
 
 class Cursor:
@@ -125,11 +90,16 @@ class Cursor:
         self._rows: list[AckRowWithCount] = []
         self._dirty = False
         self._snapshot_due = False
-        self._waiting: list[DurableCallback] = []
+        # Receipts to give: for the change that is being written, and for those that come after it.
+        self._writing: deque[DurableCallback] = deque()
+        self._waiting: deque[DurableCallback] = deque()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._durable_mark = state.mark_delete
+        # The mark-delete position that `recover` fell back to because of damage; None: everything could be read.
+        self.recovered_from: Position | None = None
+        self._damaged = False  # the pointer cannot be decoded
 
     @property
     def durable(self) -> bool:
@@ -145,35 +115,74 @@ class Cursor:
             self._version = await self._metadata.create(self.path, self._record.encode())
 
     async def recover(self, topology: Topology) -> None:
-        """Reads the state back: the pointer, then its ledger, which is fenced and closed on the way."""
-        await self.adopt()
+        """After `adopt`: reads the state from the pointer and its ledger, which is fenced and closed on the way.
+
+        What is damaged in the ledger is left out, and `recovered_from` set. Raises DataDirectoryError when the pointer is
+        damaged; any other error may pass, and `recover` may be called again.
+        """
         await self._delete_trimmed()
         try:
             state = AckState.restore(topology, self._record.snapshot)
         except (KeyError, TypeError, ValueError) as error:
+            self._damaged = True
             raise DataDirectoryError(f"the metadata of {self.path} is damaged: {error!r}") from error
-        ledger_id = self._record.ledger_id
-        if ledger_id != NO_LEDGER:
-            reader = await self._ledgers.open(ledger_id, recover=True)
-            first = 0
-            while first <= reader.last_add_confirmed:
-                entries = await reader.read(first, reader.last_add_confirmed, max_bytes=1 << 20)
-                if not entries:
-                    raise StorageFailed(f"cursor ledger {ledger_id} cannot be read from entry {first} on")
-                for entry in entries:
-                    state = replay(state, topology, entry[LEDGER_ENTRY_HEADER_BYTES:])
-                first += len(entries)
+        if self._record.ledger_id != NO_LEDGER:
+            state = await self._read_ledger(state, topology)
         self.state = state
         self._durable_mark = state.mark_delete
 
+    async def _read_ledger(self, state: AckState, topology: Topology) -> AckState:
+        """Replays the cursor ledger on the pointer's snapshot, without what is damaged."""
+        ledger_id = self._record.ledger_id
+        first, last = 0, 0
+        reader: Reader | None = None
+        damage: list[MagnetarError] = []
+        while first <= last:
+            try:
+                if reader is None:
+                    reader = await self._ledgers.open(ledger_id, recover=True)
+                    last = max(reader.last_add_confirmed, 0)  # it is not pointed to before it has a snapshot
+                entries = await reader.read(first, last, max_bytes=1 << 20)
+            except MagnetarError as error:
+                if not is_damage(error):
+                    raise
+                damage.append(error)
+                first += 1
+                continue
+            for entry in entries:
+                try:
+                    state = replay(state, topology, entry[LEDGER_ENTRY_HEADER_BYTES:])
+                except DataDirectoryError as error:
+                    damage.append(error)
+            first += len(entries)
+        if damage:
+            self.recovered_from = state.mark_delete
+            _log.warning(
+                "cursor %s: %d of %d entries of its ledger %d cannot be read (%s); it goes on from %s, and what was "
+                "acknowledged there beyond it is delivered again",
+                self.path, len(damage), last + 1, ledger_id, damage[0], state.mark_delete,
+            )  # fmt: skip
+        return state
+
     async def adopt(self) -> bool:
-        """Reads the pointer alone; False if the subscription was being deleted: call `delete` then."""
+        """Reads the pointer alone; False if the subscription was being deleted: call `delete` then.
+
+        Raises DataDirectoryError when it is damaged: then `delete` is all that can be done.
+        """
         assert self.path is not None
         stored = await self._metadata.get(self.path)
         if stored is None:
             raise DataDirectoryError(f"the cursor at {self.path} has no metadata")
+        if self._version not in (-1, stored.version):
+            conflict = VersionConflict(f"{self.path} was changed by another owner")
+            self._on_conflict(conflict)
+            raise conflict
         self._version = stored.version
-        self._record = CursorRecord.decode(stored.value, self.path)
+        try:
+            self._record = CursorRecord.decode(stored.value, self.path)
+        except DataDirectoryError:
+            self._damaged = True
+            raise
         return not self._record.deleting
 
     @property
@@ -255,42 +264,32 @@ class Cursor:
         try:
             # Those who wait for a change that is in the delta just written were taken along with it.
             while self._dirty or self._waiting:
-                waiting, self._waiting = self._waiting, []
-                error: MagnetarError | None = None
+                self._writing, self._waiting = self._waiting, deque()
                 try:
                     await self._write()
                 except MagnetarError as failure:
-                    error = failure
-                    self._dirty = self._snapshot_due = True
-                except (
-                    BaseException
-                ):  # cancelled, or a defect: they are told below, with those who came later
-                    self._waiting[:0] = waiting
-                    raise
-                for done in waiting:
-                    done(error)
-                if error is not None:
+                    self._answer(self._writing, failure)
                     break
-        except asyncio.CancelledError:
-            self._fail_waiting(ServiceNotReady("the subscription is being closed"))
-            raise
+                self._answer(self._writing, None)
         except Exception as failure:  # a defect must not leave receipts waiting for ever
             _log.exception("cursor %s: flush failed", self.path)
-            self._fail_waiting(StorageFailed(f"the cursor could not be written: {failure!r}"))
+            error = StorageFailed(f"the cursor could not be written: {failure!r}")
+            self._answer(self._writing, error)
+            self._answer(self._waiting, error)
         finally:
             self._task = None
-            if self._dirty and not self._closed:
+            if not self._closed:
                 if self._waiting:
                     self._start_flush()
-                elif self._timer is None:
+                elif self._dirty and self._timer is None:
                     self._timer = self._loop.call_later(
                         self._settings.cursor_flush_interval_ms / 1000, self._start_flush
                     )
 
-    def _fail_waiting(self, error: MagnetarError) -> None:
-        waiting, self._waiting = self._waiting, []
-        for done in waiting:
-            done(error)
+    def _answer(self, receipts: deque[DurableCallback], error: MagnetarError | None) -> None:
+        """Each is taken out before it is called, so that none is called twice, whatever one of them raises."""
+        while receipts:
+            receipts.popleft()(error)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -301,7 +300,11 @@ class Cursor:
         rows, self._rows = self._rows, []
         self._dirty = False
         mark = self.state.mark_delete
-        await self._write_state(rows, mark)
+        try:
+            await self._write_state(rows, mark)
+        except BaseException:  # whether it is durable is not known, and the rows are gone
+            self._dirty = self._snapshot_due = True
+            raise
         self._durable_mark = mark
 
     async def _write_state(self, rows: list[AckRowWithCount], mark: Position) -> None:
@@ -349,15 +352,18 @@ class Cursor:
         )
         old_writer, self._writer = self._writer, None
         self._entries = 0
+        # What comes while this is being written is the next delta, so the snapshot is of this very moment.
+        snapshot, entry = self.state.snapshot(), encode_snapshot(self.state)
+        if len(entry) > settings.max_inline_cursor_bytes:
+            snapshot |= {"entries": [], "partial": []}
         try:
-            # What comes while this is being written is the next delta, so the snapshot is of this very moment.
-            await self._append(writer, encode_snapshot(self.state))
+            await self._append(writer, entry)
         except BaseException:
             with contextlib.suppress(MagnetarError):
                 await self._ledgers.delete(writer.ledger_id)
             raise
         # If this fails the stored pointer may name the new ledger, so it stays.
-        await self._point(writer.ledger_id, self._record.snapshot)
+        await self._point(writer.ledger_id, snapshot)
         self._writer = writer
         await self._delete_trimmed(old_writer)
 
@@ -402,15 +408,20 @@ class Cursor:
     # --- ending ------------------------------------------------------------------------------------------------------
 
     async def _stop(self) -> None:
+        """Ends a flush that is under way; those who wait for it are answered, also if it never began to run."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        # A task that was cancelled before its first step told nobody.
-        self._fail_waiting(ServiceNotReady("the subscription is being closed"))
+        task, self._task = self._task, None
+        try:
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        finally:
+            error = ServiceNotReady("the subscription is being closed")
+            self._answer(self._writing, error)
+            self._answer(self._waiting, error)
 
     async def close(self, *, fenced: bool = False) -> None:
         """Writes what is dirty and closes; a small cursor moves into its pointer, which opens fastest."""
@@ -435,6 +446,10 @@ class Cursor:
         await self._stop()
         if self.path is None:
             return
+        if self._damaged:
+            _log.warning("cursor %s: deleted; its ledger, if it has one, is not known and stays", self.path)
+            await self._metadata.delete(self.path, version=self._version)
+            return
         writer, self._writer = self._writer, None
         await self._point(NO_LEDGER, {}, deleting=True)
         await self._delete_trimmed(writer)
@@ -445,4 +460,4 @@ class Cursor:
         await self._metadata.delete(self.path, version=self._version)
 
 
-__all__ = ["AckRowWithCount", "Cursor", "DurableCallback", "encode_delta", "encode_snapshot", "replay"]
+__all__ = ["Cursor", "DurableCallback"]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.errors import InvalidArgument, MagnetarError
 
 from ..cursors.core.acks import Position
 from ..log.managed_ledger import ManagedLedger
@@ -84,16 +84,20 @@ def decode_wanted(
 
 
 class Archiving:
-    """Of one topic. `subscriptions` and `leases` are the topic's own, which come and go."""
+    """Of one topic. Subscriptions, those that are `unavailable`, and leases are the topic's own, which come and go."""
 
     def __init__(
-        self, ledger: ManagedLedger[Any], subscriptions: Mapping[str, Subscription], leases: Leases
+        self,
+        ledger: ManagedLedger[Any],
+        subscriptions: Mapping[str, Subscription],
+        unavailable: Mapping[str, MagnetarError],
+        leases: Leases,
     ) -> None:
         self._ledger = ledger
         self._subscriptions = subscriptions
+        self._unavailable = unavailable
         self._leases = leases
         self._deciding = asyncio.Lock()  # held from looking at who needs what until the list has changed
-        self._tasks: dict[int, asyncio.Task[dict[str, Any]]] = {}
 
     async def archive(self, wanted: Wanted) -> dict[str, Any]:
         """The answer to ArchiveLedgers. Raises InvalidArgument for ledgers that are not as is said; then nothing changed."""
@@ -104,26 +108,12 @@ class Archiving:
             async with self._deciding:
                 return await self._commit(wanted)
 
-        # A connection that is lost must not leave a compare-and-set of which nobody knows the outcome.
-        task = asyncio.get_running_loop().create_task(self._ledger.revise(work))
-        self._tasks[id(task)] = task
-        task.add_done_callback(self._done)
-        return await asyncio.shield(task)
-
-    def _done(self, task: asyncio.Task[dict[str, Any]]) -> None:
-        self._tasks.pop(id(task), None)
-        if not task.cancelled():
-            task.exception()  # told to whoever asked, who may be gone
+        return await self._ledger.edit(work)
 
     async def decided(self) -> None:
         """What was under way, and may not heed a new lease, is over."""
         async with self._deciding:
             pass
-
-    async def stop(self) -> None:
-        """Waits for what is under way."""
-        if self._tasks:
-            await asyncio.wait(list(self._tasks.values()))
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -180,6 +170,8 @@ class Archiving:
         if not leases.settled:
             seconds = leases.settled_in_s
             return (0, 0, 0), f"the topic was taken over, and whose leases it has is known in {seconds:.0f} s"
+        if self._unavailable:
+            return (0, 0, 0), f"where subscription {next(iter(self._unavailable))!r} stands cannot be read"
         needed: list[tuple[Position, str]] = [(self._ledger.list.end, "")]
         for name, one in self._subscriptions.items():
             if one.durable:

@@ -85,6 +85,10 @@ class Attachments:
         self._queries: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._publishing: dict[asyncio.Task[dict[str, Any]], None] = {}
 
+    async def load(self) -> None:
+        """Learns what became of the small batches that a former owner recorded."""
+        await self._small.load()
+
     def last_batch(self, query: str) -> int:
         """The answer to QueryState: -1 if nothing of this query is known."""
         check_text("query", query)
@@ -144,7 +148,7 @@ class Attachments:
             async def work() -> dict[str, Any] | None:
                 return await self._commit(batch, infos, ids)
 
-            answer = await (self._ledger.between(work) if ids else self._ledger.revise(work))
+            answer = await self._ledger.edit(work, closed=bool(ids))
         return await self._done_before(rows) if answer is None else answer
 
     async def _done_before(self, rows: list[Row]) -> dict[str, Any]:
@@ -216,11 +220,9 @@ class Attachments:
         for info, ledger_id in zip(filled, ids, strict=True):
             info.ledger_id, info.first_index = ledger_id, next_index
             next_index += info.messages
-        kept = [info for info in record.ledgers if info.entries or not info.closed]
-        empty = [info.stored_id for info in (*record.ledgers, *infos) if info.closed and not info.entries]
         await ledgers.commit(
-            ledgers=kept + filled,
-            trimmed=record.trimmed + empty,
+            ledgers=record.ledgers + filled,
+            trimmed=record.trimmed + [info.stored_id for info in infos if not info.entries],
             next_index=next_index,
             attached=attached,
             publishing=publishing,

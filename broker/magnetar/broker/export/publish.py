@@ -1,25 +1,29 @@
 """Small batches: what the tasks staged is appended to the topic's open ledger, as one entry, instead of being attached.
 
-The state machine stands in ARCHITECTURE.md (small batches): the place is recorded with the batch first, then the entry is
-appended there. Batches of messages are joined untouched; work is per entry and per batch.
+    record the batch, the position that its entry will come at or behind, and a digest of what the entry holds
+      --> append it, an entry as any other --> confirmed: its place is known
+
+The record comes first, so that whoever loads the topic next can look from that position on whether the entry is there. A
+topic has at most one batch whose entry is not confirmed, so what is looked through is what was appended in the moment of
+the crash. Batches of messages are joined untouched; work is per entry and per batch.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
+import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from magnetar.proto.entry import Entry, encode_entry
-from magnetar.proto.errors import InvalidArgument, MalformedFrame
+from magnetar.proto.entry import Entry, encode_entry, entry_content
+from magnetar.proto.errors import FinalError, InvalidArgument, MalformedFrame
 from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY, MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ..log.managed_ledger import ManagedLedger
-from ..log.placing import PlacedEntry, digest_of
 from ..log.records import LedgerInfo, PublishedBatch
 from ..resources.stores import Ledgers
 from ..topics.coalescer import MAX_NAME_BYTES, ROW_BYTES, GatheredEntry
@@ -27,7 +31,15 @@ from ..topics.components import Components
 from .queries import Batch, expiry, remembered
 from .staging import Staging
 
+_log = logging.getLogger(__name__)
+
 _READ_BYTES = 1 << 20
+_DIGEST_BYTES = 16
+
+
+def digest_of(entry: bytes) -> bytes:
+    """By which an entry is known again, wherever and whenever it was appended."""
+    return hashlib.blake2b(entry_content(entry), digest_size=_DIGEST_BYTES).digest()
 
 
 @dataclass(slots=True)
@@ -89,12 +101,8 @@ async def read_staged(ledgers: Ledgers, infos: Sequence[LedgerInfo]) -> StagedBa
     return found
 
 
-class _DoneBefore(Exception):
-    """The batch is recorded already."""
-
-
 class SmallBatches:
-    """Of one topic: one at a time."""
+    """Of one topic: one at a time. `load` before use."""
 
     def __init__(self, ledger: ManagedLedger[Any], staging: Staging, components: Components) -> None:
         self._ledger = ledger
@@ -110,49 +118,74 @@ class SmallBatches:
         No other batch of the query may be published meanwhile. Raises InvalidArgument, TooManyRequests: then nothing
         changed; TopicNotServed: whoever asks again learns more.
         """
-        place = functools.partial(self._place, batch, infos, staged)
-        async with self._one:
-            published = False
-            while not published:
-                placed: PlacedEntry | None = None
-                with self._ledger.placing.hold():
-                    while placed is None:
-                        await self._ledger.placing.room(self._ledger)
-                        try:
-                            placed = await self._ledger.revise(place)
-                        except _DoneBefore:
-                            return None
-                published = await placed.settled
-        counters = self._components.published
-        counters.published_batches += 1
-        ledgers = self._ledger.list
-        first = ledgers.record.publishing[batch.query].ledger_id
-        return {"attached": True, "first": first, "end": list(ledgers.end)}
 
-    async def _place(
+        async def record() -> PublishedBatch | None:
+            return await self._record(batch, infos, staged)
+
+        async with self._one:
+            state = await self._ledger.edit(record)
+            if state is None:
+                return None
+            place = await self._ledger.append_in_turn(staged.encode, sum(staged.counts), GatheredEntry())
+            state.ledger_id, state.entry_id = place
+            state.confirmed = True
+        self._components.published.published_batches += 1
+        return {"attached": True, "first": state.ledger_id, "end": list(self._ledger.list.end)}
+
+    async def _record(
         self, batch: Batch, infos: Sequence[LedgerInfo], staged: StagedBatches
-    ) -> PlacedEntry | None:
-        """STAGED to APPENDED, while nothing else changes the list; None: not at this place, and so not yet."""
-        ledger, settings = self._ledger, self._components.settings
-        if ledger.list.record.last_batch(batch.query) >= batch.number:
-            raise _DoneBefore
+    ) -> PublishedBatch | None:
+        """While nothing else changes the list; None: the batch was done before."""
+        ledgers, settings = self._ledger.list, self._components.settings
+        if ledgers.record.last_batch(batch.query) >= batch.number:
+            return None
         for info in infos:
             if info.stored_id not in self._staging:
                 raise InvalidArgument(f"ledger {info.stored_id} was attached or discarded meanwhile")
-        place = ledger.next_place
-        if place is None:
-            return None
         now = self._components.clock.now_ms()
-        attached, publishing = remembered(ledger.list.record, batch.query, now, settings)
-        payload = staged.encode(ledger.next_message, now)
-        state = PublishedBatch(batch.number, now, expiry(batch, now, settings), *place, digest_of(payload))
-        await ledger.list.commit(attached=attached, publishing={**publishing, batch.query: state})
-        if ledger.next_place != place:  # the ledger failed, or is rolled over, meanwhile
-            return None
+        attached, publishing = remembered(ledgers.record, batch.query, now, settings)
+        position, digest = self._ledger.next_position, digest_of(staged.encode(0, 0))
+        state = PublishedBatch(batch.number, now, expiry(batch, now, settings), *position, digest)
+        await ledgers.commit(attached=attached, publishing={**publishing, batch.query: state})
+        return state
 
-        def confirmed() -> None:
-            state.confirmed = True
+    # --- after a former owner ----------------------------------------------------------------------------------------
 
-        placed = PlacedEntry(confirmed)
-        ledger.append(payload, sum(staged.counts), now, GatheredEntry(), placed)
-        return placed
+    async def load(self) -> None:
+        """Looks for the entries of batches that were recorded and not confirmed; forgets those that are not there."""
+        ledgers = self._ledger.list
+        if all(state.confirmed for state in ledgers.record.publishing.values()):
+            return
+
+        async def settle() -> None:
+            for query, state in ledgers.record.publishing.items():
+                if not state.confirmed:
+                    await self._look_for(query, state)
+            found = {query: state for query, state in ledgers.record.publishing.items() if state.confirmed}
+            await ledgers.commit(publishing=found)
+
+        await self._ledger.edit(settle)
+
+    async def _look_for(self, query: str, state: PublishedBatch) -> None:
+        """Sets `confirmed`, and the place. An entry that is lost may be the batch, so it counts as published then."""
+        recorded = (state.ledger_id, state.entry_id)
+        for info in self._ledger.list.record.ledgers:
+            if info.ledger_id < recorded[0] or info.stored_id != info.ledger_id:
+                continue  # the latter was attached
+            entry_id = recorded[1] if info.ledger_id == recorded[0] else 0
+            while entry_id < info.entries:
+                try:
+                    found = await self._ledger.read(info.ledger_id, entry_id, max_bytes=_READ_BYTES)
+                except FinalError as error:
+                    _log.warning(
+                        "topic %s: batch %d of %s counts as published, since an entry that may hold it is lost: %s",
+                        self._ledger.name, state.batch, query, error,
+                    )  # fmt: skip
+                    state.confirmed = True
+                    entry_id += 1
+                    continue
+                for data in found:
+                    if digest_of(data[LEDGER_ENTRY_HEADER_BYTES:]) == state.digest:
+                        state.ledger_id, state.entry_id, state.confirmed = info.ledger_id, entry_id, True
+                        return
+                    entry_id += 1

@@ -284,7 +284,7 @@ class Staging:
             self.left(staged)
             return gone
 
-        return len(await self._ledger.revise(work))
+        return len(await self._ledger.edit(work))
 
     async def tidy(self, stored_ids: Iterable[int]) -> None:
         """As `drop`, for ledgers whose contents are elsewhere: what fails is left to the sweep."""

@@ -30,9 +30,10 @@ class TopicExport:
         name: TopicName,
         ledger: ManagedLedger[Any],
         subscriptions: Mapping[str, Subscription],
+        unavailable: Mapping[str, MagnetarError],
         components: Components,
     ) -> None:
-        """`subscriptions`: the topic's own, which come and go."""
+        """`subscriptions`, and those that are `unavailable`: the topic's own, which come and go."""
         now = asyncio.get_running_loop().time
         self._name = name
         self._ledger = ledger
@@ -40,13 +41,14 @@ class TopicExport:
         self.leases = Leases(components.settings, now)
         self.staging = Staging(name, ledger, components, now)
         self.attachments = Attachments(ledger, self.staging, components)
-        self.archiving = Archiving(ledger, subscriptions, self.leases)
+        self.archiving = Archiving(ledger, subscriptions, unavailable, self.leases)
 
     async def load(self, *, taken_over: bool) -> None:
         """`taken_over`: the topic was there, so others may hold leases and staged ledgers of it."""
         if taken_over:
             self.leases.taken_over()
             await self.staging.load()
+            await self.attachments.load()
 
     async def ledgers(self, after: int, count: int) -> dict[str, Any]:
         """The answer to TopicLedgers."""
@@ -84,4 +86,3 @@ class TopicExport:
     async def stop(self, error: MagnetarError) -> None:
         """The topic goes away."""
         await self.staging.stop(error)
-        await self.archiving.stop()

@@ -15,10 +15,7 @@ from .records import ArchivedLedger, LedgerInfo, TopicRecord, replace, topic_pat
 
 
 class LedgerList:
-    """`record` is changed by `commit`, or by the managed ledger, which then calls `store`.
-
-    Counts of the open ledger grow in place.
-    """
+    """`record` is changed by `commit` alone, but for the counts of ledgers, which grow in place until they are closed."""
 
     def __init__(self, name: TopicName, metadata: Metadata) -> None:
         self.name = name
@@ -52,20 +49,6 @@ class LedgerList:
         """The record is gone when this returns."""
         await self._metadata.delete(self.path, version=self._version)
 
-    def mark_deleting(self) -> None:
-        """All ledgers are to be deleted; to be stored."""
-        self.record.trimmed += [info.stored_id for info in self.record.ledgers]
-        self.record.ledgers = []
-        self.record.deleting = True
-        self.index()
-
-    def drop_empty(self) -> None:
-        """Closed ledgers without entries leave the list."""
-        empty = [info for info in self.record.ledgers if info.closed and not info.entries]
-        if empty:
-            self.record.trimmed += [info.stored_id for info in empty]
-            self.record.ledgers = [info for info in self.record.ledgers if info.entries or not info.closed]
-
     def index(self) -> None:
         """To be called when ledgers came or went."""
         self._by_id = {info.ledger_id: info for info in self.record.ledgers}
@@ -76,17 +59,18 @@ class LedgerList:
             if ids:
                 self.highest_id = max(self.highest_id, ids[-1])
 
-    async def store(self) -> None:
-        """Compare-and-set of the record. Raises VersionConflict when another owner changed it."""
-        self._version = await replace(self._metadata, self.path, self.record.encode(), self._version)
-
     async def commit(self, **changed: Any) -> None:
         """Compare-and-set of some fields of the record, which nobody sees before it has succeeded.
 
-        Raises VersionConflict, or what the store failed with: then it may have been stored all the same, and the next
-        change will meet the conflict.
+        Closed ledgers without entries leave the list. Without arguments: what grew in place is stored. Raises
+        VersionConflict, or what the store failed with: then it may have been stored all the same, and the next change will
+        meet the conflict.
         """
         record = dataclasses.replace(self.record, **changed)
+        empty = [info.stored_id for info in record.ledgers if info.closed and not info.entries]
+        if empty:
+            record.trimmed = record.trimmed + empty
+            record.ledgers = [info for info in record.ledgers if info.entries or not info.closed]
         self._version = await replace(self._metadata, self.path, record.encode(), self._version)
         self.record = record
         self.index()

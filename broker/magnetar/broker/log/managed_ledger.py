@@ -2,15 +2,14 @@
 
 States, and what moves them (one place each):
 
-    IDLE      no open ledger; a topic that nobody publishes to costs no ledger
+    IDLE      no open ledger; a topic that nobody publishes to costs none
       --> ROLLING   `wake` when there is something to append
-    ROLLING   the old ledger, if any, is being closed (and waited for), what `between` was given is done, the next ledger
-              created and recorded
+    ROLLING   the old ledger, if any, is being closed (and waited for); then the next one is created, if one is needed
       --> WRITING   compare-and-set of the list succeeded; pending entries were resubmitted in order
-      --> IDLE      it was only for `between`, and nothing is pending
+      --> IDLE      nothing is to be appended; the list says that the old ledger is closed
       --> FENCED    another owner: version conflict, or a fenced ledger
     WRITING   `append` is taken while `accepting`
-      --> ROLLING   an append failed (rule 24), or limits were reached or `between` asks, and nothing is pending any more
+      --> ROLLING   an append failed (rule 24); a roll-over is due (`rollover`) or wanted by `edit`, and nothing is pending
       --> FENCED    the ledger was fenced, or bookies take no entry of that size
     FENCED, CLOSED  final
 
@@ -35,7 +34,6 @@ from magnetar.proto.errors import (
     MagnetarError,
     MessageLost,
     MessageTooLarge,
-    ServiceNotReady,
     TopicBusy,
     TopicNotServed,
     VersionConflict,
@@ -45,12 +43,12 @@ from magnetar.runtime.clock import Clock
 
 from ..cursors.core.acks import Position
 from ..resources.stores import Ledgers, Metadata, Reads
+from ..resources.tasks import finish
 from ..settings import BrokerSettings
-from .between import BetweenLedgers
 from .ledger_list import LedgerList
-from .placing import PlacedEntry, Placing, settle_places
-from .readers import LedgerReaders, delete_trimmed
+from .readers import LedgerReaders
 from .records import LedgerInfo
+from .rollover import rollover_due
 from .segment import LedgerEvents, PendingEntry, Segment, State, measure
 
 _log = logging.getLogger(__name__)
@@ -90,8 +88,9 @@ class ManagedLedger(Generic[T]):
         # At most one is rolling over; one before it may still be deleting what it let go of.
         self._rolls: dict[int, asyncio.Task[None]] = {}
         self._readers = LedgerReaders(ledgers)
-        self._between = BetweenLedgers()
-        self.placing = Placing(events.ready)
+        self._in_turn = 0  # callers of `append_in_turn` that wait for room
+        self._changed = asyncio.Event()  # the state, or what is pending: to be looked at again
+        self._fenced: MagnetarError | None = None
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
@@ -103,14 +102,11 @@ class ManagedLedger(Generic[T]):
         for info in self.list.record.ledgers:
             if not info.closed:
                 await self._recover(info)
-        await settle_places(self.list, self._ledgers)
-        self.list.drop_empty()
-        self.list.index()
         try:
-            await self.list.store()
+            await self.list.commit()
         except VersionConflict as conflict:
             raise TopicBusy(f"topic {self.name} is being taken over by another broker") from conflict
-        await self._delete_trimmed()
+        await self._readers.delete_trimmed(self.list)
         return True
 
     async def _recover(self, info: LedgerInfo) -> None:
@@ -123,19 +119,15 @@ class ManagedLedger(Generic[T]):
         info.closed = True
         self.list.record.next_index = info.first_index + info.messages
 
-    async def _delete_trimmed(self) -> None:
-        """Deletes what the stored list no longer names; what fails is tried again at the next change or opening."""
-        await delete_trimmed(self.list, self._ledgers, self._readers)
-
     # --- appending ---------------------------------------------------------------------------------------------------
 
     @property
     def accepting(self) -> bool:
-        """True if `append` may be called: a ledger is open and its pipeline is not full."""
-        return self._roomy and not self.placing.held
+        """True if `append` may be called: a ledger is open, its pipeline is not full, and nobody waits `append_in_turn`."""
+        return self._has_room and not self._in_turn
 
     @property
-    def _roomy(self) -> bool:
+    def _has_room(self) -> bool:
         return (
             self.state is State.WRITING
             and not self._due
@@ -144,12 +136,10 @@ class ManagedLedger(Generic[T]):
         )
 
     @property
-    def next_place(self) -> tuple[int, int] | None:
-        """Ledger and entry id of what is appended next; None: nothing may be appended now, by whoever holds either."""
-        if not self._roomy or self._segment is None:
-            return None
-        info = self._segment.info
-        return (info.ledger_id, info.entries + len(self._pending))
+    def next_position(self) -> tuple[int, int]:
+        """Ledger and entry: what is appended from now on comes at this place or behind it."""
+        ledger_id, entries, _ = self.list.end
+        return (ledger_id, entries) if self._segment is None else (ledger_id, entries + len(self._pending))
 
     @property
     def next_message(self) -> int:
@@ -163,18 +153,36 @@ class ManagedLedger(Generic[T]):
             self._wanted = True
             self._roll()
 
-    def append(
-        self,
-        payload: bytes,
-        messages: int,
-        append_time_ms: int,
-        context: T,
-        placed: PlacedEntry | None = None,
-    ) -> None:
+    def append(self, payload: bytes, messages: int, append_time_ms: int, context: T) -> None:
         """Appends an encoded entry. Confirmed in order by `events.confirmed`, or failed as a whole by `events.fenced`."""
-        pending = PendingEntry(payload, messages, append_time_ms, context, placed)
+        self._append(PendingEntry(payload, messages, append_time_ms, context))
+
+    async def append_in_turn(
+        self, encode: Callable[[int, int], bytes], messages: int, context: T
+    ) -> tuple[int, int]:
+        """Appends an entry ahead of those who look at `accepting`; returns its ledger and entry once it is confirmed.
+
+        `encode` gets `first_index` and the append time in ms since the epoch. Raises TopicNotServed: whether the entry was
+        appended is not known then.
+        """
+        self._in_turn += 1
+        try:
+            while not self._has_room:
+                self.check_served()
+                self._changed.clear()
+                self.wake()
+                await self._changed.wait()
+            now = self._clock.now_ms()
+            place: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
+            self._append(PendingEntry(encode(self.next_message, now), messages, now, context, place))
+        finally:
+            self._in_turn -= 1
+            self._events.ready()
+        return await place
+
+    def _append(self, pending: PendingEntry[T]) -> None:
         self._pending.append(pending)
-        self.outstanding_bytes += len(payload)
+        self.outstanding_bytes += len(pending.payload)
         self._submit(pending)
 
     def _submit(self, pending: PendingEntry[T]) -> None:
@@ -182,14 +190,15 @@ class ManagedLedger(Generic[T]):
         assert segment is not None
         segment.next_message += pending.messages
         pending.entry_id = segment.writer.append(pending.payload, segment.confirmed)
-        settings = self._settings
-        if (
-            pending.entry_id + 1 >= settings.max_ledger_entries
-            or segment.writer.length >= settings.max_ledger_bytes
-            or pending.append_time_ms - segment.opened_ms >= settings.max_ledger_age_ms
-            or segment.writer.restorable
-        ):
+        if self._rollover_due(segment, pending.append_time_ms):
             self._due = True
+
+    def _rollover_due(self, segment: Segment, now_ms: int) -> bool:
+        entries = segment.info.entries + len(self._pending)
+        age_ms = now_ms - segment.opened_ms
+        return segment.writer.restorable or rollover_due(
+            self._settings, entries, segment.writer.length, age_ms
+        )
 
     def _entry_done(
         self, segment: Segment, entry_id: int, entry: bytes | None, error: MagnetarError | None
@@ -197,9 +206,9 @@ class ManagedLedger(Generic[T]):
         if error is not None:
             segment.live = False
             if isinstance(error, LedgerFenced):
-                self._fence(error)
+                self.fence(error)
             elif isinstance(error, MessageTooLarge):  # in the next ledger as well
-                self._fence(TopicNotServed(f"topic {self.name} cannot be written: {error}"))
+                self.fence(TopicNotServed(f"topic {self.name} cannot be written: {error}"))
             else:
                 _log.warning("topic %s: ledger %d failed: %s", self.name, segment.info.ledger_id, error)
                 self._roll()
@@ -207,7 +216,7 @@ class ManagedLedger(Generic[T]):
         self._confirm(segment.info, entry_id, entry)
         if self._due and not self._pending:
             self._roll()
-        self.placing.look_again()
+        self._changed.set()
 
     def _confirm(self, info: LedgerInfo, entry_id: int, entry: bytes | None) -> None:
         pending = self._pending.popleft()
@@ -220,8 +229,8 @@ class ManagedLedger(Generic[T]):
         info.last_append_ms = pending.append_time_ms
         if not info.first_append_ms:
             info.first_append_ms = pending.append_time_ms
-        if pending.placed is not None:
-            pending.placed.settle(True)
+        if pending.place is not None and not pending.place.done():
+            pending.place.set_result((info.ledger_id, entry_id))
         self._events.confirmed(info.ledger_id, entry_id, entry, pending.context)
 
     # --- the next ledger ---------------------------------------------------------------------------------------------
@@ -233,17 +242,16 @@ class ManagedLedger(Generic[T]):
             self._rolls[id(task)] = task
             task.add_done_callback(lambda done: self._rolls.pop(id(done), None))
 
-    def roll_if_older(self, age_ms: int) -> bool:
-        """Maintenance: a ledger of that age which holds something, or a degraded one, is closed once nothing is pending."""
+    def roll_if_due(self) -> bool:
+        """Maintenance: a ledger that holds something and is due is closed, once nothing is pending. True if one is."""
         segment = self._segment
         if self.state is not State.WRITING or segment is None or not segment.info.entries:
             return False
-        if self._clock.now_ms() - segment.opened_ms < age_ms and not segment.writer.restorable:
-            return False
-        self._due = True
-        if not self._pending:
-            self._roll()
-        return True
+        if self._rollover_due(segment, self._clock.now_ms()):
+            self._due = True
+            if not self._pending:
+                self._roll()
+        return self._due
 
     async def _next_ledger(self) -> None:
         failed = self._segment
@@ -253,34 +261,36 @@ class ManagedLedger(Generic[T]):
         while True:
             try:
                 async with self._list_lock:
-                    await self._close_segment()
-                    if await self._between.run() and not self._pending and not self._wanted:
-                        break
-                    await self._open_segment()
+                    if self._segment is not None:
+                        await self._close_segment()
+                        if not self._pending and not self._wanted:
+                            await self.list.commit()
+                    if self._pending or self._wanted:
+                        await self._open_segment()
                 break
             except (VersionConflict, LedgerFenced) as error:
-                self._fence(error)
+                self.fence(error)
                 return
             except MagnetarError as error:
                 _log.warning("topic %s: no next ledger yet: %s", self.name, error)
             except Exception as error:  # a defect here must not leave publishers waiting for ever
                 _log.exception("topic %s: rolling over failed", self.name)
-                self._fence(TopicNotServed(f"topic {self.name} failed here: {error!r}"))
+                self.fence(TopicNotServed(f"topic {self.name} failed here: {error!r}"))
                 return
             await self._pause()
+        if self.state is not State.ROLLING:  # fenced meanwhile
+            return
         self._due = self._wanted = False
         if self._segment is None:
             self.state = State.IDLE
         else:
             self.state = State.WRITING
             self._resubmit()
-        self.placing.look_again()
+        self._changed.set()
         self._events.rolled()
         self._events.ready()
-        if self._between:  # after what is ready to be appended, so that publishers have their turn
-            asyncio.get_running_loop().call_soon(self._roll_for_between)
         async with self._list_lock:
-            await self._delete_trimmed()
+            await self._readers.delete_trimmed(self.list)
 
     async def _pause(self) -> None:
         pause_ms, self._pause_ms = self._pause_ms, min(self._pause_ms * 2, self._settings.retry_max_ms)
@@ -288,41 +298,52 @@ class ManagedLedger(Generic[T]):
 
     # --- changes of the list from outside ----------------------------------------------------------------------------
 
-    async def between(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Does `work`, which changes the list, while no ledger is open; returns what it returned.
+    async def edit(self, change: Callable[[], Coroutine[Any, Any, R]], *, closed: bool = False) -> R:
+        """Runs `change`, which commits to the list, while nothing else changes it; then deletes what was trimmed.
 
-        The open ledger is closed once what is pending is confirmed; appending goes on in the next one. Raises what `work`
-        raised, ServiceNotReady or TopicNotServed when the topic goes away.
+        `closed`: and while no ledger is open. The open one is closed once what is pending is confirmed, and appending goes
+        on in the next one; those who wait meanwhile share one closing. Once `change` has begun it is done, and the list is
+        as it says, even if the caller is cancelled: somebody else waits for the outcome. Raises what `change` raised, or
+        TopicNotServed; a conflict fences.
         """
-        self.check_served()
-        future = self._between.add(work)
-        self._roll_for_between()
-        return await future
+        while True:
+            async with self._list_lock:
+                self.check_served()
+                try:
+                    if not closed or await self._close_drained():
+                        result = await finish(change())
+                        await self._readers.delete_trimmed(self.list)
+                        return result
+                except (VersionConflict, LedgerFenced) as conflict:
+                    self.fence(conflict)
+                    self.check_served()
+                    raise
+            await self._pause()
 
-    def _roll_for_between(self) -> None:
-        if not self._between:
-            return
-        if self.state is State.WRITING and self._pending:
-            self._due = True  # the last confirmation rolls over
-        else:
-            self._roll()
-
-    async def revise(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Does `work`, which changes the list, while nothing else does; a conflict fences. Then deletes what was trimmed."""
+    async def _close_drained(self) -> bool:
+        """True if no ledger is open any more. False: it cannot be closed yet, try again."""
+        await asyncio.sleep(0)  # those who were told just now that there is room have their turn
+        self._due = True
+        while self.state is State.WRITING and self._pending:
+            self._changed.clear()
+            await self._changed.wait()
         self.check_served()
-        async with self._list_lock:
-            self.check_served()
-            try:
-                result = await work()
-            except VersionConflict as conflict:
-                self._fence(conflict)
-                raise TopicNotServed(f"topic {self.name} was taken over; look it up again") from conflict
-            await self._delete_trimmed()
-        return result
+        self._roll()  # goes on when this edit, and those that wait already, are done
+        try:
+            await self._close_segment()
+        except (VersionConflict, LedgerFenced):
+            raise
+        except MagnetarError as error:
+            _log.warning("topic %s: its ledger is not closed yet: %s", self.name, error)
+            return False
+        self.check_served()
+        return True
 
     def check_served(self) -> None:
         """Raises TopicNotServed."""
-        if self.state in (State.FENCED, State.CLOSED):
+        if self._fenced is not None:
+            raise TopicNotServed(self._fenced.message)
+        if self.state is State.CLOSED:
             raise TopicNotServed(f"topic {self.name} is not served here any more; look it up again")
 
     # --- closing the old ledger, opening the new one ------------------------------------------------------------------
@@ -336,8 +357,8 @@ class ManagedLedger(Generic[T]):
         last = await segment.settle(self._ledgers)
         while self._pending and 0 <= self._pending[0].entry_id <= last:
             self._confirm(info, self._pending[0].entry_id, None)
-        self._pending = deque(pending for pending in self._pending if pending.moves())
-        self.outstanding_bytes = sum(len(pending.payload) for pending in self._pending)
+        for pending in self._pending:
+            pending.entry_id = -1
         if last + 1 != info.entries:  # it holds entries that were given up here
             await measure(info, await self._ledgers.open(info.stored_id, recover=False), last)
         self._finish(info, last + 1)
@@ -352,20 +373,14 @@ class ManagedLedger(Generic[T]):
             properties={"kind": "topic", "topic": str(self.name)},
         )
         info = LedgerInfo(writer.ledger_id, self.list.record.next_index)
-        before = list(self.list.record.ledgers)
-        self.list.record.ledgers.append(info)
-        self.list.drop_empty()
         try:
-            await self.list.store()
-        except BaseException as error:
-            self.list.record.ledgers = before
-            # If the outcome is not known the stored list may name the new ledger: then it stays.
-            if isinstance(error, VersionConflict):
-                with contextlib.suppress(MagnetarError):
-                    await self._ledgers.delete(writer.ledger_id)
+            await self.list.commit(ledgers=[*self.list.record.ledgers, info])
+        except VersionConflict:
+            # After any other failure the stored list may name the new ledger: then it stays.
+            with contextlib.suppress(MagnetarError):
+                await self._ledgers.delete(writer.ledger_id)
             raise
         self._segment = Segment(writer, info, self._clock.now_ms(), self._entry_done)
-        self.list.index()
 
     def _resubmit(self) -> None:
         """Rule 24: what the old ledger does not hold goes to the next one, in order, numbered anew."""
@@ -375,8 +390,8 @@ class ManagedLedger(Generic[T]):
             pending.payload = rebase_entry(pending.payload, segment.next_message)
             self._submit(pending)
 
-    def _fence(self, cause: MagnetarError) -> None:
-        """For good: another broker owns the topic. Nothing pending was confirmed, and nothing of it will be."""
+    def fence(self, cause: MagnetarError) -> None:
+        """For good: another broker owns the topic, as a ledger or a cursor found. Nothing pending will be confirmed."""
         if self.state in (State.FENCED, State.CLOSED):
             return
         self.state = State.FENCED
@@ -385,47 +400,39 @@ class ManagedLedger(Generic[T]):
         _log.warning("topic %s: fenced: %s", self.name, cause)
         if not isinstance(cause, TopicNotServed):
             cause = TopicNotServed(f"topic {self.name} was taken over: {cause}")
-        self._between.fail(cause)
-        self.placing.look_again()
+        self._fenced = cause
+        self._changed.set()
         self._events.fenced(cause)
 
     def abandon(self) -> list[T]:
         """What is pending will not be confirmed: the contexts, for those who have to be told."""
         if self._segment is not None:
             self._segment.live = False
-        abandoned = [pending.abandon() for pending in self._pending]
+        abandoned = [pending.abandon(self.name) for pending in self._pending]
         self._pending.clear()
         self.outstanding_bytes = 0
         return abandoned
 
-    def fence(self, cause: MagnetarError) -> None:
-        """From outside: a cursor met another owner."""
-        self._fence(cause)
-
     async def close(self) -> None:
         """Waits for a roll-over, closes the open ledger and records it. Pending entries must have been confirmed."""
-        if self.state in (State.FENCED, State.CLOSED):
-            await self._stop_rolling()
-            self.state = State.CLOSED
-            return
+        fenced = self.state in (State.FENCED, State.CLOSED)
         await self._stop_rolling()
         self.state = State.CLOSED
-        self.placing.look_again()
-        self._between.fail(ServiceNotReady(f"topic {self.name} is being closed here; look it up again"))
+        self._changed.set()
         async with self._list_lock:
-            if self._segment is not None:
+            if self._segment is not None and not fenced:
                 try:
                     await self._close_segment()
-                    self.list.drop_empty()
-                    await self.list.store()
+                    await self.list.commit()
                 except MagnetarError as error:  # the next owner recovers it
                     _log.warning("topic %s: closing its ledger failed: %s", self.name, error)
 
     async def _stop_rolling(self) -> None:
-        for task in list(self._rolls.values()):
+        rolls = list(self._rolls.values())
+        for task in rolls:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        if rolls:
+            await asyncio.wait(rolls)
         await self._readers.close()
 
     # --- positions and reading ---------------------------------------------------------------------------------------
@@ -455,36 +462,34 @@ class ManagedLedger(Generic[T]):
         """
         if self.state in (State.FENCED, State.CLOSED) or not self.list.below(limit()):
             return 0
-        async with self._list_lock:
-            gone = self.list.below(limit())
-            if not gone or self.state in (State.FENCED, State.CLOSED):
-                return 0
-            ids = {info.ledger_id for info in gone}
-            try:
+
+        async def change() -> int:
+            left = {info.ledger_id: info for info in self.list.below(limit())}
+            if left:
                 await self.list.commit(
-                    ledgers=[info for info in self.list.record.ledgers if info.ledger_id not in ids],
-                    trimmed=self.list.record.trimmed + [info.stored_id for info in gone],
+                    ledgers=[info for info in self.list.record.ledgers if info.ledger_id not in left],
+                    trimmed=self.list.record.trimmed + [info.stored_id for info in left.values()],
                 )
-            except VersionConflict as conflict:
-                self._fence(conflict)
-                return 0
-            except MagnetarError as error:
-                _log.warning("topic %s: not trimmed yet: %s", self.name, error)
-                return 0
-            self._events.rolled()
-            await self._delete_trimmed()
-        return len(gone)
+                self._events.rolled()
+            return len(left)
+
+        try:
+            return await self.edit(change)
+        except MagnetarError as error:
+            _log.warning("topic %s: not trimmed yet: %s", self.name, error)
+            return 0
 
     async def mark_deleting(self) -> None:
         """From here on the topic is gone, even if a crash comes before `delete` is done."""
         async with self._list_lock:
-            self.list.mark_deleting()
-            await self.list.store()
+            record = self.list.record
+            trimmed = record.trimmed + [info.stored_id for info in record.ledgers]
+            await self.list.commit(ledgers=[], trimmed=trimmed, deleting=True)
 
     async def delete(self) -> None:
         """Deletes the ledgers of a topic marked as deleting, then its metadata; may be repeated after a crash."""
         async with self._list_lock:
-            await self._delete_trimmed()
+            await self._readers.delete_trimmed(self.list)
             if self.list.record.trimmed:
                 raise TopicBusy(
                     f"topic {self.name}: {len(self.list.record.trimmed)} ledgers could not be deleted; delete it again"

@@ -42,9 +42,18 @@ class LedgerReaders:
     async def _open(self, stored_id: int) -> Reader:
         return await self._ledgers.open(stored_id, recover=False)
 
-    def forget(self, stored_id: int) -> None:
-        """The ledger is being deleted."""
-        self._readers.pop(stored_id, None)
+    async def delete_trimmed(self, ledgers: LedgerList) -> None:
+        """Deletes what the stored list no longer names; what fails is tried again at the next change or opening."""
+        for stored_id in list(ledgers.record.trimmed):
+            self._readers.pop(stored_id, None)
+            try:
+                await self._ledgers.delete(stored_id)
+            except LedgerNotFound:
+                pass
+            except MagnetarError as error:
+                _log.warning("topic %s: ledger %d is not deleted yet: %s", ledgers.name, stored_id, error)
+                continue
+            ledgers.record.trimmed.remove(stored_id)
 
     async def close(self) -> None:
         """Whoever waits for an opening is cancelled."""
@@ -52,17 +61,3 @@ class LedgerReaders:
         for opening in openings:
             opening.cancel()
         await asyncio.gather(*openings, return_exceptions=True)
-
-
-async def delete_trimmed(ledgers: LedgerList, stores: Ledgers, readers: LedgerReaders) -> None:
-    """Deletes what the stored list no longer names; what fails is tried again at the next change or opening."""
-    for stored_id in list(ledgers.record.trimmed):
-        readers.forget(stored_id)
-        try:
-            await stores.delete(stored_id)
-        except LedgerNotFound:
-            ledgers.record.trimmed.remove(stored_id)
-        except MagnetarError as error:
-            _log.warning("topic %s: ledger %d is not deleted yet: %s", ledgers.name, stored_id, error)
-        else:
-            ledgers.record.trimmed.remove(stored_id)

@@ -1,6 +1,6 @@
 """What the broker keeps in metadata: the ledger list of a topic and the pointer of a cursor (FORMATS.md).
 
-Values are msgpack maps with a format number; ledgers are rows that only grow at the end.
+Values are msgpack maps with a format number.
 """
 
 from __future__ import annotations
@@ -18,12 +18,6 @@ from magnetar.proto.ids import TopicName
 from ..resources.stores import Metadata
 
 FORMAT = 1
-# Of a topic in which a ledger is stored under another id than its position, or which remembers attached batches: a release
-# that does not know of these must not take it over.
-FORMAT_ATTACHED = 2
-# Of a topic with archived ledgers, or with small batches that its ledgers tell of: a release that looks for the first at the
-# bookies only, or would publish the second again, must not take it over.
-FORMAT_LATEST = 3
 TOPICS_ROOT = "/topics"
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -78,12 +72,11 @@ class LedgerInfo:
             self.stored_id = self.ledger_id
 
     def row(self) -> list[Any]:
-        """As stored; the stored id is only there if it is another one."""
-        row: list[Any] = [
+        """As stored."""
+        return [
             self.ledger_id, self.first_index, self.entries, self.messages, self.size,
-            self.first_append_ms, self.last_append_ms, self.closed,
+            self.first_append_ms, self.last_append_ms, self.closed, self.stored_id,
         ]  # fmt: skip
-        return row if self.stored_id == self.ledger_id else [*row, self.stored_id]
 
 
 class AttachedQuery(NamedTuple):
@@ -96,7 +89,7 @@ class AttachedQuery(NamedTuple):
 
 @dataclass(slots=True)
 class PublishedBatch:
-    """A small batch of a query that is, or is about to be, the entry at this place with this digest."""
+    """A small batch of a query: once `confirmed` the entry at this place, until then at it, behind it, or not there."""
 
     batch: int
     used_ms: int  # when this was recorded
@@ -104,7 +97,7 @@ class PublishedBatch:
     ledger_id: int  # position id
     entry_id: int
     digest: bytes
-    confirmed: bool = False  # found there; until then it may have been appended or not
+    confirmed: bool = False
 
     def row(self) -> list[Any]:
         """As stored, behind the query."""
@@ -148,51 +141,41 @@ class TopicRecord:
         return -1 if known is None else known.batch
 
     def encode(self) -> bytes:
-        """The metadata value; in the older format while it says all."""
-        fields: dict[str, Any] = {
-            "format": FORMAT,
-            "ledgers": [info.row() for info in self.ledgers],
-            "trimmed": self.trimmed,
-            "next_index": self.next_index,
-            "created_ms": self.created_ms,
-            "deleting": self.deleting,
-            "properties": self.properties,
-        }
-        stored_elsewhere = any(info.stored_id != info.ledger_id for info in self.ledgers)
-        if self.attached or stored_elsewhere:
-            fields["format"] = FORMAT_ATTACHED
-            fields["attached"] = [[query, *state] for query, state in self.attached.items()]
-        if self.publishing:
-            fields["format"] = FORMAT_LATEST
-            fields["publishing"] = [[query, *state.row()] for query, state in self.publishing.items()]
-        if self.archived:
-            fields["format"] = FORMAT_LATEST
-            # A location stands once for all ledgers in a row that have it: it is longer than their figures.
-            runs = itertools.groupby(self.archived, lambda one: one.location)
-            fields["archived"] = [[location, [one.info.row() for one in run]] for location, run in runs]
-        return _encode(fields)
+        """The metadata value."""
+        # A location stands once for all archived ledgers in a row that have it: it is longer than their figures.
+        runs = itertools.groupby(self.archived, lambda one: one.location)
+        return _encode(
+            {
+                "format": FORMAT,
+                "ledgers": [info.row() for info in self.ledgers],
+                "trimmed": self.trimmed,
+                "next_index": self.next_index,
+                "created_ms": self.created_ms,
+                "deleting": self.deleting,
+                "properties": self.properties,
+                "attached": [[query, *state] for query, state in self.attached.items()],
+                "archived": [[location, [one.info.row() for one in run]] for location, run in runs],
+                "publishing": [[query, *state.row()] for query, state in self.publishing.items()],
+            }
+        )
 
     @classmethod
     def decode(cls, value: bytes, path: str) -> TopicRecord:
         """Raises DataDirectoryError."""
-        fields = decode_map(value, path, FORMAT_LATEST)
+        fields = decode_map(value, path)
         try:
             return cls(
-                [LedgerInfo(*row[:9]) for row in fields["ledgers"]],
+                [LedgerInfo(*row) for row in fields["ledgers"]],
                 list(fields["trimmed"]),
                 fields["next_index"],
                 fields["created_ms"],
                 fields["deleting"],
                 dict(fields["properties"]),
-                {row[0]: AttachedQuery(*row[1:4]) for row in fields.get("attached", ())},
-                [
-                    ArchivedLedger(LedgerInfo(*row[:9]), run[0])
-                    for run in fields.get("archived", ())
-                    for row in run[1]
-                ],
-                {row[0]: PublishedBatch(*row[1:8]) for row in fields.get("publishing", ())},
+                {row[0]: AttachedQuery(*row[1:]) for row in fields["attached"]},
+                [ArchivedLedger(LedgerInfo(*row), run[0]) for run in fields["archived"] for row in run[1]],
+                {row[0]: PublishedBatch(*row[1:]) for row in fields["publishing"]},
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise DataDirectoryError(f"the metadata of {path} is damaged: {error!r}") from error
 
 
@@ -278,15 +261,14 @@ class StagedRecord:
             raise DataDirectoryError(f"the metadata of {path} is damaged: {error!r}") from error
 
 
-def decode_map(value: bytes, path: str, newest: int = FORMAT) -> dict[str, Any]:
-    """A msgpack map of a format from 1 to `newest`. Raises DataDirectoryError."""
+def decode_map(value: bytes, path: str) -> dict[str, Any]:
+    """A msgpack map of this format. Raises DataDirectoryError."""
     try:
         fields = _decode(value)
     except msgspec.MsgspecError as error:
         raise DataDirectoryError(f"the metadata of {path} is damaged: {error}") from error
-    found = fields.get("format")
-    if not isinstance(found, int) or not FORMAT <= found <= newest:
+    if fields.get("format") != FORMAT:
         raise DataDirectoryError(
-            f"the metadata of {path} has format {found}, this version reads up to {newest}: upgrade it"
+            f"the metadata of {path} has format {fields.get('format')}, and this release reads {FORMAT}: upgrade it"
         )
     return fields

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import LedgerFenced, MagnetarError
+from magnetar.proto.errors import LedgerFenced, MagnetarError, TopicNotServed
+from magnetar.proto.ids import TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
 
 from ..resources.stores import Ledgers, Reads, Writer
-from .placing import PlacedEntry
 from .records import LedgerInfo
 
 _log = logging.getLogger(__name__)
@@ -41,31 +42,31 @@ class LedgerEvents(NamedTuple, Generic[T]):
 
 
 class PendingEntry(Generic[T]):
-    """An entry that is appended and not confirmed."""
+    """An entry that is appended and not confirmed. `place`: gets the ledger and entry that it is confirmed at."""
 
-    __slots__ = ("append_time_ms", "context", "entry_id", "messages", "payload", "placed")
+    __slots__ = ("append_time_ms", "context", "entry_id", "messages", "payload", "place")
 
     def __init__(
-        self, payload: bytes, messages: int, append_time_ms: int, context: T, placed: PlacedEntry | None
+        self,
+        payload: bytes,
+        messages: int,
+        append_time_ms: int,
+        context: T,
+        place: asyncio.Future[tuple[int, int]] | None = None,
     ) -> None:
         self.payload = payload
         self.messages = messages
         self.append_time_ms = append_time_ms
         self.context = context
-        self.placed = placed
+        self.place = place
         self.entry_id = -1
 
-    def moves(self) -> bool:
-        """Its ledger was closed without it. True if it goes to the next one."""
-        self.entry_id = -1
-        if self.placed is not None:
-            self.placed.settle(False)
-        return self.placed is None
-
-    def abandon(self) -> T:
+    def abandon(self, topic: TopicName) -> T:
         """It will not be confirmed here: the context, for whoever has to be told."""
-        if self.placed is not None:
-            self.placed.abandon()
+        if self.place is not None and not self.place.done():
+            self.place.set_exception(
+                TopicNotServed(f"topic {topic} is not served here any more; look it up again")
+            )
         return self.context
 
 

@@ -8,35 +8,35 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..cursors.core.acks import Position
+from ..cursors.recovery import CursorRecovery
 from ..dispatch.subscription import Subscription
 from ..export import TopicExport
 from ..log.managed_ledger import ManagedLedger
-from ..settings import BrokerSettings
 
 _log = logging.getLogger(__name__)
 
 
-class Upkeep:
+class Maintenance:
     """Of one topic. One trimming and one sweep at a time; `stop` in the end."""
 
     def __init__(
         self,
         ledger: ManagedLedger[Any],
         subscriptions: Mapping[str, Subscription],
+        recovery: CursorRecovery,
         export: TopicExport,
-        settings: BrokerSettings,
     ) -> None:
         """`subscriptions`: the topic's own, which come and go."""
         self._ledger = ledger
         self._subscriptions = subscriptions
+        self._recovery = recovery
         self._export = export
-        self._settings = settings
         self._trimming: asyncio.Task[int] | None = None
         self._sweeping: asyncio.Task[int] | None = None
 
     def round(self) -> None:
         """Begins a round; what is still under way from the last one is left to it."""
-        self._ledger.roll_if_older(self._settings.min_ledger_age_ms)
+        self._ledger.roll_if_due()
         loop = asyncio.get_running_loop()
         if self._trimming is None:
             self._trimming = loop.create_task(self._ledger.trim(self._trim_limit))
@@ -66,7 +66,8 @@ class Upkeep:
         """
         subscriptions = self._subscriptions.values()
         marks = [subscription.cursor.durable_mark for subscription in subscriptions if subscription.durable]
-        if not marks or not self._export.leases.settled:
+        # Where a subscription stands whose cursor could not be read is not known.
+        if not marks or self._recovery.unavailable or not self._export.leases.settled:
             return None
         marks += [reader.dispatcher.read_position for reader in subscriptions if not reader.durable]
         leased = self._export.leases.mark()

@@ -56,6 +56,10 @@ async def topic_stats(topic: Topic, ledger: LedgerList, state: str) -> dict[str,
             name: await _subscription_stats(topic, ledger, subscription, total)
             for name, subscription in list(topic.subscriptions.items())
         },
+        # Those whose cursor could not be read, and why.
+        "unavailable_subscriptions": {
+            name: error.message for name, error in topic.recovery.unavailable.items()
+        },
     }
 
 
@@ -63,6 +67,7 @@ async def _subscription_stats(
     topic: Topic, ledger: LedgerList, subscription: Subscription, total: int
 ) -> dict[str, Any]:
     mark = ledger.normalise(subscription.cursor.state.mark_delete)
+    recovered_from = subscription.cursor.recovered_from
     backlog = total - await topic_index(topic, ledger, mark)
     dispatch = subscription.dispatcher.core
     return {
@@ -70,6 +75,8 @@ async def _subscription_stats(
         "durable": subscription.durable,
         "epoch": subscription.epoch,
         "mark_delete": list(mark),
+        # Where it went on when a part of its cursor was lost; None: nothing was.
+        "recovered_from": None if recovered_from is None else list(recovered_from),
         # An upper bound: what was acknowledged out of order beyond the mark-delete position is still in it.
         "backlog_messages": max(backlog, 0),
         "acknowledged_ranges": subscription.cursor.state.range_count,

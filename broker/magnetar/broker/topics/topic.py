@@ -3,13 +3,15 @@
     publish --> Coalescer --call_soon--> ManagedLedger.append (while its pipeline has room)
     confirmed entries of one wake-up --call_soon--> receipts, one call per producer; cache; dispatch; the next entries
 
-Loading recovers the ledger list and all durable cursors. A topic that meets another owner fences itself: nothing is
+Loading recovers the ledger list and the durable cursors, side by side; one that cannot be read costs its subscription only
+(`cursors.recovery`). A topic that meets another owner fences itself: nothing is
 confirmed, everybody is sent to look the topic up again, and the registry forgets it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -19,6 +21,7 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
     AlreadyExists,
     ConsumerBusy,
+    DataDirectoryError,
     MagnetarError,
     ServiceNotReady,
     SubscriptionNotFound,
@@ -30,6 +33,7 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ..cursors.core.acks import AckState, EntryKey, Position
 from ..cursors.cursor import Cursor
+from ..cursors.recovery import CursorRecovery
 from ..dispatch.core.consumer import Consumer, ConsumerPort
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.readers import Readers
@@ -42,7 +46,7 @@ from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
-from .maintenance import Upkeep
+from .maintenance import Maintenance
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
 from .stats import topic_stats
 
@@ -74,8 +78,11 @@ class Topic:
             components.clock,
             LedgerEvents(self._confirmed, self._append_soon, self._ledgers_changed, self._fenced),
         )
-        self.export = TopicExport(name, self.ledger, self.subscriptions, components)
-        self._upkeep = Upkeep(self.ledger, self.subscriptions, self.export, settings)
+        self.recovery = CursorRecovery(name, self.ledger.list, self._durable_cursor, self._attach, settings)
+        self.export = TopicExport(
+            name, self.ledger, self.subscriptions, self.recovery.unavailable, components
+        )
+        self._maintenance = Maintenance(self.ledger, self.subscriptions, self.recovery, self.export)
         self._append_scheduled = False
         # Confirmed in this wake-up, not yet told: ledger, entry, stored bytes, what it holds.
         self._told: list[tuple[int, int, bytes | None, GatheredEntry]] = []
@@ -96,14 +103,12 @@ class Topic:
             await self._delete_rest()
             existed = await self.ledger.open(create=create)
         await self.export.load(taken_over=existed)
-        path = cursors_path(self.name)
-        for name in await self._components.metadata.children(path):
-            cursor = self._cursor(name, AckState(self.ledger.list, (0, 0, 0)))
-            if await cursor.adopt():
-                await cursor.recover(self.ledger.list)
-                self._attach(name, cursor)
-            else:
-                await cursor.delete()
+        await self.recovery.run(await self._components.metadata.children(cursors_path(self.name)))
+        self._check_served()  # a cursor may have met another owner
+
+    def _durable_cursor(self, name: str) -> Cursor:
+        """To be recovered or deleted."""
+        return self._cursor(name, AckState(self.ledger.list, (0, 0, 0)))
 
     def _cursor(self, name: str | None, state: AckState) -> Cursor:
         components = self._components
@@ -296,6 +301,7 @@ class Topic:
         check_subscription_name(name)
         async with self._subscribing:
             self._check_served()
+            self.recovery.check(name)
             subscription = self.subscriptions.get(name)
             if subscription is None:
                 subscription = await self._create_subscription(name, start, durable=durable)
@@ -347,6 +353,9 @@ class Topic:
     ) -> None:
         """Deletes it; refused while other consumers than `by` are connected, unless `force`."""
         async with self._subscribing:
+            if name in self.recovery.unavailable:
+                await asyncio.shield(self._background(self.recovery.delete(name)))
+                return
             subscription = self.subscriptions.get(name)
             if subscription is None:
                 raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}")
@@ -371,7 +380,7 @@ class Topic:
                 )
         return None
 
-    # --- upkeep ------------------------------------------------------------------------------------------------------
+    # --- maintenance -------------------------------------------------------------------------------------------------
 
     def _ledgers_changed(self) -> None:
         for subscription in self.subscriptions.values():
@@ -380,11 +389,11 @@ class Topic:
     def maintain(self) -> None:
         """The regular round."""
         if self._gone is None:
-            self._upkeep.round()
+            self._maintenance.round()
 
     async def trimmed(self) -> None:
         """A trimming that was under way is over; those that follow heed every cursor and lease that is there now."""
-        await self._upkeep.trimmed()
+        await self._maintenance.trimmed()
 
     @property
     def gone(self) -> MagnetarError | None:
@@ -421,6 +430,7 @@ class Topic:
         self.producers.sweep()
 
     async def _end_subscriptions(self, error: MagnetarError, *, fenced: bool) -> None:
+        await self.recovery.stop()
         subscriptions = list(self.subscriptions.values())
         self.subscriptions.clear()
         for subscription in subscriptions:
@@ -448,7 +458,7 @@ class Topic:
         await self.export.stop(self._gone)
         await self.ledger.close()
         await self.export.attachments.stop()
-        await self._upkeep.stop()
+        await self._maintenance.stop()
 
     async def abandon(self) -> None:
         """Loading failed: lets go of what was begun, writes nothing."""
@@ -472,15 +482,16 @@ class Topic:
         await self.export.stop(error)
         await self.ledger.close()
         await self.export.attachments.stop()
-        await self._upkeep.stop()
+        await self._maintenance.stop()
         await self.ledger.mark_deleting()
         await self._delete_rest()
 
     async def _delete_rest(self) -> None:
         metadata = self._components.metadata
         for name in await metadata.children(cursors_path(self.name)):
-            cursor = self._cursor(name, AckState(self.ledger.list, (0, 0, 0)))
-            await cursor.adopt()
+            cursor = self._durable_cursor(name)
+            with contextlib.suppress(DataDirectoryError):  # can be deleted all the same
+                await cursor.adopt()
             await cursor.delete()
         await self.export.staging.delete_all()
         await self.ledger.delete()

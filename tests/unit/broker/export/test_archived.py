@@ -11,11 +11,11 @@ import pytest
 from magnetar.broker.export.archived import MAX_LEDGERS_PER_ARCHIVING
 from magnetar.ledger import LedgerClient
 from magnetar.proto import commands as c
-from magnetar.proto.errors import InvalidArgument, TopicNotFound
+from magnetar.proto.errors import InvalidArgument, ServiceNotReady, TopicNotFound
 from magnetar.proto.ids import MessageId
 from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, settle
-from support.export_kit import Job, export_broker, read_all, record_of, stored_ledgers
+from support.export_kit import Job, export_broker, loaded, read_all, record_of, stored_ledgers
 
 AT = "file:///mnt/archive"
 
@@ -171,6 +171,12 @@ async def test_what_somebody_needs_is_kept_with_all_after_it(bookies: Bookies, l
         await slow.ack(*[message.row() for message in slow.messages[:2]])
         await settle()
         assert (await kept())[0] == 2
+        # One whose cursor cannot be read: where it stands is not known.
+        unavailable = loaded(broker).recovery.unavailable
+        unavailable["lost"] = ServiceNotReady("its bookies are away")
+        count, (ledger, reason) = await kept()
+        assert (count, ledger, reason) == (0, rows[0][0], "where subscription 'lost' stands cannot be read")
+        unavailable.clear()
         # A reader that waits for permits.
         await client.consumer(7, "", durable=False, permits=0)
         count, (ledger, reason) = await kept()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import msgpack
 import pytest
 
 from magnetar.broker.log.records import TopicRecord
@@ -120,26 +119,45 @@ async def test_the_same_batch_asked_for_many_times_at_once(bookies: Bookies, led
         assert len(await stored_ledgers(bookies)) == 1
 
 
-async def test_discarding_before_the_place_is_recorded_wins(bookies: Bookies, ledgers: LedgerClient) -> None:
-    async with small_broker(bookies, ledgers, max_outstanding_entries=1) as broker:
+async def test_discarding_before_the_batch_is_recorded_wins(bookies: Bookies, ledgers: LedgerClient) -> None:
+    async with small_broker(bookies, ledgers) as broker:
+        client = await published(broker, b"a")
+        job = Job(bookies, broker)
+        row = await job.stage([b"x"])
+        async with loaded(broker).ledger._list_lock:
+            discarding = job.client.ask(c.DiscardStaged, "orders", "t")
+            await settle(5)
+            attaching = job.attach(0, row)
+            await settle(50)
+        assert await discarding == {"discarded": 1}
+        with pytest.raises(InvalidArgument, match="attached or discarded meanwhile"):
+            await attaching
+        client.publish(b"c", first=1)
+        await client.confirmed(2)
+        assert await job.client.ask(c.QueryState, "orders", "q") == {"batch": -1}
+        assert await read_all(broker, 2) == [b"a", b"c"]
+
+
+async def test_a_batch_has_its_turn_while_publishers_fill_the_pipeline(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    async with small_broker(bookies, ledgers, max_outstanding_entries=1, max_entry_bytes=1) as broker:
         client = await published(broker, b"a")
         job = Job(bookies, broker)
         row = await job.stage([b"x"])
         for bookie in bookies.values():
             bookie.hold_adds()
-        client.publish(b"b", first=1)
+        for number in range(1, 40):
+            client.publish(b"%d" % number, first=number)
         await settle(5)
         attaching = job.attach(0, row)
         await settle(50)  # it waits for room
-        assert await job.client.ask(c.DiscardStaged, "orders", "t") == {"discarded": 1}
         for bookie in bookies.values():
             bookie.release()
-        with pytest.raises(InvalidArgument, match="attached or discarded meanwhile"):
-            await attaching
-        client.publish(b"c", first=2)  # whoever held lets go
-        await client.confirmed(3)
-        assert await job.client.ask(c.QueryState, "orders", "q") == {"batch": -1}
-        assert await read_all(broker, 3) == [b"a", b"b", b"c"]
+        assert (await attaching)["attached"]
+        await client.confirmed(40)
+        found = await read_all(broker, 41)
+        assert found.index(b"x") <= 3, "ahead of what publishers queued"
 
 
 async def test_queries_beside_one_another_and_publishers(bookies: Bookies, ledgers: LedgerClient) -> None:
@@ -326,4 +344,3 @@ def test_the_record_of_published_batches_is_kept_in_every_detail() -> None:
     )
     assert TopicRecord.decode(record.encode(), "") == record
     assert (record.last_batch("q"), record.last_batch("r"), record.last_batch("s")) == (3, 0, -1)
-    assert msgpack.unpackb(TopicRecord(publishing=record.publishing).encode())["format"] == 3

@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.log.managed_ledger import ManagedLedger
 from magnetar.broker.log.segment import State
 from magnetar.ledger import LedgerClient
 from magnetar.proto import commands as c
-from magnetar.proto.errors import BookieUnavailable, MagnetarError, RequestTimeout, ServiceNotReady
+from magnetar.proto.errors import (
+    BookieUnavailable,
+    EntryDamaged,
+    MagnetarError,
+    RequestTimeout,
+    ServiceNotReady,
+)
 from support.bookies import Bookies
-from support.broker_kit import TOPIC, settle
+from support.broker_kit import TOPIC, FakeClock, settle
 from support.export_kit import (
     Job,
     crash,
@@ -89,7 +96,7 @@ class Closing:
 async def test_a_ledger_that_fails_in_the_middle(
     bookies: Bookies, ledgers: LedgerClient, lands: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The entry does not move to the next ledger with those beside it: its place is recorded anew, or it was found."""
+    """The entry is found in the ledger that failed, or moves to the next one with those beside it."""
     async with small_broker(bookies, ledgers) as broker:
         client = await published(broker, b"a")
         job = Job(bookies, broker)
@@ -171,7 +178,7 @@ class Moody:
 async def test_a_place_whose_record_has_no_known_outcome(
     bookies: Bookies, ledgers: LedgerClient, mood: str
 ) -> None:
-    """Publishers take the place then: whoever loads the topic must not take their entry for the batch."""
+    """Publishers' entries come at that place then: whoever loads the topic must not take one for the batch."""
     store = Moody(bookies.metadata)
     async with small_broker(bookies, ledgers, store) as broker:
         client = await published(broker, b"a")
@@ -198,9 +205,9 @@ async def test_a_place_whose_record_has_no_known_outcome(
     await again.close()
 
 
-async def test_a_roll_over_while_the_place_is_recorded(bookies: Bookies, ledgers: LedgerClient) -> None:
-    store = Moody(bookies.metadata)
-    async with small_broker(bookies, ledgers, store) as broker:
+async def test_a_roll_over_while_the_batch_is_recorded(bookies: Bookies, ledgers: LedgerClient) -> None:
+    store, clock = Moody(bookies.metadata), FakeClock()
+    async with small_broker(bookies, ledgers, store, clock=clock, max_ledger_age_ms=1000) as broker:
         client = await published(broker, b"a")
         job = Job(bookies, broker)
         row = await job.stage([b"x"])
@@ -211,7 +218,8 @@ async def test_a_roll_over_while_the_place_is_recorded(bookies: Bookies, ledgers
         async def roll() -> None:
             store.on_put = None
             rolled.set()
-            assert loaded(broker).ledger.roll_if_older(0)
+            clock.now += 1000
+            assert loaded(broker).ledger.roll_if_due()
             await settle(5)
 
         store.armed, store.on_put = "roll", roll
@@ -225,7 +233,7 @@ async def test_a_roll_over_while_the_place_is_recorded(bookies: Bookies, ledgers
         assert (await shape(bookies))[0] == [1, 1]
 
 
-async def test_publishers_wait_for_the_record_and_go_on_behind_the_batch(
+async def test_publishers_go_on_while_a_batch_is_recorded_and_their_entries_are_not_taken_for_it(
     bookies: Bookies, ledgers: LedgerClient
 ) -> None:
     store = Moody(bookies.metadata)
@@ -243,9 +251,42 @@ async def test_publishers_wait_for_the_record_and_go_on_behind_the_batch(
 
         store.armed, store.on_put = "publish", publish
         assert (await job.attach(0, row))["attached"]
+        assert sum(row[1] for row in receipts) == 2
+        assert await read_all(broker, 4) == [b"a", b"b", b"x", b"y"]
+        await crash(broker)
+    again = bookies.client()
+    async with small_broker(bookies, again) as broker:
+        await broker.topic(TOPIC, create=False)
+        place = loaded(broker).ledger.list.record.publishing["q"]
+        assert (place.entry_id, place.confirmed) == (2, True)
+        assert await Job(bookies, broker).client.ask(c.QueryState, "orders", "q") == {"batch": 0}
+    await again.close()
+
+
+async def test_an_entry_that_is_lost_where_a_batch_is_looked_for_may_be_the_batch(
+    bookies: Bookies, ledgers: LedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with small_broker(bookies, ledgers) as broker:
+        job = Job(bookies, broker)
+        client = await published(broker, b"a")
+        opened = await open_ledger(client)
+        await job.attach(0, await job.stage([b"x"]))
+        client.publish(b"b", first=1)
         await client.confirmed(2)
-        assert sum(row[1] for row in receipts) == 1
-        assert await read_all(broker, 4) == [b"a", b"x", b"y", b"b"]
+        await crash(broker)
+    read = ManagedLedger.read
+
+    async def read_damaged(ledger: Any, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
+        if (ledger_id, first) == (opened, 1):
+            raise EntryDamaged("no copy is whole")
+        return await read(ledger, ledger_id, first, max_bytes=max_bytes)
+
+    monkeypatch.setattr(ManagedLedger, "read", read_damaged)
+    again = bookies.client()
+    async with small_broker(bookies, again) as broker:
+        row = await Job(bookies, broker).stage([b"x"])
+        assert not (await Job(bookies, broker).attach(0, row))["attached"]
+    await again.close()
 
 
 async def test_a_place_that_was_never_filled_does_not_hide_the_batch_before_it(
