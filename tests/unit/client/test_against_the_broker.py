@@ -1,8 +1,10 @@
 """The client against the real broker and listener, over fake ledgers: what both sides must agree on."""
 
 import asyncio
+import random
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -10,16 +12,17 @@ import pytest_asyncio
 
 from magnetar.broker.listeners.native.connection import listener
 from magnetar.client import Client, ConsumerBusy, ReceiveTimeout, SubscriptionNotFound, connect
+from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.runtime.connection import ConnectionOptions, FramedServer
 from support.broker_kit import running_broker
 
 
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[FramedServer]:
+@asynccontextmanager
+async def serving(metadata: Any = None) -> AsyncIterator[FramedServer]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    async with running_broker(service_url=f"magnetar://127.0.0.1:{port}") as broker:
+    async with running_broker(None, metadata, service_url=f"magnetar://127.0.0.1:{port}") as broker:
         server = await FramedServer.start(
             "127.0.0.1", port, listener(broker), ConnectionOptions(name="broker")
         )
@@ -27,10 +30,20 @@ async def server() -> AsyncIterator[FramedServer]:
         await server.close(0.0)
 
 
+def connect_to(server: FramedServer) -> Client:
+    url = f"magnetar://127.0.0.1:{server.addresses[0][1]}"
+    return connect(url, backoff_first=0.01, operation_timeout=5.0)
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[FramedServer]:
+    async with serving() as server:
+        yield server
+
+
 @pytest_asyncio.fixture
 async def client(server: FramedServer) -> AsyncIterator[Client]:
-    url = f"magnetar://127.0.0.1:{server.addresses[0][1]}"
-    async with connect(url, backoff_first=0.01, operation_timeout=5.0) as client:
+    async with connect_to(server) as client:
         yield client
 
 
@@ -177,3 +190,39 @@ async def test_the_largest_message(client: Client) -> None:
     await producer.send(b"x" * size)
     reader = await client.create_reader("t", start="earliest")
     assert len((await reader.read_next(2.0)).value or b"") == size
+
+
+class SlowMetadata(MemoryMetadataStore):
+    """Making a node takes 0 to 4 ms, as with a disk."""
+
+    rng = random.Random(2)
+
+    async def create(self, path: str, value: bytes) -> int:
+        await asyncio.sleep(self.rng.random() * 0.004)
+        return await super().create(path, value)
+
+
+async def test_openings_that_are_cancelled_hold_no_place() -> None:
+    rng = random.Random(1)
+    async with serving(SlowMetadata()) as server, connect_to(server) as client:
+        for number in range(300):
+            opening = asyncio.ensure_future(client.subscribe("t", f"s{number}", start="earliest"))
+            await asyncio.sleep(rng.random() * 0.003)
+            opening.cancel()
+            with suppress(asyncio.CancelledError):
+                await (await opening).close()
+        stats = await client.topic_stats("t")
+        held = [name for name, one in stats["subscriptions"].items() if one["consumers"]]
+        assert held == []
+
+
+async def test_a_producer_whose_opening_was_cut_off_is_not_dead(client: Client) -> None:
+    for _ in range(30):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.0005):
+                producer = await client.create_producer("t", name="p")
+            await producer.close()
+    producer = await client.create_producer("t", name="p")
+    await producer.send(b"alive")
+    stats = await client.topic_stats("t")
+    assert [one["name"] for one in stats["producers"]] == ["p"]

@@ -59,7 +59,7 @@ class Topic:
         self._clock = components.clock
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
-        self.producers = Producers(str(name))
+        self.producers = Producers(str(name), settings.producer_drain_timeout_ms)
         self.subscriptions: dict[str, Subscription] = {}
         self._subscribing = asyncio.Lock()
         self.publish_budget = ByteBudget(settings.max_topic_publish_bytes, components.publish_budget)
@@ -134,11 +134,14 @@ class Topic:
     # --- publishing --------------------------------------------------------------------------------------------------
 
     async def open_producer(
-        self, name: str, *, epoch: int, access_mode: str, port: ProducerPort
+        self, name: str, *, epoch: int, access_mode: str, new_port: Callable[[int], ProducerPort]
     ) -> ProducerSession:
-        """A session to publish with. Raises ProducerBusy, Unsupported, TopicNotServed; waits as rule 33 wants."""
+        """A session to publish with; `new_port` makes its port, told the epoch. Waits as rule 33 wants.
+
+        Raises ProducerBusy, Unsupported, TopicNotServed.
+        """
         self._check_served()
-        return await self.producers.open(name, epoch, access_mode, port)
+        return await self.producers.open(name, epoch, access_mode, new_port)
 
     def close_producer(self, session: ProducerSession) -> None:
         """The session ends; what it queued still lands."""
