@@ -25,9 +25,9 @@ class SlowMetadata(MemoryMetadataStore):
         self.broken = False
         self.reads = 0
 
-    async def create(self, path: str, value: bytes) -> int:
+    async def create(self, path: str, value: bytes, *, session: Any = None) -> int:
         await self.go.wait()
-        return await super().create(path, value)
+        return await super().create(path, value, session=session)
 
     async def get(self, path: str) -> Any:
         if path.endswith("/orders"):

@@ -4,7 +4,7 @@ import asyncio
 import random
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ async def serving(metadata: Any = None) -> AsyncIterator[FramedServer]:
         await server.close(0.0)
 
 
-def connect_to(server: FramedServer) -> Client:
+def connect_to(server: FramedServer) -> AbstractAsyncContextManager[Client]:
     url = f"magnetar://127.0.0.1:{server.addresses[0][1]}"
     return connect(url, backoff_first=0.01, operation_timeout=5.0)
 
@@ -197,9 +197,9 @@ class SlowMetadata(MemoryMetadataStore):
 
     rng = random.Random(2)
 
-    async def create(self, path: str, value: bytes) -> int:
+    async def create(self, path: str, value: bytes, *, session: Any = None) -> int:
         await asyncio.sleep(self.rng.random() * 0.004)
-        return await super().create(path, value)
+        return await super().create(path, value, session=session)
 
 
 async def test_openings_that_are_cancelled_hold_no_place() -> None:

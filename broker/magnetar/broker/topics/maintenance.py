@@ -9,7 +9,7 @@ from typing import Any
 
 from ..cursors.core.acks import Position
 from ..dispatch.subscription import Subscription
-from ..export import TopicExport
+from ..export.topic_export import TopicExport
 from ..log.managed_ledger import ManagedLedger
 from ..settings import BrokerSettings
 

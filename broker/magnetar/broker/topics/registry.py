@@ -18,7 +18,7 @@ from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
 
 from ..dispatch.core.entry_source import DispatchCounters
-from ..export import find_staged
+from ..export.orphans import find_staged
 from ..log.records import TOPICS_ROOT, TopicRecord, topic_path
 from ..log.tail_cache import TailCache
 from ..resources.budget import ByteBudget

@@ -34,7 +34,7 @@ from ..dispatch.core.consumer import Consumer, ConsumerPort
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.readers import Readers
 from ..dispatch.subscription import Subscription, check_type
-from ..export import TopicExport
+from ..export.topic_export import TopicExport
 from ..log.managed_ledger import LedgerEvents, ManagedLedger
 from ..log.positions import Start, find_position
 from ..log.records import cursor_path, cursors_path
@@ -44,7 +44,6 @@ from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
 from .maintenance import Upkeep
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
-from .stats import topic_stats
 
 _log = logging.getLogger(__name__)
 
@@ -487,7 +486,3 @@ class Topic:
             await cursor.delete()
         await self.export.staging.delete_all()
         await self.ledger.delete()
-
-    async def stats(self) -> dict[str, Any]:
-        """Figures for people and tools (WIRE.md)."""
-        return await topic_stats(self, self.ledger.list, self.ledger.state.value)

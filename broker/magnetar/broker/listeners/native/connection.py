@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from magnetar.proto import commands as c
@@ -28,21 +28,14 @@ from magnetar.proto.errors import (
     Unsupported,
 )
 from magnetar.proto.frames import Run
-from magnetar.proto.ids import TopicName
 
-from ...export import EXPORT_REQUESTS
 from ...resources.budget import ByteBudget
+from ...service import BrokerService
+from ...service.results import ConsumerOpened
 from ...topics.registry import Broker
 from ..openings import OpeningActions, Openings
-from .ports import (
-    ConsumerPort,
-    Link,
-    OpenConsumer,
-    OpenProducer,
-    ProducerPort,
-    first_sequence_id,
-    for_client,
-)
+from .ports import ConsumerPort, Link, OpenProducer, ProducerPort, first_sequence_id, for_client
+from .requests import CONSUMER_REQUESTS, REQUESTS, to_wire
 
 _log = logging.getLogger(__name__)
 
@@ -53,9 +46,9 @@ _PUBLISH_REASON = "publish"
 class ClientConnection:
     """`ConnectionHandler` of one client."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._settings = broker.settings
+    def __init__(self, service: BrokerService) -> None:
+        self._service = service
+        self._settings = service.settings
         self._link: Link  # from `connection_ready` on
         self._loop = asyncio.get_running_loop()
         # SEND header bytes -> producer; one for each producer that sends, whatever else it may write into its headers.
@@ -163,6 +156,9 @@ class ClientConnection:
         elif isinstance(command, c.Subscribe):
             self._check_busy()
             self._consumers.open(command.consumer_id, command)
+        elif isinstance(command, c.Unsubscribe):
+            opened = self._consumer(command.consumer_id)
+            self._ask(command.request_id, lambda: self._unsubscribe(command.consumer_id, opened))
         elif isinstance(command, c.CloseProducer):
             self._producers.close(command.producer_id)
             self._link.answer(command.request_id)
@@ -170,16 +166,20 @@ class ClientConnection:
             self._consumers.close(command.consumer_id)
             self._link.answer(command.request_id)
         else:
-            handler = _REQUESTS.get(type(command))
-            export = EXPORT_REQUESTS.get(type(command))
-            if handler is not None:
-                self._ask(command.request_id, lambda: handler(self, command))
-            elif export is not None:
-                self._ask(command.request_id, lambda: export(self._broker, self._link, command, payload))
-            elif type(command) in c.RESERVED:
-                raise Unsupported(f"{type(command).__name__} is reserved and not offered by this version yet")
-            else:
-                raise UnknownCommand(f"{type(command).__name__} is not a command for a broker")
+            self._request(command, payload)
+
+    def _request(self, command: c.Command, payload: bytes) -> None:
+        """A task of its own for each. Raises TooManyRequests, or why nobody here answers such a command."""
+        kind, service, link = type(command), self._service, self._link
+        if (answer := REQUESTS.get(kind)) is not None:
+            self._ask(command.request_id, lambda: answer(service, link, command, payload))
+        elif (answer_for := CONSUMER_REQUESTS.get(kind)) is not None:
+            opened = self._consumer(command.consumer_id)  # type: ignore[attr-defined]
+            self._ask(command.request_id, lambda: answer_for(service, link, command, opened))
+        elif kind in c.RESERVED:
+            raise Unsupported(f"{kind.__name__} is reserved and not offered by this version yet")
+        else:
+            raise UnknownCommand(f"{kind.__name__} is not a command for a broker")
 
     def _ack(self, command: c.Ack, payload: bytes) -> None:
         consumer = self._consumer(command.consumer_id)
@@ -196,7 +196,7 @@ class ClientConnection:
 
         consumer.subscription.acknowledge(consumer.consumer, rows, cumulative=command.cumulative, done=done)
 
-    def _consumer(self, consumer_id: int) -> OpenConsumer:
+    def _consumer(self, consumer_id: int) -> ConsumerOpened:
         consumer = self._consumers.get(consumer_id)
         if consumer is None:
             raise InvalidArgument(f"consumer {consumer_id} is not open on this connection; subscribe first")
@@ -208,7 +208,7 @@ class ClientConnection:
                 f"{len(self._tasks)} requests of this connection are being worked on; wait for some of them"
             )
 
-    def _ask(self, request_id: int, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    def _ask(self, request_id: int, work: Callable[[], Awaitable[Any]]) -> None:
         self._check_busy()
         self._spawn(self._run(request_id, work))
 
@@ -218,9 +218,9 @@ class ClientConnection:
         task.add_done_callback(lambda done: self._tasks.pop(id(done), None))
         return task
 
-    async def _run(self, request_id: int, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    async def _run(self, request_id: int, work: Callable[[], Awaitable[Any]]) -> None:
         try:
-            self._link.answer(request_id, await work())
+            self._link.answer(request_id, to_wire(await work()))
         except MagnetarError as error:
             self._link.answer_error(request_id, for_client(error))
         except Exception as error:
@@ -247,22 +247,17 @@ class ClientConnection:
     # --- producers and consumers -------------------------------------------------------------------------------------
 
     async def _open_producer(self, command: c.CreateProducer) -> OpenProducer:
-        name = TopicName.parse(command.topic)
-        self._link.authorize("produce", str(name))
-        if command.name is not None and not 0 < len(command.name) <= 255:
-            raise InvalidArgument("a producer name has 1 to 255 characters")
-        if not 0 <= command.epoch < 1 << 62:
-            raise InvalidArgument(f"a producer epoch of {command.epoch} is not allowed")
-        topic = await self._broker.find(name)
-        session = await topic.open_producer(
-            command.name or self._broker.generate_name(),
-            epoch=command.epoch,
-            access_mode=command.access_mode,
+        opened = await self._service.create_producer(
+            self._link,
+            command.topic,
             new_port=lambda epoch: ProducerPort(
                 self._link, command.producer_id, epoch, self._producer_closed
             ),
+            producer_name=command.name,
+            epoch=command.epoch,
+            access_mode=command.access_mode,
         )
-        return OpenProducer(topic, session, self.wait_for)
+        return OpenProducer(opened, self.wait_for)
 
     def _producer_opened(self, command: c.CreateProducer, producer: OpenProducer) -> None:
         session = producer.session
@@ -281,27 +276,23 @@ class ClientConnection:
             self._senders.pop(producer.send_header, None)
             self._producers.ended(port.producer_id, producer)
 
-    async def _open_consumer(self, command: c.Subscribe) -> OpenConsumer:
-        name = TopicName.parse(command.topic)
-        self._link.authorize("consume", str(name))
-        if not 0 <= command.epoch < 1 << 62:
-            raise InvalidArgument(f"a consumer epoch of {command.epoch} is not allowed")
-        topic = await self._broker.find(name)
-        subscription, consumer = await topic.subscribe(
+    async def _open_consumer(self, command: c.Subscribe) -> ConsumerOpened:
+        return await self._service.subscribe(
+            self._link,
+            command.topic,
             command.subscription,
-            ConsumerPort(self._link, command.consumer_id, self._consumer_closed),
+            port=ConsumerPort(self._link, command.consumer_id, self._consumer_closed),
             type=command.type,
             start=command.start,
             durable=command.durable,
-            consumer_name=command.name or self._broker.generate_name(),
+            consumer_name=command.name,
             epoch=command.epoch,
         )
-        return OpenConsumer(topic, subscription, consumer)
 
-    def _consumer_opened(self, command: c.Subscribe, opened: OpenConsumer) -> None:
+    def _consumer_opened(self, command: c.Subscribe, opened: ConsumerOpened) -> None:
         self._link.answer(command.request_id, {"epoch": opened.consumer.epoch})
 
-    def _release_consumer(self, opened: OpenConsumer) -> None:
+    def _release_consumer(self, opened: ConsumerOpened) -> None:
         opened.subscription.remove_consumer(opened.consumer)
 
     def _consumer_closed(self, port: ConsumerPort) -> None:
@@ -313,75 +304,15 @@ class ClientConnection:
     def _refuse(self, command: c.Command, error: MagnetarError) -> None:
         self._link.answer_error(command.request_id, for_client(error))
 
-    async def _unsubscribe(self, command: c.Unsubscribe) -> None:
-        opened = self._consumer(command.consumer_id)
-        await opened.topic.delete_subscription(opened.subscription.name, by=opened.consumer)
-        self._consumers.ended(command.consumer_id, opened)
-
-    async def _seek(self, command: c.Seek) -> dict[str, Any]:
-        port = self._consumer(command.consumer_id)
-        return {"epoch": await port.topic.seek(port.subscription, command.start)}
-
-    async def _last_message_id(self, command: c.LastMessageId) -> bytes | None:
-        found = await self._consumer(command.consumer_id).topic.last_message_id()
-        return None if found is None else found.to_bytes()
-
-    # --- topics ------------------------------------------------------------------------------------------------------
-
-    async def _lookup(self, command: c.Lookup) -> dict[str, Any]:
-        self._link.authorize("lookup", str(TopicName.parse(command.topic)))
-        return {"url": self._settings.service_url}
-
-    async def _partitions(self, command: c.Partitions) -> dict[str, Any]:
-        self._link.authorize("lookup", str(TopicName.parse(command.topic)))
-        return {"partitions": 0}
-
-    async def _list_topics(self, command: c.ListTopics) -> list[str]:
-        self._link.authorize("list_topics", command.namespace)
-        return await self._broker.list_topics(command.namespace)
-
-    async def _topic_stats(self, command: c.TopicStats) -> dict[str, Any]:
-        name = TopicName.parse(command.topic)
-        self._link.authorize("topic_stats", str(name))
-        return await (await self._broker.known(name)).stats()
-
-    async def _create_topic(self, command: c.CreateTopic) -> None:
-        name = TopicName.parse(command.topic)
-        self._link.authorize("create_topic", str(name))
-        if command.partitions:
-            raise Unsupported("partitioned topics are not offered yet; create the topic with partitions=0")
-        await self._broker.create_topic(name)
-
-    async def _delete_topic(self, command: c.DeleteTopic) -> None:
-        name = TopicName.parse(command.topic)
-        self._link.authorize("delete_topic", str(name))
-        await self._broker.delete_topic(name, force=command.force)
-
-    async def _delete_subscription(self, command: c.DeleteSubscription) -> None:
-        name = TopicName.parse(command.topic)
-        self._link.authorize("delete_subscription", str(name))
-        topic = await self._broker.known(name)
-        await topic.delete_subscription(command.subscription, force=command.force)
-
-
-_Handler = Callable[[ClientConnection, Any], Coroutine[Any, Any, Any]]
-_REQUESTS: dict[type[c.Command], _Handler] = {
-    c.Unsubscribe: ClientConnection._unsubscribe,
-    c.Seek: ClientConnection._seek,
-    c.LastMessageId: ClientConnection._last_message_id,
-    c.Lookup: ClientConnection._lookup,
-    c.Partitions: ClientConnection._partitions,
-    c.ListTopics: ClientConnection._list_topics,
-    c.TopicStats: ClientConnection._topic_stats,
-    c.CreateTopic: ClientConnection._create_topic,
-    c.DeleteTopic: ClientConnection._delete_topic,
-    c.DeleteSubscription: ClientConnection._delete_subscription,
-}
+    async def _unsubscribe(self, consumer_id: int, opened: ConsumerOpened) -> None:
+        await self._service.unsubscribe(self._link, opened)
+        self._consumers.ended(consumer_id, opened)
 
 
 def listener(broker: Broker) -> Callable[[], ClientConnection]:
     """The handler factory for `FramedServer.start`."""
-    return lambda: ClientConnection(broker)
+    service = BrokerService(broker)
+    return lambda: ClientConnection(service)
 
 
 __all__ = ["ClientConnection", "Link", "listener"]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from magnetar.proto import commands as c
 from magnetar.proto.batch import AdmittedGroups, admit_groups
 from magnetar.proto.errors import MagnetarError, ServiceNotReady, StorageFailed
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
-from ...dispatch.core.consumer import Consumer, Delivery
-from ...dispatch.subscription import Subscription
+from ...dispatch.core.consumer import Delivery
 from ...resources.budget import ByteBudget
-from ...topics.producers import ProducerSession, ReceiptFields, SessionState
-from ...topics.topic import Topic
+from ...service.results import ProducerOpened
+from ...topics.producers import ReceiptFields, SessionState
 
 Payload = bytes | bytearray | memoryview
 _RECEIPT_PACK = c.RECEIPT_ROW.pack
@@ -82,12 +81,9 @@ class OpenProducer:
 
     __slots__ = ("_wait_for", "send_header", "session", "topic")
 
-    def __init__(
-        self, topic: Topic, session: ProducerSession, wait_for: Callable[[ByteBudget], None]
-    ) -> None:
+    def __init__(self, opened: ProducerOpened, wait_for: Callable[[ByteBudget], None]) -> None:
         """`wait_for`: stops reading until a budget has room."""
-        self.topic = topic
-        self.session = session
+        self.topic, self.session = opened
         self.send_header = b""  # under which the connection finds this producer; empty before its first SEND
         self._wait_for = wait_for
 
@@ -154,14 +150,6 @@ class ConsumerPort:
         """The topic ended the consumer."""
         self._on_closed(self)
         self._link.send(c.CloseConsumer(0, self.consumer_id).encode())
-
-
-class OpenConsumer(NamedTuple):
-    """What a consumer's frames lead to."""
-
-    topic: Topic
-    subscription: Subscription
-    consumer: Consumer
 
 
 def first_sequence_id(payload: bytes) -> int:
