@@ -19,7 +19,7 @@ from magnetar.proto.commands import (
     SendFailed,
     decode_command,
 )
-from magnetar.proto.errors import ConnectionLost, MagnetarError, TopicNotServed
+from magnetar.proto.errors import ConnectionLost, MagnetarError, TopicNotServed, error_from_wire
 from magnetar.proto.frames import Run
 from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection, wait_gone
 
@@ -134,7 +134,9 @@ class Link:
                     producer.moved(TopicNotServed("the broker closed the producer: the topic moves"))
             case CloseConsumer():
                 consumer = self.consumers.get(command.consumer_id)
-                if consumer is not None:
+                if consumer is not None and command.code:
+                    consumer.refused(error_from_wire(command.code, command.action, command.message))
+                elif consumer is not None:
                     consumer.moved(TopicNotServed("the broker closed the consumer: the topic moves"))
             case _:
                 # Late receipts of an old epoch, and news of later versions that this one can do without.

@@ -407,6 +407,10 @@ class Receiver:
         """The connection broke or the topic moves (Link calls it)."""
         self._attachment.lost(error)
 
+    def refused(self, error: MagnetarError) -> None:
+        """The broker ended the consumer for good (Link calls it)."""
+        self._attachment.give_up(error)
+
     def detached(self) -> None:
         """No link any more: what was not handed out comes again from the next."""
         self._last = self._position()

@@ -13,6 +13,7 @@ import pytest_asyncio
 from magnetar.broker.listeners.native.connection import listener
 from magnetar.client import Client, ConsumerBusy, ReceiveTimeout, SubscriptionNotFound, connect
 from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto.errors import MessageTooLarge
 from magnetar.runtime.connection import ConnectionOptions, FramedServer
 from support.broker_kit import running_broker
 
@@ -30,9 +31,9 @@ async def serving(metadata: Any = None) -> AsyncIterator[FramedServer]:
         await server.close(0.0)
 
 
-def connect_to(server: FramedServer) -> AbstractAsyncContextManager[Client]:
+def connect_to(server: FramedServer, **options: Any) -> AbstractAsyncContextManager[Client]:
     url = f"magnetar://127.0.0.1:{server.addresses[0][1]}"
-    return connect(url, backoff_first=0.01, operation_timeout=5.0)
+    return connect(url, **{"backoff_first": 0.01, "operation_timeout": 5.0, **options})
 
 
 @pytest_asyncio.fixture
@@ -226,3 +227,40 @@ async def test_a_producer_whose_opening_was_cut_off_is_not_dead(client: Client) 
     await producer.send(b"alive")
     stats = await client.topic_stats("t")
     assert [one["name"] for one in stats["producers"]] == ["p"]
+
+
+async def test_deliveries_fit_the_frames_of_a_small_client(server: FramedServer, client: Client) -> None:
+    values = [b"%04d" % number + b"x" * 100 for number in range(3000)]
+    producer = await client.create_producer("t", batching=False)
+    for value in values:
+        producer.send_nowait(value)
+    await producer.flush()
+    async with connect_to(server, max_message_bytes=8_000) as small:
+        consumer = await small.subscribe("t", "s", start="earliest", receiver_queue_messages=5000)
+        got = await take(consumer, 3000)
+        assert [message.value for message in got] == values
+        await consumer.ack([message for message in got if message.value[3] % 2], receipt=True)
+        await consumer.close()
+        consumer = await small.subscribe("t", "s", receiver_queue_messages=5000)
+        rest = [message.value for message in await take(consumer, 1500)]
+        assert rest == [value for value in values if not value[3] % 2]
+
+
+@pytest.mark.parametrize("type", ["exclusive", "shared"])
+async def test_a_message_that_does_not_fit_a_small_client_ends_its_consumer_alone(
+    server: FramedServer, client: Client, type: str
+) -> None:
+    producer = await client.create_producer("t")
+    sent = [b"before", b"x" * 100_000, b"after"]
+    for value in sent:
+        await producer.send(value)
+    async with connect_to(server, max_message_bytes=8_000) as small:
+        other = await small.subscribe("quiet", "s", start="earliest")
+        consumer = await small.subscribe("t", "s", type=type, start="earliest")
+        with pytest.raises(MessageTooLarge, match="max_message_bytes of 100"):
+            await take(consumer, 3)
+        quiet = await client.create_producer("quiet")
+        await quiet.send(b"alive")
+        assert (await other.receive(2.0)).value == b"alive", "the connection is not cut"
+    consumer = await client.subscribe("t", "s", type=type)
+    assert sorted(message.value for message in await take(consumer, 3)) == sorted(sent)

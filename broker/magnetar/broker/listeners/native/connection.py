@@ -281,7 +281,9 @@ class ClientConnection:
             self._link,
             command.topic,
             command.subscription,
-            port=ConsumerPort(self._link, command.consumer_id, self._consumer_closed),
+            port=ConsumerPort(
+                self._link, command.consumer_id, self._consumer_closed, self._consumer_too_small
+            ),
             type=command.type,
             start=command.start,
             durable=command.durable,
@@ -300,6 +302,13 @@ class ClientConnection:
         opened = self._consumers.get(port.consumer_id)
         if opened is not None and opened.consumer.port is port:
             self._consumers.ended(port.consumer_id, opened)
+
+    def _consumer_too_small(self, port: ConsumerPort) -> None:
+        """It cannot take what is to be delivered: others may have its place."""
+        opened = self._consumers.get(port.consumer_id)
+        if opened is not None and opened.consumer.port is port:
+            self._consumers.ended(port.consumer_id, opened)
+            self._release_consumer(opened)
 
     def _refuse(self, command: c.Command, error: MagnetarError) -> None:
         self._link.answer_error(command.request_id, for_client(error))

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from magnetar.proto import commands as c
 from magnetar.proto.batch import AdmittedGroups, admit_groups
-from magnetar.proto.errors import MagnetarError, ServiceNotReady, StorageFailed
+from magnetar.proto.errors import (
+    FrameTooLarge,
+    MagnetarError,
+    MessageTooLarge,
+    ServiceNotReady,
+    StorageFailed,
+)
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ...dispatch.core.consumer import Delivery
 from ...resources.budget import ByteBudget
 from ...service.results import ProducerOpened
 from ...topics.producers import ReceiptFields, SessionState
+
+_log = logging.getLogger(__name__)
 
 Payload = bytes | bytearray | memoryview
 _RECEIPT_PACK = c.RECEIPT_ROW.pack
@@ -114,22 +123,56 @@ class OpenProducer:
 
 
 class ConsumerPort:
-    """The way out of one consumer: deliveries as frames. See `dispatch.core.consumer.ConsumerPort`."""
+    """The way out of one consumer: deliveries as frames. See `dispatch.core.consumer.ConsumerPort`.
 
-    __slots__ = ("_link", "_on_closed", "consumer_id")
+    A delivery that is larger than the peer's frames is cut at batch borders. A batch that does not fit alone ends the
+    consumer with an error that is final for it: leaving the batch out would lose it, trying again would never end.
+    """
 
-    def __init__(self, link: Link, consumer_id: int, on_closed: Callable[[ConsumerPort], None]) -> None:
+    __slots__ = ("_link", "_on_closed", "_on_too_large", "_stopped", "consumer_id")
+
+    def __init__(
+        self,
+        link: Link,
+        consumer_id: int,
+        on_closed: Callable[[ConsumerPort], None],
+        on_too_large: Callable[[ConsumerPort], None],
+    ) -> None:
+        """`on_closed`: the topic ended the consumer; `on_too_large`: the port did, and the topic does not know yet."""
         self.consumer_id = consumer_id
         self._link = link
         self._on_closed = on_closed
+        self._on_too_large = on_too_large
+        self._stopped = False  # nothing is sent after a batch that was not
 
     @property
     def writable(self) -> bool:
         """False while the connection's write buffer is full."""
-        return self._link.writable
+        return self._link.writable and not self._stopped
 
     def deliver(self, delivery: Delivery) -> None:
-        """DELIVER. A whole entry goes out as a view of the stored bytes."""
+        """DELIVER, one or several."""
+        if self._stopped:
+            return
+        try:
+            self._send(delivery)
+        except FrameTooLarge as error:
+            middle = (delivery.first_batch + delivery.last_batch) // 2
+            if middle > delivery.first_batch:
+                self._deliver_part(delivery, delivery.first_batch, middle)
+                self._deliver_part(delivery, middle, delivery.last_batch)
+            else:
+                self._stop(delivery, error)
+
+    def _deliver_part(self, delivery: Delivery, first_batch: int, last_batch: int) -> None:
+        entry = delivery.entry
+        first, last = entry.batch_start_index(first_batch), entry.end_indexes[last_batch - 1] - 1
+        hidden = [(max(a, first), min(b, last)) for a, b in delivery.hidden if a <= last and b >= first]
+        if hidden != [(first, last)]:
+            self.deliver(delivery._replace(first_batch=first_batch, last_batch=last_batch, hidden=hidden))
+
+    def _send(self, delivery: Delivery) -> None:
+        """A whole entry goes out as a view of the stored bytes. Raises FrameTooLarge, and has sent nothing then."""
         _, epoch, ledger_id, entry_id, entry, first, last, redelivery_count, hidden = delivery
         parts: list[Payload] = []
         if hidden:
@@ -141,10 +184,21 @@ class ConsumerPort:
         header = c.Deliver(
             0, self.consumer_id, epoch, ledger_id, entry_id, -1, redelivery_count, len(hidden)
         ).encode()
-        try:
-            self._link.send(header, parts)
-        except MagnetarError as error:  # an entry larger than this peer takes: it cannot be served
-            self._link.close(error)
+        self._link.send(header, parts)
+
+    def _stop(self, delivery: Delivery, error: FrameTooLarge) -> None:
+        self._stopped = True
+        entry, batch = delivery.entry, delivery.first_batch
+        start, end = entry.batch_bounds(batch)
+        index = entry.batch_start_index(batch)
+        told = MessageTooLarge(
+            f"the batch at {delivery.ledger_id}:{delivery.entry_id}:{index} has {end - start} bytes and needs a frame of "
+            f"{error.details.get('length', end - start)}, more than this client takes: connect with a max_message_bytes "
+            f"of {end - start} or more; nothing after it is delivered to this consumer"
+        )
+        _log.warning("consumer %d is closed: %s", self.consumer_id, told)
+        self._on_too_large(self)
+        self._link.send(c.CloseConsumer.of(self.consumer_id, told).encode())
 
     def consumer_closed(self, error: MagnetarError) -> None:
         """The topic ended the consumer."""
