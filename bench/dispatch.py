@@ -109,7 +109,7 @@ async def _measure(subscribe: Callable[[Any], Awaitable[Callable[[], int]]]) -> 
     try:
         topic = await broker.find(TopicName.parse("bench"))
         delivered = await subscribe(topic)
-        session = await topic.open_producer("p", epoch=0, access_mode="shared", port=_Port())
+        session = await topic.open_producer("p", epoch=0, access_mode="shared", new_port=lambda _: _Port())
         group = admit_groups([encode_single(b"x" * 100, 0, 0)])
         times: list[float] = []
         for count in range(1, PUBLISHES + 1):

@@ -11,8 +11,6 @@ ROOMS = ("proto", "runtime", "metadata", "ledger", "bookie", "broker", "client",
 
 # Groups that are still to be untangled. A module that joins one of them is found all the same.
 KNOWN = """
-broker.export broker.export.orphans broker.export.requests broker.topics.maintenance broker.topics.registry \
-broker.topics.stats broker.topics.topic
 runtime.connection.connection runtime.connection.handshake runtime.connection.options
 """
 

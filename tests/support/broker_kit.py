@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from magnetar.broker import Broker, BrokerSettings, ClientConnection
+from magnetar.broker.service import BrokerService
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.batch import decode_batch, encode_batch, encode_single
@@ -80,7 +81,8 @@ class FakeClient:
         self.writable = True
         self.closed: MagnetarError | None = None
         self.paused: set[str] = set()
-        self.handler = ClientConnection(broker)
+        self.broker = broker
+        self.handler = ClientConnection(BrokerService(broker))
         self.answers: dict[int, asyncio.Future[Any]] = {}
         self.frames: list[tuple[c.Command, bytes]] = []
         self.messages: list[Message] = []

@@ -278,7 +278,7 @@ class FakeBroker:
             case Partitions():
                 return {"partitions": 0}
             case ListTopics():
-                return sorted(self.topics)
+                return {"topics": sorted(self.topics), "more": False}
             case CreateProducer():
                 name = command.name or f"producer-{command.producer_id}"
                 handler.producers[command.producer_id] = (self.topic(command.topic), name, command.epoch)

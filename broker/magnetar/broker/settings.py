@@ -38,6 +38,8 @@ class BrokerSettings:
 
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES  # bookies must take entries of max_group_bytes
     max_entry_bytes: int = 768 * 1024  # coalescing stops here; a larger single group is an entry of its own
+    # How long a producer that opens again waits until what it sent before is stored or refused; then ProducerBusy.
+    producer_drain_timeout_ms: int = 10_000
     max_outstanding_entries: int = 4  # appended and not confirmed, per topic
     max_outstanding_bytes: int = 4 * MIB
 
@@ -90,7 +92,7 @@ class BrokerSettings:
             "read_ahead_bytes", "cursor_flush_interval_ms", "max_cursor_ledger_entries", "max_cursor_ranges",
             "max_requests_per_connection", "retry_initial_ms", "retry_max_ms", "max_lease_ms", "max_leases",
             "staged_ttl_ms", "max_staged_ledgers", "attached_query_ms", "max_attached_queries",
-            "max_entry_read_attempts",
+            "max_entry_read_attempts", "producer_drain_timeout_ms",
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise InvalidSetting(f"broker setting {name} must be positive, not {getattr(self, name)}")

@@ -266,7 +266,13 @@ class Client:
 
     async def list_topics(self, namespace: str = "") -> list[str]:
         """Full names of the topics of `tenant/namespace` ("": of all), sorted."""
-        return list(await self.request(ListTopics(0, namespace)))
+        names: list[str] = []
+        more = True
+        while more:
+            page = await self.request(ListTopics(0, namespace, names[-1] if names else ""))
+            names += page["topics"]
+            more = page["more"] and bool(page["topics"])
+        return names
 
     async def topic_stats(self, topic: str) -> dict[str, Any]:
         """Figures of a topic (WIRE.md). Raises TopicNotFound."""

@@ -228,9 +228,17 @@ class Seek(Command, tag=29):
 
 
 class CloseConsumer(Command, tag=30):
-    """Either way, as CloseProducer."""
+    """Either way, as CloseProducer. From the broker with a code: an error that ends the consumer for good."""
 
     consumer_id: int
+    code: int = 0
+    action: int = 0
+    message: str = ""
+
+    @classmethod
+    def of(cls, consumer_id: int, error: MagnetarError) -> CloseConsumer:
+        """The frame that tells `error`."""
+        return cls(0, consumer_id, error.code, int(error.action), error.message[:_MAX_ERROR_CHARS])
 
 
 class EndOfTopic(Command, tag=31):

@@ -30,9 +30,14 @@ __all__ = [
 
 
 class ListTopics(Command, tag=48):
-    """Ok: [topic name, ...], sorted. Empty namespace: all."""
+    """Ok: {"topics": [full name, ...], "more": bool}, sorted, from the name after `after` on. Empty namespace: all.
+
+    The broker bounds `count`; 0: as many as it gives.
+    """
 
     namespace: str = ""
+    after: str = ""
+    count: int = 0
 
 
 class TopicStats(Command, tag=49):

@@ -9,6 +9,7 @@ import pytest
 
 from magnetar.broker import Broker, Topic
 from magnetar.broker.dispatch import subscription as subscription_module
+from magnetar.broker.listeners.native.ports import ConsumerPort
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -26,7 +27,7 @@ def topic_of(broker: Broker) -> Topic:
 
 
 async def stats_of(broker: Broker, name: str = "billing") -> dict[str, Any]:
-    found: dict[str, Any] = (await topic_of(broker).stats())["subscriptions"][name]
+    found: dict[str, Any] = (await FakeClient(broker).ask(c.TopicStats, "orders"))["subscriptions"][name]
     return found
 
 
@@ -217,7 +218,7 @@ async def test_a_port_that_fails_costs_its_consumer_and_the_message_goes_to_anot
         def fail(delivery: Any) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(broken.handler._consumers[1].__class__, "deliver", lambda self, d: fail(d))
+        monkeypatch.setattr(ConsumerPort, "deliver", lambda self, d: fail(d))
         await publish(FakeClient(broker), 1)
         await settle()
         monkeypatch.undo()

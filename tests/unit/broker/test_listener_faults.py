@@ -59,7 +59,10 @@ async def test_unknown_ids_and_names() -> None:
         await client.ask(c.CloseConsumer, 5)
         await client.ask(c.CreateTopic, "orders")
         await client.producer()
-        assert await client.ask(c.ListTopics, "public/default") == ["persistent://public/default/orders"]
+        assert await client.ask(c.ListTopics, "public/default") == {
+            "topics": ["persistent://public/default/orders"],
+            "more": False,
+        }
         assert await client.ask(c.Lookup, "orders") == {"url": broker.settings.service_url}
         assert await client.ask(c.Partitions, "orders") == {"partitions": 0}
 
@@ -67,6 +70,7 @@ async def test_unknown_ids_and_names() -> None:
 async def test_every_command_is_authorized() -> None:
     async with running_broker() as broker:
         client = FakeClient(broker)
+        nothing = msgpack.packb([])
         operations = (
             "produce consume lookup list_topics topic_stats create_topic delete_topic delete_subscription "
             "topic_ledgers keep_ledgers stage_ledgers attach_ledgers archive_ledgers"
@@ -94,7 +98,7 @@ async def test_every_command_is_authorized() -> None:
             (c.ArchiveLedgers, ("orders", "file:///a")),
         ):
             with pytest.raises(NotAuthorized):
-                await client.ask(command, *fields)
+                await client.ask(command, *fields, payload=nothing)
         assert not broker.topics
 
 

@@ -10,7 +10,6 @@ from magnetar.proto import commands as c
 from magnetar.proto.batch import GROUP_OVERHEAD_BYTES, encode_batch, encode_single
 from magnetar.proto.errors import (
     ChecksumMismatch,
-    InvalidArgument,
     MessageTooLarge,
     ProducerBusy,
     ProducerFenced,
@@ -90,8 +89,8 @@ async def test_a_name_in_use_is_refused() -> None:
         await second.producer(name="p")
         with pytest.raises(Unsupported):
             await first.producer(name="q", access_mode="exclusive")
-        with pytest.raises(InvalidArgument):
-            await second.producer(name="x")  # its id is taken
+        await second.producer(name="x")  # supersedes what its id held
+        await first.producer(name="p")
 
 
 async def test_a_damaged_batch_fails_itself_and_what_follows_but_not_what_came_before() -> None:
@@ -210,21 +209,40 @@ async def test_rule_33_of_several_that_wait_for_one_name_a_single_session_is_ope
         def producer_closed(self, error: Any) -> None:
             self.closed = True
 
-    producers = Producers("orders")
+    producers = Producers("orders", 10_000)
     ports = [Port() for _ in range(4)]
-    oldest = await producers.open("p", 0, "shared", ports[0])
+    oldest = await producers.open("p", 0, "shared", lambda _: ports[0])
     oldest.outstanding = 1
-    first, second = (asyncio.create_task(producers.open("p", n, "shared", ports[n])) for n in (1, 2))
+    first = asyncio.create_task(producers.open("p", 1, "shared", lambda _: ports[1]))
+    second = asyncio.create_task(producers.open("p", 2, "shared", lambda _: ports[2]))
     await settle()
     oldest.settled(1)
     while (session := next(iter(producers))) is oldest:
         await asyncio.sleep(0)
     session.outstanding = 1  # sent something at once, so that who comes next has to wait for it
     await settle()
-    third = asyncio.create_task(producers.open("p", 3, "shared", ports[3]))
+    third = asyncio.create_task(producers.open("p", 3, "shared", lambda _: ports[3]))
     await settle()
     session.settled(1)
     sessions = [await first, await second, await third]
     assert [s.state is SessionState.OPEN for s in sessions] == [False, False, True]
     assert [port.closed for port in ports] == [True, True, True, False]
     assert [s.epoch for s in sessions] == [1, 2, 3]
+
+
+async def test_a_producer_that_opens_again_does_not_wait_for_ever_for_what_it_sent_before() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers, producer_drain_timeout_ms=20) as broker:
+        client = FakeClient(broker)
+        await client.producer(name="p")
+        client.publish(b"0")
+        await client.confirmed(1)
+        ledgers.hold = True
+        client.publish(b"1", first=1)
+        await settle()
+        with pytest.raises(ProducerBusy, match="producer_drain_timeout_ms=20"):
+            await client.producer(name="p", epoch=1)
+        ledgers.hold = False
+        ledgers.confirm()
+        await settle()
+        assert (await client.producer(name="p", epoch=1))["epoch"] == 1

@@ -1,8 +1,10 @@
 """The client against the real broker and listener, over fake ledgers: what both sides must agree on."""
 
 import asyncio
+import random
 import socket
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -10,16 +12,18 @@ import pytest_asyncio
 
 from magnetar.broker.listeners.native.connection import listener
 from magnetar.client import Client, ConsumerBusy, ReceiveTimeout, SubscriptionNotFound, connect
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto.errors import MessageTooLarge
 from magnetar.runtime.connection import ConnectionOptions, FramedServer
 from support.broker_kit import running_broker
 
 
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[FramedServer]:
+@asynccontextmanager
+async def serving(metadata: Any = None) -> AsyncIterator[FramedServer]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    async with running_broker(service_url=f"magnetar://127.0.0.1:{port}") as broker:
+    async with running_broker(None, metadata, service_url=f"magnetar://127.0.0.1:{port}") as broker:
         server = await FramedServer.start(
             "127.0.0.1", port, listener(broker), ConnectionOptions(name="broker")
         )
@@ -27,10 +31,20 @@ async def server() -> AsyncIterator[FramedServer]:
         await server.close(0.0)
 
 
+def connect_to(server: FramedServer, **options: Any) -> AbstractAsyncContextManager[Client]:
+    url = f"magnetar://127.0.0.1:{server.addresses[0][1]}"
+    return connect(url, **{"backoff_first": 0.01, "operation_timeout": 5.0, **options})
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[FramedServer]:
+    async with serving() as server:
+        yield server
+
+
 @pytest_asyncio.fixture
 async def client(server: FramedServer) -> AsyncIterator[Client]:
-    url = f"magnetar://127.0.0.1:{server.addresses[0][1]}"
-    async with connect(url, backoff_first=0.01, operation_timeout=5.0) as client:
+    async with connect_to(server) as client:
         yield client
 
 
@@ -177,3 +191,76 @@ async def test_the_largest_message(client: Client) -> None:
     await producer.send(b"x" * size)
     reader = await client.create_reader("t", start="earliest")
     assert len((await reader.read_next(2.0)).value or b"") == size
+
+
+class SlowMetadata(MemoryMetadataStore):
+    """Making a node takes 0 to 4 ms, as with a disk."""
+
+    rng = random.Random(2)
+
+    async def create(self, path: str, value: bytes, *, session: Any = None) -> int:
+        await asyncio.sleep(self.rng.random() * 0.004)
+        return await super().create(path, value, session=session)
+
+
+async def test_openings_that_are_cancelled_hold_no_place() -> None:
+    rng = random.Random(1)
+    async with serving(SlowMetadata()) as server, connect_to(server) as client:
+        for number in range(300):
+            opening = asyncio.ensure_future(client.subscribe("t", f"s{number}", start="earliest"))
+            await asyncio.sleep(rng.random() * 0.003)
+            opening.cancel()
+            with suppress(asyncio.CancelledError):
+                await (await opening).close()
+        stats = await client.topic_stats("t")
+        held = [name for name, one in stats["subscriptions"].items() if one["consumers"]]
+        assert held == []
+
+
+async def test_a_producer_whose_opening_was_cut_off_is_not_dead(client: Client) -> None:
+    for _ in range(30):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.0005):
+                producer = await client.create_producer("t", name="p")
+            await producer.close()
+    producer = await client.create_producer("t", name="p")
+    await producer.send(b"alive")
+    stats = await client.topic_stats("t")
+    assert [one["name"] for one in stats["producers"]] == ["p"]
+
+
+async def test_deliveries_fit_the_frames_of_a_small_client(server: FramedServer, client: Client) -> None:
+    values = [b"%04d" % number + b"x" * 100 for number in range(3000)]
+    producer = await client.create_producer("t", batching=False)
+    for value in values:
+        producer.send_nowait(value)
+    await producer.flush()
+    async with connect_to(server, max_message_bytes=8_000) as small:
+        consumer = await small.subscribe("t", "s", start="earliest", receiver_queue_messages=5000)
+        got = await take(consumer, 3000)
+        assert [message.value for message in got] == values
+        await consumer.ack([message for message in got if message.value[3] % 2], receipt=True)
+        await consumer.close()
+        consumer = await small.subscribe("t", "s", receiver_queue_messages=5000)
+        rest = [message.value for message in await take(consumer, 1500)]
+        assert rest == [value for value in values if not value[3] % 2]
+
+
+@pytest.mark.parametrize("type", ["exclusive", "shared"])
+async def test_a_message_that_does_not_fit_a_small_client_ends_its_consumer_alone(
+    server: FramedServer, client: Client, type: str
+) -> None:
+    producer = await client.create_producer("t")
+    sent = [b"before", b"x" * 100_000, b"after"]
+    for value in sent:
+        await producer.send(value)
+    async with connect_to(server, max_message_bytes=8_000) as small:
+        other = await small.subscribe("quiet", "s", start="earliest")
+        consumer = await small.subscribe("t", "s", type=type, start="earliest")
+        with pytest.raises(MessageTooLarge, match="max_message_bytes of 100"):
+            await take(consumer, 3)
+        quiet = await client.create_producer("quiet")
+        await quiet.send(b"alive")
+        assert (await other.receive(2.0)).value == b"alive", "the connection is not cut"
+    consumer = await client.subscribe("t", "s", type=type)
+    assert sorted(message.value for message in await take(consumer, 3)) == sorted(sent)

@@ -8,30 +8,46 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import TopicName
 
 from ..log.records import staged_path
-
-if TYPE_CHECKING:
-    from ..resources.stores import Metadata
-    from ..topics.registry import Broker
+from ..resources.stores import Metadata
+from .topic_export import TopicExport
 
 _log = logging.getLogger(__name__)
 _TOPICS_PER_TURN = 100
 
 
-async def find_staged(broker: Broker, metadata: Metadata) -> None:
+class ExportedTopic(Protocol):
+    """A loaded topic."""
+
+    @property
+    def export(self) -> TopicExport:
+        """What it offers to those who write its ledgers."""
+
+
+class Topics(Protocol):
+    """The registry of topics."""
+
+    async def list_topics(self, namespace: str) -> list[str]:
+        """Full names; "": of all namespaces."""
+
+    async def topic(self, name: TopicName, *, create: bool) -> ExportedTopic:
+        """The loaded topic."""
+
+
+async def find_staged(topics: Topics, metadata: Metadata) -> None:
     """Loads every topic that has staged ledgers; those that are loaded learn of nodes that they do not know."""
-    for number, full_name in enumerate(await broker.list_topics("")):
+    for number, full_name in enumerate(await topics.list_topics("")):
         if number % _TOPICS_PER_TURN == _TOPICS_PER_TURN - 1:
             await asyncio.sleep(0)
         name = TopicName.parse(full_name)
         try:
             if await metadata.children(staged_path(name)):
-                topic = await broker.topic(name, create=False)
+                topic = await topics.topic(name, create=False)
                 await topic.export.staging.load()
         except MagnetarError as error:
             _log.warning("the staged ledgers of topic %s cannot be looked at yet: %s", full_name, error)

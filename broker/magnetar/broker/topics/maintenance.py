@@ -10,7 +10,7 @@ from typing import Any
 from ..cursors.core.acks import Position
 from ..cursors.recovery import CursorRecovery
 from ..dispatch.subscription import Subscription
-from ..export import TopicExport
+from ..export.topic_export import TopicExport
 from ..log.managed_ledger import ManagedLedger
 
 _log = logging.getLogger(__name__)

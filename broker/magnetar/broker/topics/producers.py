@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from magnetar.proto.errors import (
@@ -61,23 +61,24 @@ class ProducerSession:
         self.outstanding = 0
         # Rows of this wake-up, collected by the topic.
         self.rows: list[ReceiptFields] = []
-        self._drained: list[asyncio.Future[None]] = []
+        self._drained: asyncio.Future[None] | None = (
+            None  # resolved when `outstanding` is 0; None: nobody waits
+        )
 
     def settled(self, runs: int) -> None:
         """`runs` were confirmed or failed."""
         self.outstanding -= runs
-        if not self.outstanding and self._drained:
-            waiting, self._drained = self._drained, []
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+        if not self.outstanding and self._drained is not None:
+            self._drained.set_result(None)
+            self._drained = None
 
-    async def drained(self) -> None:
-        """Returns when nothing queued under this session can land any more."""
+    async def drained(self, timeout_ms: int) -> bool:
+        """True once nothing queued under this session can land any more; False if that takes longer than the timeout."""
         if self.outstanding:
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._drained.append(future)
-            await future
+            if self._drained is None:
+                self._drained = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._drained], timeout=timeout_ms / 1000)
+        return not self.outstanding
 
     def fail(self, sequence_id: int, error: MagnetarError) -> None:
         """Tells the producer once; what it sends later in this epoch is dropped."""
@@ -93,8 +94,10 @@ class ProducerSession:
 class Producers:
     """The sessions of one topic by producer name."""
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, drain_timeout_ms: int) -> None:
+        """`drain_timeout_ms`: how long a newer session of a name waits for the older one's groups."""
         self._topic = topic
+        self._drain_timeout_ms = drain_timeout_ms
         self._by_name: dict[str, ProducerSession] = {}
         self._closed: MagnetarError | None = None
 
@@ -104,8 +107,10 @@ class Producers:
     def __iter__(self) -> Iterator[ProducerSession]:
         return iter(list(self._by_name.values()))
 
-    async def open(self, name: str, epoch: int, access_mode: str, port: ProducerPort) -> ProducerSession:
-        """A session under `name`. Raises ProducerBusy, Unsupported; waits as rule 33 wants."""
+    async def open(
+        self, name: str, epoch: int, access_mode: str, new_port: Callable[[int], ProducerPort]
+    ) -> ProducerSession:
+        """A session under `name`; `new_port` gets its epoch. Raises ProducerBusy, Unsupported; waits as rule 33 wants."""
         if access_mode != "shared":
             raise Unsupported(
                 f"access mode {access_mode!r} is not offered yet; create the producer with access_mode='shared'"
@@ -122,13 +127,18 @@ class Producers:
                 old.port.producer_closed(
                     ProducerFenced(f"producer {name!r} was opened again with epoch {epoch}")
                 )
-            await old.drained()
+            if not await old.drained(self._drain_timeout_ms):
+                raise ProducerBusy(
+                    f"what producer {name!r} of topic {self._topic} sent under epoch {old.epoch} was neither stored nor "
+                    f"refused within producer_drain_timeout_ms={self._drain_timeout_ms}: look whether enough bookies can be "
+                    "written to, and try again; a producer of another name does not wait"
+                )
             epoch = max(epoch, old.epoch + 1)
             if self._by_name.get(name) is old:
                 break
         if self._closed is not None:
             raise self._closed
-        session = self._by_name[name] = ProducerSession(name, epoch, port)
+        session = self._by_name[name] = ProducerSession(name, epoch, new_port(epoch))
         return session
 
     def forget(self, session: ProducerSession) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
-from typing import Any
+from typing import NamedTuple
 
 from magnetar.proto.errors import (
     InvalidArgument,
+    MagnetarError,
     ServiceNotReady,
     TopicBusy,
     TopicNotFound,
@@ -18,7 +18,7 @@ from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
 
 from ..dispatch.core.entry_source import DispatchCounters
-from ..export import find_staged
+from ..export.orphans import find_staged
 from ..log.records import TOPICS_ROOT, TopicRecord, topic_path
 from ..log.tail_cache import TailCache
 from ..resources.budget import ByteBudget
@@ -31,6 +31,14 @@ _log = logging.getLogger(__name__)
 
 _READ_AHEAD_SHARE = 0.2  # of the memory budget: entries read for consumers that are behind
 _LOADS_AT_ONCE = 64
+# Whoever asks again so soon for a topic that could not be loaded gets the same failure: a storm of clients does not make
+# one load after another.
+_FAILURE_MEMORY_S = 0.1
+
+
+class _Load(NamedTuple):
+    task: asyncio.Task[Topic]
+    create: bool
 
 
 class Broker:
@@ -57,9 +65,11 @@ class Broker:
             self.published, self.dispatched, bookies,
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
-        self._busy: dict[str, asyncio.Future[Any]] = {}  # being loaded, closed or deleted
+        self._loading: dict[str, _Load] = {}
+        self._failed_loads: dict[str, MagnetarError] = {}  # of the last moment
+        self._deleting: dict[str, asyncio.Task[None]] = {}
         self._leaving: dict[int, asyncio.Task[None]] = {}  # fenced topics that are letting go
-        self._loads = asyncio.Semaphore(_LOADS_AT_ONCE)
+        self._load_slots = asyncio.Semaphore(_LOADS_AT_ONCE)
         self._maintenance: asyncio.Task[None] | None = None
         self._finding: asyncio.Task[None] | None = None  # staged ledgers of topics that are not loaded
         self._name_prefix = ""
@@ -80,7 +90,10 @@ class Broker:
     # --- topics ------------------------------------------------------------------------------------------------------
 
     async def topic(self, name: TopicName, *, create: bool) -> Topic:
-        """The loaded topic; concurrent calls share one load. Raises TopicNotFound, TopicBusy, Unsupported."""
+        """The loaded topic. Concurrent calls share one load, and its failure if it fails.
+
+        Raises TopicNotFound, TopicBusy, Unsupported, or what the load met.
+        """
         key = str(name)
         while True:
             topic = self.topics.get(key)
@@ -90,37 +103,44 @@ class Broker:
                 raise ServiceNotReady("the broker is stopping; look the topic up again")
             if name.domain != "persistent":
                 raise Unsupported("non-persistent topics are not offered yet; use persistent://...")
-            if key in self._busy:
-                # Whoever waited looks again: it finds the topic, or meets the failure itself.
-                await asyncio.wait([self._busy[key]])
-                await asyncio.sleep(0)
+            if key in self._deleting:
+                await asyncio.wait([self._deleting[key]])
                 continue
-            loaded: Topic = await self._alone(key, self._load(name, create=create))
-            return loaded
-
-    async def _alone(self, key: str, work: Awaitable[Any]) -> Any:
-        """Runs `work` in a task of its own, so that a caller who gives up does not stop it for the others."""
-        task = asyncio.ensure_future(work)
-        self._busy[key] = task
-
-        def done(task: asyncio.Future[Any]) -> None:
-            self._busy.pop(key, None)
-            if not task.cancelled():
-                task.exception()  # told to the caller, who may be gone
-
-        task.add_done_callback(done)
-        return await asyncio.shield(task)
+            if (error := self._failed_loads.get(key)) is not None:
+                raise _copy_of(error)
+            load = self._loading.get(key)
+            if load is None:
+                task = asyncio.get_running_loop().create_task(self._load(name, create=create))
+                load = self._loading[key] = _Load(task, create)
+            try:
+                # Shielded: a caller who gives up does not stop the load for the others.
+                return await asyncio.shield(load.task)
+            except TopicNotFound as failure:
+                if load.create or not create:
+                    raise _copy_of(failure) from None
+            except MagnetarError as failure:
+                raise _copy_of(failure) from None
 
     async def _load(self, name: TopicName, *, create: bool) -> Topic:
-        async with self._loads:
-            topic = Topic(name, self._components, self._gone)
-            try:
-                await topic.load(create=create)
-            except BaseException:
-                await topic.abandon()
-                raise
-            self.topics[str(name)] = topic
-            return topic
+        key = str(name)
+        try:
+            async with self._load_slots:
+                topic = Topic(name, self._components, self._gone)
+                try:
+                    await topic.load(create=create)
+                except BaseException:
+                    await topic.abandon()
+                    raise
+                self.topics[key] = topic
+                return topic
+        except TopicNotFound:  # it may be made in the next moment, and to find that out costs one look
+            raise
+        except MagnetarError as error:
+            self._failed_loads[key] = error
+            asyncio.get_running_loop().call_later(_FAILURE_MEMORY_S, self._failed_loads.pop, key, None)
+            raise
+        finally:
+            del self._loading[key]
 
     def _gone(self, topic: Topic) -> None:
         """A topic fenced itself: the next call loads it anew, once it has let go."""
@@ -163,17 +183,20 @@ class Broker:
         """Deletes it with its subscriptions and ledgers. Raises TopicNotFound, TopicBusy."""
         topic = await self.topic(name, create=False)
         key = str(name)
-        if key in self._busy:
-            raise TopicBusy(f"topic {name} is being loaded or deleted; try again")
+        if key in self._deleting:
+            raise TopicBusy(f"topic {name} is being deleted; try again")
 
         async def delete() -> None:
             try:
                 await topic.delete(force=force)
             finally:
+                del self._deleting[key]
                 if topic.gone is not None and self.topics.get(key) is topic:
                     del self.topics[key]
 
-        await self._alone(key, delete())
+        # A task of its own: it goes on when the caller gives up.
+        self._deleting[key] = asyncio.get_running_loop().create_task(delete())
+        await asyncio.shield(self._deleting[key])
 
     async def create_topic(self, name: TopicName) -> None:
         """Makes a topic, or finds it there. Raises TopicBusy."""
@@ -219,8 +242,8 @@ class Broker:
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
-        if self._busy:
-            await asyncio.wait(list(self._busy.values()))
+        if busy := [load.task for load in self._loading.values()] + list(self._deleting.values()):
+            await asyncio.wait(busy)
         topics = list(self.topics.values())
         self.topics.clear()
         results = await asyncio.gather(
@@ -257,6 +280,11 @@ class Broker:
             "read_ahead_bytes": self._read_budget.used,
             **self._components.ledgers.figures(),
         }
+
+
+def _copy_of(error: MagnetarError) -> MagnetarError:
+    """For each who waited: raising an error adds a traceback to it."""
+    return type(error)(error.message, **error.details)
 
 
 __all__ = ["Broker"]

@@ -38,7 +38,7 @@ from ..dispatch.core.consumer import Consumer, ConsumerPort
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.readers import Readers
 from ..dispatch.subscription import Subscription, check_type
-from ..export import TopicExport
+from ..export.topic_export import TopicExport
 from ..log.managed_ledger import LedgerEvents, ManagedLedger
 from ..log.positions import Start, find_position
 from ..log.records import cursor_path, cursors_path
@@ -48,7 +48,6 @@ from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
 from .maintenance import Maintenance
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
-from .stats import topic_stats
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class Topic:
         self._clock = components.clock
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
-        self.producers = Producers(str(name))
+        self.producers = Producers(str(name), settings.producer_drain_timeout_ms)
         self.subscriptions: dict[str, Subscription] = {}
         self._subscribing = asyncio.Lock()
         self.publish_budget = ByteBudget(settings.max_topic_publish_bytes, components.publish_budget)
@@ -139,11 +138,14 @@ class Topic:
     # --- publishing --------------------------------------------------------------------------------------------------
 
     async def open_producer(
-        self, name: str, *, epoch: int, access_mode: str, port: ProducerPort
+        self, name: str, *, epoch: int, access_mode: str, new_port: Callable[[int], ProducerPort]
     ) -> ProducerSession:
-        """A session to publish with. Raises ProducerBusy, Unsupported, TopicNotServed; waits as rule 33 wants."""
+        """A session to publish with; `new_port` makes its port, told the epoch. Waits as rule 33 wants.
+
+        Raises ProducerBusy, Unsupported, TopicNotServed.
+        """
         self._check_served()
-        return await self.producers.open(name, epoch, access_mode, port)
+        return await self.producers.open(name, epoch, access_mode, new_port)
 
     def close_producer(self, session: ProducerSession) -> None:
         """The session ends; what it queued still lands."""
@@ -495,7 +497,3 @@ class Topic:
             await cursor.delete()
         await self.export.staging.delete_all()
         await self.ledger.delete()
-
-    async def stats(self) -> dict[str, Any]:
-        """Figures for people and tools (WIRE.md)."""
-        return await topic_stats(self, self.ledger.list, self.ledger.state.value)

@@ -19,7 +19,7 @@ from magnetar.proto.commands import (
     SendFailed,
     decode_command,
 )
-from magnetar.proto.errors import ConnectionLost, MagnetarError, TopicNotServed
+from magnetar.proto.errors import ConnectionLost, MagnetarError, TopicNotServed, error_from_wire
 from magnetar.proto.frames import Run
 from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection, wait_gone
 
@@ -52,6 +52,10 @@ class ConsumerPort(Protocol):
 
     def delivered(self, command: Deliver, payload: bytes) -> None:
         """A delivery."""
+        ...
+
+    def refused(self, error: MagnetarError) -> None:
+        """The broker ended the consumer for good."""
         ...
 
     def moved(self, error: MagnetarError) -> None:
@@ -162,7 +166,9 @@ class BrokerConnection:
                     producer.moved(TopicNotServed("the broker closed the producer: the topic moves"))
             case CloseConsumer():
                 consumer = self.consumers.get(command.consumer_id)
-                if consumer is not None:
+                if consumer is not None and command.code:
+                    consumer.refused(error_from_wire(command.code, command.action, command.message))
+                elif consumer is not None:
                     consumer.moved(TopicNotServed("the broker closed the consumer: the topic moves"))
             case _:
                 # Late receipts of an old epoch, and news of later versions that this one can do without.

@@ -280,6 +280,10 @@ class TopicConsumer:
         if not (self._unsubscribing and isinstance(error, TopicNotServed)):
             self._attachment.lost(error)
 
+    def refused(self, error: MagnetarError) -> None:
+        """The broker ended the consumer for good."""
+        self._attachment.give_up(error)
+
     def detached(self) -> None:
         """No connection any more: what was not handed out comes again from the next."""
         connection, self._session.connection = self._session.connection, None

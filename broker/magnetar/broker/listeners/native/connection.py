@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from magnetar.proto import commands as c
@@ -28,13 +28,14 @@ from magnetar.proto.errors import (
     Unsupported,
 )
 from magnetar.proto.frames import Run
-from magnetar.proto.ids import TopicName
 
-from ...export import EXPORT_REQUESTS
 from ...resources.budget import ByteBudget
-from ...topics.producers import SessionState
+from ...service import BrokerService
+from ...service.results import ConsumerOpened
 from ...topics.registry import Broker
-from .ports import ConsumerSide, Link, ProducerSide, first_sequence_id, for_client
+from ..openings import OpeningActions, Openings
+from .ports import ConsumerPort, Link, OpenProducer, ProducerPort, first_sequence_id, for_client
+from .requests import CONSUMER_REQUESTS, REQUESTS, to_wire
 
 _log = logging.getLogger(__name__)
 
@@ -45,17 +46,25 @@ _PUBLISH_REASON = "publish"
 class ClientConnection:
     """`ConnectionHandler` of one client."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._settings = broker.settings
-        self._link: Link = None  # type: ignore[assignment]
+    def __init__(self, service: BrokerService) -> None:
+        self._service = service
+        self._settings = service.settings
+        self._link: Link  # from `connection_ready` on
         self._loop = asyncio.get_running_loop()
         # SEND header bytes -> producer; one for each producer that sends, whatever else it may write into its headers.
-        self._senders: dict[bytes, ProducerSide] = {}
-        self._producers: dict[int, ProducerSide] = {}
-        self._consumers: dict[int, ConsumerSide] = {}
-        # Ids whose opening is under way: they may be neither used nor opened again.
-        self._opening: dict[tuple[str, int], None] = {}
+        self._senders: dict[bytes, OpenProducer] = {}
+        self._producers = Openings(
+            "producer",
+            OpeningActions(
+                self._open_producer, self._producer_opened, self._refuse, self._release_producer, self._spawn
+            ),
+        )
+        self._consumers = Openings(
+            "consumer",
+            OpeningActions(
+                self._open_consumer, self._consumer_opened, self._refuse, self._release_consumer, self._spawn
+            ),
+        )
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._budgets: dict[int, ByteBudget] = {}  # that this connection waits for
         self._closed = False
@@ -84,22 +93,13 @@ class ClientConnection:
         self._budgets.clear()
         for task in list(self._tasks.values()):
             task.cancel()
-        producers, self._producers = self._producers, {}
-        self._senders.clear()
-        for producer in producers.values():
-            producer.topic.close_producer(producer.session)
-        consumers, self._consumers = self._consumers, {}
-        for consumer in consumers.values():
-            consumer.subscription.remove_consumer(consumer.consumer)
+        self._producers.lose_all()
+        self._consumers.lose_all()
 
     def writing_resumed(self) -> None:
         """Delivery goes on."""
-        for consumer in list(self._consumers.values()):
+        for consumer in self._consumers:
             consumer.subscription.writable(consumer.consumer)
-
-    def fail(self, error: MagnetarError) -> None:
-        """Ends the connection."""
-        self._link.close(error)
 
     # --- frames ------------------------------------------------------------------------------------------------------
 
@@ -150,21 +150,36 @@ class ClientConnection:
             consumer = self._consumer(command.consumer_id)
             consumer.subscription.redeliver(consumer.consumer, c.decode_rows(c.ACK_ROW, payload))
             self._link.answer(command.request_id)
+        elif isinstance(command, c.CreateProducer):
+            self._check_busy()
+            self._producers.open(command.producer_id, command)
+        elif isinstance(command, c.Subscribe):
+            self._check_busy()
+            self._consumers.open(command.consumer_id, command)
+        elif isinstance(command, c.Unsubscribe):
+            opened = self._consumer(command.consumer_id)
+            self._ask(command.request_id, lambda: self._unsubscribe(command.consumer_id, opened))
         elif isinstance(command, c.CloseProducer):
-            self._close_producer(command)
+            self._producers.close(command.producer_id)
+            self._link.answer(command.request_id)
         elif isinstance(command, c.CloseConsumer):
-            self._close_consumer(command)
+            self._consumers.close(command.consumer_id)
+            self._link.answer(command.request_id)
         else:
-            handler = _REQUESTS.get(type(command))
-            export = EXPORT_REQUESTS.get(type(command))
-            if handler is not None:
-                self._spawn(command.request_id, lambda: handler(self, command))
-            elif export is not None:
-                self._spawn(command.request_id, lambda: export(self._broker, self._link, command, payload))
-            elif type(command) in c.RESERVED:
-                raise Unsupported(f"{type(command).__name__} is reserved and not offered by this version yet")
-            else:
-                raise UnknownCommand(f"{type(command).__name__} is not a command for a broker")
+            self._request(command, payload)
+
+    def _request(self, command: c.Command, payload: bytes) -> None:
+        """A task of its own for each. Raises TooManyRequests, or why nobody here answers such a command."""
+        kind, service, link = type(command), self._service, self._link
+        if (answer := REQUESTS.get(kind)) is not None:
+            self._ask(command.request_id, lambda: answer(service, link, command, payload))
+        elif (answer_for := CONSUMER_REQUESTS.get(kind)) is not None:
+            opened = self._consumer(command.consumer_id)  # type: ignore[attr-defined]
+            self._ask(command.request_id, lambda: answer_for(service, link, command, opened))
+        elif kind in c.RESERVED:
+            raise Unsupported(f"{kind.__name__} is reserved and not offered by this version yet")
+        else:
+            raise UnknownCommand(f"{kind.__name__} is not a command for a broker")
 
     def _ack(self, command: c.Ack, payload: bytes) -> None:
         consumer = self._consumer(command.consumer_id)
@@ -181,24 +196,31 @@ class ClientConnection:
 
         consumer.subscription.acknowledge(consumer.consumer, rows, cumulative=command.cumulative, done=done)
 
-    def _consumer(self, consumer_id: int) -> ConsumerSide:
+    def _consumer(self, consumer_id: int) -> ConsumerOpened:
         consumer = self._consumers.get(consumer_id)
         if consumer is None:
             raise InvalidArgument(f"consumer {consumer_id} is not open on this connection; subscribe first")
         return consumer
 
-    def _spawn(self, request_id: int, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    def _check_busy(self) -> None:
         if len(self._tasks) >= self._settings.max_requests_per_connection:
             raise TooManyRequests(
                 f"{len(self._tasks)} requests of this connection are being worked on; wait for some of them"
             )
-        task = self._loop.create_task(self._run(request_id, work))
+
+    def _ask(self, request_id: int, work: Callable[[], Awaitable[Any]]) -> None:
+        self._check_busy()
+        self._spawn(self._run(request_id, work))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
         self._tasks[id(task)] = task
         task.add_done_callback(lambda done: self._tasks.pop(id(done), None))
+        return task
 
-    async def _run(self, request_id: int, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    async def _run(self, request_id: int, work: Callable[[], Awaitable[Any]]) -> None:
         try:
-            self._link.answer(request_id, await work())
+            self._link.answer(request_id, to_wire(await work()))
         except MagnetarError as error:
             self._link.answer_error(request_id, for_client(error))
         except Exception as error:
@@ -224,179 +246,82 @@ class ClientConnection:
 
     # --- producers and consumers -------------------------------------------------------------------------------------
 
-    async def _create_producer(self, command: c.CreateProducer) -> dict[str, Any]:
-        name = TopicName.parse(command.topic)
-        self._link.authorize("produce", str(name))
-        producer_id = command.producer_id
-        if command.name is not None and not 0 < len(command.name) <= 255:
-            raise InvalidArgument("a producer name has 1 to 255 characters")
-        if not 0 <= command.epoch < 1 << 62:
-            raise InvalidArgument(f"a producer epoch of {command.epoch} is not allowed")
-        old = self._producers.get(producer_id)
-        if old is not None and old.session.state is SessionState.OPEN and command.epoch <= old.session.epoch:
-            raise InvalidArgument(f"producer {producer_id} is open on this connection already")
-        with _Reserved(self._opening, ("producer", producer_id)):
-            if old is not None:
-                self._forget_producer(old)
-                old.topic.close_producer(old.session)
-            topic = await self._broker.find(name)
-            producer = ProducerSide(self, self._link, producer_id, topic)
-            session = await topic.open_producer(
-                command.name or self._broker.generate_name(),
-                epoch=command.epoch,
-                access_mode=command.access_mode,
-                port=producer,
-            )
-            producer.opened(session)
-            if self._closed:
-                topic.close_producer(session)
-            else:
-                self._producers[producer_id] = producer
-        return {"name": session.name, "epoch": session.epoch, "last_sequence_id": -1}
+    async def _open_producer(self, command: c.CreateProducer) -> OpenProducer:
+        opened = await self._service.create_producer(
+            self._link,
+            command.topic,
+            new_port=lambda epoch: ProducerPort(
+                self._link, command.producer_id, epoch, self._producer_closed
+            ),
+            producer_name=command.name,
+            epoch=command.epoch,
+            access_mode=command.access_mode,
+        )
+        return OpenProducer(opened, self.wait_for)
 
-    def _close_producer(self, command: c.CloseProducer) -> None:
-        producer = self._producers.get(command.producer_id)
-        if producer is not None:
-            self._forget_producer(producer)
-            producer.topic.close_producer(producer.session)
-        self._link.answer(command.request_id)
+    def _producer_opened(self, command: c.CreateProducer, producer: OpenProducer) -> None:
+        session = producer.session
+        self._link.answer(
+            command.request_id, {"name": session.name, "epoch": session.epoch, "last_sequence_id": -1}
+        )
 
-    def _forget_producer(self, producer: ProducerSide) -> None:
-        if self._producers.get(producer.producer_id) is producer:
-            del self._producers[producer.producer_id]
+    def _release_producer(self, producer: OpenProducer) -> None:
         self._senders.pop(producer.send_header, None)
+        producer.topic.close_producer(producer.session)
 
-    def producer_gone(self, producer: ProducerSide) -> None:
+    def _producer_closed(self, port: ProducerPort) -> None:
         """The topic ended the session."""
-        self._forget_producer(producer)
+        producer = self._producers.get(port.producer_id)
+        if producer is not None and producer.session.port is port:
+            self._senders.pop(producer.send_header, None)
+            self._producers.ended(port.producer_id, producer)
 
-    async def _subscribe(self, command: c.Subscribe) -> dict[str, Any]:
-        name = TopicName.parse(command.topic)
-        self._link.authorize("consume", str(name))
-        consumer_id = command.consumer_id
-        if consumer_id in self._consumers:
-            raise InvalidArgument(f"consumer {consumer_id} is open on this connection already")
-        if not 0 <= command.epoch < 1 << 62:
-            raise InvalidArgument(f"a consumer epoch of {command.epoch} is not allowed")
-        with _Reserved(self._opening, ("consumer", consumer_id)):
-            topic = await self._broker.find(name)
-            port = ConsumerSide(self, self._link, consumer_id, topic)
-            port.subscription, port.consumer = await topic.subscribe(
-                command.subscription,
-                port,
-                type=command.type,
-                start=command.start,
-                durable=command.durable,
-                consumer_name=command.name or self._broker.generate_name(),
-                epoch=command.epoch,
-            )
-            if self._closed:
-                port.subscription.remove_consumer(port.consumer)
-            else:
-                self._consumers[consumer_id] = port
-        return {"epoch": port.consumer.epoch}
+    async def _open_consumer(self, command: c.Subscribe) -> ConsumerOpened:
+        return await self._service.subscribe(
+            self._link,
+            command.topic,
+            command.subscription,
+            port=ConsumerPort(
+                self._link, command.consumer_id, self._consumer_closed, self._consumer_too_small
+            ),
+            type=command.type,
+            start=command.start,
+            durable=command.durable,
+            consumer_name=command.name,
+            epoch=command.epoch,
+        )
 
-    def _close_consumer(self, command: c.CloseConsumer) -> None:
-        port = self._consumers.pop(command.consumer_id, None)
-        if port is not None:
-            port.subscription.remove_consumer(port.consumer)
-        self._link.answer(command.request_id)
+    def _consumer_opened(self, command: c.Subscribe, opened: ConsumerOpened) -> None:
+        self._link.answer(command.request_id, {"epoch": opened.consumer.epoch})
 
-    def consumer_gone(self, port: ConsumerSide) -> None:
+    def _release_consumer(self, opened: ConsumerOpened) -> None:
+        opened.subscription.remove_consumer(opened.consumer)
+
+    def _consumer_closed(self, port: ConsumerPort) -> None:
         """The topic ended the consumer."""
-        if self._consumers.get(port.consumer_id) is port:
-            del self._consumers[port.consumer_id]
+        opened = self._consumers.get(port.consumer_id)
+        if opened is not None and opened.consumer.port is port:
+            self._consumers.ended(port.consumer_id, opened)
 
-    async def _unsubscribe(self, command: c.Unsubscribe) -> None:
-        port = self._consumer(command.consumer_id)
-        await port.topic.delete_subscription(port.subscription.name, by=port.consumer)
-        self._consumers.pop(command.consumer_id, None)
+    def _consumer_too_small(self, port: ConsumerPort) -> None:
+        """It cannot take what is to be delivered: others may have its place."""
+        opened = self._consumers.get(port.consumer_id)
+        if opened is not None and opened.consumer.port is port:
+            self._consumers.ended(port.consumer_id, opened)
+            self._release_consumer(opened)
 
-    async def _seek(self, command: c.Seek) -> dict[str, Any]:
-        port = self._consumer(command.consumer_id)
-        return {"epoch": await port.topic.seek(port.subscription, command.start)}
+    def _refuse(self, command: c.Command, error: MagnetarError) -> None:
+        self._link.answer_error(command.request_id, for_client(error))
 
-    async def _last_message_id(self, command: c.LastMessageId) -> bytes | None:
-        found = await self._consumer(command.consumer_id).topic.last_message_id()
-        return None if found is None else found.to_bytes()
-
-    # --- topics ------------------------------------------------------------------------------------------------------
-
-    async def _lookup(self, command: c.Lookup) -> dict[str, Any]:
-        self._link.authorize("lookup", str(TopicName.parse(command.topic)))
-        return {"url": self._settings.service_url}
-
-    async def _partitions(self, command: c.Partitions) -> dict[str, Any]:
-        self._link.authorize("lookup", str(TopicName.parse(command.topic)))
-        return {"partitions": 0}
-
-    async def _list_topics(self, command: c.ListTopics) -> list[str]:
-        self._link.authorize("list_topics", command.namespace)
-        return await self._broker.list_topics(command.namespace)
-
-    async def _topic_stats(self, command: c.TopicStats) -> dict[str, Any]:
-        name = TopicName.parse(command.topic)
-        self._link.authorize("topic_stats", str(name))
-        return await (await self._broker.known(name)).stats()
-
-    async def _create_topic(self, command: c.CreateTopic) -> None:
-        name = TopicName.parse(command.topic)
-        self._link.authorize("create_topic", str(name))
-        if command.partitions:
-            raise Unsupported("partitioned topics are not offered yet; create the topic with partitions=0")
-        await self._broker.create_topic(name)
-
-    async def _delete_topic(self, command: c.DeleteTopic) -> None:
-        name = TopicName.parse(command.topic)
-        self._link.authorize("delete_topic", str(name))
-        await self._broker.delete_topic(name, force=command.force)
-
-    async def _delete_subscription(self, command: c.DeleteSubscription) -> None:
-        name = TopicName.parse(command.topic)
-        self._link.authorize("delete_subscription", str(name))
-        topic = await self._broker.known(name)
-        await topic.delete_subscription(command.subscription, force=command.force)
-
-
-class _Reserved:
-    """Keeps an id for an opening that is under way."""
-
-    __slots__ = ("_ids", "_key")
-
-    def __init__(self, ids: dict[tuple[str, int], None], key: tuple[str, int]) -> None:
-        if key in ids:
-            raise InvalidArgument(f"{key[0]} {key[1]} is being opened on this connection already")
-        self._ids = ids
-        self._key = key
-        ids[key] = None
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        del self._ids[self._key]
-
-
-_Handler = Callable[[ClientConnection, Any], Coroutine[Any, Any, Any]]
-_REQUESTS: dict[type[c.Command], _Handler] = {
-    c.CreateProducer: ClientConnection._create_producer,
-    c.Subscribe: ClientConnection._subscribe,
-    c.Unsubscribe: ClientConnection._unsubscribe,
-    c.Seek: ClientConnection._seek,
-    c.LastMessageId: ClientConnection._last_message_id,
-    c.Lookup: ClientConnection._lookup,
-    c.Partitions: ClientConnection._partitions,
-    c.ListTopics: ClientConnection._list_topics,
-    c.TopicStats: ClientConnection._topic_stats,
-    c.CreateTopic: ClientConnection._create_topic,
-    c.DeleteTopic: ClientConnection._delete_topic,
-    c.DeleteSubscription: ClientConnection._delete_subscription,
-}
+    async def _unsubscribe(self, consumer_id: int, opened: ConsumerOpened) -> None:
+        await self._service.unsubscribe(self._link, opened)
+        self._consumers.ended(consumer_id, opened)
 
 
 def listener(broker: Broker) -> Callable[[], ClientConnection]:
     """The handler factory for `FramedServer.start`."""
-    return lambda: ClientConnection(broker)
+    service = BrokerService(broker)
+    return lambda: ClientConnection(service)
 
 
 __all__ = ["ClientConnection", "Link", "listener"]

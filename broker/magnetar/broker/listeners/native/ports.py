@@ -1,19 +1,28 @@
-"""The listener's side of producers and consumers: how receipts and deliveries become frames, and SENDs become groups."""
+"""Producers and consumers of a connection: receipts and deliveries become frames, SENDs become groups."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from magnetar.proto import commands as c
 from magnetar.proto.batch import AdmittedGroups, admit_groups
-from magnetar.proto.errors import MagnetarError, ServiceNotReady, StorageFailed
+from magnetar.proto.errors import (
+    FrameTooLarge,
+    MagnetarError,
+    MessageTooLarge,
+    ServiceNotReady,
+    StorageFailed,
+)
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
-from ...dispatch.core.consumer import Consumer, Delivery
-from ...dispatch.subscription import Subscription
+from ...dispatch.core.consumer import Delivery
 from ...resources.budget import ByteBudget
-from ...topics.producers import ProducerSession, ReceiptFields, SessionState
-from ...topics.topic import Topic
+from ...service.results import ProducerOpened
+from ...topics.producers import ReceiptFields, SessionState
+
+_log = logging.getLogger(__name__)
 
 Payload = bytes | bytearray | memoryview
 _RECEIPT_PACK = c.RECEIPT_ROW.pack
@@ -46,40 +55,46 @@ class Link(Protocol):
         """Flushes, then closes."""
 
 
-class PortOwner(Protocol):
-    """The connection that the ports belong to."""
+class ProducerPort:
+    """The way out of one producer: receipts and failures as frames. See `topics.producers.ProducerPort`."""
 
-    def wait_for(self, budget: ByteBudget) -> None:
-        """Stops reading until there is room."""
+    __slots__ = ("_epoch", "_link", "_on_closed", "_receipt_header", "producer_id")
 
-    def producer_gone(self, producer: ProducerSide) -> None:
-        """The topic ended the session."""
-
-    def consumer_gone(self, port: ConsumerSide) -> None:
-        """The topic ended the consumer."""
-
-    def fail(self, error: MagnetarError) -> None:
-        """Ends the connection."""
-
-
-class ProducerSide:
-    """One producer of this connection: the session's port, and the way in for its SENDs."""
-
-    __slots__ = ("connection", "link", "producer_id", "receipt_header", "send_header", "session", "topic")
-
-    def __init__(self, connection: PortOwner, link: Link, producer_id: int, topic: Topic) -> None:
-        self.connection = connection
-        self.link = link
+    def __init__(
+        self, link: Link, producer_id: int, epoch: int, on_closed: Callable[[ProducerPort], None]
+    ) -> None:
         self.producer_id = producer_id
-        self.topic = topic
-        self.session: ProducerSession = _NO_SESSION
-        self.receipt_header = b""
-        self.send_header = b""  # under which the connection finds this producer; empty before its first SEND
+        self._link = link
+        self._epoch = epoch
+        self._on_closed = on_closed
+        self._receipt_header = c.Receipt(0, producer_id, epoch).encode()
 
-    def opened(self, session: ProducerSession) -> None:
-        """The topic let the session in."""
-        self.session = session
-        self.receipt_header = c.Receipt(0, self.producer_id, session.epoch).encode()
+    def receipts(self, rows: list[ReceiptFields]) -> None:
+        """One frame for all of them."""
+        pack = _RECEIPT_PACK
+        self._link.send(self._receipt_header, b"".join([pack(*row) for row in rows]))
+
+    def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
+        """SEND_FAILED."""
+        failed = c.SendFailed.of(self.producer_id, self._epoch, sequence_id, for_client(error))
+        self._link.send(failed.encode())
+
+    def producer_closed(self, error: MagnetarError) -> None:
+        """The topic ended the session."""
+        self._on_closed(self)
+        self._link.send(c.CloseProducer(0, self.producer_id).encode())
+
+
+class OpenProducer:
+    """The way in of one producer: its SENDs become groups of its session."""
+
+    __slots__ = ("_wait_for", "send_header", "session", "topic")
+
+    def __init__(self, opened: ProducerOpened, wait_for: Callable[[ByteBudget], None]) -> None:
+        """`wait_for`: stops reading until a budget has room."""
+        self.topic, self.session = opened
+        self.send_header = b""  # under which the connection finds this producer; empty before its first SEND
+        self._wait_for = wait_for
 
     def send(self, payloads: list[bytes]) -> None:
         """A run of SENDs. A bad one fails itself and all after it; those before it are published."""
@@ -104,61 +119,60 @@ class ProducerSide:
             for payload in payloads:
                 topic.publish(self.session, admit_groups([payload]), whole=True)
         if topic.publish_budget.full:
-            self.connection.wait_for(topic.publish_budget)
-
-    def receipts(self, rows: list[ReceiptFields]) -> None:
-        """See `ProducerPort`."""
-        pack = _RECEIPT_PACK
-        self.link.send(self.receipt_header, b"".join([pack(*row) for row in rows]))
-
-    def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
-        """See `ProducerPort`."""
-        failed = c.SendFailed.of(self.producer_id, self.session.epoch, sequence_id, for_client(error))
-        self.link.send(failed.encode())
-
-    def producer_closed(self, error: MagnetarError) -> None:
-        """See `ProducerPort`."""
-        self.connection.producer_gone(self)
-        self.link.send(c.CloseProducer(0, self.producer_id).encode())
+            self._wait_for(topic.publish_budget)
 
 
-class _NoPort:
-    """Stands where no producer is known yet."""
+class ConsumerPort:
+    """The way out of one consumer: deliveries as frames. See `dispatch.core.consumer.ConsumerPort`.
 
-    def receipts(self, rows: list[ReceiptFields]) -> None:
-        """Nobody."""
+    A delivery that is larger than the peer's frames is cut at batch borders. A batch that does not fit alone ends the
+    consumer with an error that is final for it: leaving the batch out would lose it, trying again would never end.
+    """
 
-    def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
-        """Nobody."""
+    __slots__ = ("_link", "_on_closed", "_on_too_large", "_stopped", "consumer_id")
 
-    def producer_closed(self, error: MagnetarError) -> None:
-        """Nobody."""
-
-
-_NO_SESSION = ProducerSession("", -1, _NoPort())
-_NO_SESSION.close()
-
-
-class ConsumerSide:
-    """One consumer of this connection: the subscription's port."""
-
-    __slots__ = ("connection", "consumer", "consumer_id", "link", "subscription", "topic")
-
-    def __init__(self, connection: PortOwner, link: Link, consumer_id: int, topic: Topic) -> None:
-        self.connection = connection
-        self.link = link
+    def __init__(
+        self,
+        link: Link,
+        consumer_id: int,
+        on_closed: Callable[[ConsumerPort], None],
+        on_too_large: Callable[[ConsumerPort], None],
+    ) -> None:
+        """`on_closed`: the topic ended the consumer; `on_too_large`: the port did, and the topic does not know yet."""
         self.consumer_id = consumer_id
-        self.topic = topic
-        self.subscription: Subscription
-        self.consumer: Consumer
+        self._link = link
+        self._on_closed = on_closed
+        self._on_too_large = on_too_large
+        self._stopped = False  # nothing is sent after a batch that was not
 
     @property
     def writable(self) -> bool:
-        """See `ConsumerPort`."""
-        return self.link.writable
+        """False while the connection's write buffer is full."""
+        return self._link.writable and not self._stopped
 
     def deliver(self, delivery: Delivery) -> None:
-        """See `ConsumerPort`. A whole entry goes out as a view of the stored bytes."""
+        """DELIVER, one or several."""
+        if self._stopped:
+            return
+        try:
+            self._send(delivery)
+        except FrameTooLarge as error:
+            middle = (delivery.first_batch + delivery.last_batch) // 2
+            if middle > delivery.first_batch:
+                self._deliver_part(delivery, delivery.first_batch, middle)
+                self._deliver_part(delivery, middle, delivery.last_batch)
+            else:
+                self._stop(delivery, error)
+
+    def _deliver_part(self, delivery: Delivery, first_batch: int, last_batch: int) -> None:
+        entry = delivery.entry
+        first, last = entry.batch_start_index(first_batch), entry.end_indexes[last_batch - 1] - 1
+        hidden = [(max(a, first), min(b, last)) for a, b in delivery.hidden if a <= last and b >= first]
+        if hidden != [(first, last)]:
+            self.deliver(delivery._replace(first_batch=first_batch, last_batch=last_batch, hidden=hidden))
+
+    def _send(self, delivery: Delivery) -> None:
+        """A whole entry goes out as a view of the stored bytes. Raises FrameTooLarge, and has sent nothing then."""
         _, epoch, ledger_id, entry_id, entry, first, last, redelivery_count, hidden = delivery
         parts: list[Payload] = []
         if hidden:
@@ -170,15 +184,26 @@ class ConsumerSide:
         header = c.Deliver(
             0, self.consumer_id, epoch, ledger_id, entry_id, -1, redelivery_count, len(hidden)
         ).encode()
-        try:
-            self.link.send(header, parts)
-        except MagnetarError as error:  # an entry larger than this peer takes: it cannot be served
-            self.connection.fail(error)
+        self._link.send(header, parts)
+
+    def _stop(self, delivery: Delivery, error: FrameTooLarge) -> None:
+        self._stopped = True
+        entry, batch = delivery.entry, delivery.first_batch
+        start, end = entry.batch_bounds(batch)
+        index = entry.batch_start_index(batch)
+        told = MessageTooLarge(
+            f"the batch at {delivery.ledger_id}:{delivery.entry_id}:{index} has {end - start} bytes and needs a frame of "
+            f"{error.details.get('length', end - start)}, more than this client takes: connect with a max_message_bytes "
+            f"of {end - start} or more; nothing after it is delivered to this consumer"
+        )
+        _log.warning("consumer %d is closed: %s", self.consumer_id, told)
+        self._on_too_large(self)
+        self._link.send(c.CloseConsumer.of(self.consumer_id, told).encode())
 
     def consumer_closed(self, error: MagnetarError) -> None:
-        """See `ConsumerPort`."""
-        self.connection.consumer_gone(self)
-        self.link.send(c.CloseConsumer(0, self.consumer_id).encode())
+        """The topic ended the consumer."""
+        self._on_closed(self)
+        self._link.send(c.CloseConsumer(0, self.consumer_id).encode())
 
 
 def first_sequence_id(payload: bytes) -> int:

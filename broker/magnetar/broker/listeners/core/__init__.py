@@ -1,0 +1,1 @@
+"""What listeners of every protocol decide alike, without I/O."""

@@ -1,0 +1,94 @@
+"""Topics as tables: what Spark, and whoever else reads and writes ledgers in place, asks of a broker."""
+
+from __future__ import annotations
+
+from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.ids import TopicName
+
+from ..export.archived import Wanted
+from ..export.attach import Row
+from ..export.damage import DamageRow
+from ..export.queries import Batch
+from ..topics.registry import Broker
+from .operations import on_topic
+from .results import Archived, Attached, DamageReported, Lease, LedgerPage, StagedKept, StagedLedger
+
+
+class LedgerService:
+    """`BrokerService.ledgers`."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    @on_topic("topic_ledgers")
+    async def topic_ledgers(self, name: TopicName, *, after: int = -1, count: int = 1000) -> LedgerPage:
+        """Ledgers with a position id above `after`. Raises TopicNotFound."""
+        topic = await self._broker.known(name)
+        return LedgerPage(**await topic.export.ledgers(after, count))
+
+    @on_topic("keep_ledgers")
+    async def keep_ledgers(
+        self, name: TopicName, *, lease: str = "", ttl_ms: int = 0, first: int = -1
+    ) -> Lease:
+        """Makes, renews or (`ttl_ms` 0) ends a lease on the ledgers from `first` on. Raises TopicNotFound."""
+        topic = await self._broker.known(name)
+        if ttl_ms == 0 and not lease:
+            raise InvalidArgument("a lease needs a ttl_ms, or a name to be ended by")
+        lease = lease or self._broker.generate_name()
+        return Lease(**await topic.export.keep_ledgers(lease, ttl_ms, first, topic.trimmed))
+
+    @on_topic("stage_ledgers")
+    async def create_staged_ledger(self, name: TopicName, transaction: str) -> StagedLedger:
+        """A new ledger of a transaction; the topic is made if settings allow it."""
+        topic = await self._broker.find(name)
+        return StagedLedger(**await topic.export.staging.create(transaction))
+
+    @on_topic("topic_ledgers")
+    async def get_ledger_metadata(self, name: TopicName, ledger: int) -> StagedLedger:
+        """A staged ledger as its metadata is now. Raises TopicNotFound, LedgerNotFound."""
+        topic = await self._broker.known(name)
+        return StagedLedger(**await topic.export.staging.get(ledger))
+
+    @on_topic("stage_ledgers")
+    async def put_ledger_metadata(self, name: TopicName, ledger: int, version: int, metadata: bytes) -> int:
+        """Compare-and-set by the ledger's writer; the new version. Raises VersionConflict, LedgerClosed."""
+        topic = await self._broker.known(name)
+        return await topic.export.staging.put(ledger, version, metadata)
+
+    @on_topic("stage_ledgers")
+    async def keep_staged(self, name: TopicName, transaction: str, *, ttl_ms: int = 0) -> StagedKept:
+        """The transaction is alive."""
+        topic = await self._broker.known(name)
+        return StagedKept(**topic.export.staging.keep(transaction, ttl_ms))
+
+    @on_topic("stage_ledgers")
+    async def discard_staged(self, name: TopicName, transaction: str, stored_ids: list[int] | None) -> int:
+        """Deletes staged ledgers of a transaction (None: all); how many."""
+        topic = await self._broker.known(name)
+        return await topic.export.staging.discard(transaction, stored_ids)
+
+    @on_topic("attach_ledgers")
+    async def attach_ledgers(self, name: TopicName, batch: Batch, rows: list[Row]) -> Attached:
+        """Publishes staged ledgers, once however often it is asked; the topic is made if settings allow it."""
+        topic = await self._broker.find(name)
+        return Attached(**await topic.export.attachments.attach(batch, rows))
+
+    @on_topic("attach_ledgers")
+    async def last_batch(self, name: TopicName, query: str) -> int:
+        """The last batch of the query that was attached, -1 if none was."""
+        if self._broker.settings.auto_create_topics and not await self._broker.exists(name):
+            return -1  # whoever attaches makes it
+        topic = await self._broker.known(name)
+        return topic.export.attachments.last_batch(query)
+
+    @on_topic("report_damage")
+    async def report_damage(self, name: TopicName, rows: list[DamageRow]) -> DamageReported:
+        """Queues ledgers for repair whose entries a reader could not read."""
+        topic = await self._broker.known(name)
+        return DamageReported(**await topic.export.report_damage(rows))
+
+    @on_topic("archive_ledgers")
+    async def archive_ledgers(self, name: TopicName, wanted: Wanted) -> Archived:
+        """Records where ledgers are archived, and lets go of them."""
+        topic = await self._broker.known(name)
+        return Archived(**await topic.export.archiving.archive(wanted))

@@ -1,0 +1,177 @@
+"""What operations return. Those of administration are named as their answer on the wire (WIRE.md), which they become."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..dispatch.core.consumer import Consumer
+from ..dispatch.subscription import Subscription
+from ..topics.producers import ProducerSession
+from ..topics.topic import Topic
+
+
+class ProducerOpened(NamedTuple):
+    """A producer: publish with `topic.publish(session, ...)`, end it with `topic.close_producer(session)`."""
+
+    topic: Topic
+    session: ProducerSession
+
+
+class ConsumerOpened(NamedTuple):
+    """A consumer: its permits and acknowledgements go to the subscription, which also removes it."""
+
+    topic: Topic
+    subscription: Subscription
+    consumer: Consumer
+
+
+class TopicPage(msgspec.Struct, frozen=True):
+    """Full names, sorted."""
+
+    topics: list[str]
+    more: bool  # there are names after the last one
+
+
+class ProducerStats(msgspec.Struct, frozen=True):
+    """A connected producer."""
+
+    name: str
+    epoch: int
+
+
+class LedgerStats(msgspec.Struct, frozen=True):
+    """A ledger that the topic holds."""
+
+    ledger: int
+    stored_ledger: int
+    entries: int
+    messages: int
+    bytes: int
+    first_index: int
+    closed: bool
+
+
+class UnreadableEntry(msgspec.Struct, frozen=True):
+    """Delivery waits for it, or goes on without it until it can be read."""
+
+    ledger: int
+    entry: int
+    error: str
+    attempts: int
+
+
+class ConsumerStats(msgspec.Struct, frozen=True):
+    """A connected consumer."""
+
+    name: str
+    permits: int
+    unacked_messages: int
+    blocked_on_unacked_messages: bool
+    delivered_messages: int
+    delivered_bytes: int
+
+
+class SubscriptionStats(msgspec.Struct, frozen=True):
+    """A subscription."""
+
+    type: str
+    durable: bool
+    epoch: int
+    mark_delete: list[int]  # [ledger, entry, index]
+    # Where it went on when a part of its cursor was lost; None: nothing was.
+    recovered_from: list[int] | None
+    # An upper bound: what was acknowledged out of order beyond the mark-delete position is still in it.
+    backlog_messages: int
+    acknowledged_ranges: int
+    acknowledged_messages: int
+    redelivery_messages: int
+    unacked_messages: int
+    blocked_on_unacked_messages: bool
+    unreadable_entries: list[UnreadableEntry]
+    skipped_entries: int
+    consumers: list[ConsumerStats]
+
+
+class TopicStats(msgspec.Struct, frozen=True):
+    """Figures of a topic. Archived ledgers are in none of the other figures."""
+
+    topic: str
+    state: str
+    messages_in: int
+    bytes_in: int
+    stored_messages: int
+    stored_bytes: int
+    next_index: int
+    archived_ledgers: int
+    archived_messages: int
+    archived_bytes: int
+    archive_locations: list[str]
+    queued_bytes: int
+    staged_ledgers: int
+    leases: int
+    producers: list[ProducerStats]
+    ledgers: list[LedgerStats]
+    subscriptions: dict[str, SubscriptionStats]
+    unavailable_subscriptions: dict[str, str]  # those whose cursor could not be read, and why
+
+
+class LedgerPage(msgspec.Struct, frozen=True):
+    """Ledgers of a topic, in its order; a row's fields stand in WIRE.md."""
+
+    ledgers: list[list[Any]]
+    more: bool
+    end: list[int]  # position after the last confirmed message
+    bookies: dict[str, str]
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """A lease on ledgers, as granted."""
+
+    lease: str
+    ttl_ms: int
+    first: int | None
+
+
+class StagedLedger(msgspec.Struct, frozen=True):
+    """A ledger that a transaction writes, with what its writer needs."""
+
+    ledger: int
+    version: int
+    metadata: bytes
+    bookies: dict[str, str]
+    writable: list[Any]
+    max_message_bytes: int
+
+
+class StagedKept(msgspec.Struct, frozen=True):
+    """How long a transaction's staged ledgers are kept, and how many there are."""
+
+    ttl_ms: int
+    ledgers: int
+
+
+class Attached(msgspec.Struct, frozen=True):
+    """Whether this call attached the batch, the position id of its first ledger, and the topic's end."""
+
+    attached: bool
+    first: int | None
+    end: list[int]
+
+
+class Archived(msgspec.Struct, frozen=True):
+    """What became of ledgers that are to be archived."""
+
+    archived: int  # by this call
+    known: int  # archived before
+    moved: int  # given another location
+    gone: Any
+    kept: Any  # those that cannot leave yet, and why
+
+
+class DamageReported(msgspec.Struct, frozen=True):
+    """How many ledgers were queued for repair by this call, and before."""
+
+    queued: int
+    known: int

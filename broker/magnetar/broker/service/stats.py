@@ -1,0 +1,115 @@
+"""Figures of a topic for people and tools."""
+
+from __future__ import annotations
+
+from magnetar.proto.errors import MagnetarError
+
+from ..cursors.core.acks import Position
+from ..dispatch.subscription import Subscription
+from ..topics.producers import SessionState
+from ..topics.topic import Topic
+from .results import (
+    ConsumerStats,
+    LedgerStats,
+    ProducerStats,
+    SubscriptionStats,
+    TopicStats,
+    UnreadableEntry,
+)
+
+
+async def topic_stats(topic: Topic) -> TopicStats:
+    """Reads at most one entry per subscription, to tell its backlog."""
+    ledger = topic.ledger.list
+    total = ledger.message_count
+    kept, archived = ledger.record.ledgers, ledger.record.archived
+    return TopicStats(
+        topic=str(topic.name),
+        state=topic.ledger.state.value,
+        messages_in=topic.messages_in,
+        bytes_in=topic.bytes_in,
+        stored_messages=total - (kept[0].first_index if kept else total),
+        stored_bytes=sum(info.size for info in kept),
+        next_index=total,
+        archived_ledgers=len(archived),
+        archived_messages=sum(one.info.messages for one in archived),
+        archived_bytes=sum(one.info.size for one in archived),
+        archive_locations=list(dict.fromkeys(one.location for one in archived)),
+        queued_bytes=topic.publish_budget.used,
+        staged_ledgers=len(topic.export.staging),
+        leases=topic.export.leases.count(),
+        producers=[
+            ProducerStats(session.name, session.epoch)
+            for session in topic.producers
+            if session.state is not SessionState.CLOSED
+        ],
+        ledgers=[
+            LedgerStats(
+                ledger=info.ledger_id,
+                stored_ledger=info.stored_id,
+                entries=info.entries,
+                messages=info.messages,
+                bytes=info.size,
+                first_index=info.first_index,
+                closed=info.closed,
+            )
+            for info in kept
+        ],
+        subscriptions={
+            name: await _subscription_stats(topic, subscription, total)
+            for name, subscription in list(topic.subscriptions.items())
+        },
+        unavailable_subscriptions={name: error.message for name, error in topic.recovery.unavailable.items()},
+    )
+
+
+async def _subscription_stats(topic: Topic, subscription: Subscription, total: int) -> SubscriptionStats:
+    mark = topic.ledger.list.normalise(subscription.cursor.state.mark_delete)
+    backlog = total - await _topic_index(topic, mark)
+    dispatch = subscription.dispatcher.core
+    recovered_from = subscription.cursor.recovered_from
+    return SubscriptionStats(
+        type=subscription.type,
+        durable=subscription.durable,
+        epoch=subscription.epoch,
+        mark_delete=list(mark),
+        recovered_from=None if recovered_from is None else list(recovered_from),
+        backlog_messages=max(backlog, 0),
+        acknowledged_ranges=subscription.cursor.state.range_count,
+        acknowledged_messages=subscription.acked_messages,
+        redelivery_messages=dispatch.tracker.replay_messages,
+        unacked_messages=dispatch.tracker.unacked_messages,
+        blocked_on_unacked_messages=dispatch.tracker.blocked_on_unacked_messages,
+        unreadable_entries=[
+            UnreadableEntry(*key, str(failure.error), failure.attempts)
+            for key, failure in sorted(dispatch.source.unreadable.items())
+        ],
+        skipped_entries=subscription.dispatcher.skipped_entries,
+        consumers=[
+            ConsumerStats(
+                name=consumer.name,
+                permits=consumer.available_permits,
+                unacked_messages=consumer.unacked_messages,
+                blocked_on_unacked_messages=consumer.blocked_on_unacked_messages,
+                delivered_messages=consumer.delivered_messages,
+                delivered_bytes=consumer.delivered_bytes,
+            )
+            for consumer in subscription.consumers
+        ],
+    )
+
+
+async def _topic_index(topic: Topic, position: Position) -> int:
+    """Topic-wide index of the message at `position`, of its ledger's first one if its entry cannot be read."""
+    ledger, (ledger_id, entry_id, index) = topic.ledger.list, position
+    info = ledger.info(ledger_id)
+    if info is None:
+        return ledger.message_count
+    if not ledger.is_confirmed(ledger_id, entry_id):
+        return info.first_index + info.messages
+    try:
+        entry = await topic.read_entry((ledger_id, entry_id))
+    except MagnetarError:  # it may be the very entry that the figures tell of as unreadable
+        return info.first_index
+    first_index: int = entry.first_index
+    return info.first_index + first_index + index

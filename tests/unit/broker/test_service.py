@@ -1,0 +1,150 @@
+"""The service layer: every operation is authorized, and none that is refused does anything."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+from magnetar.broker.service import OPERATIONS, BrokerService, LedgerService
+from magnetar.broker.service.broker import MAX_TOPICS_PER_PAGE
+from magnetar.broker.service.operations import Operation
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto.errors import InvalidArgument, NotAuthorized
+from support.broker_kit import FakeClient, running_broker
+from support.fake_ledger import FakeLedgers
+
+TOPIC = "topic"
+CONSUMER = "topic of the consumer"
+
+
+class Everyone:
+    """May do everything."""
+
+    def authorize(self, operation: str, resource: str) -> None:
+        """Allows it."""
+
+
+class Nobody:
+    """May do nothing."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def authorize(self, operation: str, resource: str) -> None:
+        """Refuses it."""
+        self.asked.append((operation, resource))
+        raise NotAuthorized(f"{operation} on {resource}")
+
+
+def public_operations(*services: type) -> dict[str, Any]:
+    """Everything that a listener can await, by its qualified name."""
+    return {
+        f"{service.__name__}.{name}": method
+        for service in services
+        for name, method in inspect.getmembers(service, inspect.isroutine)
+        if not name.startswith("_")
+    }
+
+
+def test_the_table_of_operations() -> None:
+    assert dict(OPERATIONS) == {
+        "BrokerService.create_producer": Operation("produce", TOPIC),
+        "BrokerService.subscribe": Operation("consume", TOPIC),
+        "BrokerService.unsubscribe": Operation("consume", CONSUMER),
+        "BrokerService.seek": Operation("consume", CONSUMER),
+        "BrokerService.last_message_id": Operation("consume", CONSUMER),
+        "BrokerService.lookup": Operation("lookup", TOPIC),
+        "BrokerService.partitions": Operation("lookup", TOPIC),
+        "BrokerService.list_topics": Operation("list_topics", "namespace"),
+        "BrokerService.topic_stats": Operation("topic_stats", TOPIC),
+        "BrokerService.create_topic": Operation("create_topic", TOPIC),
+        "BrokerService.delete_topic": Operation("delete_topic", TOPIC),
+        "BrokerService.delete_subscription": Operation("delete_subscription", TOPIC),
+        "LedgerService.topic_ledgers": Operation("topic_ledgers", TOPIC),
+        "LedgerService.keep_ledgers": Operation("keep_ledgers", TOPIC),
+        "LedgerService.create_staged_ledger": Operation("stage_ledgers", TOPIC),
+        "LedgerService.get_ledger_metadata": Operation("topic_ledgers", TOPIC),
+        "LedgerService.put_ledger_metadata": Operation("stage_ledgers", TOPIC),
+        "LedgerService.keep_staged": Operation("stage_ledgers", TOPIC),
+        "LedgerService.discard_staged": Operation("stage_ledgers", TOPIC),
+        "LedgerService.attach_ledgers": Operation("attach_ledgers", TOPIC),
+        "LedgerService.last_batch": Operation("attach_ledgers", TOPIC),
+        "LedgerService.report_damage": Operation("report_damage", TOPIC),
+        "LedgerService.archive_ledgers": Operation("archive_ledgers", TOPIC),
+    }
+
+
+def test_every_operation_is_in_the_table() -> None:
+    assert set(public_operations(BrokerService, LedgerService)) == set(OPERATIONS)
+
+
+def test_an_operation_without_a_row_is_noticed() -> None:
+    class Careless(BrokerService):
+        async def wipe(self, topic: str) -> None:
+            """Not decorated."""
+
+    assert set(public_operations(Careless)) - {name.replace("Broker", "Careless") for name in OPERATIONS} >= {
+        "Careless.wipe"
+    }
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+async def test_an_operation_that_is_refused_does_nothing(name: str) -> None:
+    metadata, ledgers = MemoryMetadataStore(), FakeLedgers()
+    async with running_broker(ledgers, metadata) as broker:
+        service, nobody = BrokerService(broker), Nobody()
+        opened = await service.subscribe(
+            Everyone(), "orders", "billing", port=_port(broker), start=("earliest", None)
+        )
+        before = await _everything(metadata), ledgers.next_ledger_id, sorted(broker.topics)
+        owner: Any = service if name.startswith("BrokerService") else service.ledgers
+        method = getattr(owner, name.split(".")[1])
+        parameters = list(inspect.signature(method).parameters.values())[1:]
+        resource = OPERATIONS[name].resource
+        first: Any = opened if resource == CONSUMER else "other" if resource == TOPIC else "public/default"
+        # It must refuse before it looks at any of them.
+        positional = [object() for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        named = {one.name: object() for one in parameters if one.kind is one.KEYWORD_ONLY}
+        with pytest.raises(NotAuthorized):
+            await method(nobody, first, *positional, **named)
+        full_name = {
+            CONSUMER: "persistent://public/default/orders",
+            TOPIC: "persistent://public/default/other",
+        }
+        assert nobody.asked == [(OPERATIONS[name].permission, full_name.get(resource, "public/default"))]
+        assert (await _everything(metadata), ledgers.next_ledger_id, sorted(broker.topics)) == before
+        assert opened.subscription.consumers == [opened.consumer]
+
+
+def _port(broker: Any) -> Any:
+    from magnetar.broker.listeners.native.ports import ConsumerPort
+
+    return ConsumerPort(FakeClient(broker), 1, lambda _: None, lambda _: None)
+
+
+async def _everything(metadata: MemoryMetadataStore, path: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in await metadata.children(path or "/"):
+        child = f"{path}/{name}"
+        found[child] = await metadata.get(child)
+        found |= await _everything(metadata, child)
+    return found
+
+
+async def test_topics_are_listed_in_pages() -> None:
+    async with running_broker() as broker:
+        service = BrokerService(broker)
+        names = sorted(f"persistent://public/default/t{number}" for number in range(25))
+        for name in names:
+            await service.create_topic(Everyone(), name)
+        pages, after, more = [], "", True
+        while more:
+            page = await service.list_topics(Everyone(), "public/default", after=after, count=10)
+            pages.append(page.topics)
+            after, more = page.topics[-1], page.more
+        assert [len(page) for page in pages] == [10, 10, 5]
+        assert [name for page in pages for name in page] == names
+        assert (await service.list_topics(Everyone(), "", count=MAX_TOPICS_PER_PAGE + 1)).topics == names
+        assert (await service.list_topics(Everyone(), "", after=names[-1])).topics == []
+        with pytest.raises(InvalidArgument):
+            await service.list_topics(Everyone(), "", count=-1)
