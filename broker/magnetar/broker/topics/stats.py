@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ..log.ledger_list import LedgerList
     from .topic import Topic
 
+MAX_UNREADABLE_ENTRIES = 100  # that the figures of a subscription name; the metrics count all of them
+
 
 async def topic_stats(topic: Topic, ledger: LedgerList, state: str) -> dict[str, Any]:
     """A map of plain values. Reads at most one entry per subscription, to tell its backlog."""
@@ -87,7 +89,7 @@ async def _subscription_stats(
         # Delivery waits for them, or goes on without them until they can be read.
         "unreadable_entries": [
             {"ledger": key[0], "entry": key[1], "error": str(failure.error), "attempts": failure.attempts}
-            for key, failure in sorted(dispatch.source.unreadable.items())
+            for key, failure in sorted(dispatch.source.unreadable.items())[:MAX_UNREADABLE_ENTRIES]
         ],
         "skipped_entries": subscription.dispatcher.skipped_entries,
         "consumers": [
