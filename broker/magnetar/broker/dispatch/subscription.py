@@ -6,7 +6,7 @@
     seek --> the epoch rises, dispatch pauses until the cursor's new place is durable
     close, delete --> CLOSED
 
-An acknowledgement must know how many messages its entry has, to tell when it is whole. Usually a delivery has told; else
+An acknowledgement must know how many messages its entry has, to tell when it is whole. Usually a delivery has shown it; else
 (after a restart) the entry is looked up, in the background, and the receipt comes after that.
 """
 
@@ -326,7 +326,7 @@ class Subscription:
         await self.cursor.close(fenced=fenced)
 
     async def delete(self) -> None:
-        """The subscription and its cursor are gone when this returns."""
+        """The subscription and its cursor are deleted when this returns."""
         await self._stop(SubscriptionNotFound(f"subscription {self.name!r} was deleted"))
         await self.cursor.delete()
 

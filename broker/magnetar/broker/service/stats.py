@@ -17,6 +17,8 @@ from .results import (
     UnreadableEntry,
 )
 
+MAX_UNREADABLE_ENTRIES = 100  # that the figures of a subscription name; the metrics count all of them
+
 
 async def topic_stats(topic: Topic) -> TopicStats:
     """Reads at most one entry per subscription, to tell its backlog."""
@@ -82,7 +84,7 @@ async def _subscription_stats(topic: Topic, subscription: Subscription, total: i
         blocked_on_unacked_messages=dispatch.tracker.blocked_on_unacked_messages,
         unreadable_entries=[
             UnreadableEntry(*key, str(failure.error), failure.attempts)
-            for key, failure in sorted(dispatch.source.unreadable.items())
+            for key, failure in sorted(dispatch.source.unreadable.items())[:MAX_UNREADABLE_ENTRIES]
         ],
         skipped_entries=subscription.dispatcher.skipped_entries,
         consumers=[

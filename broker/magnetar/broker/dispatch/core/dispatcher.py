@@ -109,7 +109,7 @@ class DispatchCore:
                 self._changed(consumer)
             case ReadDone(read_id, entries, now_ms):
                 self.source.read_done(read_id, entries, now_ms, self.tracker.replay)
-                self.source.passed(self.read_position, self.tracker.replay)
+                self.source.release_before(self.read_position, self.tracker.replay)
                 self._set_timer()
             case ReadFailed(read_id, error, now_ms):
                 self.source.read_failed(read_id, error, now_ms)
@@ -185,7 +185,7 @@ class DispatchCore:
         self.read_position = position
 
     def _reset(self, epoch: int) -> None:
-        """Rule 30: pending acknowledgements are gone with what they were for.
+        """Rule 30: pending acknowledgements end with what they were for.
 
         Permits stay: the consumer grants again what it drops, delivered before or under way.
         """
@@ -343,7 +343,7 @@ class DispatchCore:
         self.read_position = position
         source = self.source
         if source.ahead or source.failures:
-            source.passed(position, self.tracker.replay)
+            source.release_before(position, self.tracker.replay)
 
     def _deliver_again(self, selector: Selector) -> Delivery | bool:
         """One step of the replay queue: a delivery, True if it got shorter, False if it waits for a read or a time."""

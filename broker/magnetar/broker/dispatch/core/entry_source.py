@@ -294,7 +294,7 @@ class EntrySource:
 
     # --- letting go --------------------------------------------------------------------------------------------------
 
-    def passed(self, position: Position, replay: Container[EntryKey]) -> None:
+    def release_before(self, position: Position, replay: Container[EntryKey]) -> None:
         """The read position is there: what lies before it and is not in `replay` is not wanted any more."""
         ahead = self.ahead
         while ahead:

@@ -1,4 +1,4 @@
-"""What the dispatch core is told, and what it asks its shell to do.
+"""Events for the dispatch core, and the instructions that it gives its shell.
 
 Times are milliseconds of one monotonic clock, which the shell reads.
 """

@@ -58,7 +58,7 @@ class RedeliveryTracker:
         self.blocked_on_unacked_messages = False
         self.replay: dict[EntryKey, DeliveredRanges] = {}
         self.replay_messages = 0  # the members of `replay`
-        # Every key of `replay` is in `_due` and then in `_delayed`, or in `_ready`. Both may hold keys that are gone.
+        # Every key of `replay` is in `_due` and then in `_delayed`, or in `_ready`. Both may hold others, too.
         self._ready: list[EntryKey] = []
         self._delayed: list[tuple[int, EntryKey]] = []
         self._due: dict[EntryKey, int] = {}
