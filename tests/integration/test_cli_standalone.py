@@ -566,7 +566,9 @@ def test_help_and_completion() -> None:
     assert "standalone" in succeeded(magnetar("--help"))
     for command in ("standalone", "bookie", "broker"):
         assert "--set" in succeeded(magnetar(command, "--help"))
+    # Otherwise typer looks for a shell that it knows among its parent processes; the tests may run below any.
+    named = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     script = subprocess.run(
-        [*MAGNETAR, "--show-completion", "bash"], capture_output=True, text=True, check=False
+        [*MAGNETAR, "--show-completion", "bash"], env=named, capture_output=True, text=True, check=False
     )
     assert "complete" in script.stdout + script.stderr

@@ -38,7 +38,8 @@ def test_roots_hold_nothing_but_the_namespace() -> None:
     # A module beside it would become a top-level module of everyone who installs us.
     allowed = {"magnetar", "pyspark_magnetar", "pyspark_magnetar.py", "__pycache__"}
     for root in ROOTS:
-        assert {child.name for child in (REPOSITORY / root).iterdir()} <= allowed
+        children = (REPOSITORY / root).iterdir()
+        assert {child.name for child in children if child.suffix != ".md"} <= allowed  # a page is no module
 
 
 def test_every_room_is_typed_and_watched_by_the_import_linter() -> None:

@@ -292,7 +292,11 @@ def wrong_arguments(url: str, folder: Path) -> list[tuple[list[str], int, str]]:
             "--to-parquet .*file is no folder; name another path",
         ),
         (["archive", "w-orders", *at, "--path", str(file)], 2, "--path .*file is no folder"),
-        ([*replay, "--start", "yesterday"], 2, "--start is 'yesterday'; want earliest, latest, a message id"),
+        (
+            [*replay, "--start", "yesterday"],
+            2,
+            "--start: not a position: 'yesterday' .want earliest, latest, a message id",
+        ),
         ([*replay, "--end", "earliest"], 2, "--end is 'earliest', before which there is nothing"),
         ([*replay, "--from-offset", "5", "--before-offset", "5"], 2, "--from-offset 5 and --before-offset 5"),
         ([*replay, "--archive", str(folder / "no")], 2, "--archive: there is no archive at"),
@@ -302,7 +306,7 @@ def wrong_arguments(url: str, folder: Path) -> list[tuple[list[str], int, str]]:
             "--to-topic: .* cannot be replayed into itself",
         ),
         ([*rollup, "--window", "a while"], 2, "--window is 'a while'; want a length of time"),
-        ([*rollup, "--start", "12:00"], 2, "--start is '12:00'"),
+        ([*rollup, "--start", "12:00"], 2, "--start: not a position: '12:00'"),
         (
             ["rollup", "w-orders", *at, "--to-topic", "w-orders", "--checkpoint", "c"],
             2,
