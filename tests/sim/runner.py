@@ -117,8 +117,10 @@ def soak(
     told = started
     code = 0
     try:
-        # Not only Ctrl-C: `timeout` and supervisors end a soak by SIGTERM.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # Not only Ctrl-C: `timeout` and supervisors end a soak by SIGTERM. A background job of a shell inherits a SIGINT
+        # that is ignored, for which Python installs no handler of its own.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
         for reports in played(scenario, seeds, twice=twice, jobs=jobs):
             wrong = tally.add(reports)
             if wrong:

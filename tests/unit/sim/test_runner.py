@@ -87,6 +87,10 @@ def test_failures_are_printed_at_once_and_kept_with_the_figures(
     assert sorted(figures["failures"]) == ["3", "5"]
 
 
+# Its command inherits a SIGINT that is ignored.
+BACKGROUND_JOB = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_soak_tells_what_it_has_and_leaves_no_process(
     number: signal.Signals, tmp_path: Path
@@ -94,7 +98,7 @@ def test_interrupted_soak_tells_what_it_has_and_leaves_no_process(
     kept = tmp_path / "figures.json"
     options = ["--first", "10", "--seeds", "1000000", "--progress", "0.1", "--json", str(kept)]
     with subprocess.Popen(
-        [sys.executable, "-m", "sim.runner", "selftest", *options],
+        [*BACKGROUND_JOB, sys.executable, "-m", "sim.runner", "selftest", *options],
         env={**os.environ, "PYTHONPATH": TESTS},
         stdout=subprocess.PIPE,
         text=True,
