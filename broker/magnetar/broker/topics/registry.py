@@ -212,7 +212,7 @@ class Broker:
             raise TopicNotFound(f"topic {name} does not exist")
         return await self.topic(name, create=False)
 
-    # --- upkeep, end -------------------------------------------------------------------------------------------------
+    # --- maintenance, end ---------------------------------------------------------------------------------------------
 
     async def _maintain(self) -> None:
         loop = asyncio.get_running_loop()
