@@ -22,7 +22,7 @@ from bench.ledger.main import main as bench_ledger
 from bench.report import print_report, write_json
 from bench.run import Round, Sizes, check_wire
 
-WORKLOADS = "abcdefgh"
+WORKLOADS = "abcdefghi"
 
 
 def main() -> int:

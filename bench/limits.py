@@ -82,6 +82,10 @@ GOALS: dict[str, Goal] = {
     "g_unbatched": Goal(
         "(g) individual acks, stored unbatched", "msg/s", 200_000, 300_000, bytes=100, limits=(SOCKET,)
     ),
+    "i_unbatched": Goal("(i) as (a), with keys", "msg/s", bytes=100),
+    "i_unbatched_share": Goal("(i) as a share of the same without keys", "x", 0.85),
+    "i_batched": Goal("(i) as (b), with keys", "msg/s", bytes=100),
+    "i_batched_share": Goal("(i) as a share of the same without keys", "x", 0.85),
     "h_start": Goal("(h) start-up", "s", 1.0, 0.4, higher=False),
     "h_idle": Goal("(h) resident memory of all processes, idle", "MB", 110, 80, higher=False),
     "a_loaded": Goal("(h) the same after (a)", "MB", higher=False),

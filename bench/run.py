@@ -102,6 +102,7 @@ class Round:
                 ("c", self._kilobytes),
                 ("g", self._acknowledge),
                 ("f", self._catch_up),
+                ("i", self._keyed),
                 ("a", self._tcp_bookie),
             ):
                 if letter in self.wanted:
@@ -214,6 +215,21 @@ class Round:
                 run_client(services, "fill", name, messages=messages, size=100, batch=batch)
                 result = run_client(services, "acknowledge", name, messages=messages)
             self._note(name, result, result["rate"])
+
+    def _keyed(self) -> None:
+        for name, workload, messages, batch in (
+            ("i_unbatched", "unbatched", self.sizes.a, {}),
+            ("i_batched", "batched", self.sizes.b, {"batch": 1000}),
+        ):
+            rates = {}
+            for keyed in (False, True):
+                with self._service() as services:
+                    result = run_client(
+                        services, workload, name, messages=messages, size=100, keyed=keyed, **batch
+                    )
+                rates[keyed] = result["rate"]
+            self._note(name, result, rates[True])
+            self._note(f"{name}_share", {}, rates[True] / rates[False])
 
     def _catch_up(self) -> None:
         settings = [part for name, value in SMALL_CACHES.items() for part in ("--set", f"{name}={value}")]

@@ -36,7 +36,7 @@ from bench.compare.verdict import WORSE
 from bench.ledger.run import WORKLOADS as LEDGER_WORKLOADS
 
 # (e) of the bookie is measured with its (a).
-PARTS = {"service": "abcdefgh", "bookie": BOOKIE_WORKLOADS.replace("e", ""), "ledger": LEDGER_WORKLOADS}
+PARTS = {"service": "abcdefghi", "bookie": BOOKIE_WORKLOADS.replace("e", ""), "ledger": LEDGER_WORKLOADS}
 
 
 def main(arguments: Sequence[str]) -> int:

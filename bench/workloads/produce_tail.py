@@ -1,4 +1,4 @@
-"""(a), (b), (c): produce as fast as it goes while a reader tails; a message counts when it was confirmed and has arrived.
+"""(a), (b), (c), (i): produce as fast as it goes while a reader tails; a message counts when it was confirmed and has arrived.
 
 A tenth more is sent first, to warm up: it is counted in the CPU, not in the rate.
 """
@@ -17,10 +17,11 @@ IN_FLIGHT_MESSAGES = 20_000
 CHUNK = 500
 BATCHES_IN_FLIGHT = 48  # a twelfth of max_pending_bytes: enough for 4 ms syncs at these rates
 SEND_TIMEOUT_S = 60.0
+KEYS = [f"customer-{number:05}" for number in range(CHUNK)]  # of (i)
 
 
-async def unbatched(url: str, topic: str, *, messages: int, size: int) -> dict[str, Any]:
-    """(a): per-message calls on both sides, one message a batch on the wire."""
+async def unbatched(url: str, topic: str, *, messages: int, size: int, keyed: bool = False) -> dict[str, Any]:
+    """(a), (i): per-message calls on both sides, one message a batch on the wire."""
     async with (
         connect(url) as client,
         client.create_producer(topic, batching=False, send_timeout=SEND_TIMEOUT_S) as producer,
@@ -29,14 +30,16 @@ async def unbatched(url: str, topic: str, *, messages: int, size: int) -> dict[s
 
         async def once(count: int) -> None:
             tailing = asyncio.ensure_future(tail_messages(reader, count))
-            await send_singly(producer, count, size)
+            await send_singly(producer, count, size, keyed=keyed)
             await tailing
 
         return await measured(once, messages, CHUNK)
 
 
-async def batched(url: str, topic: str, *, messages: int, size: int, batch: int) -> dict[str, Any]:
-    """(b), (c): send_many and batches() in one process."""
+async def batched(
+    url: str, topic: str, *, messages: int, size: int, batch: int, keyed: bool = False
+) -> dict[str, Any]:
+    """(b), (c), (i): send_many and batches() in one process."""
     async with (
         connect(url) as client,
         client.create_producer(topic, send_timeout=SEND_TIMEOUT_S) as producer,
@@ -45,7 +48,7 @@ async def batched(url: str, topic: str, *, messages: int, size: int, batch: int)
 
         async def once(count: int) -> None:
             tailing = asyncio.ensure_future(tail_batches(reader, count))
-            await send_batches(producer, count, size, batch)
+            await send_batches(producer, count, size, batch, keyed=keyed)
             await tailing
 
         return await measured(once, messages, batch)
@@ -108,16 +111,21 @@ async def tail_batches(reader: Reader, count: int) -> None:
             return
 
 
-async def send_singly(producer: Producer, messages: int, size: int) -> None:
+async def send_singly(producer: Producer, messages: int, size: int, *, keyed: bool = False) -> None:
     """`send_nowait` with at most IN_FLIGHT_MESSAGES unconfirmed; returns when all are confirmed."""
     value = b"x" * size
     send = producer.send_nowait
     pending: deque[Awaitable[Any]] = deque()
     for first in range(0, messages, CHUNK):
-        for _ in range(min(CHUNK, messages - first) - 1):
-            send(value)
+        count = min(CHUNK, messages - first)
+        if keyed:
+            for key in KEYS[1:count]:
+                send(value, key)
+        else:
+            for _ in range(count - 1):
+                send(value)
         # Receipts come in order: the last of a chunk speaks for all of it.
-        pending.append(send(value))
+        pending.append(send(value, KEYS[0] if keyed else None))
         if len(pending) >= IN_FLIGHT_MESSAGES // CHUNK:
             await pending.popleft()
         await asyncio.sleep(0)
@@ -126,12 +134,15 @@ async def send_singly(producer: Producer, messages: int, size: int) -> None:
         await receipt
 
 
-async def send_batches(producer: Producer, messages: int, size: int, batch: int) -> None:
+async def send_batches(
+    producer: Producer, messages: int, size: int, batch: int, *, keyed: bool = False
+) -> None:
     """`send_many` with BATCHES_IN_FLIGHT calls unconfirmed; returns when all are confirmed."""
     values = [b"x" * size] * batch
+    keys = (KEYS * -(-batch // len(KEYS)))[:batch] if keyed else None
     pending: deque[asyncio.Future[Any]] = deque()
     for _ in range(messages // batch):
-        pending.append(asyncio.ensure_future(producer.send_many(values)))
+        pending.append(asyncio.ensure_future(producer.send_many(values, keys=keys)))
         if len(pending) >= BATCHES_IN_FLIGHT:
             await pending.popleft()
     while pending:

@@ -98,7 +98,7 @@ def test_the_table_names_verdicts_and_a_busy_machine() -> None:
 def test_parts_are_workloads_or_whole_benchmarks() -> None:
     assert parse_parts("a,d") == [Part("", "a"), Part("", "d")]
     assert parse_parts("service:a, ledger:bc") == [Part("", "a"), Part("ledger", "b"), Part("ledger", "c")]
-    assert [part.workload for part in parse_parts("service")] == list("abcdefgh")
+    assert [part.workload for part in parse_parts("service")] == list("abcdefghi")
     assert parse_parts("bookie") == [Part("bookie", letter) for letter in "abcd"]
     assert parse_parts("a,a") == [Part("", "a")]
     assert [str(part) for part in parse_parts("a,ledger:b")] == ["a", "ledger:b"]
