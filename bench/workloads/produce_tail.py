@@ -1,4 +1,6 @@
-"""(a), (b), (c), (i): produce as fast as it goes while a reader tails; a message counts when it was confirmed and has arrived.
+"""(a), (b), (c), (i): produce as fast as it goes while a reader tails.
+
+A message counts when it was confirmed and has arrived.
 
 A tenth more is sent first, to warm up: it is counted in the CPU, not in the rate.
 """

@@ -49,11 +49,20 @@ class FakeTopic:
         self.open = 1
         self.in_cache: dict[EntryKey, None] = {}
 
-    def publish(self, batches: list[int], *, cached: bool) -> EntryKey:
-        """An entry of batches with so many messages."""
+    def publish(
+        self, batches: list[int], *, cached: bool, keys: list[str | list[str]] | None = None
+    ) -> EntryKey:
+        """An entry of batches with so many messages. `keys`: of each batch, one for all of its messages or one for each."""
         entries = self.ledgers[self.open]
         key = (self.open, len(entries))
-        encoded = [encode_batch([b"v"] * count, sequence_id=0, publish_time_ms=0) for count in batches]
+        columns = [
+            None if keys is None else [one] * count if isinstance(one, str) else one
+            for count, one in zip(batches, keys or [""] * len(batches), strict=True)
+        ]
+        encoded = [
+            encode_batch([b"v"] * count, sequence_id=0, publish_time_ms=0, keys=column)
+            for count, column in zip(batches, columns, strict=True)
+        ]
         payload = encode_entry(encoded, batches, [0] * len(batches), ["p"], first_index=0, append_time_ms=0)
         entries.append(encode_ledger_entry(*key, -1, len(payload), payload))
         if cached:
@@ -113,6 +122,10 @@ class FakePort:
     def deliver(self, delivery: Delivery) -> None:
         """The shell's business."""
         raise AssertionError("the core must not deliver")
+
+    def active_changed(self, active: bool) -> None:
+        """The shell's business."""
+        raise AssertionError("the core must not tell")
 
     def consumer_closed(self, error: MagnetarError) -> None:
         """The shell's business."""
@@ -190,10 +203,12 @@ class DispatchWorld:
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    def join(self, name: str, type: str) -> None:
+    def join(self, name: str, type: str, priority_level: int = 0) -> None:
         """A consumer subscribes."""
-        consumer = self.consumers[name] = Consumer(name, self.epoch, FakePort())
-        self.handle(ConsumerAdded(consumer, type))
+        consumer = self.consumers[name] = Consumer(
+            name, self.epoch, FakePort(), priority_level=priority_level
+        )
+        self.handle(ConsumerAdded(consumer, type, self.now_ms))
 
     def leave(self, name: str) -> None:
         """A consumer is gone."""

@@ -2,7 +2,8 @@
 
     dispatch [reader] [SETTING=VALUE ...]   a subscription (or a reader's, not durable), at the start of ledger 1
     publish 2,1 [cached]             an entry of two batches, of 2 and 1 messages
-    join a shared | leave a | grant a 10 [BYTES] | full a | drained a
+    keyed k,l,k [cached]             an entry of batches of one message with these keys; k+l: a batch with two keys
+    join a shared [PRIORITY] | leave a | grant a 10 [BYTES] | full a | drained a
     ack a 1:0:0-2 ... | ack-through a 1:0:2 | nack a [1:0:0-2 ...]
     done 1 [ENTRIES] | failed 1 ERROR            the read with that number
     stale 1 1:0:0                                the answer of a read that was cancelled, with that entry
@@ -18,6 +19,7 @@ from magnetar.broker.cursors.core.acks import Position
 from magnetar.broker.dispatch.core.consumer import Delivery
 from magnetar.broker.dispatch.core.events import (
     AckRange,
+    ActiveChanged,
     CancelReads,
     Instruction,
     PassEntry,
@@ -75,8 +77,13 @@ def tell(world: DispatchWorld, name: str, arguments: list[str]) -> None:
         case "publish":
             world.topic.publish([int(count) for count in first.split(",")], cached="cached" in arguments)
             world.drain()
+        case "keyed":
+            keys: list[str | list[str]] = [key.split("+") if "+" in key else key for key in first.split(",")]
+            counts = [len(key) if isinstance(key, list) else 1 for key in keys]
+            world.topic.publish(counts, cached="cached" in arguments, keys=keys)
+            world.drain()
         case "join":
-            world.join(first, arguments[1])
+            world.join(first, arguments[1], *map(int, arguments[2:]))
         case "leave":
             world.leave(first)
         case "grant":
@@ -144,6 +151,8 @@ def show(instruction: Instruction) -> str:
             return f"cancel reads {' '.join(map(str, read_ids))}"
         case WakeAt(due_ms):
             return f"wake at {due_ms}"
+        case ActiveChanged(consumer, active):
+            return f"{consumer.name} is {'' if active else 'not '}active"
         case PassEntry(key):
             return f"pass {key[0]}:{key[1]}"
         case SkipEntry(key, error):

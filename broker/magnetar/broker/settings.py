@@ -56,6 +56,9 @@ class BrokerSettings:
     # them are acknowledged. 0: no cap. Pulsar: maxUnackedMessagesPerConsumer, maxUnackedMessagesPerSubscription.
     max_unacked_messages_per_consumer: int = 50_000
     max_unacked_messages_per_subscription: int = 200_000
+    # A consumer of higher priority takes a failover subscription over after this time, in which the acknowledgements of the
+    # one before arrive. Pulsar: activeConsumerFailoverDelayTimeMillis.
+    failover_delay_ms: int = 1_000
     # An entry that could not be read so often is unreadable: dispatch stops there, visibly, and goes on trying; or, if its
     # data is lost and the policy is "skip", it is acknowledged and counted. Pulsar: autoSkipNonRecoverableData.
     max_entry_read_attempts: int = 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
@@ -198,13 +198,20 @@ class Client:
         ack_group_messages: int = 1000,
         ack_group_delay: float = 0.1,
         nack_delay: float = 60.0,
+        priority_level: int = 0,
+        hash_ranges: Iterable[tuple[int, int]] = (),
     ) -> Opening[Consumer]:
         """A consumer of a subscription, which is created at `start` if it does not exist.
 
-        type: "exclusive" (one consumer) or "shared" (messages are spread over consumers); start: "latest", "earliest", a
-        MessageId (inclusive), ms since the epoch, or a datetime (without tzinfo it is local time). receiver_queue_messages
-        bounds what waits in the client (None: 1,000, growing while the consumer keeps up, within receiver_queue_bytes). Acks
-        are sent every ack_group_messages or ack_group_delay seconds; nack_delay is in seconds.
+        type: "exclusive" (one consumer), "failover" (one is active, the others wait for its place), "shared" (messages are
+        spread over consumers) or "key_shared" (spread by key, each key in order at one consumer). priority_level (failover,
+        shared): consumers with a lower number come first. hash_ranges (key_shared): the slots, (first, last) of 0 to 65,535,
+        that this consumer wants; without them the consumers share all slots evenly.
+
+        start: "latest", "earliest", a MessageId (inclusive), ms since the epoch, or a datetime (without tzinfo it is local
+        time). receiver_queue_messages bounds what waits in the client (None: 1,000, growing while the consumer keeps up,
+        within receiver_queue_bytes). Acks are sent every ack_group_messages or ack_group_delay seconds; nack_delay is in
+        seconds.
 
         durable=False: the subscription lives in the broker's memory alone, keeps no data from being trimmed, and ends with
         its last consumer. A consumer that lost its connection goes on behind the last message that it handed out: what it
@@ -221,6 +228,8 @@ class Client:
             ack_group_messages=ack_group_messages,
             ack_group_delay=ack_group_delay,
             nack_delay=nack_delay,
+            priority_level=priority_level,
+            hash_ranges=tuple(hash_ranges),
         )
         full_name, subscription = str(TopicName.parse(topic)), check_subscription_name(subscription)
 

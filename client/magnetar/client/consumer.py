@@ -27,6 +27,15 @@ class Consumer(Receiving):
         """Name of the subscription."""
         return self._subscription
 
+    @property
+    def active(self) -> bool:
+        """True while the consumer is connected and gets messages; of a failover subscription one consumer does.
+
+        When another consumer takes over, messages that wait here are dropped: they, and what was handed out and is not
+        acknowledged, are delivered to that one.
+        """
+        return self._consumer.active
+
     async def ack(self, messages: Acknowledgeable, *, receipt: bool = False) -> None:
         """Acknowledges a message, a message id, a batch or any iterable of them.
 
@@ -36,7 +45,7 @@ class Consumer(Receiving):
         await self._acknowledger.ack(messages, receipt=receipt)
 
     async def ack_cumulative(self, message: Message | MessageId, *, receipt: bool = False) -> None:
-        """Acknowledges everything up to `message`, included. Exclusive subscriptions only; grouped and receipt as `ack`."""
+        """Acknowledges everything up to `message`, included. Exclusive and failover only; grouped and receipt as `ack`."""
         await self._acknowledger.ack_cumulative(message, receipt=receipt)
 
     def nack(self, messages: Message | Iterable[Message]) -> None:

@@ -162,7 +162,7 @@ class Delivery:
 
     def values(self) -> list[bytes | None]:
         """All values, each batch verified. Raises ChecksumMismatch or MalformedFrame."""
-        return self._decoded(entry_values)
+        return self._decoded(lambda entry: entry_values(entry, self.flags))
 
     def _decoded(self, decode: Callable[[Entry], T]) -> T:
         try:

@@ -15,7 +15,7 @@ from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
 
 DEFAULT_PORT = 7650
-SUBSCRIPTION_TYPES = ("exclusive", "shared", "failover", "key_shared")
+SUBSCRIPTION_TYPES = ("exclusive", "failover", "shared", "key_shared")
 
 Start = str | MessageId | datetime | int
 """Where reading starts: "earliest", "latest", a message id (inclusive), or a time: ms since the epoch, or a datetime, which
@@ -104,10 +104,14 @@ class ConsumerOptions:
     ack_group_messages: int = 1000
     ack_group_delay: float = 0.1
     nack_delay: float = 60.0
+    priority_level: int = 0  # failover, shared: 0 is the highest
+    hash_ranges: tuple[tuple[int, int], ...] = ()  # key_shared: of 65,536 slots; (): shared out evenly
 
     def __post_init__(self) -> None:
         if self.type not in SUBSCRIPTION_TYPES:
-            raise InvalidArgument(f"unknown subscription type {self.type!r}; use 'exclusive' or 'shared'")
+            raise InvalidArgument(
+                f"unknown subscription type {self.type!r} (want {' or '.join(map(repr, SUBSCRIPTION_TYPES))})"
+            )
         start_on_wire(self.start)
         if self.receiver_queue_messages is not None:
             _positive("receiver_queue_messages", self.receiver_queue_messages)

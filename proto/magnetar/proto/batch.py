@@ -424,9 +424,10 @@ _SINGLE = struct.Struct(">4x8s8s20xQ")
 assert _SINGLE.size == BATCH_HEADER_BYTES
 
 
-def entry_values(entry: Entry) -> list[bytes | None]:
+def entry_values(entry: Entry, hidden: bytes | bytearray = b"") -> list[bytes | None]:
     """The values of all messages of an entry (or slice), each batch verified. Raises ChecksumMismatch or MalformedFrame.
 
+    `hidden`: a byte a message, not 0 where the ack set names it. A batch that was left out for it has None as its values.
     240 ns for a batch that is one message, which is what an unbatched producer sends; 60 more if it has a key.
     """
     data, start = entry.data, entry.body
@@ -439,7 +440,11 @@ def entry_values(entry: Entry) -> list[bytes | None]:
     for position, end in enumerate(entry.end_offsets):
         end += shift
         if end - start < BATCH_HEADER_BYTES or end > len(data):
-            raise MalformedFrame("an entry table contradicts its batches")
+            first, last = entry.batch_start_index(position), entry.end_indexes[position]
+            if end != start or 0 in (hidden[first - entry.base_index : last - entry.base_index] or b"\0"):
+                raise MalformedFrame("an entry table contradicts its batches")
+            values += [None] * (last - first)
+            continue
         checksum, kind, lengths = unpack(data, start)
         if kind == mark or kind == keyed_mark:  # noqa: SIM109 (no tuple is made)
             if digest(source[start + _CHECKSUM_END : end]) != checksum:
@@ -469,8 +474,11 @@ def entry_keys(entry: Entry) -> list[Key]:
     data, start = entry.data, entry.body
     shift = start - entry.base_offset
     keys: list[Key] = []
-    for end in entry.end_offsets:
+    for position, end in enumerate(entry.end_offsets):
         end += shift
+        if end == start:  # left out
+            keys += [None] * (entry.end_indexes[position] - entry.batch_start_index(position))
+            continue
         _, kind, lengths = _SINGLE.unpack_from(data, start)
         if kind == _SINGLE_MARK:
             keys.append(None)
@@ -487,6 +495,36 @@ def entry_keys(entry: Entry) -> list[Key]:
     if len(keys) != entry.message_count:
         raise MalformedFrame("an entry has not as many keys as messages")
     return keys
+
+
+_KEY_HASH = struct.Struct(">13xB6xI")  # flags and key hash of a batch
+
+
+def entry_key_hashes(entry: Entry) -> tuple[Sequence[int], list[int]]:
+    """The key hash of every message of a whole entry: run i, which ends before message ends[i], has hashes[i].
+
+    Runs are batches, 150 ns each; a batch whose messages have different keys is decoded, and each of its messages is a run
+    of its own. Messages without a key have the hash 0. Raises MalformedFrame.
+    """
+    data, body = entry.data, entry.body
+    starts = [body, *[body + end for end in entry.end_offsets[:-1]]]
+    unpack = _KEY_HASH.unpack_from
+    found = [unpack(data, start) for start in starts]
+    hashes = [key_hash for _, key_hash in found]
+    if not any(flags & FLAG_MIXED_KEYS for flags, _ in found):
+        return entry.end_indexes, hashes
+    ends: list[int] = []
+    mixed: list[int] = []
+    for position, (flags, key_hash) in enumerate(found):
+        end = entry.end_indexes[position]
+        if flags & FLAG_MIXED_KEYS:
+            keys = DecodedBatch(data, starts[position], verify=False).keys or []
+            ends += range(end - len(keys) + 1, end + 1)
+            mixed += [0 if key is None else key_hash_of(key) for key in keys]
+        else:
+            ends.append(end)
+            mixed.append(key_hash)
+    return ends, mixed
 
 
 # --- admission -------------------------------------------------------------------------------------------------------

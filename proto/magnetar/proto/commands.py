@@ -159,7 +159,12 @@ class CloseProducer(Command, tag=22):
 
 
 class Subscribe(Command, tag=23):
-    """Ok: {"epoch": int}. `start`: see SeekTo. `durable` false makes a reader's cursor. `type`: exclusive, shared, ..."""
+    """Ok: {"epoch": int}. `start`: see SeekTo. `durable` false makes a reader's cursor.
+
+    `type`: exclusive, failover, shared or key_shared. `priority_level` (failover, shared): 0 is the highest. `hash_ranges`
+    (key_shared): [first, last] slots, both ends included, of the 65,536 that a key's hash falls into; none: the consumers
+    share the slots evenly.
+    """
 
     consumer_id: int
     topic: str
@@ -170,6 +175,8 @@ class Subscribe(Command, tag=23):
     name: str = ""
     epoch: int = 0
     properties: dict[str, str] = {}
+    priority_level: int = 0
+    hash_ranges: tuple[tuple[int, int], ...] = ()
 
 
 class Flow(Command, tag=24):
@@ -248,7 +255,7 @@ class EndOfTopic(Command, tag=31):
 
 
 class ActiveConsumer(Command, tag=32):
-    """Reserved: tells a failover consumer whether it is the active one."""
+    """Tells a failover consumer that it is the active one now, or is not any more."""
 
     consumer_id: int
     active: bool = False
@@ -393,7 +400,7 @@ for _cls in Command.__subclasses__():
 
 # Not offered yet, and answered with Unsupported.
 RESERVED: frozenset[type[Command]] = frozenset(
-    (AuthChallenge, EndOfTopic, ActiveConsumer, GetSchema, Transaction, RepairLedger)
+    (AuthChallenge, EndOfTopic, GetSchema, Transaction, RepairLedger)
 )
 
 _decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in COMMANDS.items()}

@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -195,6 +195,37 @@ class Entry:
             return [self.data[self._names[0] - ENTRY_HEADER_BYTES :]]
         start, _ = self.batch_bounds(first)
         _, end = self.batch_bounds(last - 1)
+        return [*self._table(first, last, self.end_offsets[first:last]), self.data[start:end]]
+
+    def gather(self, first: int, last: int, hidden: Sequence[tuple[int, int]]) -> list[bytes]:
+        """As `slice`, without the bytes of batches whose messages are all `hidden`: their length is 0.
+
+        `hidden`: sorted, disjoint, inclusive ranges of message indexes. About 0.6 us for each of them.
+        """
+        end_indexes, end_offsets, shift = self.end_indexes, self.end_offsets, self.body - self.base_offset
+        offsets, parts = array("I"), list[bytes]()
+        position = first
+        offset = at = (
+            self.base_offset if first == 0 else end_offsets[first - 1]
+        )  # in the slice; in the stored entry
+        for start, end in (*hidden, (end_indexes[last - 1], -1)):
+            # Batches [left_out, following) are hidden as a whole; after the last range, none.
+            left_out = bisect_left(end_indexes, start) + 1 if start > self.base_index else 0
+            left_out = min(max(left_out, position), last)
+            following = min(bisect_right(end_indexes, end + 1), last)
+            if following <= left_out and end >= 0:
+                continue
+            if left_out > position:
+                offsets.extend([one - at + offset for one in end_offsets[position:left_out]])
+                parts.append(self.data[at + shift : end_offsets[left_out - 1] + shift])
+                offset = offsets[-1]
+            if following > left_out:
+                offsets.extend([offset] * (following - left_out))
+                position, at = following, end_offsets[following - 1]
+        return [*self._table(first, last, offsets), *parts]
+
+    def _table(self, first: int, last: int, end_offsets: array[int]) -> list[bytes]:
+        """Header, names and columns of batches [first, last)."""
         base_index = self.batch_start_index(first)
         names = self.data[self._names[0] : self._names[1]]
         header = _HEADER.pack(
@@ -212,7 +243,6 @@ class Entry:
             header,
             names,
             _little(self.end_indexes[first:last]),
-            _little(self.end_offsets[first:last]),
+            _little(end_offsets),
             _little(self.producers[first:last]),
-            self.data[start:end],
         ]

@@ -153,8 +153,8 @@ async def test_types_that_do_not_fit_are_refused() -> None:
         for type, error in (
             ("exclusive", ConsumerBusy),
             ("shared", ConsumerBusy),
-            ("failover", Unsupported),
-            ("key_shared", Unsupported),
+            ("failover", ConsumerBusy),
+            ("key_shared", ConsumerBusy),
             ("x", InvalidArgument),
         ):
             with pytest.raises(error):

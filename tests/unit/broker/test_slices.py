@@ -2,7 +2,7 @@
 
 import pytest
 
-from magnetar.broker.dispatch.core.slices import MAX_GAP_BYTES, Cut, cut
+from magnetar.broker.dispatch.core.slices import Cut, cut
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.entry import Entry, encode_entry
 
@@ -50,11 +50,12 @@ def test_bytes_overshoot_by_one_batch() -> None:
     assert cut(entry, [(5, 9)], 100, 2 * size)[:2] == (5, 7)
 
 
-def test_large_gaps_are_cut_out_and_small_ones_are_not() -> None:
-    entry = make_entry([1] * 10, b"x" * MAX_GAP_BYTES)
-    assert cut(entry, [(0, 1), (4, 9)], 100, UNLIMITED)[:3] == (0, 2, [(0, 1)])
-    entry = make_entry([1] * 10)
-    assert cut(entry, [(0, 1), (4, 9)], 100, UNLIMITED)[:3] == (0, 10, [(0, 1), (4, 9)])
+def test_gaps_go_along_and_cost_neither_permits_nor_bytes() -> None:
+    entry = make_entry([1] * 10, b"x" * 3000)
+    size = len(entry.batch(0))
+    assert cut(entry, [(0, 1), (4, 9)], 100, UNLIMITED)[:5] == (0, 10, [(0, 1), (4, 9)], 8, 8 * size)
+    assert cut(entry, [(0, 1), (4, 9)], 3, UNLIMITED)[:4] == (0, 5, [(0, 1), (4, 4)], 3)
+    assert cut(entry, [(0, 1), (4, 9)], 100, 2 * size)[:4] == (0, 2, [(0, 1)], 2)
 
 
 def test_every_wanted_message_comes_exactly_once() -> None:

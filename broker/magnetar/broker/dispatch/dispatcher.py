@@ -22,6 +22,7 @@ from .core.dispatcher import DispatchCore
 from .core.entry_source import DispatchCounters
 from .core.entry_source import TopicLog as TopicLookups
 from .core.events import (
+    ActiveChanged,
     CancelReads,
     Closed,
     ConsumerLeft,
@@ -154,6 +155,8 @@ class Dispatcher:
                 if self._timer is not None:
                     self._timer.cancel()
                 self._timer = self._loop.call_at(due_ms / 1000, self._timer_due)
+            case ActiveChanged(consumer, active):
+                consumer.port.active_changed(active)
             case PassEntry(key):
                 self._cursor.pass_entry(*key)
             case SkipEntry(key, error):
@@ -176,7 +179,8 @@ class Dispatcher:
 
     # --- reads and the timer -----------------------------------------------------------------------------------------
 
-    def _now_ms(self) -> int:
+    def now_ms(self) -> int:
+        """The clock of the core's events."""
         return int(self._loop.time() * 1000)
 
     async def _read(self, read: Read) -> None:
@@ -184,18 +188,18 @@ class Dispatcher:
         try:
             ledger, first = read.key
             entries = await self._log.read(ledger, first, max_bytes=read.max_bytes)
-            event = ReadDone(read.read_id, entries, self._now_ms())
+            event = ReadDone(read.read_id, entries, self.now_ms())
         except MagnetarError as error:
-            event = ReadFailed(read.read_id, error, self._now_ms())
+            event = ReadFailed(read.read_id, error, self.now_ms())
         except Exception as error:
             _log.exception("%s: a read failed", self._name)
-            event = ReadFailed(read.read_id, StorageFailed(f"the read failed: {error!r}"), self._now_ms())
+            event = ReadFailed(read.read_id, StorageFailed(f"the read failed: {error!r}"), self.now_ms())
         self.handle(event)
 
     def _timer_due(self) -> None:
         self._timer = None
         # The clock of the loop may have been read a little early.
-        self.handle(TimerDue(self._now_ms() + 1))
+        self.handle(TimerDue(self.now_ms() + 1))
 
     async def close(self, error: MagnetarError) -> None:
         """Tells the consumers, ends reads; nothing is delivered any more."""

@@ -1,7 +1,7 @@
 """A subscription: a cursor, its consumers, and what they may do.
 
-    no consumers --subscribe--> exclusive or shared, as the first consumer says
-    exclusive --subscribe--> ConsumerBusy;  shared --subscribe(shared)--> one more consumer
+    no consumers --subscribe--> exclusive, failover, shared or key_shared, as the first consumer says
+    exclusive, or another type --subscribe--> ConsumerBusy;  the same type --subscribe--> one more consumer
     last consumer leaves --> no consumers (durable) | deleted (a reader's)
     seek --> the epoch rises, dispatch pauses until the cursor's new place is durable
     close, delete --> CLOSED
@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from magnetar.proto.errors import (
@@ -28,10 +28,10 @@ from magnetar.proto.errors import (
     SubscriptionNotFound,
     TooManyRequests,
     TopicBusy,
-    Unsupported,
 )
 
 from ..cursors.core.acks import EntryKey, Position
+from ..cursors.core.ranges import Range
 from ..cursors.cursor import Cursor, DurableCallback
 from .core.consumer import Consumer, ConsumerPort
 from .core.events import (
@@ -49,6 +49,7 @@ from .core.events import (
     Resumed,
 )
 from .core.selection import SELECTORS
+from .core.selection.hash_ranges import check_hash_ranges
 from .dispatcher import Dispatcher
 
 _log = logging.getLogger(__name__)
@@ -120,8 +121,17 @@ class Subscription:
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
-    def add_consumer(self, port: ConsumerPort, *, type: str, name: str, epoch: int) -> Consumer:
-        """Attaches a consumer. Raises ConsumerBusy, Unsupported; nothing is delivered before `flow`."""
+    def add_consumer(
+        self,
+        port: ConsumerPort,
+        *,
+        type: str,
+        name: str,
+        epoch: int,
+        priority_level: int = 0,
+        hash_ranges: Sequence[Range] = (),
+    ) -> Consumer:
+        """Attaches a consumer. Raises ConsumerBusy, InvalidArgument; nothing is delivered before `flow`."""
         check_type(type)
         if self._closed is not None:
             raise self._closed
@@ -130,10 +140,16 @@ class Subscription:
                 f"subscription {self.name!r} is held by {len(self.consumers)} consumer(s) of type {self.type}; "
                 "close them, choose another subscription, or subscribe with type='shared' on all of them"
             )
+        if hash_ranges and type != "key_shared":
+            raise InvalidArgument(f"hash_ranges are for key_shared subscriptions, not for a {type} one")
+        if type == "key_shared":
+            check_hash_ranges(hash_ranges, self.consumers)
         self.type = type
         self.epoch = max(self.epoch, epoch)
-        consumer = Consumer(name, self.epoch, port)
-        self.dispatcher.handle(ConsumerAdded(consumer, type))
+        consumer = Consumer(
+            name, self.epoch, port, priority_level=priority_level, hash_ranges=sorted(hash_ranges)
+        )
+        self.dispatcher.handle(ConsumerAdded(consumer, type, self.dispatcher.now_ms()))
         return consumer
 
     def remove_consumer(self, consumer: Consumer) -> None:
@@ -340,10 +356,8 @@ class Subscription:
 
 
 def check_type(type: str) -> None:
-    """Raises Unsupported or InvalidArgument."""
-    offered = " or ".join(repr(name) for name in SELECTORS)
-    if type in SELECTORS:
-        return
-    if type in ("failover", "key_shared"):
-        raise Unsupported(f"subscription type {type!r} is not offered yet; use {offered}")
-    raise InvalidArgument(f"unknown subscription type {type!r} (want {offered})")
+    """Raises InvalidArgument."""
+    if type not in SELECTORS:
+        raise InvalidArgument(
+            f"unknown subscription type {type!r} (want {' or '.join(map(repr, SELECTORS))})"
+        )

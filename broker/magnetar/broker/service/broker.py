@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from magnetar.proto.errors import InvalidArgument, Unsupported
 from magnetar.proto.ids import MessageId, TopicName
@@ -19,6 +19,7 @@ from .results import ConsumerOpened, ProducerOpened, TopicPage, TopicStats
 from .stats import topic_stats
 
 MAX_TOPICS_PER_PAGE = 1_000
+MAX_PRIORITY_LEVEL = 1_000
 _MAX_EPOCH = 1 << 62
 
 
@@ -76,13 +77,19 @@ class BrokerService:
         durable: bool = True,
         consumer_name: str = "",
         epoch: int = 0,
+        priority_level: int = 0,
+        hash_ranges: Sequence[tuple[int, int]] = (),
     ) -> ConsumerOpened:
         """A consumer; its subscription is made at `start` if there is none, the topic if settings allow it.
 
-        Raises ConsumerBusy, TopicNotFound, Unsupported, InvalidArgument.
+        Raises ConsumerBusy, TopicNotFound, InvalidArgument.
         """
         if not 0 <= epoch < _MAX_EPOCH:
             raise InvalidArgument(f"a consumer epoch of {epoch} is not allowed")
+        if not 0 <= priority_level <= MAX_PRIORITY_LEVEL:
+            raise InvalidArgument(
+                f"a priority level of {priority_level} is not allowed; want 0, the highest, to {MAX_PRIORITY_LEVEL}"
+            )
         topic = await self._broker.find(name)
         found, consumer = await topic.subscribe(
             subscription,
@@ -92,6 +99,8 @@ class BrokerService:
             durable=durable,
             consumer_name=consumer_name or self._broker.generate_name(),
             epoch=epoch,
+            priority_level=priority_level,
+            hash_ranges=hash_ranges,
         )
         return ConsumerOpened(topic, found, consumer)
 

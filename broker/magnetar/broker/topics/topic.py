@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from magnetar.proto.batch import AdmittedGroups
@@ -32,6 +32,7 @@ from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName, che
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ..cursors.core.acks import AckState, EntryKey, Position
+from ..cursors.core.ranges import Range
 from ..cursors.cursor import Cursor
 from ..cursors.recovery import CursorRecovery
 from ..dispatch.core.consumer import Consumer, ConsumerPort
@@ -294,8 +295,10 @@ class Topic:
         durable: bool = True,
         consumer_name: str = "",
         epoch: int = 0,
+        priority_level: int = 0,
+        hash_ranges: Sequence[Range] = (),
     ) -> tuple[Subscription, Consumer]:
-        """Attaches a consumer; makes the subscription at `start` if there is none. Raises ConsumerBusy, Unsupported."""
+        """Attaches a consumer; makes the subscription at `start` if there is none. Raises ConsumerBusy, InvalidArgument."""
         check_type(type)
         if not name and not durable:
             self._reader_number += 1
@@ -311,7 +314,15 @@ class Topic:
                 kind = "durable" if subscription.durable else "not durable"
                 raise ConsumerBusy(f"subscription {name!r} exists and is {kind}; choose another name")
             self._check_served()
-            return subscription, subscription.add_consumer(port, type=type, name=consumer_name, epoch=epoch)
+            consumer = subscription.add_consumer(
+                port,
+                type=type,
+                name=consumer_name,
+                epoch=epoch,
+                priority_level=priority_level,
+                hash_ranges=hash_ranges,
+            )
+            return subscription, consumer
 
     async def _create_subscription(self, name: str, start: Start, *, durable: bool) -> Subscription:
         position = await self.find(start)

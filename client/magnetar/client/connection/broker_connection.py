@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from magnetar.proto.commands import (
+    ActiveConsumer,
     CloseConsumer,
     CloseProducer,
     Command,
@@ -52,6 +53,10 @@ class ConsumerPort(Protocol):
 
     def delivered(self, command: Deliver, payload: bytes) -> None:
         """A delivery."""
+        ...
+
+    def active_changed(self, active: bool) -> None:
+        """Failover: it gets everything from now on, or nothing any more."""
         ...
 
     def refused(self, error: MagnetarError) -> None:
@@ -164,6 +169,10 @@ class BrokerConnection:
                 producer = self.producers.get(command.producer_id)
                 if producer is not None:
                     producer.moved(TopicNotServed("the broker closed the producer: the topic moves"))
+            case ActiveConsumer():
+                consumer = self.consumers.get(command.consumer_id)
+                if consumer is not None:
+                    consumer.active_changed(command.active)
             case CloseConsumer():
                 consumer = self.consumers.get(command.consumer_id)
                 if consumer is not None and command.code:

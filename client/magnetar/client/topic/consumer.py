@@ -46,6 +46,9 @@ class TopicConsumer:
         self._on_closed = on_closed
         self._attachment = Attachment(session.pool, session.topic, self, session.what)
         self._epoch = 0
+        self.active = (
+            options.type != "failover"
+        )  # gets messages; of a failover subscription, one consumer does
         self._window = Window(options.receiver_queue_messages, options.receiver_queue_bytes)
         self._queue: deque[Delivery | Undecodable] = deque()
         self._queued_messages = 0
@@ -259,6 +262,9 @@ class TopicConsumer:
                 self._options.durable,
                 self._options.name,
                 self._epoch,
+                {},
+                self._options.priority_level,
+                self._options.hash_ranges,
             )
             result = await connection.request(subscribe, self._session.pool.options.operation_timeout)
             self._epoch = int(result["epoch"])
@@ -280,6 +286,15 @@ class TopicConsumer:
         if not (self._unsubscribing and isinstance(error, TopicNotServed)):
             self._attachment.lost(error)
 
+    def active_changed(self, active: bool) -> None:
+        """Failover: this consumer takes over, or another one did, which gets what was not handed out here."""
+        self.active = active
+        if not active:
+            self.note_handed_out()
+            self._drop_local()
+            self.acknowledger.flush()  # within the time that the broker gives: what it has by then does not come again
+            self._grant()
+
     def refused(self, error: MagnetarError) -> None:
         """The broker ended the consumer for good."""
         self._attachment.give_up(error)
@@ -290,6 +305,7 @@ class TopicConsumer:
         self._session.attached.clear()
         if connection is not None:
             connection.consumers.pop(self._session.id, None)
+            self.active = self._options.type != "failover"
             self.note_handed_out()
             self._drop_local()
             self.acknowledger.forget_nacks()

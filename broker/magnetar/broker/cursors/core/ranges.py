@@ -177,6 +177,10 @@ class DeliveredRanges:
                     del self.by_count[count]
         return taken
 
+    def rows(self) -> list[tuple[int, int, int]]:
+        """Everything that is recorded, as (first, last, count), sorted."""
+        return sorted((start, end, count) for count, ranges in self.by_count.items() for start, end in ranges)
+
     def lowest(self) -> tuple[int, IndexRanges]:
         """The count, and its ranges, that hold the lowest message."""
         return min(self.by_count.items(), key=lambda item: item[1].starts[0])

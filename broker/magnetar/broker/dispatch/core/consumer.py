@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from magnetar.proto.entry import Entry
@@ -42,6 +43,9 @@ class ConsumerPort(Protocol):
     def deliver(self, delivery: Delivery) -> None:
         """Sends a delivery; never raises."""
 
+    def active_changed(self, active: bool) -> None:
+        """Failover: the consumer is the one that gets everything from now on, or is not any more."""
+
     def consumer_closed(self, error: MagnetarError) -> None:
         """The broker ended the consumer: look the topic up again."""
 
@@ -58,15 +62,28 @@ class Consumer:
         "delivered_bytes",
         "delivered_messages",
         "epoch",
+        "hash_ranges",
         "name",
         "pending_acks",
         "port",
+        "priority_level",
         "queued",
         "unacked_messages",
     )
 
-    def __init__(self, name: str, epoch: int, port: ConsumerPort) -> None:
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        port: ConsumerPort,
+        *,
+        priority_level: int = 0,
+        hash_ranges: Sequence[Range] = (),
+    ) -> None:
+        """`priority_level`: 0 is the highest. `hash_ranges`: those that a consumer of type key_shared wants, sorted."""
         self.name = name
+        self.priority_level = priority_level
+        self.hash_ranges = hash_ranges
         self.epoch = epoch
         self.port = port
         # Messages; falls with every delivery, and may go below zero by what the last batch overshot.

@@ -17,6 +17,7 @@ lookups in the topic.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
@@ -31,6 +32,7 @@ from .entry_source import DispatchCounters, EntrySource, TopicLog
 from .events import (
     Acknowledged,
     AckRange,
+    ActiveChanged,
     Closed,
     ConnectionWritable,
     ConsumerAdded,
@@ -53,7 +55,8 @@ from .events import (
     WakeAt,
 )
 from .redelivery_tracker import RedeliveryTracker
-from .selection import SELECTORS, Selector
+from .selection import KeySharedSelector, Selector, new_selector
+from .selection.key_shared import CountedRange
 from .slices import cut
 
 MAX_STEPS = 256  # of one `poll` that deliver nothing, before the loop has its turn
@@ -82,6 +85,7 @@ class DispatchCore:
         self.consumers: list[Consumer] = []
         self.type = ""  # of the consumers that there are, or were last
         self._selector: Selector | None = None  # None until the first consumer
+        self._keyed: KeySharedSelector | None = None  # the same, if it decides by keys
         self.source = EntrySource(log, settings, read_budget, counters, self._out)
         self.tracker = RedeliveryTracker(
             settings.max_unacked_messages_per_consumer, settings.max_unacked_messages_per_subscription
@@ -116,8 +120,8 @@ class DispatchCore:
                 self._set_timer()
             case Nacked(consumer, rows):
                 self._nacked(consumer, rows)
-            case ConsumerAdded(consumer, type):
-                self._added(consumer, type)
+            case ConsumerAdded(consumer, type, now_ms):
+                self._added(consumer, type, now_ms)
             case ConsumerLeft(consumer):
                 self._left(consumer)
             case LedgersChanged():
@@ -131,6 +135,8 @@ class DispatchCore:
             case TimerDue(now_ms):
                 self._timer_ms = None
                 self.source.timer_due(now_ms, self.tracker.timer_due(now_ms))
+                if self._selector is not None and self._selector.timer_due(now_ms):
+                    self._rewind()
                 self._set_timer()
             case Closed():
                 self._close()
@@ -139,24 +145,29 @@ class DispatchCore:
         if not consumer.closed and self._selector is not None:
             self._selector.changed(consumer)
 
-    def _added(self, consumer: Consumer, type: str) -> None:
+    def _added(self, consumer: Consumer, type: str, now_ms: int) -> None:
         if type != self.type:
             assert not self.consumers
             if self._selector is not None:
                 self._rewind()
-            selector = SELECTORS[type]
             self.type = type
-            self._selector = selector()
+            selector = self._selector = new_selector(type, self._settings)
+            self._keyed = selector if isinstance(selector, KeySharedSelector) else None
             self.tracker.individual_acks = selector.individual_acks
+            self.tracker.observer = self._keyed
         assert self._selector is not None
         self.consumers.append(consumer)
-        if self._selector.added(consumer):
+        active = self._selector.active
+        if self._selector.added(consumer, now_ms):
             self._rewind()
+        self._report_active(active)
+        self._set_timer()
 
     def _left(self, consumer: Consumer) -> None:
         assert self._selector is not None
         self.consumers.remove(consumer)
         consumer.closed = True
+        active = self._selector.active
         rewind = self._selector.left(consumer)
         if self._selector.individual_acks:
             self.tracker.give_back(consumer)
@@ -164,8 +175,17 @@ class DispatchCore:
             self.tracker.forget(consumer)
         if rewind:
             self._rewind()
+        self._report_active(active)
         if not self.consumers:
             self.source.clear()
+
+    def _report_active(self, before: Consumer | None) -> None:
+        active = None if self._selector is None else self._selector.active
+        if active is not before:
+            if before is not None and not before.closed:
+                self._out.append(ActiveChanged(before, False))
+            if active is not None:
+                self._out.append(ActiveChanged(active, True))
 
     def _rewind(self) -> None:
         """Goes back to the mark-delete position: what is not acknowledged is delivered again, in order."""
@@ -258,7 +278,8 @@ class DispatchCore:
         self._changed(consumer)
 
     def _set_timer(self) -> None:
-        for due_ms in (self.tracker.next_due_ms, self.source.next_due_ms):
+        takeover_ms = None if self._selector is None else self._selector.next_due_ms
+        for due_ms in (self.tracker.next_due_ms, self.source.next_due_ms, takeover_ms):
             if due_ms is not None and (self._timer_ms is None or due_ms < self._timer_ms):
                 self._timer_ms = due_ms
                 self._out.append(WakeAt(due_ms))
@@ -286,6 +307,8 @@ class DispatchCore:
             if selector is None or self.tracker.blocked_on_unacked_messages or not selector.ready:
                 self.stop = Stop.NO_CONSUMER
                 return None
+            if self._keyed is not None:
+                self.tracker.release(self._keyed.released())
             done = self._deliver_again(selector) if self.tracker.replay else False
             if done is False:
                 done = self._deliver_new(selector)
@@ -315,6 +338,9 @@ class DispatchCore:
         if state.range_count >= self._settings.max_cursor_ranges:
             self.stop = Stop.TOO_MANY_RANGES
             return False
+        if self._keyed is not None and self.tracker.replay_messages >= self._keyed.look_ahead_messages:
+            self.stop = Stop.LOOK_AHEAD
+            return False
         key = (ledger, entry_id)
         entry = self.source.get(key)
         if entry is None:
@@ -333,7 +359,15 @@ class DispatchCore:
         if self.tracker.rewinds:
             redeliveries, last = self.tracker.rewound_count((ledger, entry_id, wanted[0][0]))
             wanted = up_to(last, wanted)
-        delivery, following = self._deliver(selector, key, entry, wanted, redeliveries, again=False)
+        delivery: Delivery | bool = True
+        if self._keyed is not None:
+            following = wanted[-1][1] + 1
+            self._share_out(self._keyed, key, entry, [(*part, redeliveries) for part in wanted], None)
+        else:
+            consumer, wanted, limit = selector.choose(entry, wanted)
+            delivery, following = self._deliver(
+                consumer, key, entry, wanted, limit, redeliveries, again=False
+            )
         self._move_to((ledger, entry_id, following) if following < count else (ledger, entry_id + 1, 0))
         if self.source.next_key is not None:
             self.source.read_ahead(self.read_position)
@@ -351,6 +385,8 @@ class DispatchCore:
         key = tracker.next_replay()
         if key is None:
             return False
+        if self._keyed is not None:
+            return self._share_out_again(self._keyed, key)
         count, members = tracker.replay[key].lowest()
         end = members.ends[-1] + 1
         wanted: list[Range] = []
@@ -360,34 +396,97 @@ class DispatchCore:
         if wanted:
             entry = self.source.get(key)
             if entry is None:
-                failure = self.source.failures.get(key)
-                if failure is not None and failure.waiting:  # those behind it go on
-                    tracker.delay(key, failure.due_ms)
-                    self._set_timer()
-                    return True
-                self.source.want_replays(tracker.upcoming(entry_source.MAX_REPLAY_READS))
-                return False
+                return self._want_replay(key)
             wanted = up_to(entry.message_count - 1, wanted)  # a nack may name more than there is
             if wanted:
-                delivery, end = self._deliver(selector, key, entry, wanted, count, again=True)
+                consumer, wanted, limit = selector.choose(entry, wanted)
+                delivery, end = self._deliver(consumer, key, entry, wanted, limit, count, again=True)
         tracker.replayed(key, count, end)
         if key not in tracker.replay:
             self.source.replayed(key)
         return delivery
 
+    def _want_replay(self, key: EntryKey) -> bool:
+        """An entry of the replay queue is not in memory: True if others go on, False if its read is waited for."""
+        failure = self.source.failures.get(key)
+        if failure is not None and failure.waiting:
+            self.tracker.delay(key, failure.due_ms)
+            self._set_timer()
+            return True
+        self.source.want_replays(self.tracker.upcoming(entry_source.MAX_REPLAY_READS))
+        return False
+
+    def _share_out_again(self, keyed: KeySharedSelector, key: EntryKey) -> bool:
+        """An entry of the replay queue, by keys. As `_deliver_again`; what is delivered goes through `_out`."""
+        tracker = self.tracker
+        confirmed = self._log.is_confirmed(*key)  # else it was trimmed meanwhile
+        rows: list[CountedRange] = []
+        for first, last, count in tracker.replay[key].rows():
+            wanted = self._state.unacked(*key, first, last) if confirmed else []
+            rows += [(*part, count) for part in wanted]
+            for part in complement(wanted, first, last):
+                tracker.take_replay(key, *part)
+        if rows:
+            entry = self.source.get(key)
+            if entry is None:
+                return self._want_replay(key)
+            older = tracker.delayed_before(key)
+            if self._share_out(keyed, key, entry, rows, older) and older:
+                tracker.delay(key, max(older.values()))
+                self._set_timer()
+        if key not in tracker.replay:
+            self.source.replayed(key)
+        return True
+
+    def _share_out(
+        self,
+        keyed: KeySharedSelector,
+        key: EntryKey,
+        entry: Entry,
+        rows: list[CountedRange],
+        older: Iterable[EntryKey] | None,
+    ) -> bool:
+        """Delivers what can be delivered of an entry; the rest is in the replay queue then. True if that waits for `older`.
+
+        `older`: see `KeySharedSelector.share_out`; None if the entry is not in the replay queue yet.
+        """
+        tracker, again = self.tracker, older is not None
+        shares, left_over = keyed.share_out(key, entry, rows, older)
+        for consumer, wanted, count in shares:
+            following = 0
+            if consumer.ready:  # another share of the same entry may have been all that it can take
+                delivery, following = self._deliver(
+                    consumer, key, entry, wanted, consumer.available_permits, count, again=again
+                )
+                self._out.append(delivery)
+            for first, last in wanted:
+                if last >= following:
+                    left_over.append((max(first, following), last, count))
+                if again and first < following:
+                    tracker.take_replay(key, first, min(last, following - 1))
+        if not left_over:
+            return False
+        if not again:
+            for first, last, count in left_over:
+                tracker.add_replay(key, first, last, count)
+        if keyed.set_aside(key):
+            tracker.set_aside(key)
+            return False
+        return True
+
     def _deliver(
         self,
-        selector: Selector,
+        consumer: Consumer,
         key: EntryKey,
         entry: Entry,
         wanted: list[Range],
+        limit: int,
         redeliveries: int,
         *,
         again: bool,
     ) -> tuple[Delivery, int]:
-        """As much of `wanted` as one consumer may get, and the index after it."""
+        """As much of `wanted` as the consumer may get, at most `limit` messages as a rule, and the index after it."""
         tracker = self.tracker
-        consumer, wanted, limit = selector.choose(entry, wanted)
         if tracker.individual_acks and limit > (room := tracker.room(consumer)):
             limit = room
         first_batch, last_batch, taken, messages, size, following = cut(
@@ -426,7 +525,9 @@ class DispatchCore:
         self.tracker.check(self.consumers)
         self.source.check(self.read_position, wanted=bool(self.consumers))
         assert len(self.message_counts) <= MAX_MESSAGE_COUNTS
-        due = [due for due in (self.tracker.next_due_ms, self.source.next_due_ms) if due is not None]
+        takeover_ms = None if self._selector is None else self._selector.next_due_ms
+        times = (self.tracker.next_due_ms, self.source.next_due_ms, takeover_ms)
+        due = [due for due in times if due is not None]
         assert not due or (self._timer_ms is not None and self._timer_ms <= min(due)), (
             "a time without a timer"
         )
@@ -443,18 +544,26 @@ class DispatchCore:
                 assert self.paused
             case Stop.NO_CONSUMER:
                 blocked = self.tracker.blocked_on_unacked_messages
-                assert blocked or not any(consumer.ready for consumer in self.consumers)
+                takeover = self._selector is not None and self._selector.next_due_ms is not None
+                wanted = self.consumers
+                if self._selector is not None and self._selector.active is not None:
+                    wanted = [self._selector.active]
+                assert blocked or takeover or not any(consumer.ready for consumer in wanted)
             case Stop.NO_ENTRIES:
                 assert not self._log.is_confirmed(*position[:2])
             case Stop.READING:
                 assert source.reading
             case Stop.READ_FAILED:
                 assert source.failures[position[:2]].waiting
+            case Stop.LOOK_AHEAD:
+                assert self._keyed is not None
+                assert self.tracker.replay_messages >= self._keyed.look_ahead_messages
             case Stop.TOO_MANY_RANGES:
                 assert self._state.range_count >= self._settings.max_cursor_ranges
         if stop not in (Stop.CLOSED, Stop.PAUSED, Stop.NO_CONSUMER) and self.tracker.replay:
             reading = source.replay_reads or source.reading
-            assert reading or self.tracker.next_due_ms is not None, "replay stalls"
+            waiting = self.tracker.next_due_ms is not None or self.tracker.all_set_aside
+            assert reading or waiting, "replay stalls"
 
 
 def up_to(last: int, ranges: list[Range]) -> list[Range]:

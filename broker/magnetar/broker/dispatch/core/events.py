@@ -29,8 +29,10 @@ class Stop(enum.Enum):
     CLOSED = "none"
     PAUSED = "Resumed"
     NO_CONSUMER = (
-        "PermitsGranted, ConnectionWritable, ConsumerAdded; Acknowledged or Nacked when a cap blocks"
+        "PermitsGranted, ConnectionWritable, ConsumerAdded; Acknowledged or Nacked when a cap blocks; "
+        "TimerDue while a failover consumer takes over"
     )
+    LOOK_AHEAD = "whatever releases what was set aside: PermitsGranted, Acknowledged, Nacked, ConsumerAdded, ConsumerLeft"
     NO_ENTRIES = "none of its own: the topic has `poll` called when entries are confirmed"
     READING = "ReadDone, ReadFailed"
     READ_FAILED = "TimerDue"
@@ -46,6 +48,7 @@ class ConsumerAdded:
 
     consumer: Consumer
     type: str
+    now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,14 @@ class WakeAt:
 
 
 @dataclass(frozen=True, slots=True)
+class ActiveChanged:
+    """Failover: the consumer is active from now on, or is not any more."""
+
+    consumer: Consumer
+    active: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PassEntry:
     """The cursor stands behind the last message of this entry: move it before the next one."""
 
@@ -207,4 +218,14 @@ class TurnOver:
     """So many steps delivered nothing: let the loop have its turn, then poll again."""
 
 
-Instruction = Delivery | Read | CancelReads | WakeAt | PassEntry | SkipEntry | ReportUnreadable | TurnOver
+Instruction = (
+    Delivery
+    | Read
+    | CancelReads
+    | WakeAt
+    | ActiveChanged
+    | PassEntry
+    | SkipEntry
+    | ReportUnreadable
+    | TurnOver
+)

@@ -4,6 +4,7 @@
                         | nacked, or the consumer left: its redelivery count rises
                         v
                   replay queue: READY (a heap by position) <--due-- DELAYED (a heap by time)
+                                                           <--released-- SET ASIDE (by a type that decides by keys)
 
 A message is in one place at most. Messages that were acknowledged meanwhile may linger in the replay queue: whoever takes
 them out asks the cursor. A type without individual acknowledgements tracks no pending acknowledgements of first
@@ -17,9 +18,10 @@ maxUnackedMessagesPerSubscription; 0 switches a cap off). Types without individu
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice, pairwise
+from typing import Protocol
 
 from ...cursors.core.acks import EntryKey, Position
 from ...cursors.core.ranges import DeliveredRanges, Range, complement
@@ -29,8 +31,28 @@ from .consumer import Consumer
 # acknowledging gets redelivery counts that are too low; nothing else depends on them.
 MAX_REWINDS = 1000
 _EVERYTHING = 1 << 32  # more messages than an entry has
+_NEVER = 1 << 62  # the due time of what waits for an event, not for a time
 
 Returned = list[tuple[int, int, int]]  # first, last, redelivery count
+
+
+class Observer(Protocol):
+    """Is told where the messages are: what a subscription type needs that decides by their keys."""
+
+    def on_delivered(self, consumer: Consumer, key: EntryKey, taken: Sequence[Range]) -> None:
+        """They are pending at the consumer now."""
+
+    def on_settled(self, key: EntryKey, taken: Returned) -> None:
+        """They are no longer pending."""
+
+    def on_queued(self, key: EntryKey, first: int, last: int) -> None:
+        """They are in the replay queue now."""
+
+    def on_unqueued(self, key: EntryKey, taken: Returned) -> None:
+        """They are no longer in the replay queue."""
+
+    def check(self) -> None:
+        """Asserts the invariants."""
 
 
 class RedeliveryTracker:
@@ -44,6 +66,7 @@ class RedeliveryTracker:
         "individual_acks",
         "max_per_consumer",
         "max_per_subscription",
+        "observer",
         "replay",
         "replay_messages",
         "rewinds",
@@ -54,11 +77,13 @@ class RedeliveryTracker:
         self.max_per_consumer = max_per_consumer
         self.max_per_subscription = max_per_subscription
         self.individual_acks = False  # of the type that the consumers have now
+        self.observer: Observer | None = None
         self.unacked_messages = 0  # of all consumers together
         self.blocked_on_unacked_messages = False
         self.replay: dict[EntryKey, DeliveredRanges] = {}
         self.replay_messages = 0  # the members of `replay`
-        # Every key of `replay` is in `_due` and then in `_delayed`, or in `_ready`. Both may hold others, too.
+        # Every key of `replay` is in `_ready`, or in `_due`: then it is in `_delayed`, or its time is _NEVER and it was set
+        # aside. `_ready` and `_delayed` may hold others, too.
         self._ready: list[EntryKey] = []
         self._delayed: list[tuple[int, EntryKey]] = []
         self._due: dict[EntryKey, int] = {}
@@ -86,6 +111,8 @@ class RedeliveryTracker:
             pending.add(first, last, count)
         consumer.unacked_messages += messages
         self.unacked_messages += messages
+        if self.observer is not None:
+            self.observer.on_delivered(consumer, key, taken)
         if self.individual_acks:
             if 0 < self.max_per_consumer <= consumer.unacked_messages:
                 consumer.blocked_on_unacked_messages = True
@@ -100,6 +127,8 @@ class RedeliveryTracker:
         taken = pending.take(first, last)
         if not pending:
             del consumer.pending_acks[key]
+        if self.observer is not None:
+            self.observer.on_settled(key, taken)
         self._released(consumer, count_messages(taken))
         return taken
 
@@ -118,6 +147,9 @@ class RedeliveryTracker:
 
     def forget(self, consumer: Consumer) -> None:
         """The consumer holds nothing any more: it left, or the cursor or the read position was moved."""
+        if self.observer is not None:
+            for key, pending in consumer.pending_acks.items():
+                self.observer.on_settled(key, pending.rows())
         consumer.pending_acks.clear()
         self._released(consumer, consumer.unacked_messages)
 
@@ -137,19 +169,28 @@ class RedeliveryTracker:
         if ranges is None:
             ranges = self.replay[key] = DeliveredRanges()
             self._push(key)
-        self.replay_messages += last - first + 1 - count_messages(ranges.take(first, last))
+        else:
+            self.release((key,))
+        known = ranges.take(first, last)
+        self.replay_messages += last - first + 1 - count_messages(known)
         ranges.add(first, last, count)
+        if self.observer is not None:
+            self.observer.on_queued(key, first, last)
+            self.observer.on_unqueued(key, known)
 
     def take_replay(self, key: EntryKey, first: int, last: int) -> int:
         """Takes messages out of the queue; returns how many of them were there."""
         ranges = self.replay.get(key)
         if ranges is None:
             return 0
-        messages = count_messages(ranges.take(first, last))
+        taken = ranges.take(first, last)
+        messages = count_messages(taken)
         self.replay_messages -= messages
         if not ranges:
             del self.replay[key]
             self._due.pop(key, None)
+        if self.observer is not None:
+            self.observer.on_unqueued(key, taken)
         return messages
 
     def replayed(self, key: EntryKey, count: int, end: int) -> None:
@@ -183,6 +224,29 @@ class RedeliveryTracker:
         if key in self.replay:
             self._due[key] = due_ms
             heappush(self._delayed, (due_ms, key))
+
+    def set_aside(self, key: EntryKey) -> None:
+        """The entry is not to be delivered again before `release`."""
+        if key in self.replay:
+            self._due[key] = _NEVER
+
+    def release(self, keys: Iterable[EntryKey]) -> None:
+        """These were set aside, or are not in the queue any more."""
+        for key in keys:
+            if self._due.get(key) == _NEVER:
+                del self._due[key]
+                self._push(key)
+
+    def delayed_before(self, key: EntryKey) -> dict[EntryKey, int]:
+        """Lower entries that wait for a time, with that time."""
+        if self.next_due_ms is None:
+            return {}
+        return {other: due for other, due in self._due.items() if other < key and due != _NEVER}
+
+    @property
+    def all_set_aside(self) -> bool:
+        """True if nothing of the queue is to be delivered before `release`."""
+        return all(self._due.get(key) == _NEVER for key in self.replay)
 
     def timer_due(self, now_ms: int) -> list[EntryKey]:
         """Entries whose time has come are ready; returns them."""
@@ -239,6 +303,9 @@ class RedeliveryTracker:
 
     def clear_replay(self) -> None:
         """Nothing is to be delivered again."""
+        if self.observer is not None:
+            for key, ranges in self.replay.items():
+                self.observer.on_unqueued(key, ranges.rows())
         self.replay.clear()
         self.replay_messages = 0
         self._ready.clear()
@@ -273,11 +340,15 @@ class RedeliveryTracker:
             owned.setdefault(key, []).extend(all_of(ranges))
         assert self.replay_messages == sum(ranges.members for ranges in self.replay.values())
         delayed = set(self._delayed)
-        assert all(key in self.replay and (due, key) in delayed for key, due in self._due.items())
+        assert all(
+            key in self.replay and ((due, key) in delayed or due == _NEVER) for key, due in self._due.items()
+        )
         for key, parts in owned.items():
             parts.sort()
             assert all(left[1] < right[0] for left, right in pairwise(parts)), (key, parts)
         assert self.rewinds == sorted(self.rewinds)
+        if self.observer is not None:
+            self.observer.check()
 
 
 def count_messages(rows: Returned) -> int:

@@ -289,6 +289,8 @@ class ClientConnection:
             durable=command.durable,
             consumer_name=command.name,
             epoch=command.epoch,
+            priority_level=command.priority_level,
+            hash_ranges=command.hash_ranges,
         )
 
     def _consumer_opened(self, command: c.Subscribe, opened: ConsumerOpened) -> None:

@@ -172,12 +172,17 @@ class ConsumerPort:
             self.deliver(delivery._replace(first_batch=first_batch, last_batch=last_batch, hidden=hidden))
 
     def _send(self, delivery: Delivery) -> None:
-        """A whole entry goes out as a view of the stored bytes. Raises FrameTooLarge, and has sent nothing then."""
+        """A whole entry goes out as a view of the stored bytes, without batches that are hidden as a whole.
+
+        Raises FrameTooLarge, and has sent nothing then.
+        """
         _, epoch, ledger_id, entry_id, entry, first, last, redelivery_count, hidden = delivery
         parts: list[Payload] = []
         if hidden:
             parts.append(c.encode_rows(c.ACK_SET_ROW, hidden))
-        if first == 0 and last == entry.batch_count:
+        if hidden:
+            parts += entry.gather(first, last, hidden)
+        elif first == 0 and last == entry.batch_count:
             parts.append(memoryview(entry.data)[LEDGER_ENTRY_HEADER_BYTES:])
         else:
             parts += entry.slice(first, last)
@@ -199,6 +204,10 @@ class ConsumerPort:
         _log.warning("consumer %d is closed: %s", self.consumer_id, told)
         self._on_too_large(self)
         self._link.send(c.CloseConsumer.of(self.consumer_id, told).encode())
+
+    def active_changed(self, active: bool) -> None:
+        """ACTIVE_CONSUMER."""
+        self._link.send(c.ActiveConsumer(0, self.consumer_id, active).encode())
 
     def consumer_closed(self, error: MagnetarError) -> None:
         """The topic ended the consumer."""

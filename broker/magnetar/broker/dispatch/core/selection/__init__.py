@@ -5,10 +5,26 @@ To add a type: write its module, put it into SELECTORS. The dispatcher and the o
 
 from __future__ import annotations
 
+from ....settings import BrokerSettings
 from .exclusive import ExclusiveSelector
+from .failover import FailoverSelector
+from .key_shared import KeySharedSelector
 from .protocol import Choice, Selector
 from .shared import SharedSelector
 
-SELECTORS: dict[str, type[Selector]] = {"exclusive": ExclusiveSelector, "shared": SharedSelector}
+SELECTORS: dict[str, type[Selector]] = {
+    "exclusive": ExclusiveSelector,
+    "failover": FailoverSelector,
+    "shared": SharedSelector,
+    "key_shared": KeySharedSelector,
+}
 
-__all__ = ["SELECTORS", "Choice", "Selector"]
+
+def new_selector(type: str, settings: BrokerSettings) -> Selector:
+    """The selector of a subscription type, one of SELECTORS."""
+    if type == "failover":
+        return FailoverSelector(settings.failover_delay_ms)
+    return SELECTORS[type]()
+
+
+__all__ = ["SELECTORS", "Choice", "KeySharedSelector", "Selector", "new_selector"]

@@ -16,13 +16,15 @@ class ExclusiveSelector:
 
     individual_acks: ClassVar[bool] = False
     several: ClassVar[bool] = False
+    active: Consumer | None = None  # it has no others beside it to know of
+    next_due_ms: int | None = None
 
     __slots__ = ("_consumer",)
 
     def __init__(self) -> None:
         self._consumer: Consumer | None = None
 
-    def added(self, consumer: Consumer) -> bool:
+    def added(self, consumer: Consumer, now_ms: int) -> bool:
         """See `Selector`."""
         assert self._consumer is None
         self._consumer = consumer
@@ -33,6 +35,10 @@ class ExclusiveSelector:
         assert self._consumer is consumer
         self._consumer = None
         return True
+
+    def timer_due(self, now_ms: int) -> bool:
+        """See `Selector`."""
+        return False
 
     def changed(self, consumer: Consumer) -> None:
         """See `Selector`: `ready` looks at the one consumer each time."""

@@ -21,13 +21,21 @@ class Selector(Protocol):
     individual_acks: ClassVar[bool]
     # More than one consumer may be attached.
     several: ClassVar[bool]
+    # The one consumer that gets everything, where there are others that wait for its place; each change is reported.
+    active: Consumer | None
+    # When `timer_due` has something to do.
+    next_due_ms: int | None
 
-    def added(self, consumer: Consumer) -> bool:
+    def added(self, consumer: Consumer, now_ms: int) -> bool:
         """A consumer joined; True if it takes over, so that the read position must go back."""
         ...
 
     def left(self, consumer: Consumer) -> bool:
         """A consumer left; True if the read position must go back."""
+        ...
+
+    def timer_due(self, now_ms: int) -> bool:
+        """The time `next_due_ms` has come; True if the read position must go back."""
         ...
 
     def changed(self, consumer: Consumer) -> None:

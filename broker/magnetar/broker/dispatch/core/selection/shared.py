@@ -1,4 +1,7 @@
-"""Shared: consumers take turns, and a large entry is shared out among them."""
+"""Shared: consumers take turns, and a large entry is shared out among them.
+
+Those of a higher priority (a lower number) come first: the others get something only while none of them has permits.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,28 @@ MIN_CHUNK = 64
 class SharedSelector:
     """See `Selector`.
 
-    `_queue` holds every consumer that is ready, and some that are not: these leave it when their turn comes, and `changed`
-    puts them back. So 1,000 consumers of whom one has permits cost no more than one.
+    The queue of a priority holds every consumer of it that is ready, and some that are not: these leave it when their turn
+    comes, and `changed` puts them back. So 1,000 consumers of whom one has permits cost no more than one.
     """
 
     individual_acks: ClassVar[bool] = True
     several: ClassVar[bool] = True
+    active: Consumer | None = None
+    next_due_ms: int | None = None
 
-    __slots__ = ("_count", "_queue")
+    __slots__ = ("_count", "_first", "_queues")
 
     def __init__(self) -> None:
-        self._queue: deque[Consumer] = deque()
+        self._queues: dict[int, deque[Consumer]] = {}  # by priority level, sorted
+        self._first: deque[Consumer] = deque()  # the queue whose head is ready, after `ready` was True
         self._count = 0  # of all consumers
 
-    def added(self, consumer: Consumer) -> bool:
+    def added(self, consumer: Consumer, now_ms: int) -> bool:
         """See `Selector`."""
         self._count += 1
+        if consumer.priority_level not in self._queues:
+            self._queues[consumer.priority_level] = deque()
+            self._queues = dict(sorted(self._queues.items()))
         return False
 
     def left(self, consumer: Consumer) -> bool:
@@ -41,28 +50,35 @@ class SharedSelector:
         self._count -= 1
         if consumer.queued:
             consumer.queued = False
-            self._queue.remove(consumer)
+            self._queues[consumer.priority_level].remove(consumer)
+        if not self._count:
+            self._queues.clear()
+        return False
+
+    def timer_due(self, now_ms: int) -> bool:
+        """See `Selector`."""
         return False
 
     def changed(self, consumer: Consumer) -> None:
         """See `Selector`."""
         if not consumer.queued and not consumer.closed and consumer.ready:
             consumer.queued = True
-            self._queue.append(consumer)
+            self._queues[consumer.priority_level].append(consumer)
 
     @property
     def ready(self) -> bool:
         """See `Selector`."""
-        queue = self._queue
-        while queue:
-            if queue[0].ready:
-                return True
-            queue.popleft().queued = False
+        for queue in self._queues.values():
+            while queue:
+                if queue[0].ready:
+                    self._first = queue
+                    return True
+                queue.popleft().queued = False
         return False
 
     def choose(self, entry: Entry, wanted: list[Range]) -> Choice:
         """See `Selector`: the first in the queue, which goes to its end."""
-        queue = self._queue
+        queue = self._first
         consumer = queue[0]
         limit = consumer.available_permits
         if self._count > 1:

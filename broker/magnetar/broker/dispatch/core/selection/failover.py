@@ -1,0 +1,80 @@
+"""Failover: several consumers are attached, one of them is active and gets everything, in order.
+
+    active: the consumer of the highest priority (the lowest number), of equal ones the one that came first
+
+    a consumer of higher priority joins --> it is active; dispatch pauses for `takeover_delay_ms`, in which acknowledgements
+                                            of the one before arrive, and goes back to the mark-delete position
+    the active consumer leaves          --> the next one is active at once, from the mark-delete position on
+
+So a takeover delivers again what was not acknowledged when it happened, and nothing else (Pulsar:
+activeConsumerFailoverDelayTimeMillis).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from magnetar.proto.entry import Entry
+
+from ....cursors.core.ranges import Range
+from ..consumer import Consumer
+from .protocol import Choice
+
+
+class FailoverSelector:
+    """See `Selector`."""
+
+    individual_acks: ClassVar[bool] = False
+    several: ClassVar[bool] = True
+
+    __slots__ = ("_consumers", "_takeover_delay_ms", "active", "next_due_ms")
+
+    def __init__(self, takeover_delay_ms: int) -> None:
+        self._takeover_delay_ms = takeover_delay_ms
+        self._consumers: list[Consumer] = []  # as they joined
+        self.active: Consumer | None = None
+        self.next_due_ms: int | None = None  # a takeover is under way until then
+
+    def added(self, consumer: Consumer, now_ms: int) -> bool:
+        """See `Selector`."""
+        self._consumers.append(consumer)
+        if self._elect() and len(self._consumers) > 1:
+            self.next_due_ms = now_ms + self._takeover_delay_ms
+        return False
+
+    def left(self, consumer: Consumer) -> bool:
+        """See `Selector`."""
+        self._consumers.remove(consumer)
+        if not self._elect():
+            return False
+        self.next_due_ms = None
+        return True
+
+    def timer_due(self, now_ms: int) -> bool:
+        """See `Selector`: the takeover ends."""
+        if self.next_due_ms is None or now_ms < self.next_due_ms:
+            return False
+        self.next_due_ms = None
+        return True
+
+    def _elect(self) -> bool:
+        """True if another consumer is active now."""
+        before = self.active
+        # `min` takes the first of equal ones.
+        self.active = min(self._consumers, key=lambda consumer: consumer.priority_level, default=None)
+        return self.active is not before
+
+    def changed(self, consumer: Consumer) -> None:
+        """See `Selector`: `ready` looks at the active consumer each time."""
+
+    @property
+    def ready(self) -> bool:
+        """See `Selector`."""
+        active = self.active
+        return active is not None and self.next_due_ms is None and active.ready
+
+    def choose(self, entry: Entry, wanted: list[Range]) -> Choice:
+        """See `Selector`."""
+        active = self.active
+        assert active is not None
+        return active, wanted, active.available_permits
