@@ -258,6 +258,11 @@ class Consumer(_Receiving[AsyncConsumer]):
         """Name of the subscription."""
         return self._inner.subscription
 
+    @property
+    def active(self) -> bool:
+        """True while the consumer is connected and gets messages; of a failover subscription one consumer does."""
+        return self._inner.active
+
 
 class Reader(_Receiving[AsyncReader]):
     """As magnetar.client.Reader."""

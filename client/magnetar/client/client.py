@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
@@ -199,7 +199,7 @@ class Client:
         ack_group_delay: float = 0.1,
         nack_delay: float = 60.0,
         priority_level: int = 0,
-        hash_ranges: Iterable[tuple[int, int]] = (),
+        hash_ranges: tuple[tuple[int, int], ...] = (),
     ) -> Opening[Consumer]:
         """A consumer of a subscription, which is created at `start` if it does not exist.
 
@@ -229,7 +229,7 @@ class Client:
             ack_group_delay=ack_group_delay,
             nack_delay=nack_delay,
             priority_level=priority_level,
-            hash_ranges=tuple(hash_ranges),
+            hash_ranges=hash_ranges,
         )
         full_name, subscription = str(TopicName.parse(topic)), check_subscription_name(subscription)
 

@@ -6,6 +6,7 @@ message that is not acknowledged is delivered. The core checks its own invariant
 """
 
 import os
+from collections.abc import Sequence
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,12 +15,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from magnetar.broker.cursors.core.acks import EntryKey, Position
 from magnetar.broker.dispatch.core import entry_source
 from magnetar.broker.dispatch.core.events import Pause
+from magnetar.broker.dispatch.core.selection import key_shared
 from magnetar.broker.settings import BrokerSettings
 from magnetar.proto.errors import BookieUnavailable, EntryDamaged, MessageLost
 from support.dispatch_kit import Delivered, DispatchWorld
 
 BATCHES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 LARGEST_BATCH = 4
+KEYS = "abcde"
+TYPES = ["exclusive", "failover", "shared", "key_shared"]
+INDIVIDUAL = ("shared", "key_shared")
 MAX_REPLAY_READS = entry_source.MAX_REPLAY_READS
 PER_CONSUMER, PER_SUBSCRIPTION = 12, 20
 
@@ -37,7 +42,10 @@ class ModelWorld(DispatchWorld):
         self.rewinds: list[Position] = []
         self.uncounted: set[Position] = set()  # whose count is not modelled: the type has changed since
         self.permits: dict[str, int] = {}
-        self.newest: Position = (0, 0, 0)  # exclusive: the last one that was not given back
+        self.newest: Position = (0, 0, 0)  # not individual: the last one that was not given back
+        self.keys: dict[Position, str] = {}
+        self.priorities: dict[str, int] = {}  # failover: of the consumers, as they joined
+        self.takeover_ms: int | None = None
 
     def count(self, message: Position) -> int:
         """The redelivery count that a delivery of it must have."""
@@ -51,6 +59,9 @@ class ModelWorld(DispatchWorld):
         assert not core.paused
         assert consumer.port.writable
         assert self.permits[name] > 0, "a delivery without permits"
+        if self.type == "failover":
+            assert name == self.active, f"a delivery to {name}, which is not active"
+            assert self.takeover_ms is None, "a delivery while another consumer takes over"
         assert delivered.epoch == self.epoch
         assert delivered.indexes
         self.permits[name] -= len(delivered.indexes)
@@ -61,7 +72,9 @@ class ModelWorld(DispatchWorld):
             assert message not in self.holder, f"{message} is at {self.holder.get(message)}"
             if message not in self.uncounted:
                 assert delivered.redelivery_count == self.count(message), message
-            if self.type == "shared":
+            if self.type == "key_shared":
+                self.check_key(message, name)
+            if self.type in INDIVIDUAL:
                 self.holder[message] = name
                 assert (
                     len([1 for holder in self.holder.values() if holder == name])
@@ -72,6 +85,20 @@ class ModelWorld(DispatchWorld):
                 assert message > self.newest, f"{message} out of order"
                 self.newest = message
             self.returned.pop(message, None)
+
+    def check_key(self, message: Position, name: str) -> None:
+        """Of each key, what is older is acknowledged or at the same consumer: never elsewhere, never still to come."""
+        for other, key in self.keys.items():
+            if key == self.keys[message] and other not in self.acked and self.topic.is_confirmed(*other[:2]):
+                assert self.holder.get(other, name) == name, (
+                    f"{message} is out while {other} is at another consumer"
+                )
+                assert other >= message or other in self.holder, f"{message} overtakes {other}"
+
+    @property
+    def active(self) -> str | None:
+        """Failover: who gets everything."""
+        return min(self.priorities, key=lambda name: self.priorities[name], default=None)
 
     def acknowledged(self, messages: list[Position]) -> None:
         """These are done with."""
@@ -106,7 +133,7 @@ class ModelWorld(DispatchWorld):
 class DispatchMachine(RuleBasedStateMachine):
     """See the module docstring."""
 
-    @initialize(type=st.sampled_from(["exclusive", "shared"]), policy=st.sampled_from(["stop", "skip"]))
+    @initialize(type=st.sampled_from(TYPES), policy=st.sampled_from(["stop", "skip"]))
     def begin(self, type: str, policy: str) -> None:
         self.world = ModelWorld(
             BrokerSettings(
@@ -121,24 +148,42 @@ class DispatchMachine(RuleBasedStateMachine):
         self.names = 0
         # Few, so that what is to be delivered again has to wait for them.
         entry_source.MAX_REPLAY_READS = 2
+        key_shared.LOOK_AHEAD_MESSAGES_PER_CONSUMER = 12
         self.damaged: set[EntryKey] = set()
         # Something to work on at once: most steps of a run would only prepare for it.
         for number in range(12):
-            self.world.topic.publish([2, 1, 3], cached=number % 3 == 0)
-        self.join(8)
+            self.add([2, 1, 3], KEYS[number % 5] + "b" + "+", cached=number % 3 == 0)
+        self.join(8, 1)
 
     # --- the topic ---------------------------------------------------------------------------------------------------
 
-    @rule(batches=BATCHES, cached=st.sampled_from([True, True, False]))
-    def publish(self, batches: list[int], cached: bool) -> None:
-        self.world.topic.publish(batches, cached=cached)
+    @rule(
+        batches=BATCHES,
+        keys=st.lists(st.sampled_from([*KEYS, "+"]), min_size=4, max_size=4),
+        cached=st.sampled_from([True, True, False]),
+    )
+    def publish(self, batches: list[int], keys: list[str], cached: bool) -> None:
+        self.add(batches, keys[: len(batches)], cached=cached)
         self.world.drain()
 
     @rule(many=st.integers(2, 6))
     def publish_many(self, many: int) -> None:
-        for _ in range(many):
-            self.world.topic.publish([2, 2], cached=False)
+        for number in range(many):
+            self.add([2, 2], [KEYS[number % 5], "+"], cached=False)
         self.world.drain()
+
+    def add(self, batches: list[int], keys: Sequence[str], *, cached: bool) -> None:
+        """An entry with a key for each batch; "+": all of its messages have different ones."""
+        columns: list[str | list[str]] = [
+            list(KEYS[:count]) if key == "+" else key for key, count in zip(keys, batches, strict=True)
+        ]
+        ledger, entry = self.world.topic.publish(batches, cached=cached, keys=columns)
+        flat = [
+            key
+            for column, count in zip(columns, batches, strict=True)
+            for key in (column if isinstance(column, list) else [column] * count)
+        ]
+        self.world.keys |= {(ledger, entry, index): key for index, key in enumerate(flat)}
 
     @rule()
     def evict(self) -> None:
@@ -162,8 +207,8 @@ class DispatchMachine(RuleBasedStateMachine):
     # --- consumers ---------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.world.consumers) < (1 if self.type == "exclusive" else 4))
-    @rule(permits=st.sampled_from([0, 5, 50, 1000]))
-    def join(self, permits: int) -> None:
+    @rule(permits=st.sampled_from([0, 5, 50, 1000]), priority_level=st.integers(0, 2))
+    def join(self, permits: int, priority_level: int) -> None:
         world, position = self.world, self.world.core.read_position
         self.names += 1
         world.permits[f"c{self.names}"] = 0
@@ -171,12 +216,17 @@ class DispatchMachine(RuleBasedStateMachine):
             world.rewound(position)
             world.uncounted.update(world.topic.messages())
         world.type = self.type
-        world.join(f"c{self.names}", self.type)
+        if self.type == "failover":
+            before = world.active
+            world.priorities[f"c{self.names}"] = priority_level
+            if before not in (None, world.active):
+                world.takeover_ms = world.now_ms + world.settings.failover_delay_ms
+        world.join(f"c{self.names}", self.type, priority_level)
         world.permits[f"c{self.names}"] = permits
         world.grant(f"c{self.names}", permits)
 
     @precondition(lambda self: not self.world.consumers and self.names)
-    @rule(type=st.sampled_from(["exclusive", "shared"]))
+    @rule(type=st.sampled_from(TYPES))
     def change_type(self, type: str) -> None:
         self.type = type
 
@@ -187,9 +237,12 @@ class DispatchMachine(RuleBasedStateMachine):
 
     def leave_one(self, name: str) -> None:
         world = self.world
-        if world.type == "shared":
+        active = world.active
+        world.priorities.pop(name, None)
+        if world.type in INDIVIDUAL:
             world.give_back([message for message, holder in world.holder.items() if holder == name])
-        else:
+        elif world.type == "exclusive" or world.active != active:
+            world.takeover_ms = None
             world.rewound(world.core.read_position)
         world.leave(name)
 
@@ -224,7 +277,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @precondition(
         lambda self: (
             self.world.consumers
-            and self.world.type == "exclusive"
+            and self.world.type not in INDIVIDUAL
             and Pause.SEEK not in self.world.core.paused
         )
     )
@@ -250,7 +303,7 @@ class DispatchMachine(RuleBasedStateMachine):
             for other in world.topic.messages()
             if message <= other <= (*message[:2], message[2] + beyond)
         ]
-        if world.type == "shared":
+        if world.type in INDIVIDUAL:
             world.give_back([other for other in named if world.holder.get(other) == name])
         else:
             for other in named:
@@ -259,7 +312,7 @@ class DispatchMachine(RuleBasedStateMachine):
                     world.returned[other] = None
                     world.nacks[other] = world.nacks.get(other, 0) + 1
         position = world.core.read_position
-        if world.type == "exclusive" and len(world.returned) > PER_SUBSCRIPTION:
+        if world.type not in INDIVIDUAL and len(world.returned) > PER_SUBSCRIPTION:
             world.rewound(position)
         world.nack(name, [(*message, message[2] + beyond)])
 
@@ -282,7 +335,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def nack_all(self, data: st.DataObject) -> None:
         world, name = self.world, self.consumer(data)
-        if world.type == "shared":
+        if world.type in INDIVIDUAL:
             world.give_back([message for message, holder in world.holder.items() if holder == name])
         else:
             world.rewound(world.core.read_position)
@@ -361,7 +414,12 @@ class DispatchMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.timer_ms is not None)
     @rule()
     def time_passes(self) -> None:
-        self.world.fire_timer()
+        world = self.world
+        assert world.timer_ms is not None
+        if world.takeover_ms is not None and world.timer_ms >= world.takeover_ms:
+            world.takeover_ms = None
+            world.rewound(world.core.read_position)
+        world.fire_timer()
 
     # --- what always holds -------------------------------------------------------------------------------------------
 
@@ -370,7 +428,7 @@ class DispatchMachine(RuleBasedStateMachine):
         world = self.world
         for name, consumer in world.consumers.items():
             assert consumer.available_permits == world.permits[name]
-            if world.type == "shared":
+            if world.type in INDIVIDUAL:
                 pending = {
                     (*key, index)
                     for key, ranges in consumer.pending_acks.items()
@@ -392,7 +450,7 @@ class DispatchMachine(RuleBasedStateMachine):
         for reason in list(world.core.paused):
             world.resume(reason)
         if not world.consumers:
-            self.join(1)
+            self.join(1, 1)
         for _ in range(1000):
             before = (len(world.done), len(world.acked))
             for name in list(world.consumers):
@@ -404,9 +462,11 @@ class DispatchMachine(RuleBasedStateMachine):
                 if read_id in world.reads:
                     self.answer_one(read_id, 3, fails=False)
             if world.timer_ms is not None:
-                world.fire_timer()
-            if world.core.tracker.blocked_on_unacked_messages or any(
-                consumer.blocked_on_unacked_messages for consumer in world.consumers.values()
+                self.time_passes()
+            if (
+                world.type == "key_shared"  # a key may wait for what another consumer holds
+                or world.core.tracker.blocked_on_unacked_messages
+                or any(consumer.blocked_on_unacked_messages for consumer in world.consumers.values())
             ):
                 for message, name in list(world.holder.items()):
                     world.acknowledged([message])
@@ -417,7 +477,7 @@ class DispatchMachine(RuleBasedStateMachine):
             raise AssertionError("it does not come to rest")
         for message in world.topic.messages():
             if message not in world.acked:
-                if world.type == "shared":
+                if world.type in INDIVIDUAL:
                     assert message in world.holder, f"{message} was never delivered"
                 else:
                     assert message <= world.newest, f"{message} was never delivered"

@@ -24,7 +24,9 @@ from magnetar.proto.errors import InvalidArgument
 
 NOON_UTC = 1769860800000  # 2026-01-31T12:00:00Z
 HOUR = 3_600_000
-NOT_OF_A_READER = {"type", "durable", "ack_group_messages", "ack_group_delay", "nack_delay"}
+NOT_OF_A_READER = {
+    "type", "durable", "ack_group_messages", "ack_group_delay", "nack_delay", "priority_level", "hash_ranges",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

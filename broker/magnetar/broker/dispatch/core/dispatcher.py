@@ -116,7 +116,9 @@ class DispatchCore:
                 self.source.release_before(self.read_position, self.tracker.replay)
                 self._set_timer()
             case ReadFailed(read_id, error, now_ms):
-                self.source.read_failed(read_id, error, now_ms)
+                skipped = self.source.read_failed(read_id, error, now_ms)
+                if skipped is not None:
+                    self._settle_elsewhere(skipped, 0, MAX_MESSAGES_PER_ENTRY - 1)
                 self._set_timer()
             case Nacked(consumer, rows):
                 self._nacked(consumer, rows)
@@ -219,8 +221,9 @@ class DispatchCore:
         consumer, tracker = event.consumer, self.tracker
         if event.cumulative:
             ledger, entry_id, _, last = event.rows[0]
-            if consumer.pending_acks:
-                tracker.settle_through(consumer, (ledger, entry_id), last)
+            for holder in self.consumers:
+                if holder.pending_acks:
+                    tracker.settle_through(holder, (ledger, entry_id), last)
         elif tracker.unacked_messages or tracker.replay:
             for (ledger, entry_id, first, last), added in zip(event.rows, event.added):
                 before = consumer.unacked_messages
@@ -268,7 +271,7 @@ class DispatchCore:
                 last = min(last, self.read_position[2] - 1)
             if key <= self.read_position[:2] and self._log.is_confirmed(*key):
                 for start, end in self._state.unacked(*key, max(first, 0), last):
-                    tracker.nack_by_position(consumer, key, start, end)
+                    tracker.nack_by_position(self.consumers, key, start, end)
         if (
             not individual
             and tracker.replay_messages > self._settings.max_unacked_messages_per_subscription > 0
@@ -452,13 +455,17 @@ class DispatchCore:
         """
         tracker, again = self.tracker, older is not None
         shares, left_over = keyed.share_out(key, entry, rows, older)
+        cut_short: dict[Consumer, None] = {}
         for consumer, wanted, count in shares:
             following = 0
-            if consumer.ready:  # another share of the same entry may have been all that it can take
+            # An earlier share of this entry may have been all that it, or the subscription, can take.
+            if consumer.ready and consumer not in cut_short and not tracker.blocked_on_unacked_messages:
                 delivery, following = self._deliver(
                     consumer, key, entry, wanted, consumer.available_permits, count, again=again
                 )
                 self._out.append(delivery)
+            if following <= wanted[-1][1]:
+                cut_short[consumer] = None
             for first, last in wanted:
                 if last >= following:
                     left_over.append((max(first, following), last, count))
@@ -469,10 +476,10 @@ class DispatchCore:
         if not again:
             for first, last, count in left_over:
                 tracker.add_replay(key, first, last, count)
-        if keyed.set_aside(key):
-            tracker.set_aside(key)
-            return False
-        return True
+        if not keyed.set_aside(key, cut_short):
+            return True
+        tracker.set_aside(key)
+        return False
 
     def _deliver(
         self,

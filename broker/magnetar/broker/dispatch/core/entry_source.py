@@ -239,17 +239,17 @@ class EntrySource:
             self._counters.reads += 1
             self._counters.read_bytes += size
 
-    def read_failed(self, read_id: int, error: MagnetarError, now_ms: int) -> None:
-        """Notes the failure, as the policy has it."""
+    def read_failed(self, read_id: int, error: MagnetarError, now_ms: int) -> EntryKey | None:
+        """Notes the failure, as the policy has it; returns the entry if that is to skip it."""
         read = self._reads.pop(read_id, None)
         if read is None:
-            return
+            return None
         key = read.key
         ahead = read_id == self._catch_up
         if ahead:
             self._catch_up = None
         if isinstance(error, MessageLost) and not self._log.is_confirmed(*key):
-            return  # trimmed while it was wanted: positions move on by themselves
+            return None  # trimmed while it was wanted: positions move on by themselves
         settings = self._settings
         failure = self.failures.get(key)
         if failure is None:
@@ -262,7 +262,7 @@ class EntrySource:
             if settings.unreadable_entry_policy == "skip" and isinstance(error, NOT_RECOVERABLE):
                 self._recovered(key)
                 self._out.append(SkipEntry(key, error))
-                return
+                return key
             if not failure.unreadable:
                 failure.unreadable = True
                 self._counters.unreadable_entries += 1
@@ -270,6 +270,7 @@ class EntrySource:
         pause = min(settings.retry_initial_ms << min(failure.attempts - 1, 20), settings.retry_max_ms)
         failure.due_ms = now_ms + pause * (1 + len(self.failures) // FAILED_ENTRIES_PER_PAUSE)
         failure.waiting = True
+        return None
 
     def timer_due(self, now_ms: int, ready: Iterable[EntryKey]) -> None:
         """Entries whose pause is over may be read again: `ready` to be delivered again, others at the read position."""

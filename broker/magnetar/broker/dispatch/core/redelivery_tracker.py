@@ -287,13 +287,16 @@ class RedeliveryTracker:
         last = following[0][2] - 1 if following and following[0][:2] == position[:2] else _EVERYTHING
         return len(self.rewinds) - at, last
 
-    def nack_by_position(self, consumer: Consumer, key: EntryKey, first: int, last: int) -> None:
+    def nack_by_position(
+        self, consumers: Iterable[Consumer], key: EntryKey, first: int, last: int
+    ) -> None:
         """A nack where first deliveries are not tracked; each message rises by one from what is known of it."""
         waiting = self.replay.get(key)
         known = [] if waiting is None else [(max(a, first), min(b, last)) for a, b in all_of(waiting)]
-        for start, end, count in self.settle(consumer, key, first, last):
-            self.add_replay(key, start, end, count + 1)
-            known.append((start, end))
+        for consumer in consumers:
+            for start, end, count in self.settle(consumer, key, first, last):
+                self.add_replay(key, start, end, count + 1)
+                known.append((start, end))
         known = sorted((start, end) for start, end in known if start <= end)
         for start, end in complement(known, first, last):
             while start <= end:

@@ -99,7 +99,6 @@ class KeySharedSelector:
     __slots__ = (
         "_candidates",
         "_consumers",
-        "_given",
         "_in_flight",
         "_owners",
         "_queued",
@@ -123,9 +122,7 @@ class KeySharedSelector:
         # wait for an owner that nobody is are under None.
         self._waiting: dict[Consumer | int | None, dict[EntryKey, None]] = {}
         self._released: dict[EntryKey, None] = {}
-        # Of the entry that was shared out last: who got something, and what the rest waits for, or that it waits for its
-        # turn in the replay queue alone.
-        self._given: list[Share] = []
+        # Of the entry that was shared out last: what the rest waits for, or that it waits for its turn in the replay queue.
         self._waits_for: dict[Consumer | int | None, None] = {}
         self._wait_in_turn = False
 
@@ -238,7 +235,6 @@ class KeySharedSelector:
                     share.wanted.append((first, last))
                     continue
                 left_over.append((first, last, count))
-        self._given = shares
         return shares, left_over
 
     def _drop_unheld(self) -> None:
@@ -247,15 +243,16 @@ class KeySharedSelector:
                 del self._slots[key]
         self._unheld.clear()
 
-    def set_aside(self, key: EntryKey) -> bool:
-        """True: what is left over of the entry that was shared out last waits until `released` names it; else for `older`.
+    def set_aside(self, key: EntryKey, cut_short: Iterable[Consumer]) -> bool:
+        """True: what is left over of the entry that was shared out last waits until `released` names it; else for its turn.
 
-        Called after the deliveries: whoever got less than its share is not ready now, and is waited for.
+        `cut_short`: those who got less than their share.
         """
-        for share in self._given:
-            if not share.consumer.ready:
-                self._waits_for[share.consumer] = None
-        if self._wait_in_turn or not self._waits_for:
+        for consumer in cut_short:
+            if consumer.ready:  # and the subscription at its cap
+                return False
+            self._waits_for[consumer] = None
+        if self._wait_in_turn:
             return False
         for event in self._waits_for:
             self._waiting.setdefault(event, {})[key] = None
