@@ -2,38 +2,18 @@
 
 import asyncio
 import random
-import socket
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from magnetar.broker.listeners.native.connection import listener
-from magnetar.client import Client, ConsumerBusy, ReceiveTimeout, SubscriptionNotFound, connect
+from magnetar.client import Client, ConsumerBusy, ReceiveTimeout, SubscriptionNotFound
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import MessageTooLarge
-from magnetar.runtime.connection import ConnectionOptions, FramedServer
-from support.broker_kit import running_broker
-
-
-@asynccontextmanager
-async def serving(metadata: Any = None) -> AsyncIterator[FramedServer]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    async with running_broker(None, metadata, service_url=f"magnetar://127.0.0.1:{port}") as broker:
-        server = await FramedServer.start(
-            "127.0.0.1", port, listener(broker), ConnectionOptions(name="broker")
-        )
-        yield server
-        await server.close(0.0)
-
-
-def connect_to(server: FramedServer, **options: Any) -> AbstractAsyncContextManager[Client]:
-    url = f"magnetar://127.0.0.1:{server.addresses[0][1]}"
-    return connect(url, **{"backoff_first": 0.01, "operation_timeout": 5.0, **options})
+from magnetar.runtime.connection import FramedServer
+from support.served_broker import connect_to, serving, take
 
 
 @pytest_asyncio.fixture
@@ -46,10 +26,6 @@ async def server() -> AsyncIterator[FramedServer]:
 async def client(server: FramedServer) -> AsyncIterator[Client]:
     async with connect_to(server) as client:
         yield client
-
-
-async def take(consumer: Any, count: int) -> list[Any]:
-    return [await consumer.receive(2.0) for _ in range(count)]
 
 
 @pytest.mark.parametrize("batching", [True, False])

@@ -76,7 +76,9 @@ async def test_bad_names_and_options(client: Client) -> None:
         client.create_producer("a b")
     with pytest.raises(InvalidArgument, match="subscription name"):
         client.subscribe("t", "a/b")
-    with pytest.raises(InvalidArgument, match="subscription type 'public' .want 'exclusive' or 'failover' or"):
+    with pytest.raises(
+        InvalidArgument, match=r"subscription type 'public' \(want 'exclusive' or 'failover' or"
+    ):
         client.subscribe("t", "s", type="public")
     with pytest.raises(InvalidArgument, match="compression"):
         client.create_producer("t", compression="brotli")

@@ -287,9 +287,7 @@ class RedeliveryTracker:
         last = following[0][2] - 1 if following and following[0][:2] == position[:2] else _EVERYTHING
         return len(self.rewinds) - at, last
 
-    def nack_by_position(
-        self, consumers: Iterable[Consumer], key: EntryKey, first: int, last: int
-    ) -> None:
+    def nack_by_position(self, consumers: Iterable[Consumer], key: EntryKey, first: int, last: int) -> None:
         """A nack where first deliveries are not tracked; each message rises by one from what is known of it."""
         waiting = self.replay.get(key)
         known = [] if waiting is None else [(max(a, first), min(b, last)) for a, b in all_of(waiting)]

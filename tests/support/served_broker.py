@@ -1,0 +1,36 @@
+"""A real broker and its listener on a port, over fake ledgers, for clients in the same loop."""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from magnetar.broker.listeners.native.connection import listener
+from magnetar.client import Client, connect
+from magnetar.runtime.connection import ConnectionOptions, FramedServer
+from support.broker_kit import running_broker
+
+
+@asynccontextmanager
+async def serving(metadata: Any = None) -> AsyncIterator[FramedServer]:
+    """A broker that listens; `metadata`: a store that outlives it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with running_broker(None, metadata, service_url=f"magnetar://127.0.0.1:{port}") as broker:
+        server = await FramedServer.start(
+            "127.0.0.1", port, listener(broker), ConnectionOptions(name="broker")
+        )
+        yield server
+        await server.close(0.0)
+
+
+def connect_to(server: FramedServer, **options: Any) -> AbstractAsyncContextManager[Client]:
+    """A client with short times."""
+    url = f"magnetar://127.0.0.1:{server.addresses[0][1]}"
+    return connect(url, **{"backoff_first": 0.01, "operation_timeout": 5.0, **options})
+
+
+async def take(consumer: Any, count: int) -> list[Any]:
+    """The next messages."""
+    return [await consumer.receive(2.0) for _ in range(count)]
