@@ -153,6 +153,7 @@ class Client:
         batching_max_messages: int = 1000,
         batching_max_bytes: int = 128 * 1024,
         batching_max_delay: float = 0.001,
+        batching_by_key: bool = False,
         compression: str = "none",
         send_timeout: float = 30.0,
         max_pending_bytes: int = 64 * 1024 * 1024,
@@ -161,9 +162,12 @@ class Client:
         """A producer for `topic`, which is created if it does not exist.
 
         batching=False: each message is a batch of one in a frame of its own. A batch is sent when it is full, at the end of
-        the loop turn if nothing is in flight, else after batching_max_delay seconds. compression: none, lz4 or zstd.
-        Messages that are not confirmed within send_timeout seconds fail. max_pending_bytes bounds what is not confirmed:
-        there `send_nowait` raises ProducerQueueFull and `send` waits, or raises too with block_when_full=False.
+        the loop turn if nothing is in flight, else after batching_max_delay seconds. batching_by_key makes a batch for each
+        key of what was collected, which the service gives to key_shared consumers without decoding it.
+
+        compression: none, lz4 or zstd. Messages that are not confirmed within send_timeout seconds fail. max_pending_bytes
+        bounds what is not confirmed: there `send_nowait` raises ProducerQueueFull and `send` waits, or raises too with
+        block_when_full=False.
         """
         options = ProducerOptions(
             name=name,
@@ -171,6 +175,7 @@ class Client:
             batching_max_messages=batching_max_messages,
             batching_max_bytes=batching_max_bytes,
             batching_max_delay=batching_max_delay,
+            batching_by_key=batching_by_key,
             compression=compression,
             send_timeout=send_timeout,
             max_pending_bytes=max_pending_bytes,

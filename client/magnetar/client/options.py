@@ -74,6 +74,7 @@ class ProducerOptions:
     batching_max_messages: int = 1000
     batching_max_bytes: int = 128 * 1024
     batching_max_delay: float = 0.001  # only while something is in flight; else the end of the loop turn
+    batching_by_key: bool = False  # a batch for each key, which key_shared consumers receive whole
     compression: str = "none"
     send_timeout: float = 30.0
     max_pending_bytes: int = 64 * 1024 * 1024  # values of messages that are not confirmed yet

@@ -52,6 +52,7 @@ class Group:
         "error_seen",
         "first_sequence_id",
         "message_count",
+        "order",
         "runs",
         "settled",
     )
@@ -63,6 +64,9 @@ class Group:
         self.confirmed = 0
         self.deadline = 0.0  # loop time
         self.encoded: EncodedBatches | None = None  # kept until it settles, so that it can be sent again
+        self.order: list[int] | None = (
+            None  # the places of the messages among those stored; None: as they were sent
+        )
         self.runs: list[tuple[int, int, int, int]] = []
         self.settled = False
         self.error: MagnetarError | None = None
@@ -105,6 +109,8 @@ class Group:
 
     def message_id(self, index: int) -> MessageId:
         """Id of message `index` of a settled group. Raises what the group failed with."""
+        if self.order is not None:
+            index = self.order[index]
         if index >= self.confirmed:
             raise self.raisable_error()
         runs = self.runs
@@ -121,7 +127,7 @@ class Group:
         ):
             indexes = range(index, index + end - first)
             ids += map(_new_id, zip(repeat(ledger), repeat(entry), indexes, repeat(NO_PARTITION)))
-        return ids
+        return ids if self.order is None else [ids[place] for place in self.order]
 
     def raisable_error(self) -> MagnetarError:
         """The error, to raise."""

@@ -16,10 +16,11 @@ sends and `entry_values` for what consumers receive, are a few C loops over whol
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate, repeat
 from itertools import count as count_from
-from itertools import repeat
 from operator import add
 from typing import Any, NamedTuple
 
@@ -189,16 +190,22 @@ def key_hash_of(key: str | bytes) -> int:
 
 
 class EncodedBatches:
-    """Batches ready to be sent, as often as needed: the checksum of each, and what it covers."""
+    """Batches ready to be sent, as often as needed: the checksum of each, and what it covers.
 
-    __slots__ = ("_digests", "_rests")
+    `ends`: how many messages there are up to the end of each batch; None where every batch is one message.
+    """
 
-    def __init__(self, rests: list[bytes]) -> None:
+    __slots__ = ("_digests", "_ends", "_rests")
+
+    def __init__(self, rests: list[bytes], ends: Sequence[int] | None = None) -> None:
         self._rests = rests
+        self._ends = ends
         self._digests: list[bytes] = list(map(xxh3_64_digest, rests))
 
     def frames(self, header: bytes, first: int = 0) -> bytes:
-        """A frame with this header for each batch from `first` on. 100 ns a frame."""
+        """A frame with this header for each batch from the one with message `first` on. 100 ns a frame."""
+        if self._ends is not None:
+            first = bisect_right(self._ends, first)
         digests, rests = self._digests[first:], self._rests[first:]
         sizes = list(map(len, rests))
         # All of a frame before the checksum depends on the size alone, and a group of messages has few sizes.
@@ -242,7 +249,33 @@ def encode_columns(
         len(keys_column),
         len(metadata_column),
     )
-    return EncodedBatches([b"".join((header, extension_bytes, values_column, keys_column, metadata_column))])
+    rest = b"".join((header, extension_bytes, values_column, keys_column, metadata_column))
+    return EncodedBatches([rest], [len(columns.values)])
+
+
+def encode_by_key(
+    columns: Columns,
+    first_sequence_id: int,
+    publish_time_ms: int,
+    compression: Compression = Compression.NONE,
+) -> tuple[EncodedBatches, list[int]]:
+    """Messages as a batch for each key, and the place of each of them among all messages of all batches.
+
+    The messages of a key stay in order; sequence ids count up along the batches.
+    """
+    by_key: dict[Key, list[int]] = {}
+    for number, key in enumerate(columns.keys or repeat(None, len(columns.values))):
+        by_key.setdefault(key, []).append(number)
+    rests: list[bytes] = []
+    order = [0] * len(columns.values)
+    count = 0
+    for numbers in by_key.values():
+        one = Columns._make(column and [column[number] for number in numbers] for column in columns)
+        rests += encode_columns(one, first_sequence_id + count, publish_time_ms, compression)._rests
+        for place, number in enumerate(numbers, count):
+            order[number] = place
+        count += len(numbers)
+    return EncodedBatches(rests, list(accumulate(map(len, by_key.values())))), order
 
 
 def encode_singles(

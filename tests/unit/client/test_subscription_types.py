@@ -158,6 +158,25 @@ async def test_rule_28_keys_stay_in_order_while_consumers_come_and_go(client: Cl
     assert stats["backlog_messages"] == 0
 
 
+async def test_a_producer_that_batches_by_key_keeps_ids_and_the_order_of_each_key(client: Client) -> None:
+    producer = await client.create_producer("t", batching_by_key=True)
+    keys = ["a", "b", "a", "c", "b", "a"]
+    values = [b"%d" % number for number in range(6)]
+    receipts = [producer.send_nowait(value, key) for value, key in zip(values, keys)]
+    ids = {value: await receipt for value, receipt in zip(values, receipts)}
+    many = await producer.send_many(values, keys=keys)
+    ids |= {value + b"+": message_id for value, message_id in zip(values, many)}
+    consumer = await client.subscribe("t", "s", type="key_shared", start="earliest")
+    messages = await take(consumer, 12)
+    assert {m.id for m in messages[:6]} == {ids[value] for value in values}
+    assert all(ids[m.value] == m.id for m in messages[:6])
+    assert all(ids[m.value + b"+"] == m.id for m in messages[6:])
+    assert [m.value for m in messages[:6]] == [b"0", b"2", b"5", b"1", b"4", b"3"]
+    assert [m.sequence_id for m in messages] == list(range(12))
+    headers = [m.delivery.header(m.index) for m in messages]
+    assert not any(header.mixed_keys for header in headers)
+
+
 async def test_consumers_may_name_the_hash_ranges_that_they_want(client: Client) -> None:
     producer = await client.create_producer("t")
     ranges: dict[str, tuple[tuple[int, int], ...]] = {

@@ -20,6 +20,7 @@ from magnetar.proto.batch import (
     decode_batch,
     decode_batch_header,
     encode_batch,
+    encode_by_key,
     encode_single,
     encode_singles,
     entry_keys,
@@ -201,3 +202,18 @@ def test_entries_that_contradict_their_batches_are_malformed() -> None:
     evil = one[:4] + xxh3_64_digest(bytes(rest)) + bytes(rest)
     with pytest.raises(MalformedFrame, match="longer than the batch"):
         entry_values(entry([evil], [1]))
+
+
+def test_batches_by_key_are_sent_again_from_the_first_that_is_not_confirmed() -> None:
+    columns = Columns([b"0", b"1", b"2", b"3"], ["a", "b", "a", "c"])
+    encoded, order = encode_by_key(columns, 5, 0)
+    assert order == [0, 2, 1, 3]
+    whole = encoded.batches()
+    batches = [decode_batch(whole, 0)]
+    while (at := sum(batch.header.size for batch in batches)) < len(whole):
+        batches.append(decode_batch(whole, at))
+    assert [batch.values for batch in batches] == [[b"0", b"2"], [b"1"], [b"3"]]
+    assert [batch.header.sequence_id for batch in batches] == [5, 7, 8]
+    assert all(batch.header.keyed for batch in batches)
+    for confirmed, left in ((0, 3), (2, 2), (3, 1)):
+        assert encoded.frames(b"\x93\x01\x00\x00", confirmed).count(b"\x93\x01\x00\x00") == left

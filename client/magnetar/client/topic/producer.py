@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable
 from datetime import datetime
 
-from magnetar.proto.batch import Columns, Key, Properties, encode_columns, encode_singles
+from magnetar.proto.batch import Columns, Key, Properties, encode_by_key, encode_columns, encode_singles
 from magnetar.proto.commands import RECEIPT_ROW, CloseProducer, CreateProducer, Send, SendFailed, decode_rows
 from magnetar.proto.commands import Receipt as ReceiptCommand
 from magnetar.proto.compression import Compression
@@ -332,11 +332,14 @@ class TopicProducer:
     def _close_group(self, group: Group, columns: Columns, size: int) -> None:
         options = self.options
         group.message_count = len(columns.values)
-        encode = encode_columns if options.batching else encode_singles
+        arguments = (columns, group.first_sequence_id, self._pool.clock.now_ms(), self._compression)
         try:
-            group.encoded = encode(
-                columns, group.first_sequence_id, self._pool.clock.now_ms(), self._compression
-            )
+            if not options.batching:
+                group.encoded = encode_singles(*arguments)
+            elif options.batching_by_key and columns.keys is not None:
+                group.encoded, group.order = encode_by_key(*arguments)
+            else:
+                group.encoded = encode_columns(*arguments)
         except Exception as error:
             # Every argument was checked at its call; what is left is, for example, a codec that is not installed.
             group.fail(FinalError(f"{group.message_count} messages cannot be encoded: {error!r}"))
