@@ -17,7 +17,7 @@ lookups in the topic.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
@@ -116,7 +116,7 @@ class DispatchCore:
                 self.source.release_before(self.read_position, self.tracker.replay)
                 self._set_timer()
             case ReadFailed(read_id, error, now_ms):
-                skipped = self.source.read_failed(read_id, error, now_ms)
+                skipped = self.source.read_failed(read_id, error, now_ms, self.tracker.replay)
                 if skipped is not None:
                     self._settle_elsewhere(skipped, 0, MAX_MESSAGES_PER_ENTRY - 1)
                 self._set_timer()
@@ -364,8 +364,9 @@ class DispatchCore:
             wanted = up_to(last, wanted)
         delivery: Delivery | bool = True
         if self._keyed is not None:
-            following = wanted[-1][1] + 1
-            self._share_out(self._keyed, key, entry, [(*part, redeliveries) for part in wanted], None)
+            room = self._keyed.look_ahead_messages - self.tracker.replay_messages
+            rows = [(*part, redeliveries) for part in wanted]
+            following = self._share_out(self._keyed, key, entry, rows, older=None, look_ahead=room)
         else:
             consumer, wanted, limit = selector.choose(entry, wanted)
             delivery, following = self._deliver(
@@ -422,39 +423,48 @@ class DispatchCore:
     def _share_out_again(self, keyed: KeySharedSelector, key: EntryKey) -> bool:
         """An entry of the replay queue, by keys. As `_deliver_again`; what is delivered goes through `_out`."""
         tracker = self.tracker
-        confirmed = self._log.is_confirmed(*key)  # else it was trimmed meanwhile
-        rows: list[CountedRange] = []
-        for first, last, count in tracker.replay[key].rows():
-            wanted = self._state.unacked(*key, first, last) if confirmed else []
-            rows += [(*part, count) for part in wanted]
-            for part in complement(wanted, first, last):
-                tracker.take_replay(key, *part)
-        if rows:
+        if not self._log.is_confirmed(*key):  # it was trimmed meanwhile
+            tracker.take_replay(key, 0, MAX_MESSAGES_PER_ENTRY)
+        else:
             entry = self.source.get(key)
             if entry is None:
                 return self._want_replay(key)
             older = tracker.delayed_before(key)
-            if self._share_out(keyed, key, entry, rows, older) and older:
+            rows = self._waiting_rows(key, entry.message_count)
+            self._share_out(keyed, key, entry, rows, older=older, look_ahead=MAX_MESSAGES_PER_ENTRY)
+            if older and tracker.next_replay() == key:
                 tracker.delay(key, max(older.values()))
                 self._set_timer()
         if key not in tracker.replay:
             self.source.replayed(key)
         return True
 
+    def _waiting_rows(self, key: EntryKey, message_count: int) -> Iterator[CountedRange]:
+        """What of an entry is to be delivered again; what was acknowledged meanwhile leaves the queue on the way."""
+        for first, last, count in self.tracker.replay[key].rows():
+            wanted = self._state.unacked(*key, first, min(last, message_count - 1))
+            if wanted != [(first, last)]:
+                for part in complement(wanted, first, last):
+                    self.tracker.take_replay(key, *part)
+            for part in wanted:
+                yield (*part, count)
+
     def _share_out(
         self,
         keyed: KeySharedSelector,
         key: EntryKey,
         entry: Entry,
-        rows: list[CountedRange],
+        rows: Iterable[CountedRange],
+        *,
         older: Iterable[EntryKey] | None,
-    ) -> bool:
-        """Delivers what can be delivered of an entry; the rest is in the replay queue then. True if that waits for `older`.
+        look_ahead: int,
+    ) -> int:
+        """Delivers what can be delivered of an entry; what cannot is in the replay queue then. Returns the index after it.
 
-        `older`: see `KeySharedSelector.share_out`; None if the entry is not in the replay queue yet.
+        `older`, `look_ahead`: see `KeySharedSelector.share_out`; `older` is None if the entry is not in the queue yet.
         """
         tracker, again = self.tracker, older is not None
-        shares, left_over = keyed.share_out(key, entry, rows, older)
+        shares, left_over, looked_at = keyed.share_out(key, entry, rows, older=older, look_ahead=look_ahead)
         cut_short: dict[Consumer, None] = {}
         for consumer, wanted, count in shares:
             following = 0
@@ -471,15 +481,14 @@ class DispatchCore:
                     left_over.append((max(first, following), last, count))
                 if again and first < following:
                     tracker.take_replay(key, first, min(last, following - 1))
-        if not left_over:
-            return False
         if not again:
             for first, last, count in left_over:
                 tracker.add_replay(key, first, last, count)
-        if not keyed.set_aside(key, cut_short):
-            return True
-        tracker.set_aside(key)
-        return False
+        if left_over or (again and key in tracker.replay):
+            self.source.keep(key, entry)
+            if keyed.set_aside(key, cut_short):
+                tracker.set_aside(key)
+        return looked_at
 
     def _deliver(
         self,

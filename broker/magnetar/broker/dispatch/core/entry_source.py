@@ -108,6 +108,7 @@ class EntrySource:
         "_out",
         "_reads",
         "_replayed",
+        "_set_aside",
         "_settings",
         "ahead",
         "ahead_bytes",
@@ -132,8 +133,9 @@ class EntrySource:
         self.budget = budget
         self.ahead: dict[EntryKey, Entry] = {}  # read for the read position, in order, not passed yet
         self._replayed: dict[EntryKey, Entry] = {}  # read to be delivered again; at most MAX_REPLAY_READS
+        self._set_aside: dict[EntryKey, Entry] = {}  # to be delivered again, and were in memory; see `keep`
         self.ahead_bytes = 0  # of `_ahead`: bounded by read_ahead_bytes and one read
-        self.held_bytes = 0  # of both: charged to `budget`
+        self.held_bytes = 0  # of all three: charged to `budget`
         self._reads: dict[int, Read] = {}  # in flight
         self._next_read_id = 0
         self._catch_up: int | None = None  # the one of `_reads` that is from the read position on
@@ -150,7 +152,18 @@ class EntrySource:
             entry = self.ahead.get(key)
             if entry is None and self._replayed:
                 entry = self._replayed.get(key)
+            if entry is None and self._set_aside:
+                entry = self._set_aside.get(key)
         return entry
+
+    def keep(self, key: EntryKey, entry: Entry) -> None:
+        """The entry waits in the replay queue: it is not read again, as far as read_ahead_bytes and the budget allow."""
+        if key not in self._set_aside and not self.budget.full:
+            size = len(entry.data)
+            if self.held_bytes + size <= self._settings.read_ahead_bytes:
+                self._set_aside[key] = entry
+                self.held_bytes += size
+                self.budget.charge(size)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -216,7 +229,7 @@ class EntrySource:
                 entry = Entry(data, LEDGER_ENTRY_HEADER_BYTES)
             except MalformedFrame as error:
                 if number == 0:
-                    self.read_failed(read_id, error, now_ms)
+                    self.read_failed(read_id, error, now_ms, replay)
                     return
                 entries = entries[:number]  # the next read begins, and fails, with it
                 break
@@ -239,8 +252,13 @@ class EntrySource:
             self._counters.reads += 1
             self._counters.read_bytes += size
 
-    def read_failed(self, read_id: int, error: MagnetarError, now_ms: int) -> EntryKey | None:
-        """Notes the failure, as the policy has it; returns the entry if that is to skip it."""
+    def read_failed(
+        self, read_id: int, error: MagnetarError, now_ms: int, replay: Container[EntryKey]
+    ) -> EntryKey | None:
+        """Notes the failure, as the policy has it; returns the entry if that is to skip it.
+
+        Of a read for `replay` only if the entry is still to be delivered again.
+        """
         read = self._reads.pop(read_id, None)
         if read is None:
             return None
@@ -248,6 +266,8 @@ class EntrySource:
         ahead = read_id == self._catch_up
         if ahead:
             self._catch_up = None
+        elif key not in replay:
+            return None
         if isinstance(error, MessageLost) and not self._log.is_confirmed(*key):
             return None  # trimmed while it was wanted: positions move on by themselves
         settings = self._settings
@@ -312,9 +332,10 @@ class EntrySource:
 
     def replayed(self, key: EntryKey) -> None:
         """Nothing of the entry is to be delivered again."""
-        entry = self._replayed.pop(key, None)
-        if entry is not None:
-            self._release(entry)
+        for held in (self._replayed, self._set_aside):
+            entry = held.pop(key, None)
+            if entry is not None:
+                self._release(entry)
         self._recovered(key)
 
     def _release(self, entry: Entry) -> None:
@@ -323,10 +344,10 @@ class EntrySource:
 
     def clear(self) -> None:
         """Nothing of what was wanted is wanted any more."""
-        for entry in (*self.ahead.values(), *self._replayed.values()):
-            self._release(entry)
-        self.ahead.clear()
-        self._replayed.clear()
+        for held in (self.ahead, self._replayed, self._set_aside):
+            for entry in held.values():
+                self._release(entry)
+            held.clear()
         self.ahead_bytes = 0
         if self._reads:
             self._out.append(CancelReads(list(self._reads)))
@@ -363,7 +384,8 @@ class EntrySource:
         """Asserts the invariants; tests call it after every event. `wanted`: there are consumers."""
         assert list(self.ahead) == sorted(self.ahead)
         assert self.ahead_bytes == sum(len(entry.data) for entry in self.ahead.values())
-        assert self.held_bytes == self.ahead_bytes + sum(len(entry.data) for entry in self._replayed.values())
+        others = (*self._replayed.values(), *self._set_aside.values())
+        assert self.held_bytes == self.ahead_bytes + sum(len(entry.data) for entry in others)
         assert self._catch_up is None or self._catch_up in self._reads
         assert self.replay_reads + len(self._replayed) <= MAX_REPLAY_READS
         assert set(self._failed_ahead) <= set(self.failures)

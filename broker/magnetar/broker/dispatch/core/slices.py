@@ -27,20 +27,29 @@ class Cut(NamedTuple):
 
 def cut(entry: Entry, wanted: list[Range], max_messages: int, max_bytes: int) -> Cut:
     """The first delivery out of `wanted` (sorted, not empty): at most the limits, plus the rest of one batch."""
-    end_indexes, end_offsets = entry.end_indexes, entry.end_offsets
-    first_batch = bisect_right(end_indexes, wanted[0][0])
+    end_indexes, end_offsets, base = entry.end_indexes, entry.end_offsets, entry.base_offset
+    first_batch = last_batch = bisect_right(end_indexes, wanted[0][0])
+    # As a rule everything goes: 0.5 us a range.
+    messages = size = 0
+    for start, end in wanted:
+        # A range may begin in the last batch of the one before, and end there.
+        batch = max(bisect_right(end_indexes, start), last_batch)
+        last_batch = max(bisect_right(end_indexes, end) + 1, last_batch)
+        if last_batch > batch:
+            size += end_offsets[last_batch - 1] - (end_offsets[batch - 1] if batch else base)
+        messages += end - start + 1
+    if messages <= max_messages and size <= max_bytes:
+        return Cut(first_batch, last_batch, wanted, messages, size, end_indexes[last_batch - 1])
     taken: list[Range] = []
     messages = size = 0
-    last_batch = first_batch  # batches before it are counted in `size`
+    last_batch = first_batch
     for start, end in wanted:
         batch = bisect_right(end_indexes, start)
-        if (
-            batch >= last_batch
-        ):  # else the range begins in the last batch of the cut, and must go along with it
+        if batch >= last_batch:
             if messages >= max_messages or size >= max_bytes:
                 break
             last_batch = batch
-        offset = end_offsets[last_batch - 1] if last_batch else entry.base_offset
+        offset = end_offsets[last_batch - 1] if last_batch else base
         # The batch in which a limit is reached is still sent.
         limit = min(bisect_left(end_offsets, offset + max_bytes - size) + 1, len(end_offsets))
         room = max(max_messages - messages, 1)

@@ -57,15 +57,24 @@ class EntrySlots:
     Run i of messages, which ends before index ends[i], is of slots[i]. held: messages in flight or in the replay queue.
     """
 
-    __slots__ = ("ends", "held", "slots")
+    __slots__ = ("_single", "ends", "held", "slots")
 
     def __init__(self, entry: Entry) -> None:
         self.ends, hashes = entry_key_hashes(entry)
         self.slots = [key_hash >> SLOT_SHIFT for key_hash in hashes]
         self.held = 0
+        self._single = (
+            len(self.slots) == entry.message_count
+        )  # every message is a run: what unbatched producers send
 
     def runs(self, first: int, last: int) -> Iterable[CountedRange]:
         """First message, last message and slot of each run in first..last."""
+        if self._single:
+            numbers = range(first, last + 1)
+            return zip(numbers, numbers, self.slots[first : last + 1])
+        return self._runs(first, last)
+
+    def _runs(self, first: int, last: int) -> Iterable[CountedRange]:
         ends, slots = self.ends, self.slots
         at = bisect_right(ends, first)
         while first <= last:
@@ -195,12 +204,19 @@ class KeySharedSelector:
         raise NotImplementedError
 
     def share_out(
-        self, key: EntryKey, entry: Entry, rows: Iterable[CountedRange], older: Iterable[EntryKey] | None
-    ) -> tuple[list[Share], list[CountedRange]]:
-        """Who gets what of an entry, and what nobody can have now, both sorted.
+        self,
+        key: EntryKey,
+        entry: Entry,
+        rows: Iterable[CountedRange],
+        *,
+        older: Iterable[EntryKey] | None,
+        look_ahead: int,
+    ) -> tuple[list[Share], list[CountedRange], int]:
+        """Who gets what of an entry, what nobody can have now, and the index after what was looked at.
 
-        `older`: entries in the replay queue whose keys must not be overtaken; None: all of the queue. About 0.5 us for each
-        run of messages with the same slot.
+        It ends when nobody has permits any more, or `look_ahead` messages or more are left over: looking at thousands of
+        messages for the sake of a few permits would cost more than it gives. `older`: entries in the replay queue whose keys
+        must not be overtaken; None: all of the queue. About 0.5 us for each run of messages with the same slot.
         """
         self._drop_unheld()
         slots = self._slots.get(key)
@@ -210,32 +226,44 @@ class KeySharedSelector:
         queued = (
             self._queued if older is None else {slot for other in older for slot in self._slots[other].slots}
         )
-        ready: dict[Consumer | None, bool] = {None: False}
+        permits = {consumer: consumer.available_permits for consumer in self._candidates if consumer.ready}
         self._waits_for.clear()
         self._wait_in_turn = False
         shares: list[Share] = []
         current: dict[Consumer, Share] = {}
         left_over: list[CountedRange] = []
+        following = 0
         for row_first, row_last, count in rows:
             for first, last, slot in slots.runs(row_first, row_last):
+                if not permits or look_ahead <= 0:
+                    break
+                following = last + 1
                 owner = owners[slot]
                 flight = in_flight.get(slot)
                 if flight is not None and flight.consumer is not owner:
                     self._waits_for[slot] = None
-                elif not (ready[owner] if owner in ready else ready.setdefault(owner, owner.ready)):  # type: ignore[union-attr]
+                elif owner is None or owner not in permits:
                     self._waits_for[owner] = None
                 elif slot in queued:
                     self._wait_in_turn = True
                 else:
-                    assert owner is not None
                     share = current.get(owner)
                     if share is None or share.redelivery_count != count:
                         share = current[owner] = Share(owner, [], count)
                         shares.append(share)
                     share.wanted.append((first, last))
+                    permits[owner] -= last - first + 1
+                    if permits[owner] <= 0:
+                        del permits[owner]
                     continue
                 left_over.append((first, last, count))
-        return shares, left_over
+                look_ahead -= last - first + 1
+            else:
+                continue
+            # Whoever has permits next may find something in the rest.
+            self._waits_for.update(dict.fromkeys(self._consumers))
+            break
+        return shares, left_over, following
 
     def _drop_unheld(self) -> None:
         for key in self._unheld:
@@ -248,12 +276,11 @@ class KeySharedSelector:
 
         `cut_short`: those who got less than their share.
         """
-        for consumer in cut_short:
-            if consumer.ready:  # and the subscription at its cap
-                return False
-            self._waits_for[consumer] = None
-        if self._wait_in_turn:
+        if self._wait_in_turn or any(
+            consumer.ready for consumer in cut_short
+        ):  # at the cap of the subscription
             return False
+        self._waits_for.update(dict.fromkeys(cut_short))
         for event in self._waits_for:
             self._waiting.setdefault(event, {})[key] = None
         return True
