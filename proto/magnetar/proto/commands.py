@@ -16,7 +16,6 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import msgpack
 import msgspec
 
 from .command import Command as Command
@@ -101,7 +100,6 @@ class Lookup(Command, tag=16):
     """Where is the topic served? Ok: {"url": str}."""
 
     topic: str
-    authoritative: bool = False
 
 
 class Partitions(Command, tag=17):
@@ -434,8 +432,8 @@ def peek_request_id(header: bytes) -> int:
 
 def _fields(header: bytes) -> list[Any]:
     try:
-        fields = msgpack.unpackb(header, strict_map_key=False)
-    except Exception:
+        fields = msgspec.msgpack.decode(header)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         raise MalformedFrame("a frame header is not msgpack") from None
     return fields if isinstance(fields, list) else []
 
