@@ -180,7 +180,7 @@ def _as_bytes(key: str | bytes) -> bytes:
 
 
 def key_hash_of(key: str | bytes) -> int:
-    """What the header says of a key: the upper half of its xxh3-64; a text counts as UTF-8."""
+    """The hash of a key in the header: the upper half of its xxh3-64; a text counts as UTF-8."""
     return int(xxh3_64_intdigest(_as_bytes(key)) >> 32)
 
 
@@ -289,7 +289,7 @@ def _keyed_rests(
 
 
 def _of_keys(keys: Sequence[Key] | None) -> tuple[int, int]:
-    """What the header says of a column of keys: flags and hash."""
+    """Flags and key hash of the header, for a column of keys."""
     if not keys:
         return 0, 0
     first = keys[0]

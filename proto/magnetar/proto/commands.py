@@ -89,7 +89,7 @@ class Failed(Command, tag=7):
 
     @classmethod
     def of(cls, request_id: int, error: MagnetarError) -> Failed:
-        """The frame that tells `error`."""
+        """The frame that carries `error`."""
         return cls(request_id, error.code, int(error.action), error.message[:_MAX_ERROR_CHARS])
 
 
@@ -145,7 +145,7 @@ class SendFailed(Command, tag=21):
 
     @classmethod
     def of(cls, producer_id: int, epoch: int, sequence_id: int, error: MagnetarError) -> SendFailed:
-        """The frame that tells `error`."""
+        """The frame that carries `error`."""
         message = error.message[:_MAX_ERROR_CHARS]
         return cls(0, producer_id, epoch, sequence_id, error.code, int(error.action), message)
 
@@ -235,7 +235,7 @@ class CloseConsumer(Command, tag=30):
 
     @classmethod
     def of(cls, consumer_id: int, error: MagnetarError) -> CloseConsumer:
-        """The frame that tells `error`."""
+        """The frame that carries `error`."""
         return cls(0, consumer_id, error.code, int(error.action), error.message[:_MAX_ERROR_CHARS])
 
 
@@ -246,7 +246,7 @@ class EndOfTopic(Command, tag=31):
 
 
 class ActiveConsumer(Command, tag=32):
-    """Reserved: tells a failover consumer whether it is the active one."""
+    """Reserved: says to a failover consumer whether it is the active one."""
 
     consumer_id: int
     active: bool = False
@@ -281,9 +281,9 @@ class AddEntry(Command, tag=96):
 
 
 class AddDone(Command, tag=97):
-    """Payload: ADD_DONE_ROW rows, one frame per journal sync. None: adds of this connection wait for room, I am alive.
+    """Payload: ADD_DONE_ROW rows, one frame per journal sync. No rows: adds of this connection wait for room, and the bookie is alive.
 
-    `accepted`: the rows tell of deferred adds that are in write cache and journal and may still be lost with the bookie.
+    `accepted`: the rows are deferred adds that are in write cache and journal and may still be lost with the bookie.
     Each gets another row, in a frame without it, when it is durable or has failed.
     """
 
@@ -293,9 +293,9 @@ class AddDone(Command, tag=97):
 class ReadEntries(Command, tag=98):
     """Entries first..last, as many as fit in `max_bytes` but at least one, up to the first one that is not there.
 
-    With a `cycle` above 1 only those whose id modulo `cycle` is a bit of `residues` (`stripe`); the others are passed over
-    and nothing is said of them. Ok: {"sizes": [int, ...], "last_add_confirmed": int, "striped": true}; payload: the entries
-    back to back. Without `striped` they are all from `first` on, as a bookie answers that does not know of stripes.
+    With a `cycle` above 1 only those whose id modulo `cycle` is a bit of `residues` (`stripe`); the others are skipped, and
+    nothing is said of them. Ok: {"sizes": [int, ...], "last_add_confirmed": int, "striped": true}; payload: the entries
+    back to back. Without `striped` they are all from `first` on, as a bookie answers that does not know stripes.
     EntryNotFound when `first`, which is of the stripe, is not there. `fence` fences the ledger first and answers once that
     is durable.
     """
@@ -328,7 +328,7 @@ class BookieInfo(Command, tag=101):
 
 
 class WaitLastConfirmed(Command, tag=102):
-    """Long poll: answered once the last add confirmed has passed the given one, or the ledger is fenced, or at the timeout.
+    """Long poll: answered once the last add confirmed is above the given one, or the ledger is fenced, or at the timeout.
 
     Ok: {"last_add_confirmed": int, "fenced": bool, "sizes": [int, ...]}; payload: at most `max_entries` confirmed entries
     after the given one. LedgerNotFound if deleted; a ledger never written here is waited for. `timeout_ms` 0: the longest.
@@ -361,9 +361,9 @@ class ListEntries(Command, tag=104):
 
 
 class ForceLedger(Command, tag=105):
-    """Deferred adds of the ledger that came before it shall become durable now; their own rows say when, and whether.
+    """Makes the ledger's deferred adds that came before it durable now; their own rows say when, and whether, they are.
 
-    Ok: null, when all of them are that this process has accepted. That says nothing of those that an earlier one accepted.
+    Ok: null, when all that this process has accepted are durable. It says nothing of those that an earlier process accepted.
     """
 
     ledger_id: int
@@ -454,7 +454,7 @@ RECEIPT_ROW = struct.Struct(">QIQQI")  # sequence id, message count, ledger, ent
 ACK_ROW = struct.Struct(">QQII")  # AckRow
 ACK_SET_ROW = struct.Struct(">II")  # first and last index in the stored entry of what is acknowledged already
 ADD_DONE_ROW = struct.Struct(">QQI")  # ledger, entry, code: 0 is durable (or accepted), else an error
-# How the callback of a deferred add is told that the add is accepted; no code on the wire.
+# What the callback of a deferred add gets when the add is accepted; no code on the wire.
 ADD_ACCEPTED = -1
 LEDGER_ROW = struct.Struct(">QIqq")  # ledger, flags, last entry, last add confirmed (-1 for none)
 LEDGER_FENCED, LEDGER_DELETED = 1, 2  # flags of a LEDGER_ROW

@@ -242,7 +242,7 @@ class Connection:
             self.transport.close(error)
 
     def connection_lost(self, error: MagnetarError | None) -> None:
-        """Fails what waits, then tells the handler."""
+        """Fails pending requests, then reports to the handler."""
         self._requests.fail_all(self.transport.lost)
         if self._handshake is None:
             self._handler.connection_closed(error)

@@ -22,7 +22,7 @@ class TransportOptions:
     handshake_timeout_s: float = 10.0
     # `writable` is False from here until a quarter of it is left. More than one entry, or every entry pauses.
     high_water_bytes: int = 4 * MIB
-    # A peer that lets this much pile up is cut: owners that heed `writable` stay far below.
+    # A peer that lets this much pile up is cut. Owners that respect `writable` stay far below.
     max_buffered_bytes: int = 64 * MIB
     # How long `close` waits for the peer to take what was sent.
     close_timeout_s: float = 5.0

@@ -69,7 +69,7 @@ class FramedServer:
             self._server.close()
 
     async def close(self, drain_seconds: float) -> None:
-        """Closes the port, tells every peer ServiceNotReady, flushes, and after `drain_seconds` aborts what is left."""
+        """Closes the port, sends every peer ServiceNotReady, flushes, and after `drain_seconds` aborts what is left."""
         self.stop_accepting()
         for transport in self.connections:
             transport.protocol.close(_stopping())

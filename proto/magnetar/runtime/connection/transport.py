@@ -1,8 +1,8 @@
 """The transport under a wire protocol: buffers, back-pressure, keep-alive timers and closing, without any frame format.
 
-    CONNECTING --connection_made--> OPENING --opened()--> OPEN --close()--> CLOSING --connection_lost--> CLOSED
-                                        \\                    \\--abort(), silence, too much unread-----/
-                                         \\--no handshake in time, fail()--> CLOSING
+    CONNECTING --connection_made--> OPENING --opened()--> OPEN
+    OPENING, OPEN --close(), abort(), the peer's end of stream, a limit exceeded--> CLOSING
+    OPENING, OPEN, CLOSING --connection_lost--> CLOSED
 
 A `WireProtocol` sits on it and cuts the bytes into frames. What it writes in one turn of the loop leaves in one write:
 small pieces are joined, since a system call with a thousand 20-byte buffers costs more than the copy; pieces of
