@@ -21,9 +21,7 @@ def keep_large_buffers() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(
-        mallopt(_M_MMAP_THRESHOLD, LARGEST_IN_HEAP_BYTES) and mallopt(_M_TRIM_THRESHOLD, FREE_BYTES)
-    )
+    return bool(mallopt(_M_MMAP_THRESHOLD, LARGEST_IN_HEAP_BYTES) and mallopt(_M_TRIM_THRESHOLD, FREE_BYTES))
 
 
 __all__ = ["keep_large_buffers"]

@@ -238,6 +238,7 @@ async def test_a_hostile_peer_cannot_fill_the_log(caplog: pytest.LogCaptureFixtu
                     peer.write(b"GET / HTTP/1.1\r\n\r\n")
                     await peer.rest()
         assert 0 < len(caplog.records) <= 10
+        assert "this is not the Magnetar protocol" in caplog.text
 
 
 async def test_tls_contexts_are_used() -> None:

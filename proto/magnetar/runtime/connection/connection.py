@@ -229,13 +229,13 @@ class Connection:
             )
             error = MagnetarError("internal error; the log of this service has the details")
         else:
+            if self._handshake is not None and error is self._parser.error:
+                error = self._handshake.stream_error(error)
             self.transport.fault(error)
         if self._handshake is None:
             self.answer_error(error.details.get("request_id", 0), error)
             self.close(error)
             return
-        if error is self._parser.error:
-            error = self._handshake.stream_error(error)
         if self.transport.accepted:
             self.close(error)
         else:  # the caller of open_connection gets it
