@@ -56,7 +56,7 @@ class Connected(Command, tag=2):
 
 
 class AuthChallenge(Command, tag=3):
-    """Reserved: a further round of authentication, either way."""
+    """A further round of authentication, either way. Payload: authentication data."""
 
     auth_method: str = ""
 
@@ -157,7 +157,7 @@ class CloseProducer(Command, tag=22):
 
 
 class Subscribe(Command, tag=23):
-    """Ok: {"epoch": int}. `start`: see SeekTo. `durable` false makes a reader's cursor. `type`: exclusive, shared, ..."""
+    """Ok: {"epoch": int}. `start`: see Seek. `durable` false makes a reader's cursor. `type`: exclusive, shared, ..."""
 
     consumer_id: int
     topic: str
@@ -390,9 +390,7 @@ for _cls in Command.__subclasses__():
     COMMANDS[_number] = _cls
 
 # Not offered yet, and answered with Unsupported.
-RESERVED: frozenset[type[Command]] = frozenset(
-    (AuthChallenge, EndOfTopic, ActiveConsumer, GetSchema, Transaction, RepairLedger)
-)
+RESERVED = frozenset[type[Command]]((EndOfTopic, ActiveConsumer, GetSchema, Transaction, RepairLedger))
 
 _decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in COMMANDS.items()}
 

@@ -12,7 +12,7 @@
     └── FinalError            nothing the caller does helps (action GIVE_UP)
         └── TopicNotFound, SubscriptionNotFound, ConsumerBusy, ProducerFenced, LedgerNotFound, EntryNotFound, LedgerFenced,
             LedgerClosed, EntryDamaged, UnknownLedgerState, BookieReadOnly, StorageFailed (DiskFull), AlreadyExists,
-            AlreadyClosed, DataDirectoryError, MessageLost, NotFoundInStore, NodeNotEmpty
+            AlreadyClosed, DataDirectoryError, MessageLost, NotFoundInStore, NodeNotEmpty, EntriesNotForced
 
 Codes are part of the wire protocol (WIRE.md): they are never reused. A code that a peer does not know is decoded as the
 class of its action, which travels with it.
