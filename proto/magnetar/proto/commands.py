@@ -281,7 +281,7 @@ class AddEntry(Command, tag=96):
 
 
 class AddDone(Command, tag=97):
-    """Payload: ADD_DONE_ROW rows, one frame per journal sync. No rows: adds of this connection wait for room, and the bookie is alive.
+    """Payload: ADD_DONE_ROW rows, one frame per journal sync. No rows: the bookie is alive, and adds wait for room.
 
     `accepted`: the rows are deferred adds that are in write cache and journal and may still be lost with the bookie.
     Each gets another row, in a frame without it, when it is durable or has failed.

@@ -42,9 +42,7 @@ T = TypeVar("T")
 MASK = "********"  # is shown in place of a setting whose name has one of these words
 SECRET = re.compile("password|secret|token|private_key")
 UNIT = re.compile("_(bytes|ms|s)(_per_s)?$")
-_BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(
-    ("false", "no", "off", "0"), False
-)
+_BOOLEANS = dict.fromkeys("true yes on 1".split(), True) | dict.fromkeys("false no off 0".split(), False)
 _NUMBERS, _LISTS = {"IntType", "FloatType"}, {"ListType", "VarTupleType"}  # as msgspec calls the types
 _WORDS = {"IntType": "a whole number", "FloatType": "a number", "BoolType": "true or false",
           **dict.fromkeys(_LISTS, "a list, as text separated by commas")}  # fmt: skip
@@ -79,7 +77,8 @@ def load_settings(
     fields = setting_fields(cls)
     prefix = f"MAGNETAR_{section}_".upper().replace("-", "_")
     layers = [("derived", "other settings", dict(derived or {}))]
-    layers.append((str(toml_path), f"file {toml_path}", _from_toml(toml_path, section, known_sections)))
+    if toml_path is not None:
+        layers.append((toml_path, f"file {toml_path}", _from_toml(toml_path, section, known_sections)))
     for variable, text in (environment or {}).items():
         name = variable.removeprefix(prefix).lower()
         if variable.startswith(prefix) and name in fields:
@@ -103,16 +102,15 @@ def load_settings(
     except msgspec.ValidationError as error:
         named = _NAMED.search(str(error))
         if named is None or error.__cause__ is not None:  # __post_init__ raised
-            origins = ", ".join(f"{name} from {sources[name]}" for name in values)
-            reason = f"settings of [{section}] contradict each other: {error} ({origins})"
-            raise InvalidSetting(reason) from error
+            given = ", ".join(f"{name} from {sources[name]}" for name in values)
+            problem = f"settings of [{section}] contradict each other: {error} ({given})"
+            raise InvalidSetting(problem) from error
         name, allowed = named[1], _allowed(fields[named[1]])
         if name in values:
             shown = MASK if SECRET.search(name) else repr(values[name])
             problem = f"= {shown} (from {places[name]}) is not allowed: it must be {allowed}"
         else:
-            ways = f"as --{name.replace('_', '-')}, as {prefix}{name.upper()} or in the file"
-            problem = f"must be given ({allowed}): {ways}"
+            problem = f"must be given ({allowed}): as --{name.replace('_', '-')}, as {prefix}{name.upper()} or in the file"
         raise InvalidSetting(f"setting {section}.{name} {problem}", setting=name) from None
 
 
@@ -121,9 +119,7 @@ def setting_fields(cls: type[Any]) -> dict[str, inspect.Field]:
     return {field.name: field for field in inspect.type_info(cls).fields}  # type: ignore[attr-defined]
 
 
-def _from_toml(path: str | None, section: str, known_sections: Collection[str]) -> dict[str, Any]:
-    if path is None:
-        return {}
+def _from_toml(path: str, section: str, known_sections: Collection[str]) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             document = tomllib.load(file)
@@ -144,8 +140,7 @@ def _from_toml(path: str | None, section: str, known_sections: Collection[str]) 
 
 
 def _kinds(kind: inspect.Type) -> tuple[inspect.Type, ...]:
-    """The plain types of a setting: annotations and unions are opened."""
-    kind = kind.type if isinstance(kind, inspect.Metadata) else kind
+    kind = kind.type if isinstance(kind, inspect.Metadata) else kind  # Annotated
     return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
 
 
@@ -168,7 +163,6 @@ def _from_text(field: inspect.Field, text: str) -> Any:
 
 
 def _allowed(field: inspect.Field) -> str:
-    """What the value may be, in words."""
     kind, unit = _kinds(field.type)[0], UNIT.search(field.name)
     if unit is not None:
         what = "a size such as 512KiB or 64MB" if unit[1] == "bytes" else "a duration such as 250ms or 10s"

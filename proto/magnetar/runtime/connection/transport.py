@@ -37,9 +37,8 @@ LARGE_BYTES = 32 * 1024
 # More than this does not wait for the end of the turn: `writable` would then be updated only when it no longer helps.
 _FLUSH_BYTES = 256 * 1024
 _MAX_DISCARDED_BYTES = 64 * 1024 * 1024
-_UNREAD_ANSWERS = (
-    "answers"  # the reason for a pause of reading while the peer does not read what it asked for
-)
+# The reason for a pause of reading while the peer does not read what it asked for.
+_UNREAD_ANSWERS = "answers"
 
 
 class WireProtocol(Protocol):
