@@ -101,8 +101,8 @@ class AttachLedgers(Command, tag=65):
 class KeepLedgers(Command, tag=66):
     """A lease: ledgers with position ids from `first` on (-1: all) are not trimmed for `ttl_ms`; 0 ends it.
 
-    Ok: {"lease": str, "ttl_ms": int, "first": position id of the first ledger that it holds, or null}. An empty `lease` makes
-    one; to renew it, name it, with `first` -1 to leave that as it is.
+    Ok: {"lease": str, "ttl_ms": int, "first": position id of the first ledger that it holds, or null}. An empty `lease`
+    makes one; to renew it, name it, with `first` -1 to leave that as it is.
     """
 
     topic: str
