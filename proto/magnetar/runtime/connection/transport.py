@@ -135,7 +135,7 @@ class Transport(asyncio.Protocol):
         self._in_read = False  # what is written during a read is flushed at its end
         self._pauses: dict[str, None] = {}
         self._reads = self._discarded_bytes = 0
-        self._liveness = Liveness(options.ping_interval_s, 0.0)
+        self._liveness: Liveness  # from `opened` on
         # One timer at a time: handshake timeout, then keep-alive, then close timeout.
         self._timer: asyncio.TimerHandle | None = None
         self.protocol = make_protocol(self)
