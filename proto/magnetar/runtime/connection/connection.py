@@ -79,7 +79,7 @@ class Connection:
         self.features: frozenset[str] = frozenset()
         self.max_frame_bytes = options.max_frame_bytes
         self.max_message_bytes = options.max_message_bytes
-        # The transport's own.
+        # Methods of the transport that are the connection's as they are.
         self.pause_reading = transport.pause_reading
         self.resume_reading = transport.resume_reading
         self.wait_closed = transport.wait_closed
@@ -202,8 +202,10 @@ class Connection:
                 if self.closed:
                     return
                 start = position if self._is_for_handler(header, payloads) else position + 1
-            if start < len(runs) and not self.closed:
-                self._handler.runs_received(runs[start:] if start else runs)
+            if start == 0 and runs:
+                self._handler.runs_received(runs)
+            elif start < len(runs) and not self.closed:
+                self._handler.runs_received(runs[start:])
         if parser.error is not None and not self.closed:
             raise parser.error
 
@@ -220,7 +222,7 @@ class Connection:
         self._handler.writing_resumed()
 
     def fail(self, error: Exception) -> None:
-        """Sends the error, to the request that it belongs to as well, and closes; one without a code is our own fault."""
+        """Sends the error, to the request that it belongs to as well, and closes. One that is no MagnetarError is a bug here."""
         if self.closed:
             return
         if not isinstance(error, MagnetarError):
