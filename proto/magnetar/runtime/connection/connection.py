@@ -222,7 +222,7 @@ class Connection:
         self._handler.writing_resumed()
 
     def fail(self, error: Exception) -> None:
-        """Sends the error, to the request that it belongs to as well, and closes. One that is no MagnetarError is a bug here."""
+        """Sends the error, to the request that it belongs to as well, and closes. No MagnetarError: a bug on this side."""
         if self.closed:
             return
         if not isinstance(error, MagnetarError):
