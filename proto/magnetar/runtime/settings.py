@@ -1,8 +1,7 @@
 """Settings: frozen data, from defaults < TOML file < environment < flags, validated once, by msgspec.
 
-A section is a frozen dataclass or msgspec Struct. Units stand at the end of a name and say how text is read: `_bytes` and
-`_bytes_per_s` take "64MB", `_s` and `_ms` take "10s" or "1h 30m"; plain numbers are in the unit of the name. Limits are
-msgspec metadata:
+A section is a frozen dataclass or msgspec Struct. The unit at the end of a name says how text is read: `_bytes` and
+`_bytes_per_s` take "64MB", `_s` and `_ms` take "1h 30m"; plain numbers are in that unit. Limits are msgspec metadata:
 
     @dataclass(frozen=True)
     class BrokerSettings:

@@ -73,6 +73,18 @@ def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path) -> None
     assert load(Example, section="broker") == Example()
 
 
+def test_whatever_is_given_beats_what_follows_from_other_settings(tmp_path: Path) -> None:
+    loaded = load_settings(
+        Example,
+        toml_path=write(tmp_path, "[broker]\nport = 1\n"),
+        environment={"MAGNETAR_BROKER_HOST": "environment"},
+        derived={"port": 2, "host": "derived", "linger_ms": 7},
+        section="broker",
+    )
+    assert loaded.value == Example(host="environment", port=1, linger_ms=7)
+    assert loaded.sources["linger_ms"] == "derived"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
