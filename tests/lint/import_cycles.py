@@ -9,11 +9,6 @@ import grimp
 
 ROOMS = ("proto", "runtime", "metadata", "ledger", "bookie", "broker", "client", "spark", "cli")
 
-# Groups that are still to be untangled. A module that joins one of them is found all the same.
-KNOWN = """
-runtime.connection.connection runtime.connection.handshake runtime.connection.options
-"""
-
 Graph = Mapping[str, Iterable[str]]  # module -> the modules that it imports
 
 
@@ -51,8 +46,3 @@ def find_cycles(graph: Graph) -> list[list[str]]:
         if module not in number:
             visit(module)
     return sorted(cycles)
-
-
-def is_known(cycle: Iterable[str]) -> bool:
-    """Whether all modules of the cycle stand in one row of KNOWN."""
-    return any({f"magnetar.{module}" for module in row.split()} >= set(cycle) for row in KNOWN.splitlines())

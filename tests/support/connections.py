@@ -16,6 +16,7 @@ from magnetar.runtime.connection import (
     ConnectionOptions,
     FramedServer,
     open_connection,
+    start_server,
 )
 from support.recording_handler import RecordingHandler
 
@@ -57,7 +58,7 @@ async def serving(
     options: ConnectionOptions = SERVER, answer: Callable[[Connection, list[Run]], None] | None = None
 ) -> AsyncIterator[Service]:
     service = Service(answer)
-    service.server = await FramedServer.start("127.0.0.1", 0, service.new_handler, options)
+    service.server = await start_server("127.0.0.1", 0, service.new_handler, options)
     try:
         yield service
     finally:

@@ -40,7 +40,7 @@ from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.errors import ConsumerBusy, MagnetarError, UnknownCommand
 from magnetar.proto.frames import Run
 from magnetar.proto.ids import MessageId
-from magnetar.runtime.connection import Connection, ConnectionOptions, FramedServer
+from magnetar.runtime.connection import Connection, ConnectionOptions, FramedServer, start_server
 
 Position = tuple[int, int]  # entry, index
 
@@ -193,7 +193,7 @@ class FakeBroker:
         return self
 
     async def listen(self, port: int) -> None:
-        self.server = await FramedServer.start(
+        self.server = await start_server(
             "127.0.0.1", port, lambda: Handler(self), ConnectionOptions(name="fake broker")
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from magnetar.broker.listeners.native.connection import listener
 from magnetar.client import Client, connect
-from magnetar.runtime.connection import ConnectionOptions, FramedServer
+from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_server
 from support.broker_kit import running_broker
 
 
@@ -18,9 +18,7 @@ async def serving(metadata: Any = None) -> AsyncIterator[FramedServer]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     async with running_broker(None, metadata, service_url=f"magnetar://127.0.0.1:{port}") as broker:
-        server = await FramedServer.start(
-            "127.0.0.1", port, listener(broker), ConnectionOptions(name="broker")
-        )
+        server = await start_server("127.0.0.1", port, listener(broker), ConnectionOptions(name="broker"))
         yield server
         await server.close(0.0)
 

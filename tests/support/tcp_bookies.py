@@ -31,7 +31,7 @@ from magnetar.proto.commands import (
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.frames import Run
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
-from magnetar.runtime.connection import Connection, ConnectionOptions, FramedServer
+from magnetar.runtime.connection import Connection, ConnectionOptions, FramedServer, start_server
 
 
 class BookieConnectionHandler:
@@ -167,7 +167,7 @@ class BookieServer:
 
     async def start(self) -> BookieServer:
         """Listens; on the same port as before if it did."""
-        self._server = await FramedServer.start(
+        self._server = await start_server(
             "127.0.0.1",
             self.port,
             self._handler,

@@ -45,7 +45,7 @@ from magnetar.proto.errors import (
     TooManyRequests,
 )
 from magnetar.proto.frames import Run
-from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection, wait_gone
+from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection
 
 from .directory import BookieDirectory
 from .settings import MAX_ADD_TIMEOUTS, LedgerSettings
@@ -435,7 +435,7 @@ class _Link:
                 )
 
     async def _gone(self, connection: Connection) -> None:
-        await wait_gone(connection, _CLOSE_TIMEOUT_S)
+        await connection.wait_closed(_CLOSE_TIMEOUT_S)
         self._closed()
 
     def _closed(self) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import msgspec
+
 from magnetar.proto.errors import InvalidSetting
-from magnetar.runtime.settings import render_settings, settings_lines
+from magnetar.runtime.quantities import format_size
+from magnetar.runtime.settings import MASK, SECRET, UNIT, Loaded, setting_fields
 
 from .session import fail, print_json
 from .settings import SettingSources, load_all, parse_assignment
@@ -25,19 +29,42 @@ def show(file: str | None, assignments: Sequence[str], *, as_json: bool) -> None
     except InvalidSetting as error:
         fail(error.message, EXIT_CONFIG)
     if as_json:
-        print_json(
-            {
-                section.section: {
-                    line.name: {
-                        "value": line.value if line.text != "********" else line.text,
-                        "source": line.source,
-                        "default": line.default,
-                        "description": line.description,
-                    }
-                    for line in settings_lines(section)
-                }
-                for section in loaded
-            }
-        )
+        print_json({section.section: describe_settings(section) for section in loaded})
     else:
         print(render_settings(loaded), end="")
+
+
+def describe_settings(loaded: Loaded[Any]) -> dict[str, dict[str, Any]]:
+    """For each setting, in the order of the class: "value" (masked if secret), "source", "default" and "description"."""
+    described = {}
+    for name, field in setting_fields(type(loaded.value)).items():
+        value = getattr(loaded.value, name)
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        described[name] = {
+            "value": MASK if value and SECRET.search(name) else value,
+            "source": loaded.sources[name],
+            "default": "" if field.required else _text(name, default),
+            "description": (getattr(field.type, "extra_json_schema", None) or {}).get("description", ""),
+        }
+    return described
+
+
+def render_settings(sections: Collection[Loaded[Any]]) -> str:
+    """TOML that gives these settings again, with source and description as comments."""
+    lines: list[str] = []
+    for loaded in sections:
+        lines.append(f"[{loaded.section}]")
+        for name, setting in describe_settings(loaded).items():
+            value, comment = setting["value"], f"from {setting['source']}"
+            assignment = f"# {name} is not set" if value is None else f"{name} = {_text(name, value)}"
+            comment += f"; {setting['description']}" if setting["description"] else ""
+            lines.append(f"{assignment:<40}  # {comment}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _text(name: str, value: Any) -> str:
+    unit = UNIT.search(name)
+    if unit and unit[1] == "bytes" and not (size := format_size(value)).isdigit():
+        return f'"{size}"'
+    return json.dumps(msgspec.to_builtins(value), ensure_ascii=False)

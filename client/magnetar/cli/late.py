@@ -160,12 +160,11 @@ class LateHttp:
         from magnetar.runtime.http import HttpServer
 
         return await HttpServer.start(
-            *self.address,
+            self._socket,
             metrics=self._metrics(),
             ready=self._ready,
             checks=self._checks,
             warnings=self._warnings,
-            listening=self._socket,
         )
 
     async def close(self) -> None:

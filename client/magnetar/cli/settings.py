@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from magnetar.proto.errors import InvalidSetting
 from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
-from magnetar.runtime.settings import Loaded, load_with_sources
+from magnetar.runtime.settings import Loaded, load_settings
 
 if TYPE_CHECKING:
     from magnetar.bookie.settings import BookieSettings
@@ -84,39 +84,15 @@ class SettingSources:
 
     def load(self, section: str, cls: type[T], **derived: Any) -> Loaded[T]:
         """One section. `derived` are defaults that follow from other settings. Raises InvalidSetting."""
-        # A derived value stands in as a flag where nobody gave the setting.
-        given = dict(self.flags.get(section, {}))
-        prefix = f"MAGNETAR_{section}_".upper()
-        in_file = _table(self.config, section)
-        stand_ins = {
-            name: value
-            for name, value in derived.items()
-            if name not in given and f"{prefix}{name.upper()}" not in self.environment and name not in in_file
-        }
-        loaded = load_with_sources(
+        return load_settings(
             cls,
+            section=section,
             toml_path=self.config,
             environment=self.environment,
-            flags=given | stand_ins,
-            section=section,
+            flags=self.flags.get(section),
+            derived=derived,
             known_sections=SECTIONS,
         )
-        sources = {**loaded.sources, **dict.fromkeys(stand_ins, "derived")}
-        return Loaded(loaded.section, loaded.value, sources)
-
-
-def _table(config: str | None, section: str) -> frozenset[str]:
-    """Names that the file gives in this section."""
-    if config is None:
-        return frozenset()
-    import tomllib
-
-    try:
-        with open(config, "rb") as file:
-            table = tomllib.load(file).get(section, {})
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return frozenset()  # load_with_sources says it better
-    return frozenset(name.replace("-", "_") for name in table) if isinstance(table, dict) else frozenset()
 
 
 def parse_assignment(text: str) -> tuple[str, str, str]:

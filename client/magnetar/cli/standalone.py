@@ -40,7 +40,7 @@ from magnetar.metadata.local import LocalMetadataStore
 from magnetar.metadata.paths import COOKIES_PATH, LEDGERS_PATH
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
 from magnetar.runtime.clock import Clock
-from magnetar.runtime.connection import ConnectionOptions, FramedServer
+from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_server
 from magnetar.runtime.file_lock import FileLock
 from magnetar.runtime.files import Files
 
@@ -237,7 +237,7 @@ async def start_broker(
         name="broker", max_message_bytes=daemon.max_message_bytes, port_setting="port"
     )
     try:
-        server = await FramedServer.start(daemon.host, daemon.port, listener(broker), options)
+        server = await start_server(daemon.host, daemon.port, listener(broker), options)
     except BaseException:
         await broker.close()
         raise

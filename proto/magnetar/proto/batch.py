@@ -45,24 +45,20 @@ GROUP_OVERHEAD_BYTES = 4096
 
 FORMAT_NATIVE = 1
 
-FLAG_SINGLE = (
-    0x01  # one message; its value and its key, if it has one, stand as they are in place of their columns
-)
+FLAG_SINGLE = 0x01  # one message; its value and its key, if any, stand as they are in place of their columns
 FLAG_KEYED = 0x02  # all messages have the same key, whose hash is in the header
-FLAG_MIXED_KEYS = (
-    0x04  # there are keys, and not all messages have the same; without either flag there are none
-)
+FLAG_MIXED_KEYS = 0x04  # there are keys, but not one for all; without either flag there are none
 FLAG_BINARY_KEY = 0x08  # with SINGLE and KEYED: the key is bytes, not text
 FLAG_COMPRESSION_SHIFT = 4  # bits 4-7: Compression of every column that is there
 
-# Keys of the extension map; unknown ones are kept by everybody.
+# Keys of the extension map, in which everybody preserves unknown ones.
 EXT_DELIVER_AT_MS = 1
 EXT_SCHEMA_VERSION = 2
 
 # Keys of the metadata column (a map of columns, each as long as the batch).
 META_PROPERTIES = 1
 META_EVENT_TIMES_MS = 2
-META_INDEXES = 3  # sparse batch (compacted): index of each kept message
+META_INDEXES = 3  # sparse batch (compacted): index of each message that is left
 META_SEQUENCE_IDS = 4  # only when they do not simply count up
 
 Key = str | bytes | None
@@ -124,7 +120,7 @@ VALUES, KEYS, METADATA = range(3)
 
 
 class BatchFormat(NamedTuple):
-    """How columns are written. The header names the format; whoever stores and forwards batches needs none.
+    """How columns are written. The header names the format; storing and forwarding batches takes no format.
 
     encode: flags (FLAG_SINGLE, compression), then values, keys and metadata as bytes; what is absent is empty.
     decode: one of the three. The caller checks that what comes back is a list (metadata: a map of them) of the right length.
@@ -185,7 +181,7 @@ def _as_bytes(key: str | bytes) -> bytes:
 
 
 def key_hash_of(key: str | bytes) -> int:
-    """What the header says of a key: the upper half of its xxh3-64; a text counts as UTF-8."""
+    """The hash of a key in the header: the upper half of its xxh3-64; a text counts as UTF-8."""
     return int(xxh3_64_intdigest(_as_bytes(key)) >> 32)
 
 
@@ -326,7 +322,7 @@ def _keyed_rests(
 
 
 def _of_keys(keys: Sequence[Key] | None) -> tuple[int, int]:
-    """What the header says of a column of keys: flags and hash."""
+    """Flags and key hash of the header, for a column of keys."""
     if not keys:
         return 0, 0
     first = keys[0]

@@ -1,4 +1,4 @@
-"""What all headers have in common; the commands themselves are in `commands`, which whoever needs one imports."""
+"""What all headers have in common. Import the commands themselves from `commands`."""
 
 from __future__ import annotations
 

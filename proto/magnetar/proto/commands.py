@@ -16,7 +16,6 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import msgpack
 import msgspec
 
 from .command import Command as Command
@@ -57,7 +56,7 @@ class Connected(Command, tag=2):
 
 
 class AuthChallenge(Command, tag=3):
-    """Reserved: a further round of authentication, either way."""
+    """A further round of authentication, either way. Payload: authentication data."""
 
     auth_method: str = ""
 
@@ -90,7 +89,7 @@ class Failed(Command, tag=7):
 
     @classmethod
     def of(cls, request_id: int, error: MagnetarError) -> Failed:
-        """The frame that tells `error`."""
+        """The frame that carries `error`."""
         return cls(request_id, error.code, int(error.action), error.message[:_MAX_ERROR_CHARS])
 
 
@@ -101,7 +100,6 @@ class Lookup(Command, tag=16):
     """Where is the topic served? Ok: {"url": str}."""
 
     topic: str
-    authoritative: bool = False
 
 
 class Partitions(Command, tag=17):
@@ -147,7 +145,7 @@ class SendFailed(Command, tag=21):
 
     @classmethod
     def of(cls, producer_id: int, epoch: int, sequence_id: int, error: MagnetarError) -> SendFailed:
-        """The frame that tells `error`."""
+        """The frame that carries `error`."""
         message = error.message[:_MAX_ERROR_CHARS]
         return cls(0, producer_id, epoch, sequence_id, error.code, int(error.action), message)
 
@@ -159,7 +157,7 @@ class CloseProducer(Command, tag=22):
 
 
 class Subscribe(Command, tag=23):
-    """Ok: {"epoch": int}. `start`: see SeekTo. `durable` false makes a reader's cursor.
+    """Ok: {"epoch": int}. `start`: see Seek. `durable` false makes a reader's cursor.
 
     `type`: exclusive, failover, shared or key_shared. `priority_level` (failover, shared): 0 is the highest. `hash_ranges`
     (key_shared): [first, last] slots, both ends included, of the 65,536 that a key's hash falls into; none: the consumers
@@ -244,7 +242,7 @@ class CloseConsumer(Command, tag=30):
 
     @classmethod
     def of(cls, consumer_id: int, error: MagnetarError) -> CloseConsumer:
-        """The frame that tells `error`."""
+        """The frame that carries `error`."""
         return cls(0, consumer_id, error.code, int(error.action), error.message[:_MAX_ERROR_CHARS])
 
 
@@ -290,9 +288,9 @@ class AddEntry(Command, tag=96):
 
 
 class AddDone(Command, tag=97):
-    """Payload: ADD_DONE_ROW rows, one frame per journal sync. None: adds of this connection wait for room, I am alive.
+    """Payload: ADD_DONE_ROW rows, one frame per journal sync. No rows: the bookie is alive, and adds wait for room.
 
-    `accepted`: the rows tell of deferred adds that are in write cache and journal and may still be lost with the bookie.
+    `accepted`: the rows are deferred adds that are in write cache and journal and may still be lost with the bookie.
     Each gets another row, in a frame without it, when it is durable or has failed.
     """
 
@@ -302,9 +300,9 @@ class AddDone(Command, tag=97):
 class ReadEntries(Command, tag=98):
     """Entries first..last, as many as fit in `max_bytes` but at least one, up to the first one that is not there.
 
-    With a `cycle` above 1 only those whose id modulo `cycle` is a bit of `residues` (`stripe`); the others are passed over
-    and nothing is said of them. Ok: {"sizes": [int, ...], "last_add_confirmed": int, "striped": true}; payload: the entries
-    back to back. Without `striped` they are all from `first` on, as a bookie answers that does not know of stripes.
+    With a `cycle` above 1 only those whose id modulo `cycle` is a bit of `residues` (`stripe`); the others are skipped, and
+    nothing is said of them. Ok: {"sizes": [int, ...], "last_add_confirmed": int, "striped": true}; payload: the entries
+    back to back. Without `striped` they are all from `first` on, as a bookie answers that does not know stripes.
     EntryNotFound when `first`, which is of the stripe, is not there. `fence` fences the ledger first and answers once that
     is durable.
     """
@@ -337,7 +335,7 @@ class BookieInfo(Command, tag=101):
 
 
 class WaitLastConfirmed(Command, tag=102):
-    """Long poll: answered once the last add confirmed has passed the given one, or the ledger is fenced, or at the timeout.
+    """Long poll: answered once the last add confirmed is above the given one, or the ledger is fenced, or at the timeout.
 
     Ok: {"last_add_confirmed": int, "fenced": bool, "sizes": [int, ...]}; payload: at most `max_entries` confirmed entries
     after the given one. LedgerNotFound if deleted; a ledger never written here is waited for. `timeout_ms` 0: the longest.
@@ -370,9 +368,9 @@ class ListEntries(Command, tag=104):
 
 
 class ForceLedger(Command, tag=105):
-    """Deferred adds of the ledger that came before it shall become durable now; their own rows say when, and whether.
+    """Makes the ledger's deferred adds that came before it durable now; their own rows say when, and whether, they are.
 
-    Ok: null, when all of them are that this process has accepted. That says nothing of those that an earlier one accepted.
+    Ok: null, when all that this process has accepted are durable. It says nothing of those that an earlier process accepted.
     """
 
     ledger_id: int
@@ -399,9 +397,7 @@ for _cls in Command.__subclasses__():
     COMMANDS[_number] = _cls
 
 # Not offered yet, and answered with Unsupported.
-RESERVED: frozenset[type[Command]] = frozenset(
-    (AuthChallenge, EndOfTopic, GetSchema, Transaction, RepairLedger)
-)
+RESERVED = frozenset[type[Command]]((EndOfTopic, GetSchema, Transaction, RepairLedger))
 
 _decoders = {number: msgspec.msgpack.Decoder(cls) for number, cls in COMMANDS.items()}
 
@@ -441,8 +437,8 @@ def peek_request_id(header: bytes) -> int:
 
 def _fields(header: bytes) -> list[Any]:
     try:
-        fields = msgpack.unpackb(header, strict_map_key=False)
-    except Exception:
+        fields = msgspec.msgpack.decode(header)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         raise MalformedFrame("a frame header is not msgpack") from None
     return fields if isinstance(fields, list) else []
 
@@ -463,7 +459,7 @@ RECEIPT_ROW = struct.Struct(">QIQQI")  # sequence id, message count, ledger, ent
 ACK_ROW = struct.Struct(">QQII")  # AckRow
 ACK_SET_ROW = struct.Struct(">II")  # first and last index in the stored entry of what is acknowledged already
 ADD_DONE_ROW = struct.Struct(">QQI")  # ledger, entry, code: 0 is durable (or accepted), else an error
-# How the callback of a deferred add is told that the add is accepted; no code on the wire.
+# What the callback of a deferred add gets when the add is accepted; no code on the wire.
 ADD_ACCEPTED = -1
 LEDGER_ROW = struct.Struct(">QIqq")  # ledger, flags, last entry, last add confirmed (-1 for none)
 LEDGER_FENCED, LEDGER_DELETED = 1, 2  # flags of a LEDGER_ROW

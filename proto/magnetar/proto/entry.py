@@ -23,7 +23,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-import msgpack
+import msgspec
 
 from .errors import MalformedFrame
 from .ids import MAX_BATCHES_PER_ENTRY, MAX_MESSAGES_PER_ENTRY
@@ -32,6 +32,8 @@ ENTRY_VERSION = 1
 _HEADER = struct.Struct(">BBHIIIIQQ")
 ENTRY_HEADER_BYTES = _HEADER.size
 _ROW_BYTES = 4 + 4 + 2
+
+_decode_names = msgspec.msgpack.Decoder(list[str]).decode
 
 assert array("I").itemsize == 4
 assert array("H").itemsize == 2
@@ -57,7 +59,7 @@ def encode_entry(
     producer_column = array("H", producers)
     message_count = end_indexes[-1]
     assert message_count <= MAX_MESSAGES_PER_ENTRY
-    names: bytes = msgpack.packb(list(producer_names))
+    names = msgspec.msgpack.encode(producer_names)
     header = _HEADER.pack(
         ENTRY_VERSION,
         0,
@@ -165,8 +167,8 @@ class Entry:
         if self._producer_names is None:
             start, end = self._names
             try:
-                self._producer_names = list(msgpack.unpackb(self.data[start:end]))
-            except (ValueError, msgpack.UnpackException) as error:
+                self._producer_names = _decode_names(self.data[start:end])
+            except (ValueError, msgspec.MsgspecError) as error:
                 raise MalformedFrame(f"the producer names of an entry are damaged: {error}") from error
         return self._producer_names
 

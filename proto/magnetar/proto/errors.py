@@ -3,7 +3,7 @@
     MagnetarError
     ├── RetryableError        try again, the same call may succeed (action RETRY)
     │   └── ServiceNotReady, TooManyRequests, BookieUnavailable, NotEnoughBookies, TopicBusy, RequestTimeout (SendTimeout),
-    │       ConnectionLost, VersionConflict, InProgress, QuorumLost, ProducerBusy, ReceiveTimeout, ProducerQueueFull
+    │       ConnectionLost, VersionConflict, QuorumLost, ProducerBusy, ReceiveTimeout, ProducerQueueFull
     ├── LookupAgainError      ask where the topic lives, then try there (action LOOK_UP)
     │   └── TopicNotServed
     ├── InvalidCallError      the call is wrong, fix it (action FIX_CALL)
@@ -12,9 +12,7 @@
     └── FinalError            nothing the caller does helps (action GIVE_UP)
         └── TopicNotFound, SubscriptionNotFound, ConsumerBusy, ProducerFenced, LedgerNotFound, EntryNotFound, LedgerFenced,
             LedgerClosed, EntryDamaged, UnknownLedgerState, BookieReadOnly, StorageFailed (DiskFull), AlreadyExists,
-            AlreadyClosed, DataDirectoryError, MessageLost, NotFoundInStore, NodeNotEmpty
-
-InProgress (rule 27) is not raised yet; clients treat it as its action says.
+            AlreadyClosed, DataDirectoryError, MessageLost, NotFoundInStore, NodeNotEmpty, EntriesNotForced
 
 Codes are part of the wire protocol (WIRE.md): they are never reused. A code that a peer does not know is decoded as the
 class of its action, which travels with it.
@@ -108,10 +106,6 @@ class ConnectionLost(RetryableError, code=26):
 
 class VersionConflict(RetryableError, code=27):
     """A compare-and-set met another version; read again."""
-
-
-class InProgress(RetryableError, code=28):
-    """An earlier copy of this request is still being worked on."""
 
 
 class QuorumLost(RetryableError, code=29):

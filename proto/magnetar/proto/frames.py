@@ -33,7 +33,7 @@ Run = tuple[bytes, list[bytes]]
 def frame_prefix(header: bytes, payload_bytes: int) -> bytes:
     """Length fields and header of a frame whose payload of `payload_bytes` bytes is written after it.
 
-    Raises FrameTooLarge for what the length fields cannot tell.
+    Raises FrameTooLarge for what the length fields have no room for.
     """
     try:
         return _PREFIX.pack(2 + len(header) + payload_bytes, len(header)) + header
@@ -67,23 +67,14 @@ class FrameParser:
     and nothing afterwards, and the connection must be closed.
     """
 
-    __slots__ = ("_max", "_missing", "_parts", "error")
+    __slots__ = ("_missing", "_parts", "error", "max_frame_bytes")
 
     def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
-        self._max = max_frame_bytes
+        self.max_frame_bytes = max_frame_bytes  # counted after the length field
         self._parts: list[bytes] = []
         # Bytes that the unfinished frame in _parts still lacks (at least; 1 while its prefix is incomplete).
         self._missing = 0
         self.error: FrameTooLarge | MalformedFrame | None = None
-
-    @property
-    def max_frame_bytes(self) -> int:
-        """Largest frame accepted, counted after its length field."""
-        return self._max
-
-    @max_frame_bytes.setter
-    def max_frame_bytes(self, value: int) -> None:
-        self._max = value
 
     @property
     def pending_bytes(self) -> int:
@@ -124,7 +115,7 @@ class FrameParser:
         self, data: bytes, position: int, runs: list[Run], last_header: bytes | None, payloads: list[bytes]
     ) -> list[Run]:
         """Adds the frames of `data` from `position` on to `runs`, whose last one has `last_header` and `payloads`."""
-        end, limit = len(data), self._max
+        end, limit = len(data), self.max_frame_bytes
         unpack_from = _PREFIX.unpack_from
         # About 0.45 us a frame of 150 bytes; a copy of such a slice is cheaper than a memoryview of it.
         while end - position >= 6:
@@ -150,9 +141,9 @@ class FrameParser:
         return runs
 
     def _bad_frame(self, length: int, header_length: int) -> MalformedFrame | FrameTooLarge:
-        if length > self._max:
+        if length > self.max_frame_bytes:
             return FrameTooLarge(
-                f"a frame of {length} bytes exceeds the limit of {self._max}; "
+                f"a frame of {length} bytes exceeds the limit of {self.max_frame_bytes}; "
                 "send smaller messages or raise max_message_bytes",
                 length=length,
             )

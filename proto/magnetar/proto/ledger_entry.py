@@ -3,7 +3,7 @@
     u64 ledger id | u64 entry id | i64 last add confirmed | u64 length | u64 digest | payload
 
 `length` is the sum of the payload bytes of the ledger up to and with this entry; the digest is xxh3-64 over the first
-32 bytes and the payload (CORRECTNESS.md rule 20: ledger, entry, LAC and length are covered, so a re-add is digested anew).
+32 bytes and the payload (CORRECTNESS.md rule 20: ledger, entry, LAC and length are covered, so a re-add has another digest).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def decode_ledger_entry_header(data: bytes) -> LedgerEntryHeader:
 
 
 def ledger_entry_is_intact(data: bytes) -> bool:
-    """True if `data` holds a header and its digest is right: `verify_ledger_entry` for those who add thousands.
+    """True if `data` holds a header and its digest is right: `verify_ledger_entry` for callers that check thousands.
 
     0.2 us for 100 bytes, 0.4 for 1 KB (joining small parts is cheaper than a hasher), 1.9 for 64 KB.
     """

@@ -1,6 +1,6 @@
 """Commands about topics as a whole: administration, and the ledgers of which a topic is made (48 to 74).
 
-By the latter Spark, and whoever else goes to the bookies, learns and changes what a topic consists of. A ledger has a
+By the latter, Spark and other clients of the bookies learn and change what a topic consists of. A ledger has a
 position id, which message ids carry and which grows along the topic, and a stored id, by which bookies and ledger metadata
 know it. They differ where a staged ledger was attached (WIRE.md).
 """
@@ -101,7 +101,7 @@ class AttachLedgers(Command, tag=65):
 class KeepLedgers(Command, tag=66):
     """A lease: ledgers with position ids from `first` on (-1: all) are not trimmed for `ttl_ms`; 0 ends it.
 
-    Ok: {"lease": str, "ttl_ms": int, "first": position id of the first ledger that is kept, or null}. An empty `lease`
+    Ok: {"lease": str, "ttl_ms": int, "first": position id of the first ledger that it holds, or null}. An empty `lease`
     makes one; to renew it, name it, with `first` -1 to leave that as it is.
     """
 
@@ -141,7 +141,7 @@ class PutLedgerMetadata(Command, tag=69):
 
 
 class KeepStaged(Command, tag=70):
-    """The transaction lives: its staged ledgers are kept for `ttl_ms` (0: the longest).
+    """The transaction goes on: its staged ledgers are not swept for `ttl_ms` (0: the longest).
 
     Ok: {"ttl_ms": int, "ledgers": int}: what was granted, and how many there are.
     """
@@ -154,7 +154,7 @@ class KeepStaged(Command, tag=70):
 class DiscardStaged(Command, tag=71):
     """Deletes staged ledgers of a transaction: those of the payload, a msgpack array of stored ids; all without payload.
 
-    Ok: {"discarded": int}. What is attached, or not known, is passed over.
+    Ok: {"discarded": int}. What is attached, or not known, is skipped.
     """
 
     topic: str
@@ -169,7 +169,7 @@ class QueryState(Command, tag=72):
 
 
 class ArchiveLedgers(Command, tag=73):
-    """Closed ledgers whose messages are in files leave the bookies: from then on TopicLedgers tells where the archive is.
+    """Closed ledgers whose messages are in files leave the bookies: from then on TopicLedgers says where the archive is.
 
     Payload: msgpack array of [position id, stored id, entries, messages], in the order of the topic: as the files have them.
     Ok: {"archived": int, "known": int, "moved": int, "gone": [position id, ...], "kept": [position id, reason] or null}:

@@ -216,7 +216,7 @@ class OsFile:
         return b"".join(parts)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
-        """See `File.read_cached`. Where the file system cannot tell (macOS, some others), it reads and may block."""
+        """See `File.read_cached`. Where the file system does not know (macOS, some others), it reads and may block."""
         if not self._nowait:
             return self.read_at(offset, length)
         buffer = bytearray(length)
@@ -224,7 +224,7 @@ class OsFile:
         read = 0
         try:
             while read < length:
-                # A short count is the end of the cached part or of the file; only the next call tells which.
+                # A short count is the end of the cached part or of the file; only the next call shows which.
                 count = os.preadv(self._fd, [view[read:]], offset + read, _RWF_NOWAIT)
                 if not count:
                     break

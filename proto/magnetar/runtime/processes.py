@@ -1,10 +1,10 @@
 """Lean helper processes: the bookie's journal writer and disk worker.
 
 A helper is one Python file that imports next to nothing (about 9 MB resident), started as `python -I -S FILE ARGUMENTS`.
-Two pipes tell each side about the end of the other, whatever ended it:
+Two pipes show each side the end of the other, whatever ended it:
 
-    daemon  --- life line: the helper's standard input ------->  helper   reads EOF when the daemon is gone
-    daemon  <-- death_fd: a pipe that only the helper holds ----  helper   EOF when the helper is gone
+    daemon  --- life line: the helper's standard input ------->  helper   reads EOF when the daemon has ended
+    daemon  <-- death_fd: a pipe that only the helper holds ----  helper   EOF when the helper has ended
 
 So a helper must watch descriptor 0 and end when it reads EOF (after finishing what it has to), must read nothing else
 from it, and must start no process that inherits its descriptors. Helpers have a session of their own: Ctrl-C at the terminal
@@ -63,7 +63,7 @@ class HelperProcess:
 
     def __init__(self, process: subprocess.Popen[bytes], lifeline_fd: int, death_fd: int) -> None:
         self.pid = process.pid
-        # Readable (EOF) once the helper is gone; -1 after `close`.
+        # Readable (EOF) once the helper has ended; -1 after `close`.
         self.death_fd = death_fd
         self._process = process
         self._lifeline_fd = lifeline_fd
@@ -119,7 +119,7 @@ class HelperProcess:
                 self._callbacks.remove(note)
 
     async def stop(self, timeout_s: float) -> int:
-        """Hangs up and waits; after `timeout_s` kills. Returns the exit code; the helper is gone and closed then."""
+        """Hangs up and waits; after `timeout_s` kills. Returns the exit code; the helper has ended and is closed then."""
         self.hang_up()
         try:
             return await asyncio.wait_for(self.wait(), timeout_s)

@@ -2,7 +2,7 @@
 
 >>> parse_size("64MB"), parse_size("1.5 GiB"), parse_size("512")
 (64000000, 1610612736, 512)
->>> parse_duration_s("250ms"), parse_duration_s("1h 30m"), parse_duration_s("10")
+>>> parse_duration("250ms", "s"), parse_duration("1h 30m", "s"), parse_duration("10", "ms")
 (0.25, 5400.0, 10.0)
 """
 
@@ -10,61 +10,39 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["format_size", "parse_duration_s", "parse_size"]
+__all__ = ["format_size", "parse_duration", "parse_size"]
 
-_SIZE_UNITS = {
-    "": 1,
-    "b": 1,
-    "kb": 1000,
-    "mb": 1000**2,
-    "gb": 1000**3,
-    "tb": 1000**4,
-    "k": 1024,
-    "m": 1024**2,
-    "g": 1024**3,
-    "t": 1024**4,
-    "kib": 1024,
-    "mib": 1024**2,
-    "gib": 1024**3,
-    "tib": 1024**4,
-}
+_SIZE_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _SIZE_UNITS |= {f"{_letter}b": 1000**_power, _letter: 1024**_power, f"{_letter}ib": 1024**_power}
 _DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_NUMBER = r"\d+(?:\.\d+)?"
 
 
 def parse_size(text: str) -> int:
     """Bytes. "64MB" is decimal, "64MiB" and "64M" are binary. Raises ValueError."""
-    match = _SIZE.fullmatch(text.strip().lower())
+    match = re.fullmatch(rf"({_NUMBER})\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _SIZE_UNITS:
         raise ValueError(f"not a size: {text!r}")
-    return (
-        int(float(match[1]) * _SIZE_UNITS[match[2]])
-        if "." in match[1]
-        else int(match[1]) * _SIZE_UNITS[match[2]]
-    )
+    return int((float if "." in match[1] else int)(match[1]) * _SIZE_UNITS[match[2]])
 
 
-def parse_duration_s(text: str) -> float:
-    """Seconds; a bare number is seconds. Raises ValueError."""
-    text = text.strip().lower()
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
-    position, total = 0, 0.0
-    while position < len(text):
-        match = _DURATION.match(text, position)
-        if match is None or match[2] not in _DURATION_UNITS:
-            raise ValueError(f"not a duration: {text!r}")
-        total += float(match[1]) * _DURATION_UNITS[match[2]]
-        position = match.end()
-    if not text:
-        raise ValueError("not a duration: ''")
-    return total
+def parse_duration(text: str, unit: str) -> float:
+    """In `unit`, which is also that of a bare number. Raises ValueError."""
+    plain = text.strip().lower()
+    if re.fullmatch(_NUMBER, plain):
+        return float(plain)
+    parts = re.findall(rf"({_NUMBER})\s*([a-z]+)", plain)
+    if not re.fullmatch(rf"({_NUMBER}\s*[a-z]+\s*)+", plain) or any(
+        part[1] not in _DURATION_UNITS for part in parts
+    ):
+        raise ValueError(f"not a duration: {text!r}")
+    return sum(float(number) * _DURATION_UNITS[name] for number, name in parts) / _DURATION_UNITS[unit]
 
 
 def format_size(count: int) -> str:
     """The shortest exact binary form: 67108864 is "64MiB"."""
-    for unit, factor in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
-        if count and count % factor == 0:
-            return f"{count // factor}{unit}"
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count and count % 1024**power == 0:
+            return f"{count // 1024**power}{unit}"
     return str(count)

@@ -1,4 +1,4 @@
-"""What an error of the operating system means to whoever stores data."""
+"""What an error of the operating system means for stored data."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import EntryNotFound, LedgerFenced, LedgerNotFound
 from magnetar.proto.ledger_entry import verify_ledger_entry
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
-from magnetar.runtime.connection import ConnectionOptions, FramedServer
+from magnetar.runtime.connection import ConnectionOptions, start_server
 from sim.storm import PORT, play_storm
 from support.sim import SimClock, SimLoop, SimProcess, Trace
 
@@ -176,7 +176,7 @@ class BrokerBackend:
         broker = Broker(metadata, ledgers, BROKER_SETTINGS, clock)
         await broker.start()
         options = ConnectionOptions("broker", ping_interval_s=2.0)
-        await FramedServer.start("127.0.0.1", PORT, listener(broker), options)
+        await start_server("127.0.0.1", PORT, listener(broker), options)
         await asyncio.Event().wait()
 
     def crashed(self, *, power: bool) -> None:

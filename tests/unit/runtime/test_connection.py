@@ -27,9 +27,7 @@ from magnetar.proto.errors import (
     UnknownCommand,
 )
 from magnetar.proto.frames import FrameParser, Run, encode_frame, encode_frames
-from magnetar.runtime.connection import (
-    Connection,
-)
+from magnetar.runtime.connection import Connection, FramedServer, Transport
 from support.connections import CLIENT, CONNECT, SEND, SERVER, raw, serving
 from support.recording_handler import RecordingHandler
 
@@ -62,12 +60,12 @@ async def test_frames_split_at_every_byte() -> None:
             handler.frames.clear()
             assert handler.connection is not None
             # Straight into the protocol: sockets would join the two halves again.
-            handler.connection.data_received(stream[:cut])
-            handler.connection.data_received(stream[cut:])
+            handler.connection.transport.data_received(stream[:cut])
+            handler.connection.transport.data_received(stream[cut:])
             assert [payload for _, payload in handler.frames] == [b"one", b"", b"three", b"four"]
         assert handler.connection is not None
         for byte in stream:
-            handler.connection.data_received(bytes([byte]))
+            handler.connection.transport.data_received(bytes([byte]))
         assert len(handler.frames) == 8
         peer.write(encode_frame(Ping(0).encode()))
         assert isinstance(await peer.next(), Pong)
@@ -227,6 +225,11 @@ async def test_mutated_frames_neither_crash_nor_hang_nor_leak() -> None:
         def abort(self) -> None:
             self.over = True
 
+    server = FramedServer(SERVER)
+
+    def accept(handler: RecordingHandler) -> Transport:
+        return Transport(SERVER, lambda transport: Connection(transport, handler, SERVER), server)
+
     for _ in range(5_000):
         data = bytearray(whole)
         for _ in range(rng.randint(1, 8)):
@@ -241,18 +244,18 @@ async def test_mutated_frames_neither_crash_nor_hang_nor_leak() -> None:
             if not data:
                 data = bytearray(b"\0")
         handler = RecordingHandler(decoding)
-        connection = Connection(handler, SERVER, accepting=True)
-        sink = Sink(connection)
-        connection.connection_made(sink)
+        transport = accept(handler)
+        sink = Sink(transport)
+        transport.connection_made(sink)
         cut = rng.randrange(len(data) + 1)
-        connection.data_received(bytes(data[:cut]))
-        connection.data_received(bytes(data[cut:]))
+        transport.data_received(bytes(data[:cut]))
+        transport.data_received(bytes(data[cut:]))
         for header, _ in FrameParser().feed(sink.written):
             decode_command(header)
         if sink.over:
-            assert connection.closed
-        connection.connection_lost(None)
-        assert connection.closed
+            assert transport.closing
+        transport.connection_lost(None)
+        assert transport.closing
         assert handler.closes == (handler.connection is not None)
 
 

@@ -19,8 +19,8 @@ from magnetar.proto.errors import (
 from magnetar.proto.frames import Run, encode_frame, encode_frames
 from magnetar.runtime.connection import (
     Connection,
-    FramedServer,
     open_connection,
+    start_server,
 )
 from support.connections import CLIENT, SEND, SERVER, raw, serving
 from support.recording_handler import RecordingHandler
@@ -46,7 +46,7 @@ async def test_reading_pauses_until_every_reason_is_withdrawn() -> None:
             await asyncio.sleep(0.001)
         assert accepted.frames == []
         inner.resume_reading("journal")
-        assert inner.reading_paused == ("cache",)
+        assert inner.transport.reading_paused == ("cache",)
         await asyncio.sleep(0.01)
         assert accepted.frames == []
         inner.resume_reading("cache")
@@ -66,13 +66,13 @@ async def test_a_reader_that_stops_makes_us_unwritable_and_wakes_us_again() -> N
                 connection.send(SEND, b"x" * 10_000)
                 sent += 1
                 await asyncio.sleep(0)
-        assert connection.buffered_bytes > 90_000
+        assert connection.transport.buffered_bytes > 90_000
         assert handler.resumes == 0
         inner.resume_reading("test")
         await handler.until(lambda: handler.resumes == 1)
         assert connection.writable
         await accepted.until(lambda: len(accepted.frames) == sent)
-        assert connection.buffered_bytes == 0
+        assert connection.transport.buffered_bytes == 0
 
 
 async def test_a_peer_that_asks_and_never_reads_is_bounded() -> None:
@@ -100,8 +100,8 @@ async def test_a_peer_that_asks_and_never_reads_is_bounded() -> None:
                 quiet = quiet + 1 if received == len(handler.frames) else 0
                 received = len(handler.frames)
                 await asyncio.sleep(0.005)
-        assert connection.reading_paused == ("answers",)
-        assert connection.buffered_bytes < 4 * 1024 * 1024
+        assert connection.transport.reading_paused == ("answers",)
+        assert connection.transport.buffered_bytes < 4 * 1024 * 1024
         flooding.cancel()
         await asyncio.wait([flooding])
         # It starts to read: everything flows again.
@@ -121,7 +121,7 @@ async def test_a_peer_that_never_reads_what_it_is_sent_is_cut() -> None:
         async with asyncio.timeout(10):
             while not connection.closed:
                 connection.send(SEND, b"x" * 50_000)
-                peak = max(peak, connection.buffered_bytes)
+                peak = max(peak, connection.transport.buffered_bytes)
                 await asyncio.sleep(0)
         await handler.until(lambda: handler.closes == 1)
         assert isinstance(handler.error, ConnectionLost)
@@ -204,9 +204,9 @@ async def test_a_port_in_use_is_one_clear_error() -> None:
         host, port = service.address
         options = replace(SERVER, port_setting="broker.port")
         with pytest.raises(InvalidSetting, match=rf"port {port} .* is in use .* 'broker.port'"):
-            await FramedServer.start(host, port, RecordingHandler, options)
+            await start_server(host, port, RecordingHandler, options)
         with pytest.raises(InvalidSetting, match=r"cannot listen on 203\.0\.113\.1"):
-            await FramedServer.start("203.0.113.1", 0, RecordingHandler, options)
+            await start_server("203.0.113.1", 0, RecordingHandler, options)
 
 
 async def test_a_full_server_says_so() -> None:
@@ -238,6 +238,7 @@ async def test_a_hostile_peer_cannot_fill_the_log(caplog: pytest.LogCaptureFixtu
                     peer.write(b"GET / HTTP/1.1\r\n\r\n")
                     await peer.rest()
         assert 0 < len(caplog.records) <= 10
+        assert "this is not the Magnetar protocol" in caplog.text
 
 
 async def test_tls_contexts_are_used() -> None:

@@ -49,7 +49,7 @@ async def test_both_sides_agree() -> None:
             assert side.max_frame_bytes == 100_000 + 64 * 1024
             assert side.max_message_bytes == 100_000
             assert side.writable
-        assert (connection.peer, accepted.connection.peer) == ("server", "client")
+        assert (connection.transport.peer, accepted.connection.transport.peer) == ("server", "client")
         assert accepted.connection.principal == "anonymous"
 
 

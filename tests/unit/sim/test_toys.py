@@ -11,7 +11,7 @@ from xxhash import xxh3_64_digest
 from magnetar.proto.commands import TopicStats, decode_command
 from magnetar.proto.errors import MagnetarError, RetryableError
 from magnetar.proto.frames import Run
-from magnetar.runtime.connection import Connection, ConnectionOptions, FramedServer, open_connection
+from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection, start_server
 from magnetar.runtime.files import Files
 from support.sim import ProcessKilled, SimDisk, SimLoop
 
@@ -41,7 +41,7 @@ class Echo:
 
 
 async def serve() -> None:
-    await FramedServer.start("127.0.0.1", PORT, Echo, ConnectionOptions("echo"))
+    await start_server("127.0.0.1", PORT, Echo, ConnectionOptions("echo"))
 
 
 def run_echo(seed: int) -> tuple[str, dict[str, int], int]:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from magnetar.proto.commands import DEFERRED_SYNC
-from magnetar.runtime.connection import ConnectionOptions, FramedServer
+from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_server
 
 from ..engine import Bookie
 from .connection import BookieConnection
@@ -30,7 +30,7 @@ class BookieServer:
         """Raises InvalidSetting when the port cannot be used."""
         self = cls(bookie)
         options = replace(options, features=(*options.features, DEFERRED_SYNC))
-        self._server = await FramedServer.start(host, port, self._handler, options)
+        self._server = await start_server(host, port, self._handler, options)
         bookie.on_accepting.append(self._held.release)
         return self
 

@@ -22,7 +22,7 @@ from magnetar.proto.commands import (
 )
 from magnetar.proto.errors import ConnectionLost, MagnetarError, TopicNotServed, error_from_wire
 from magnetar.proto.frames import Run
-from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection, wait_gone
+from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection
 
 log = logging.getLogger("magnetar.client")
 
@@ -134,7 +134,7 @@ class BrokerConnection:
     async def close(self, timeout: float) -> None:
         """Flushes and closes; returns when the socket is closed, after `timeout` seconds at most."""
         self.connection.close()
-        await wait_gone(self.connection, timeout)
+        await self.connection.wait_closed(timeout)
 
     # --- ConnectionHandler -------------------------------------------------------------------------------------------
 

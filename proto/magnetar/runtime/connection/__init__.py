@@ -1,4 +1,4 @@
-"""One framed connection, either side, either hop: handshake, keep-alive, requests and backpressure both ways."""
+"""Connections, either side, either hop: a transport that knows no frames, Magnetar's protocol on it, and the server."""
 
 from .authentication import (
     AllowAll,
@@ -10,11 +10,12 @@ from .authentication import (
     NoAuthentication,
     NoCredentials,
 )
-from .connect import open_connection, wait_gone
-from .connection import Connection
-from .options import ConnectionHandler, ConnectionOptions
+from .connect import open_connection, start_server
+from .connection import Connection, ConnectionHandler
+from .options import ConnectionOptions, TransportOptions
 from .requests import Reply
 from .server import FramedServer
+from .transport import Transport, WireProtocol
 
 __all__ = [
     "AllowAll",
@@ -30,6 +31,9 @@ __all__ = [
     "NoAuthentication",
     "NoCredentials",
     "Reply",
+    "Transport",
+    "TransportOptions",
+    "WireProtocol",
     "open_connection",
-    "wait_gone",
+    "start_server",
 ]

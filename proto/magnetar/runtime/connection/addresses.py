@@ -1,4 +1,4 @@
-"""Addresses for people to read, and what to tell them when one cannot be listened on."""
+"""Addresses for people to read, and the error when one cannot be listened on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def format_address(peername: Any) -> str:
 
 
 def listen_error(error: OSError, host: str, port: int, setting: str) -> MagnetarError:
-    """What to tell an operator when listening fails."""
+    """The error for an operator when listening fails."""
     if error.errno == errno.EADDRINUSE:
         return InvalidSetting(
             f"port {port} on {host or 'all addresses'} is in use by another process; stop it, or choose another "

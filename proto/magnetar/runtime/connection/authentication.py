@@ -90,7 +90,7 @@ class NoCredentials:
     method = "none"
 
     def begin(self) -> bytes:
-        """Nothing to tell."""
+        """No data."""
         return b""
 
     def respond(self, challenge: bytes) -> bytes:

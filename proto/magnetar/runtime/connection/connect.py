@@ -1,13 +1,25 @@
-"""The connecting side."""
+"""How connections with Magnetar's own protocol begin, on either side."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from magnetar.proto.errors import ConnectionLost
 
-from .connection import Connection
-from .options import ConnectionHandler, ConnectionOptions
+from .connection import Connection, ConnectionHandler
+from .options import ConnectionOptions
+from .server import FramedServer
+from .transport import Transport
+
+
+async def start_server(
+    host: str, port: int, handler_factory: Callable[[], ConnectionHandler], options: ConnectionOptions
+) -> FramedServer:
+    """Listens on `host` and `port` (0: a free one). Raises InvalidSetting when that cannot be done."""
+    return await FramedServer.start(
+        host, port, lambda transport: Connection(transport, handler_factory(), options), options
+    )
 
 
 async def open_connection(
@@ -17,40 +29,21 @@ async def open_connection(
 
     Raises ConnectionLost (nobody there, no answer, cut off), or the error that the server answered.
     """
-    loop = asyncio.get_running_loop()
-    made: list[Connection] = []
-    connected = False
-
-    def make() -> Connection:
-        made.append(Connection(handler, options, accepting=False))
-        return made[-1]
-
+    # Made here: the loop drops one whose attempt is cut short, and its timer would go on.
+    transport = Transport(options, lambda transport: Connection(transport, handler, options))
+    connection = transport.protocol
+    assert isinstance(connection, Connection)
     try:
         async with asyncio.timeout(options.handshake_timeout_s):
-            _, connection = await loop.create_connection(make, host, port, ssl=options.tls)
+            await asyncio.get_running_loop().create_connection(lambda: transport, host, port, ssl=options.tls)
             await connection.ready
-            connected = True
-            return connection
-    except TimeoutError:
-        raise ConnectionLost(
-            f"{host}:{port} did not answer within {options.handshake_timeout_s:g} s; is it a Magnetar service?"
-        ) from None
-    except OSError as error:
-        raise ConnectionLost(
-            f"cannot connect to {host}:{port}: {error.strerror or error}; is the service running there?"
-        ) from error
-    finally:
-        if not connected:
-            # Also one that the loop made and, cut short, dropped: its timer runs, and nobody would tell it.
-            for connection in made:
-                connection.abort()
-
-
-async def wait_gone(connection: Connection, timeout_s: float) -> None:
-    """Returns when the socket of a connection that was closed is closed; after `timeout_s` it is cut."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await connection.gone.wait()
-    except TimeoutError:  # a peer that hangs does not close its side
-        connection.abort()
-        await connection.gone.wait()
+        return connection
+    except BaseException as error:
+        transport.abort()
+        if isinstance(error, TimeoutError):
+            reason = f"did not answer within {options.handshake_timeout_s:g} s; is it a Magnetar service?"
+            raise ConnectionLost(f"{host}:{port} {reason}") from None
+        if isinstance(error, OSError):
+            reason = f"{error.strerror or error}; is the service running there?"
+            raise ConnectionLost(f"cannot connect to {host}:{port}: {reason}") from error
+        raise

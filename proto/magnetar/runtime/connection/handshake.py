@@ -30,7 +30,7 @@ from magnetar.proto.frames import FRAME_OVERHEAD_BYTES, Run, encode_frame
 from .authentication import MAX_ROUNDS, Authenticated, AuthenticationExchange
 from .options import ConnectionOptions
 
-# Who has not said who it is gets this much memory: enough for any token.
+# What an unknown peer may make this side hold: enough for any token.
 MAX_HANDSHAKE_FRAME_BYTES = 128 * 1024
 # Smallest limit that a peer may ask for: errors and handshakes must fit.
 _MIN_FRAME_BYTES = 4 * 1024
@@ -53,7 +53,7 @@ class Negotiated(NamedTuple):
 
 
 class AcceptingHandshake:
-    """The server's half."""
+    """The accepting side."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self._options = options
@@ -61,21 +61,17 @@ class AcceptingHandshake:
         self._exchange: AuthenticationExchange | None = None
         self._rounds = 0
 
-    def begin(self) -> bytes:
-        """The accepting side waits."""
-        return b""
-
     @property
     def request_id(self) -> int:
         """The request that a Failed answers."""
         return self._connect.request_id if self._connect is not None else 0
 
     def stream_error(self, error: MagnetarError) -> MagnetarError:
-        """What to tell a peer whose bytes are no frames."""
+        """The answer to a peer whose bytes are no frames."""
         return error if self._connect is not None else MalformedFrame(_NOT_MAGNETAR)
 
     def receive(self, header: bytes, payload: bytes) -> tuple[bytes, Negotiated | None]:
-        """Raises the error to tell the peer."""
+        """Raises the error to send to the peer."""
         command = decode_command(header) if self._connect is not None else _first(header)
         if self._connect is None:
             if not isinstance(command, Connect):
@@ -132,7 +128,7 @@ class AcceptingHandshake:
 
 
 class ConnectingHandshake:
-    """The client's half."""
+    """The connecting side."""
 
     request_id = 0
 
@@ -155,13 +151,13 @@ class ConnectingHandshake:
         return encode_frame(connect.encode(), own.credentials.begin())
 
     def stream_error(self, error: MagnetarError) -> MagnetarError:
-        """What to tell the caller of a server whose bytes are no frames."""
+        """The error for the caller when the bytes of the server are no frames."""
         return MalformedFrame(
             "the server does not speak the Magnetar protocol; check host and port (HTTP has a port of its own)"
         )
 
     def receive(self, header: bytes, payload: bytes) -> tuple[bytes, Negotiated | None]:
-        """Raises the error that the server told, or that it must be told."""
+        """Raises the error that the server sent, or what is wrong with its frames."""
         command = decode_command(header)
         if isinstance(command, Failed):
             raise command.to_error()
@@ -209,7 +205,7 @@ def shake_hands(
 
 
 def _message_bytes(own: ConnectionOptions, max_frame_bytes: int) -> int:
-    # A peer with tiny frames still gets something to send: half the frame is left to the header then.
+    # A peer with tiny frames still gets something to send: then half of a frame is left to the header.
     return min(own.max_message_bytes, max(max_frame_bytes - FRAME_OVERHEAD_BYTES, max_frame_bytes // 2))
 
 
@@ -217,7 +213,7 @@ def _first(header: bytes) -> Command:
     try:
         return decode_command(header)
     except MagnetarError as error:
-        # A CONNECT of a future major version may not decode here, but it must be told so as such.
+        # A CONNECT of a future major version may not decode here, and the error must say that it is one.
         if header[1:2] == b"\x01":
             raise MalformedFrame(f"CONNECT cannot be decoded: {error.message}", **error.details) from None
         raise MalformedFrame(_NOT_MAGNETAR) from None

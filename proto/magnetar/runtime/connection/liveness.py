@@ -45,21 +45,21 @@ class Liveness:
 
     def tick(self, now: float, observed: Observed) -> Verdict:
         """`now` is loop time in seconds."""
-        late = now - self._last_tick > self.interval_s * 1.5
+        delayed = now - self._last_tick > self.interval_s * 1.5
         last, self._last, self._last_tick = self._last, observed, now
         if observed.reading_paused or last.reading_paused:
             self._silent_ticks = self._stalled_ticks = 0
             return Verdict.PING
         if observed.reads == last.reads:
             # This process was stopped or its loop stuck: what came meanwhile may not have been read yet.
-            if not late:
+            if not delayed:
                 self._silent_ticks += 1
             return Verdict.SILENT if self._silent_ticks >= 2 else Verdict.PING
         self._silent_ticks = 0
         progress = observed.runs != last.runs or (
             observed.unfinished_bytes - last.unfinished_bytes >= MIN_PROGRESS_BYTES
         )
-        if progress or late or not (observed.unfinished_bytes and last.unfinished_bytes):
+        if progress or delayed or not (observed.unfinished_bytes and last.unfinished_bytes):
             self._stalled_ticks = 0
             return Verdict.FINE
         self._stalled_ticks += 1

@@ -12,7 +12,7 @@ from magnetar.proto.commands import Command, Ok
 from magnetar.proto.errors import MagnetarError, MalformedFrame, RequestTimeout, TooManyRequests
 from magnetar.proto.frames import MAX_HEADER_BYTES
 
-from .output import Piece
+from .transport import Piece
 
 
 class Reply(NamedTuple):
@@ -50,15 +50,12 @@ class PendingRequests:
 
     __slots__ = ("_last_id", "_limit", "_loop", "_peer", "_pending")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int, peer: Callable[[], str]) -> None:
-        self._loop = loop
+    def __init__(self, limit: int, peer: Callable[[], str]) -> None:
+        self._loop = asyncio.get_running_loop()
         self._limit = limit
         self._peer = peer
         self._pending: dict[int, tuple[asyncio.Future[Reply], asyncio.TimerHandle]] = {}
         self._last_id = 0
-
-    def __len__(self) -> int:
-        return len(self._pending)
 
     def next_id(self) -> int:
         """Counts up from 1."""
@@ -92,10 +89,10 @@ class PendingRequests:
         if answer is not None and not answer.done():
             answer.set_exception(error)
 
-    def fail_all(self, error: MagnetarError) -> None:
-        """Each gets an error of its own, since raising one adds a traceback to it."""
+    def fail_all(self, make_error: Callable[[], MagnetarError]) -> None:
+        """The connection ended: each request gets an error of its own."""
         for request_id in list(self._pending):
-            self.reject(request_id, type(error)(error.message, **error.details))
+            self.reject(request_id, make_error())
 
     def _take(self, request_id: int) -> asyncio.Future[Reply] | None:
         pending = self._pending.pop(request_id, None)

@@ -321,7 +321,7 @@ class ClientConnection:
 
 
 def listener(broker: Broker) -> Callable[[], ClientConnection]:
-    """The handler factory for `FramedServer.start`."""
+    """The handler factory for `start_server`."""
     service = BrokerService(broker)
     return lambda: ClientConnection(service)
 

@@ -31,7 +31,9 @@ _RECEIPT_PACK = c.RECEIPT_ROW.pack
 class Link(Protocol):
     """What is used of `magnetar.runtime.connection.Connection`."""
 
-    writable: bool
+    @property
+    def writable(self) -> bool:
+        """False between high and low water."""
 
     def send(self, header: bytes, payload: Any = b"") -> None:
         """One frame."""
