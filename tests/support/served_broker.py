@@ -31,4 +31,4 @@ def connect_to(server: FramedServer, **options: Any) -> AbstractAsyncContextMana
 
 async def take(consumer: Any, count: int) -> list[Any]:
     """The next messages."""
-    return [await consumer.receive(2.0) for _ in range(count)]
+    return [await consumer.receive(10.0) for _ in range(count)]

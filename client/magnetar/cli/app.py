@@ -185,7 +185,7 @@ def consume(
         str, typer.Option("-s", "--subscription", help="Created at --start when it is new.", metavar="NAME")
     ],
     kind: Annotated[
-        str, typer.Option("-t", "--type", help="exclusive or shared.", metavar="TYPE")
+        str, typer.Option("-t", "--type", help="exclusive, failover, shared or key_shared.", metavar="TYPE")
     ] = "exclusive",
     count: Count = None,
     start: Start = "latest",
@@ -276,7 +276,7 @@ def perf_consume(
         ),
     ] = "perf",
     kind: Annotated[
-        str, typer.Option("-t", "--type", help="exclusive or shared.", metavar="TYPE")
+        str, typer.Option("-t", "--type", help="exclusive, failover, shared or key_shared.", metavar="TYPE")
     ] = "shared",
     start: Start = "earliest",
     messages: Messages = None,

@@ -69,6 +69,7 @@ async def _subscription_stats(topic: Topic, subscription: Subscription, total: i
     mark = topic.ledger.list.normalise(subscription.cursor.state.mark_delete)
     backlog = total - await _topic_index(topic, mark)
     dispatch = subscription.dispatcher.core
+    draining = dispatch.draining_slots
     recovered_from = subscription.cursor.recovered_from
     return SubscriptionStats(
         type=subscription.type,
@@ -90,6 +91,9 @@ async def _subscription_stats(topic: Topic, subscription: Subscription, total: i
         consumers=[
             ConsumerStats(
                 name=consumer.name,
+                active=dispatch.active in (None, consumer),
+                priority_level=consumer.priority_level,
+                draining_slots=draining.get(consumer.name, 0),
                 permits=consumer.available_permits,
                 unacked_messages=consumer.unacked_messages,
                 blocked_on_unacked_messages=consumer.blocked_on_unacked_messages,

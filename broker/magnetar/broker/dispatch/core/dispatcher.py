@@ -99,6 +99,16 @@ class DispatchCore:
         self.stop = Stop.NO_CONSUMER  # of the last `poll` that returned None
         self._closed = False
 
+    @property
+    def active(self) -> Consumer | None:
+        """Failover: the consumer that gets everything."""
+        return None if self._selector is None else self._selector.active
+
+    @property
+    def draining_slots(self) -> dict[str, int]:
+        """Key_shared: how many slots wait, by the name of the consumer that they wait for."""
+        return {} if self._keyed is None else self._keyed.draining
+
     # --- events ------------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
@@ -159,7 +169,7 @@ class DispatchCore:
             self.tracker.observer = self._keyed
         assert self._selector is not None
         self.consumers.append(consumer)
-        active = self._selector.active
+        active = self.active
         if self._selector.added(consumer, now_ms):
             self._rewind()
         self._report_active(active)
@@ -169,7 +179,7 @@ class DispatchCore:
         assert self._selector is not None
         self.consumers.remove(consumer)
         consumer.closed = True
-        active = self._selector.active
+        active = self.active
         rewind = self._selector.left(consumer)
         if self._selector.individual_acks:
             self.tracker.give_back(consumer)
@@ -182,7 +192,7 @@ class DispatchCore:
             self.source.clear()
 
     def _report_active(self, before: Consumer | None) -> None:
-        active = None if self._selector is None else self._selector.active
+        active = self.active
         if active is not before:
             if before is not None and not before.closed:
                 self._out.append(ActiveChanged(before, False))
