@@ -68,7 +68,7 @@ class ConsumerStats(msgspec.Struct, frozen=True):
     name: str
     active: bool  # false: a failover consumer that waits for its place
     priority_level: int
-    draining_slots: int  # key_shared: slots that others own now and that wait for what this one has unacknowledged
+    draining_slots: int  # key_shared: owned by others now, and wait for what this one has unacknowledged
     permits: int
     unacked_messages: int
     blocked_on_unacked_messages: bool
