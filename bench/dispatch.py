@@ -22,7 +22,7 @@ from typing import Any
 from bench.arguments import console
 from magnetar.broker import Broker, BrokerSettings
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.proto.batch import admit_groups, encode_single
+from magnetar.proto.batch import admit_groups, encode_batch
 from magnetar.proto.ids import TopicName
 from magnetar.proto.ledger_entry import encode_ledger_entry
 
@@ -110,7 +110,7 @@ async def _measure(subscribe: Callable[[Any], Awaitable[Callable[[], int]]]) -> 
         topic = await broker.find(TopicName.parse("bench"))
         delivered = await subscribe(topic)
         session = await topic.open_producer("p", epoch=0, access_mode="shared", new_port=lambda _: _Port())
-        group = admit_groups([encode_single(b"x" * 100, 0, 0)])
+        group = admit_groups([encode_batch([b"x" * 100], sequence_id=0, publish_time_ms=0)])
         times: list[float] = []
         for count in range(1, PUBLISHES + 1):
             start = time.perf_counter()

@@ -17,7 +17,7 @@ import pytest
 
 from magnetar.client import connect
 from magnetar.proto import commands as c
-from magnetar.proto.batch import encode_batch, encode_single
+from magnetar.proto.batch import encode_batch
 from magnetar.proto.frames import encode_frame
 from magnetar.proto.ledger_entry import encode_ledger_entry
 from support.service import Service, resident_bytes
@@ -36,7 +36,7 @@ def seed_frames() -> list[bytes]:
         (c.Lookup(1, "fuzz"), b""),
         (c.CreateProducer(2, 1, "fuzz", None), b""),
         (c.Send(0, 1, 0), group),
-        (c.Send(0, 1, 0), encode_single(b"x", 1, 0) * 2),
+        (c.Send(0, 1, 0), encode_batch([b"x"], sequence_id=1, publish_time_ms=0) * 2),
         (c.Subscribe(3, 1, "fuzz", "s", start=("earliest", None)), b""),
         (c.Flow(0, 1, 1000), b""),
         (c.Ack(4, 1), c.encode_rows(c.ACK_ROW, [(1, 0, 0, 2)])),

@@ -9,7 +9,7 @@ from magnetar.broker import Broker, BrokerSettings, ClientConnection
 from magnetar.broker.service import BrokerService
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
-from magnetar.proto.batch import decode_batch, encode_batch, encode_single
+from magnetar.proto.batch import decode_batch, encode_batch
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.frames import FrameParser, encode_frame
@@ -193,7 +193,9 @@ class FakeClient:
         header = c.Send(0, producer_id, epoch).encode()
         self.bytes_received(
             b"".join(
-                encode_frame(header, encode_single(value, first + number, time_ms))
+                encode_frame(
+                    header, encode_batch([value], sequence_id=first + number, publish_time_ms=time_ms)
+                )
                 for number, value in enumerate(values)
             )
         )

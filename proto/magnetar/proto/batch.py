@@ -255,22 +255,20 @@ def encode_by_key(
     publish_time_ms: int,
     compression: Compression = Compression.NONE,
 ) -> tuple[EncodedBatches, list[int]]:
-    """Messages as a batch for each key, and the place of each of them among all messages of all batches.
+    """Messages that have keys as a batch for each key, and the place of each among the messages of all batches.
 
     The messages of a key stay in order; sequence ids count up along the batches.
     """
     by_key: dict[Key, list[int]] = {}
-    for number, key in enumerate(columns.keys or repeat(None, len(columns.values))):
+    for number, key in enumerate(columns.keys or ()):
         by_key.setdefault(key, []).append(number)
     rests: list[bytes] = []
-    order = [0] * len(columns.values)
-    count = 0
+    stored: list[int] = []  # the number of each message that is stored
     for numbers in by_key.values():
         one = Columns._make(column and [column[number] for number in numbers] for column in columns)
-        rests += encode_columns(one, first_sequence_id + count, publish_time_ms, compression)._rests
-        for place, number in enumerate(numbers, count):
-            order[number] = place
-        count += len(numbers)
+        rests += encode_columns(one, first_sequence_id + len(stored), publish_time_ms, compression)._rests
+        stored += numbers
+    order = sorted(range(len(stored)), key=stored.__getitem__)
     return EncodedBatches(rests, list(accumulate(map(len, by_key.values())))), order
 
 
@@ -329,11 +327,6 @@ def _of_keys(keys: Sequence[Key] | None) -> tuple[int, int]:
     if first == keys[-1] and keys.count(first) == len(keys):
         return (0, 0) if first is None else (FLAG_KEYED, key_hash_of(first))
     return FLAG_MIXED_KEYS, 0
-
-
-def encode_single(value: bytes, sequence_id: int, publish_time_ms: int) -> bytes:
-    """A batch of one message without key or properties."""
-    return EncodedBatches(_plain_rests([value], sequence_id, publish_time_ms)).batches()
 
 
 def encode_batch(
@@ -573,9 +566,7 @@ def admit_groups(payloads: Sequence[bytes]) -> AdmittedGroups:
     Raises ChecksumMismatch or MalformedFrame; its details hold "position", the number of the bad payload in the run, so
     that the caller can admit the ones before it. 0.45 us for a payload that is one small batch.
     """
-    batches: list[bytes] = []
-    counts: list[int] = []
-    sequence_ids: list[int] = []
+    batches, counts, sequence_ids = list[bytes](), list[int](), list[int]()
     unpack = _ADMIT.unpack_from
     for position, payload in enumerate(payloads):
         try:
@@ -605,7 +596,5 @@ def _admit_several(payload: bytes, batches: list[bytes], counts: list[int], sequ
         verify_batch(payload, offset, header.size)
         found.append((payload[offset : offset + header.size], header.message_count, header.sequence_id))
         offset += header.size
-    for batch, count, sequence_id in found:
-        batches.append(batch)
-        counts.append(count)
-        sequence_ids.append(sequence_id)
+    for column, values in zip((batches, counts, sequence_ids), zip(*found)):
+        column.extend(values)  # type: ignore[arg-type]

@@ -4,8 +4,9 @@ An entry is a header, a table with a row per batch in columns, then the batches 
 `base_index` and `base_offset` say which part of the stored entry it is, the columns keep the values of the stored entry,
 so that cutting at batch borders copies columns and batch bytes and computes nothing per batch.
 
->>> from magnetar.proto.batch import encode_batch, encode_single
->>> a, b = encode_batch([b"1", b"2"], sequence_id=0, publish_time_ms=0), encode_single(b"3", 2, 0)
+>>> from magnetar.proto.batch import encode_batch
+>>> a = encode_batch([b"1", b"2"], sequence_id=0, publish_time_ms=0)
+>>> b = encode_batch([b"3"], sequence_id=2, publish_time_ms=0)
 >>> entry = Entry(encode_entry([a, b], [2, 1], [0, 0], ["p"], first_index=10, append_time_ms=99))
 >>> entry.message_count, entry.first_index, list(entry.end_indexes)
 (3, 10, [2, 3])

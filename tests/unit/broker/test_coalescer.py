@@ -2,7 +2,7 @@
 
 from magnetar.broker.topics.coalescer import Coalescer, GatheredEntry, measure
 from magnetar.broker.topics.producers import ProducerSession
-from magnetar.proto.batch import AdmittedGroups, encode_single
+from magnetar.proto.batch import AdmittedGroups, encode_batch
 from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY
 
@@ -19,7 +19,9 @@ def session(name: str = "p") -> ProducerSession:
 
 def groups(first: int, count: int, size: int = 10) -> AdmittedGroups:
     ids = list(range(first, first + count))
-    return AdmittedGroups([encode_single(b"x" * size, n, 0) for n in ids], [1] * count, ids)
+    return AdmittedGroups(
+        [encode_batch([b"x" * size], sequence_id=n, publish_time_ms=0) for n in ids], [1] * count, ids
+    )
 
 
 def add(
@@ -53,7 +55,7 @@ def test_groups_of_one_turn_share_an_entry_and_contiguous_ones_a_run() -> None:
 def test_gaps_in_sequence_ids_end_a_run() -> None:
     coalescer = Coalescer(1 << 20)
     a = session("a")
-    batches = [encode_single(b"x", n, 0) for n in range(4)]
+    batches = [encode_batch([b"x"], sequence_id=n, publish_time_ms=0) for n in range(4)]
     add(coalescer, a, AdmittedGroups(batches, [1, 2, 1, 1], [0, 1, 3, 10]))
     assert runs(coalescer.take()) == [("a", 0, 4, 0), ("a", 10, 1, 4)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
-from magnetar.proto.batch import encode_single
+from magnetar.proto.batch import encode_batch
 from magnetar.proto.errors import (
     InvalidArgument,
     InvalidTopicName,
@@ -197,7 +197,10 @@ async def test_headers_of_a_producer_that_vary_do_not_pile_up() -> None:
         await client.producer()
         # A later version may append fields to SEND, which are ignored here.
         headers = [msgpack.packb([c.Send.NUMBER, 0, 1, 0, b"%05d" % number * 2000]) for number in range(300)]
-        frames = [encode_frame(header, encode_single(b"x", n, 0)) for n, header in enumerate(headers)]
+        frames = [
+            encode_frame(header, encode_batch([b"x"], sequence_id=n, publish_time_ms=0))
+            for n, header in enumerate(headers)
+        ]
         tracemalloc.start()
         try:
             for number, frame in enumerate(frames):

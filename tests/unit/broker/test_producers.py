@@ -7,7 +7,7 @@ import pytest
 
 from magnetar.broker.topics.producers import Producers, SessionState
 from magnetar.proto import commands as c
-from magnetar.proto.batch import GROUP_OVERHEAD_BYTES, encode_batch, encode_single
+from magnetar.proto.batch import GROUP_OVERHEAD_BYTES, encode_batch
 from magnetar.proto.errors import (
     ChecksumMismatch,
     MessageTooLarge,
@@ -98,7 +98,7 @@ async def test_a_damaged_batch_fails_itself_and_what_follows_but_not_what_came_b
         client = FakeClient(broker)
         await client.producer()
         header = c.Send(0, 1, 0).encode()
-        good = [encode_single(b"%d" % n, n, 0) for n in range(4)]
+        good = [encode_batch([b"%d" % n], sequence_id=n, publish_time_ms=0) for n in range(4)]
         good[2] = good[2][:-1] + b"?"
         client.bytes_received(b"".join(encode_frame(header, payload) for payload in good))
         client.publish(b"4", first=4)
@@ -182,7 +182,10 @@ async def test_two_topics_of_a_connection_wait_for_the_full_budget_of_the_broker
         await client.producer(2, "invoices")
         ledgers.hold = True
         sends = [
-            encode_frame(c.Send(0, producer_id, 0).encode(), encode_single(b"x" * 2000, 0, 0))
+            encode_frame(
+                c.Send(0, producer_id, 0).encode(),
+                encode_batch([b"x" * 2000], sequence_id=0, publish_time_ms=0),
+            )
             for producer_id in (1, 2)
         ]
         client.bytes_received(b"".join(sends))

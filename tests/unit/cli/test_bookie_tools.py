@@ -8,7 +8,7 @@ from magnetar.broker.cursors.entries import encode_delta
 from magnetar.cli.bookie_tools_read import decode_payload, parse_range
 from magnetar.cli.flags import UsageError, parse_flags
 from magnetar.cli.main import BOOKIE_COMMANDS
-from magnetar.proto.batch import encode_batch, encode_single
+from magnetar.proto.batch import encode_batch
 from magnetar.proto.entry import encode_entry
 
 
@@ -30,7 +30,12 @@ def test_what_is_no_range(text: str, capsys: pytest.CaptureFixture[str]) -> None
 def test_messages_of_an_entry() -> None:
     batch = encode_batch([b"1", None], sequence_id=5, publish_time_ms=9, keys=["k", None])
     data = encode_entry(
-        [batch, encode_single(b"\xff", 7, 9)], [2, 1], [1, 0], ["p", "q"], first_index=10, append_time_ms=99
+        [batch, encode_batch([b"\xff"], sequence_id=7, publish_time_ms=9)],
+        [2, 1],
+        [1, 0],
+        ["p", "q"],
+        first_index=10,
+        append_time_ms=99,
     )
     content = decode_payload(data)
     assert (content["kind"], content["first_index"], content["producers"]) == ("messages", 10, ["p", "q"])

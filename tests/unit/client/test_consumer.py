@@ -17,7 +17,7 @@ from magnetar.client import (
     connect,
 )
 from magnetar.client.topic.window import Window
-from magnetar.proto.batch import encode_batch, encode_single
+from magnetar.proto.batch import encode_batch
 from magnetar.proto.commands import Ack, CloseConsumer, Flow, Seek, Subscribe
 from magnetar.proto.errors import ChecksumMismatch
 from support.client_kit import fill, take, until
@@ -330,9 +330,9 @@ async def test_damage_is_told_and_the_next_messages_arrive(
     broker: FakeBroker, client: Client, single: bool
 ) -> None:
     topic = broker.topic("t")
-    good = encode_single(b"good", 0, 0)
+    good = encode_batch([b"good"], sequence_id=0, publish_time_ms=0)
     damaged = bytearray(
-        encode_single(b"evil", 1, 0)
+        encode_batch([b"evil"], sequence_id=1, publish_time_ms=0)
         if single
         else encode_batch([b"a", b"b"], sequence_id=0, publish_time_ms=0)
     )
@@ -363,7 +363,9 @@ async def test_a_consumer_that_does_not_read_holds_a_bounded_amount(
     broker: FakeBroker, client: Client
 ) -> None:
     for _ in range(100):
-        broker.store(broker.topic("t"), [encode_single(b"x" * 100_000, 0, 0)], [1], "p")
+        broker.store(
+            broker.topic("t"), [encode_batch([b"x" * 100_000], sequence_id=0, publish_time_ms=0)], [1], "p"
+        )
     consumer = await client.subscribe("t", "s", start="earliest", receiver_queue_bytes=1_000_000)
     [handler] = broker.handlers
     [fake] = handler.consumers.values()

@@ -21,7 +21,6 @@ from magnetar.proto.batch import (
     decode_batch_header,
     encode_batch,
     encode_by_key,
-    encode_single,
     encode_singles,
     entry_keys,
     entry_values,
@@ -68,8 +67,10 @@ def test_round_trip(values: list[bytes | None], compression: Compression, data: 
 
 
 def test_single_is_the_short_form_of_the_same_batch() -> None:
-    assert encode_single(b"v", 5, 6) == encode_batch([b"v"], sequence_id=5, publish_time_ms=6)
-    assert decode_batch(encode_single(b"", 5, 6)).values == [b""]
+    assert encode_batch([b"v"], sequence_id=5, publish_time_ms=6) == encode_batch(
+        [b"v"], sequence_id=5, publish_time_ms=6
+    )
+    assert decode_batch(encode_batch([b""], sequence_id=5, publish_time_ms=6)).values == [b""]
 
 
 @pytest.mark.parametrize("compression", list(Compression))
@@ -102,7 +103,7 @@ def test_random_bytes_raise_nothing_but_our_errors() -> None:
 
 
 def test_admit_splits_groups_and_names_the_bad_payload() -> None:
-    one = encode_single(b"1", 10, 0)
+    one = encode_batch([b"1"], sequence_id=10, publish_time_ms=0)
     two = encode_batch([b"2", b"3"], sequence_id=11, publish_time_ms=0)
     admitted = admit_groups([one, one + two, two])
     assert admitted.batches == [one, one, two, two]
@@ -124,7 +125,7 @@ def test_columns_of_other_lengths_are_refused() -> None:
 
 
 def test_unknown_format_asks_for_an_upgrade() -> None:
-    data = bytearray(encode_single(b"1", 0, 0))
+    data = bytearray(encode_batch([b"1"], sequence_id=0, publish_time_ms=0))
     data[12] = 9
     with pytest.raises(MalformedFrame, match="upgrade"):
         decode_batch(bytes(data), verify=False)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from magnetar.proto.batch import decode_batch, encode_batch, encode_single
+from magnetar.proto.batch import decode_batch, encode_batch
 from magnetar.proto.compression import Compression
 from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.ids import MessageId
@@ -24,7 +24,7 @@ def random_batch(rng: random.Random, number: int) -> tuple[bytes, int]:
     n = rng.choice((1, 1, 2, 5, 40))
     values = [rng.choice((None, b"", rng.randbytes(rng.randrange(200)))) for _ in range(n)]
     if n == 1 and rng.random() < 0.5:
-        return encode_single(values[0] or b"", number, 1000 + number), 1
+        return encode_batch([values[0] or b""], sequence_id=number, publish_time_ms=1000 + number), 1
     return (
         encode_batch(
             values,
@@ -43,7 +43,9 @@ def random_batch(rng: random.Random, number: int) -> tuple[bytes, int]:
 def random_entry(rng: random.Random, entry_id: int, first_index: int) -> tuple[bytes, int]:
     if rng.random() < 0.3:
         count = rng.choice((1, 7))
-        batches = [(encode_single(rng.randbytes(9), i, 5 + i), 1) for i in range(count)]
+        batches = [
+            (encode_batch([rng.randbytes(9)], sequence_id=i, publish_time_ms=5 + i), 1) for i in range(count)
+        ]
     else:
         batches = [random_batch(rng, 100 * i) for i in range(rng.choice((1, 3, 6)))]
     entry = encode_entry(
