@@ -77,8 +77,8 @@ def crash(bookie: Bookie) -> None:
     if bookie.checkpointer._running is not None:
         bookie.checkpointer._running.cancel()
     for journal in bookie.journals.all:
-        if journal._upkeep is not None:
-            journal._upkeep.cancel()
+        if journal._preparing is not None:
+            journal._preparing.cancel()
         for timer in (journal._idle, journal._deferred_timer):
             if timer is not None:
                 timer.cancel()

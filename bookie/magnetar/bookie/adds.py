@@ -30,7 +30,7 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER
 
 from .journal import Journals
 from .journal.journal import DurableCallback
-from .ledgers import LedgerStates
+from .ledgers import LedgerDescriptors
 from .read_cache import ReadCache
 from .settings import BookieSettings
 from .write_cache import WriteCache
@@ -59,7 +59,7 @@ class Adds:
     def __init__(
         self,
         settings: BookieSettings,
-        ledgers: LedgerStates,
+        ledgers: LedgerDescriptors,
         cache: WriteCache,
         read_cache: ReadCache,
         want_flush: Callable[[], None],

@@ -37,11 +37,11 @@ class BookieComponents:
     index_exists: Callable[[str], bool] = lambda path: True
     # Instance of the metadata store that lists this bookie's ledgers; 0: not known.
     cluster: int = 0
-    # Wall clock, for what is kept for a time.
+    # Wall clock, for what has a retention time.
     clock: Clock = field(default_factory=SystemClock)
     # Who knows which ledgers were deleted; None: only who asks for a deletion by name.
     existing_ledgers: ExistingLedgers | None = None
-    # Who is asked to heal what is damaged; None: it is only told in logs and figures.
+    # Who is asked to heal what is damaged; None: it only shows in logs and figures.
     repair_queue: RepairQueue | None = None
 
 

@@ -26,7 +26,7 @@ __all__ = [
     "JOURNAL_ROLE",
     "LEDGERS_ROLE",
     "Cookie",
-    "LedgerDirectory",
+    "CookieDirectory",
     "copy_for",
     "decode_cookie",
     "encode_cookie",
@@ -43,7 +43,7 @@ _LENGTH = struct.Struct(">I")
 _CHECKSUM = struct.Struct(">Q")
 
 
-class LedgerDirectory(NamedTuple):
+class CookieDirectory(NamedTuple):
     """A ledger directory of a bookie, by its name (`DataLayout.name_of`)."""
 
     name: str
@@ -66,7 +66,7 @@ class Cookie(NamedTuple):
     directory: str = ""
     # Names of the directories that may hold something, those that the settings left out last among them.
     journal_directories: tuple[str, ...] = ()
-    ledger_directories: tuple[LedgerDirectory, ...] = ()
+    ledger_directories: tuple[CookieDirectory, ...] = ()
     # Rule 9: this bookie replaces one that lost its disks. What it does not find it cannot say to be absent.
     repairing: bool = False
     # A ledger directory was declared lost, now or long ago: without an index nobody can tell what it held (rule 8).
@@ -117,7 +117,7 @@ def _from_fields(fields: dict[str, Any]) -> Cookie:
     identity = (int(fields["format_version"]), int(fields["instance"]), str(fields["bookie_id"]))
     if identity[0] == 1:
         return Cookie(
-            *identity, journal_directories=("journal",), ledger_directories=(LedgerDirectory("ledgers"),)
+            *identity, journal_directories=("journal",), ledger_directories=(CookieDirectory("ledgers"),)
         )
     return Cookie(
         *identity,
@@ -126,7 +126,7 @@ def _from_fields(fields: dict[str, Any]) -> Cookie:
         directory=str(fields["directory"]),
         journal_directories=tuple(map(str, fields["journal_directories"])),
         ledger_directories=tuple(
-            LedgerDirectory(str(name), bool(lost)) for name, lost in fields["ledger_directories"]
+            CookieDirectory(str(name), bool(lost)) for name, lost in fields["ledger_directories"]
         ),
         repairing=bool(fields["repairing"]),
         lost_logs=bool(fields.get("lost_logs", False)),

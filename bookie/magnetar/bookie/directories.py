@@ -35,7 +35,7 @@ from .cookie import (
     JOURNAL_ROLE,
     LEDGERS_ROLE,
     Cookie,
-    LedgerDirectory,
+    CookieDirectory,
     copy_for,
     decode_cookie,
     encode_cookie,
@@ -98,7 +98,7 @@ def open_data_directory(
         format_version=FORMAT_VERSION,
         cluster=cookie.cluster or cluster,
         journal_directories=(*journals, *left),
-        ledger_directories=tuple(map(LedgerDirectory, ledgers)),
+        ledger_directories=tuple(map(CookieDirectory, ledgers)),
     )
     if checked != cookie:
         write_cookie(files, layout, checked)
@@ -108,7 +108,7 @@ def open_data_directory(
 
 
 def forget_journal_directory(files: Files, layout: DataLayout, cookie: Cookie, name: str) -> Cookie:
-    """Takes a journal directory that is not needed any more out of the cookie; its journals are gone already."""
+    """Takes a journal directory that is not needed any more out of the cookie; its journals were deleted before."""
     cookie = cookie._replace(
         journal_directories=tuple(known for known in cookie.journal_directories if known != name)
     )
@@ -299,7 +299,7 @@ def _take(files: Files, layout: DataLayout, cookie: Cookie, role: str, path: str
             )
         if cookie.format_version > 1:
             raise DataDirectoryError(
-                f"{path} is not the {role} directory that this bookie knows: its cookie is gone, as on an empty disk. "
+                f"{path} is not the {role} directory that this bookie knows: its cookie is missing, as on an empty disk. "
                 f"Mount the right disk or restore the directory{_cure(role)}",
                 path=path,
             )

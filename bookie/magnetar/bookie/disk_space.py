@@ -36,7 +36,7 @@ class WatchedDirectory(NamedTuple):
 
 
 class DiskSpace:
-    """Says each change once. `note_pressed` is told which ledger directories are nearly full or worse."""
+    """Logs each change once. `note_pressed` is called with the ledger directories that are nearly full or worse."""
 
     def __init__(
         self,

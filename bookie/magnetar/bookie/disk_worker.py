@@ -74,7 +74,7 @@ class DiskWorker(Protocol):
         ...
 
     async def delete(self, path: str) -> None:
-        """The file is gone, durably once its directory is synced."""
+        """Deletes the file, durably once its directory is synced."""
         ...
 
     async def close(self) -> None:

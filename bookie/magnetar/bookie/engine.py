@@ -40,12 +40,12 @@ from .gc import Collected, Collector, Deletion, StorageParts
 from .index import LocationIndex
 from .journal import Journals
 from .layout import DataLayout
-from .ledgers import LedgerStates
-from .listing import EntryRange, ListedLedger, Listing
+from .ledgers import LedgerDescriptors
+from .listing import EntryRange, Listing, StoredLedger
 from .mark import Mark
 from .metrics import Distribution
 from .read_cache import ReadCache
-from .reads import LastConfirmedNews, Reads
+from .reads import LongPollResult, Reads
 from .scrub import Damage
 from .scrub.scrubber import Scrubber
 from .settings import BookieSettings
@@ -89,7 +89,7 @@ class Bookie:
         self.cache = WriteCache(settings.write_cache_bytes)
         self.read_cache = ReadCache(settings.read_cache_bytes)
         self.waiters = Waiters(settings.max_long_polls)
-        self.ledgers = LedgerStates(index, self.waiters)
+        self.ledgers = LedgerDescriptors(index, self.waiters)
         self.ledgers.incomplete = cookie.repairing
         worker = components.disk_worker
         self.logs = EntryLogs(components.files, worker, layout, settings.entry_log_bytes)
@@ -103,13 +103,13 @@ class Bookie:
             layout,
             mark,
             self.ledgers.take_dirty,
-            self.ledgers.settle,
+            self.ledgers.note_saved,
         )
         self._flush_wanted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
         self._make_request_paths(index)
-        self._make_upkeep(index)
+        self._make_maintenance(index)
         self.load = LoadMeter(self.cache, self.reads)
 
     def _make_request_paths(self, index: LocationIndex) -> None:
@@ -125,7 +125,7 @@ class Bookie:
         self.deletion = Deletion(ledgers, cache, read_cache, self.damage, self.components.clock)
         self.listing = Listing(ledgers, index, cache)
 
-    def _make_upkeep(self, index: LocationIndex) -> None:
+    def _make_maintenance(self, index: LocationIndex) -> None:
         components = self.components
         parts = StorageParts(
             settings=self.settings,
@@ -209,7 +209,7 @@ class Bookie:
         timeout_s: float = 0.0,
         max_entries: int = 0,
         max_bytes: int = 0,
-    ) -> LastConfirmedNews:
+    ) -> LongPollResult:
         """Long poll: returns once the last add confirmed is above the given one, the ledger is fenced, or time is over.
 
         With it come up to `max_entries` confirmed entries after the given one, if they are here. At most
@@ -222,7 +222,7 @@ class Bookie:
         self._check_alive()
         return news
 
-    def list_ledgers(self, after: int = -1, count: int = 1000) -> tuple[list[ListedLedger], bool]:
+    def list_ledgers(self, after: int = -1, count: int = 1000) -> tuple[list[StoredLedger], bool]:
         """The next ledgers above `after`, at most `count`, and whether there are more."""
         self._check_alive()
         return self.listing.ledgers(after, count)
@@ -341,7 +341,7 @@ class Bookie:
         except MagnetarError as error:
             self.fail(error)
             raise
-        except Exception as error:  # our own bug, with half of a flush done
+        except Exception as error:  # our own bug, in the middle of a flush
             self.fail(StorageFailed(f"a flush ended: {error!r}"))
             raise
         if moved is not None:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from magnetar.proto.errors import LedgerNotFound, UnknownLedgerState
 
 from .index import LocationIndex
-from .ledgers import LedgerState, LedgerStates
+from .ledgers import LedgerDescriptor, LedgerDescriptors
 from .write_cache import WriteCache
 
-__all__ = ["EntryRange", "ListedLedger", "Listing"]
+__all__ = ["EntryRange", "Listing", "StoredLedger"]
 
 _MAX_LEDGERS = 10_000
 _MAX_RANGES = 10_000
@@ -24,7 +24,7 @@ _MAX_SCANNED = 100_000
 _SLICE = 1000
 
 
-class ListedLedger(NamedTuple):
+class StoredLedger(NamedTuple):
     """A ledger; -1 means none."""
 
     ledger_id: int
@@ -44,12 +44,12 @@ class EntryRange(NamedTuple):
 class Listing:
     """Lists of one bookie."""
 
-    def __init__(self, ledgers: LedgerStates, index: LocationIndex, cache: WriteCache) -> None:
+    def __init__(self, ledgers: LedgerDescriptors, index: LocationIndex, cache: WriteCache) -> None:
         self._ledgers = ledgers
         self._index = index
         self._cache = cache
 
-    def ledgers(self, after: int, count: int) -> tuple[list[ListedLedger], bool]:
+    def ledgers(self, after: int, count: int) -> tuple[list[StoredLedger], bool]:
         """At most `count` ledgers with an id above `after`, by id; and whether there are more."""
         count = min(max(count, 1), _MAX_LEDGERS)
         found = dict(self._index.list_ledgers(after, count + 1))
@@ -59,11 +59,11 @@ class Listing:
             if ledger_id > after and (last is None or ledger_id < last):
                 ids[ledger_id] = None
         page = sorted(ids)
-        listed: list[ListedLedger] = []
+        listed: list[StoredLedger] = []
         for ledger_id in page[:count]:
-            state = self._ledgers.by_id.get(ledger_id) or LedgerState(found.get(ledger_id))
+            state = self._ledgers.by_id.get(ledger_id) or LedgerDescriptor(found.get(ledger_id))
             listed.append(
-                ListedLedger(
+                StoredLedger(
                     ledger_id, state.fenced, state.deleted_at_ms != 0, state.last_entry, state.confirmed
                 )
             )

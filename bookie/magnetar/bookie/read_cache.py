@@ -1,6 +1,6 @@
 """The read cache: entries read from entry logs, many of them ahead of the reader. One byte budget, oldest run first out.
 
-What one read brought is a *run*: entries of a ledger, kept and evicted together, so that the bookkeeping costs 0.1 us an
+What one read brought is a *run*: entries of a ledger, cached and evicted together, so that the bookkeeping costs 0.1 us an
 entry. Eviction is in order of arrival, as in the field: a run is read ahead, read soon after, and then done with.
 Entries are bytes objects of their own (never views), so what is counted is what is pinned.
 """
@@ -29,7 +29,7 @@ class ReadCache:
         self._capacity = capacity_bytes
         self._ledgers: dict[int, dict[int, bytes]] = {}
         self._runs: deque[_Run] = deque()  # oldest first
-        # Of all runs. An entry that is in two runs, or was discarded, is counted until its runs are gone.
+        # Of all runs. An entry that is in two runs, or was discarded, is counted until its runs are evicted.
         self.size = 0
         self.hits = 0
         self.misses = 0

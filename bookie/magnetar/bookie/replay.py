@@ -1,7 +1,7 @@
 """What a start does with the records of the journals: back into write cache and ledger states, as if they came anew.
 
-Doing it twice changes nothing. What does not fit into the write cache is flushed meanwhile, one half while the other one is
-filled, and the mark stays where it is (rule 3): a crash during a replay is a crash before it.
+A repeated replay changes nothing. When the write cache is full, one memtable is flushed while the other one fills; the mark
+stays where it is (rule 3), so a crash during a replay is a crash before it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Target:
             )
 
     async def make_room(self) -> None:
-        """Begins a flush of what is there, once the one before has ended; returns when its half has been taken."""
+        """Begins a flush of what is there, once the one before has ended; returns when its memtable has been swapped."""
         await self.flushed()
         full = self._cache.active
         self._flush = asyncio.get_running_loop().create_task(self._run(), name="bookie replay flush")

@@ -55,7 +55,7 @@ class BookieSettings:
     # left when it is full and the next one is ready. Others use 2 GB; with recycling, small files cost nothing and
     # are ready sooner. The first one gets an eighth, so that a first start does not wait.
     journal_file_bytes: int = 64 * MIB
-    # Old files kept for reuse, in bytes.
+    # Bytes of released files that stay for reuse.
     journal_spare_bytes: int = 256 * MIB
     # Ring shared with the journal writer: bounds one group, and what is in flight to the disk.
     journal_ring_bytes: int = 32 * MIB

@@ -67,14 +67,14 @@ async def _open_locked(
     files = components.files
     _settle_names(files, layout.root)
     # Before the cookie names them: the copies in them may be those of a start that was killed.
-    settled = [path for path in (*layout.journals, *layout.ledgers) if files.exists(path)]
-    for directory in settled:
+    existing = [path for path in (*layout.journals, *layout.ledgers) if files.exists(path)]
+    for directory in existing:
         _settle_names(files, directory)
     cookie = open_data_directory(
         files, layout, settings.bookie_id, components.rng, cluster=components.cluster
     )
     for directory in _directories(layout, cookie):
-        if directory not in settled:
+        if directory not in existing:
             _settle_names(files, directory)
     mark = await _read_mark(components, layout, cookie)
     # A mark without rows: no journal was ever begun, so nothing was ever served.
@@ -124,7 +124,7 @@ async def _log_states(bookie: Bookie, index: LocationIndex) -> None:
         while rows := index.list_ledgers(after, _STATES_AT_ONCE):
             for after, record in rows:
                 if record.fenced or record.explicit_lac != NO_ENTRY or record.deleted_at_ms or record.unknown:
-                    bookie.ledgers.restate(after)
+                    bookie.ledgers.rewrite_state(after)
             await bookie.checkpointer.run(None)
         index.set_states_logged()
 

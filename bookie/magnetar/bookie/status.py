@@ -12,7 +12,7 @@ from .disk_space import DiskSpace
 from .entry_log import DirectoryState, EntryLogs
 from .gc import Collector
 from .journal import Journals
-from .ledgers import LedgerStates
+from .ledgers import LedgerDescriptors
 from .metrics import Distribution
 from .read_cache import ReadCache
 from .reads import Reads
@@ -70,7 +70,7 @@ class LoadMeter:
 
 
 class StatusSource(Protocol):
-    """What is told of a bookie: the parts of `engine.Bookie`."""
+    """The parts of `engine.Bookie` that status and metrics read."""
 
     settings: BookieSettings
     cookie: Cookie
@@ -79,7 +79,7 @@ class StatusSource(Protocol):
     adds: Adds
     reads: Reads
     waiters: Waiters
-    ledgers: LedgerStates
+    ledgers: LedgerDescriptors
     logs: EntryLogs
     journals: Journals
     checkpointer: Checkpointer

@@ -21,9 +21,9 @@ from .transport import (
     BookieTransport,
     EntryPage,
     LastConfirmed,
-    LastConfirmedNews,
     LedgerPage,
     ListedLedger,
+    LongPollAnswer,
     ReadResult,
 )
 from .writer import ConfirmCallback, LedgerWriter
@@ -42,7 +42,6 @@ __all__ = [
     "EntryPage",
     "Labels",
     "LastConfirmed",
-    "LastConfirmedNews",
     "LedgerClient",
     "LedgerMetadata",
     "LedgerPage",
@@ -53,6 +52,7 @@ __all__ = [
     "LedgerWriter",
     "ListedLedger",
     "LocalTransport",
+    "LongPollAnswer",
     "Placement",
     "RandomPlacement",
     "ReadResult",

@@ -19,9 +19,9 @@ from .transport import (
     AddCallback,
     EntryPage,
     LastConfirmed,
-    LastConfirmedNews,
     LedgerPage,
     ListedLedger,
+    LongPollAnswer,
     ReadResult,
 )
 
@@ -206,7 +206,7 @@ class LocalTransport:
         timeout_s: float,
         max_entries: int = 0,
         max_bytes: int = 0,
-    ) -> LastConfirmedNews:
+    ) -> LongPollAnswer:
         """See BookieTransport."""
         wait = self._bookie(bookie).wait_last_confirmed(
             ledger_id,
@@ -215,7 +215,7 @@ class LocalTransport:
             max_entries=max_entries,
             max_bytes=max_bytes,
         )
-        return LastConfirmedNews(*await self._in_time(bookie, wait, timeout_s))
+        return LongPollAnswer(*await self._in_time(bookie, wait, timeout_s))
 
     async def delete_ledger(self, bookie: str, ledger_id: int) -> None:
         """See BookieTransport."""

@@ -25,7 +25,7 @@ from magnetar.proto.errors import LedgerNotFound, MagnetarError
 from .components import LedgerComponents
 from .core.metadata import LedgerMetadata
 from .replicas import verified
-from .transport import LastConfirmedNews
+from .transport import LongPollAnswer
 
 POLLED = 2  # bookies at a time
 POLL_S = 5.0
@@ -75,7 +75,7 @@ class LedgerTail:
         self._quiet = False  # a poll came back without news
         self._watch: Watch | None = None
         # bookie -> (last_add_confirmed it was asked with, when, the poll)
-        self._polls: dict[str, tuple[int, float, asyncio.Task[LastConfirmedNews]]] = {}
+        self._polls: dict[str, tuple[int, float, asyncio.Task[LongPollAnswer]]] = {}
         self._rests: dict[str, float] = {}  # bookie -> loop time until which it is not polled
         self._turn = reader.ledger_id  # where the search for a bookie to poll begins
         self._came: list[bytes] = []  # entries from `next_entry` on that came with a poll

@@ -39,9 +39,9 @@ from .transport import (
     AddCallback,
     EntryPage,
     LastConfirmed,
-    LastConfirmedNews,
     LedgerPage,
     ListedLedger,
+    LongPollAnswer,
     ReadResult,
 )
 
@@ -138,14 +138,14 @@ class TcpTransport:
         timeout_s: float,
         max_entries: int = 0,
         max_bytes: int = 0,
-    ) -> LastConfirmedNews:
+    ) -> LongPollAnswer:
         """See BookieTransport."""
         milliseconds = max(1, round(timeout_s * 1000))
         command = WaitLastConfirmed(0, ledger_id, last_add_confirmed, milliseconds, max_entries, max_bytes)
         reply = await self._ask(bookie, command, timeout_s)
         try:
             result = reply.result
-            return LastConfirmedNews(result["last_add_confirmed"], result["fenced"], _cut(reply))
+            return LongPollAnswer(result["last_add_confirmed"], result["fenced"], _cut(reply))
         except (TypeError, KeyError, ValueError):
             raise _misfit(bookie, "WaitLastConfirmed", reply) from None
 

@@ -25,7 +25,7 @@ class LastConfirmed(NamedTuple):
     last_entry: int
 
 
-class LastConfirmedNews(NamedTuple):
+class LongPollAnswer(NamedTuple):
     """What a long poll came back with. Nothing new at its timeout; `entries` follow the LAC that was asked with."""
 
     last_add_confirmed: int
@@ -122,7 +122,7 @@ class BookieTransport(Protocol):
         timeout_s: float,
         max_entries: int = 0,
         max_bytes: int = 0,
-    ) -> LastConfirmedNews:
+    ) -> LongPollAnswer:
         """Long poll: comes back once the bookie's LAC is above the given one, the ledger is fenced, or after `timeout_s`.
 
         With it come up to `max_entries` confirmed entries after the given LAC, if this bookie has them. A bookie may wait

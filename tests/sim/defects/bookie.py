@@ -167,15 +167,15 @@ def read_only_bookie_does_not_fence() -> None:
 @defect
 def deletion_forgets_the_fence() -> None:
     """BookKeeper #4462, rule 7: a stale writer brings a ledger back that was fenced and then deleted."""
-    entomb = _deletion._entomb
+    write_tombstone = _deletion._write_tombstone
 
     def forgetting(self: Any, ledger_id: int) -> None:
-        entomb(self, ledger_id)
+        write_tombstone(self, ledger_id)
         state = self._ledgers.load(ledger_id)
         state.fenced = False
         state.deleted_at_ms = 0
 
-    _deletion._entomb = forgetting
+    _deletion._write_tombstone = forgetting
 
 
 @defect

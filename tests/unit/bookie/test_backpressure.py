@@ -57,7 +57,7 @@ class Service:
 
 @pytest.fixture
 async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
-    monkeypatch.setattr("magnetar.bookie.server.held_adds.NOTICE_INTERVAL_S", 0.05)
+    monkeypatch.setattr("magnetar.bookie.server.paused_connections.NOTICE_INTERVAL_S", 0.05)
     # However slow the machine is: only silence ends the wait.
     monkeypatch.setattr("magnetar.ledger.bookie_connection._MAX_ADD_TIMEOUTS", 1000)
     bookie = await open_inline(

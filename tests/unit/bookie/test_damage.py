@@ -20,7 +20,7 @@ class Queue:
     def damaged(self, ledger_id: int, first: int, last: int, reason: str) -> None:
         self.told.append((ledger_id, first, last))
 
-    def gone(self, ledger_id: int) -> None:
+    def resolved(self, ledger_id: int) -> None:
         self.gone_ledgers.append(ledger_id)
 
 

@@ -220,7 +220,7 @@ class ProcessDiskWorker:
             except BlockingIOError:
                 sent = 0
             except OSError:
-                return  # it is gone: `_worker_ended` fails what waits
+                return  # the process has ended: `_worker_ended` fails what waits
             if sent == len(message):
                 return
             message = message[sent:]

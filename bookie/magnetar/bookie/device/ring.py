@@ -216,7 +216,7 @@ class RingJournalDevice(StreamOffsets):
         """Its pipe is closed; what it reported last may say why."""
         if self._report_fd >= 0:
             self._report_readable()
-        self._fail(StorageFailed(f"the journal writer process is gone: {error.strerror}"))
+        self._fail(StorageFailed(f"the journal writer process has ended: {error.strerror}"))
 
     def _report_readable(self) -> None:
         try:
@@ -256,7 +256,7 @@ class RingJournalDevice(StreamOffsets):
                 self._drained.set_result(None)
 
     def _no_room_to_close(self) -> None:
-        """What is not durable was not acknowledged; whoever waits for it is told now."""
+        """Fails the journal: what is not durable was never acknowledged."""
         self._fail(DiskFull("the disk of the journal is full: what is not durable yet was not stored"))
 
     def _write_failed(self, number: int, sequence: int) -> None:

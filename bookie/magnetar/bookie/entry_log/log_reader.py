@@ -24,8 +24,8 @@ _WILL_NEED_BYTES = 4 << 20
 class LogReader:
     """Reads of all entry logs. The loop never waits for the disk: what is not in the page cache the disk worker reads first.
 
-    `path_of` says where a log is, None if there is none. `on_damaged_log(log_id, reason)` is told when a log does not begin
-    as it should: once for each time it is opened.
+    `path_of` returns the path of a log, None if there is none. `on_damaged_log(log_id, reason)` is called when a log does
+    not begin as it should: once for each time it is opened.
     """
 
     def __init__(self, files: Files, worker: DiskWorker, path_of: Callable[[int], str | None]) -> None:

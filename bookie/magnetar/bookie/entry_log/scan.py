@@ -207,7 +207,7 @@ class LogScan:
                 if self._gap_at >= 0:
                     self._close_gap(found, offset)
                 if self._undecided:
-                    self._settle(found, entry_id, offset)
+                    self._judge_gaps(found, entry_id, offset)
                 found.append(
                     Scanned(ledger_id, entry_id, offset, length, data[at + RECORD_HEADER_BYTES : after])
                 )
@@ -255,7 +255,7 @@ class LogScan:
         if self._sealed or (self.version == 1 and offset < self._end):
             self._decide(found)
 
-    def _settle(self, found: list[Scanned], entry_id: int, offset: int) -> None:
+    def _judge_gaps(self, found: list[Scanned], entry_id: int, offset: int) -> None:
         """A good record stands at `offset`: what does it say of the ranges before it?"""
         # The header shares its sector with the first record: the disk has it, so it was written once.
         beside_header = offset == LOG_HEADER_BYTES

@@ -5,10 +5,10 @@ of the stream that goes there), then released by a checkpoint and prepared again
 an incarnation, is never used twice.
 
 Once nothing was written for a moment after a group, a small record (SYNCED) says that the group is durable, so that damage
-at the very end of a journal is told from a torn tail (rule 5).
+at the very end of a journal can be distinguished from a torn tail (rule 5).
 
-A file is left as soon as what was prepared of it is used up and the next one is ready; while it is not, the file just
-grows, and more are kept ready from then on.
+The journal moves on to the next file as soon as the prepared part of the current one is used up. If no next file is ready,
+the current one grows, and more files are prepared in advance from then on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 DurableCallback = Callable[[int, int, int], None]
 
 _RETRY_PREPARE_S = 1.0
-# How long the journal is quiet before it says that what it wrote is durable.
+# How long nothing is written before a SYNCED record follows.
 _IDLE_S = 0.1
 ADD = int(RecordType.ADD)
 
@@ -99,7 +99,7 @@ class Journal:
         # Why nothing is acknowledged any more.
         self.failure: MagnetarError | None = None
         self._wanted = asyncio.Event()
-        self._upkeep: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Task[None] | None = None
         # No file could be prepared for want of space, and none is ready.
         self._cannot_prepare = False
         # When the journal fell quiet: the timer, and the end offset then. Up to `_sealed` a later record says so already.
@@ -124,8 +124,8 @@ class Journal:
         await self._device.start(position.sequence, position.offset)
         self._begin(position.sequence, prepared_bytes)
         self._wanted.set()
-        self._upkeep = asyncio.get_running_loop().create_task(self._prepare_files(), name="journal files")
-        self._upkeep.add_done_callback(self._upkeep_ended)
+        self._preparing = asyncio.get_running_loop().create_task(self._prepare_files(), name="journal files")
+        self._preparing.add_done_callback(self._preparing_ended)
 
     @property
     def waiting(self) -> bool:
@@ -222,7 +222,7 @@ class Journal:
             )
 
     def sync(self) -> None:
-        """What was deferred goes to the disk now, in one group with whatever else does."""
+        """Sends deferred records to the disk now, in one group with all others."""
         if self.failure is None:
             if self._device.durable_offset == self._device.requested_offset:
                 self._progress_at = self._now()
@@ -232,7 +232,7 @@ class Journal:
         """`done` is called when everything appended before is durable. Forces of one turn of the loop share a sync."""
         device = self._device
         if self.failure is not None or self._waiting:
-            # A mark behind what waits for the ring.
+            # A position behind the records that wait for the ring.
             self._append_later(RecordType.SYNCED, b"", done, ledger_id, -1)
         elif device.durable_offset == device.end_offset:
             asyncio.get_running_loop().call_soon(done, ledger_id, -1, 0)
@@ -277,17 +277,17 @@ class Journal:
         if self._deferred_timer is not None:
             self._deferred_timer.cancel()
             self._deferred_timer = None
-        if self._upkeep is not None:
-            self._upkeep.cancel()
-            await asyncio.gather(self._upkeep, return_exceptions=True)
-            self._upkeep = None
+        if self._preparing is not None:
+            self._preparing.cancel()
+            await asyncio.gather(self._preparing, return_exceptions=True)
+            self._preparing = None
         wait = False
         try:
             if self._waiting and self.failure is None and not self._device.full:
                 self._emptied = asyncio.get_running_loop().create_future()
                 await self._emptied
             wait = True
-        finally:  # a bookie that gives up waiting lets go all the same
+        finally:  # also when the bookie gives up waiting
             try:
                 await self._device.close(wait=wait)
                 await asyncio.sleep(0)  # what the device has to say
@@ -334,7 +334,7 @@ class Journal:
             self.group_records.observe(before - len(pending))
         if self._waiting:
             self._drain_waiting()
-            self._tell_emptied()
+            self._notify_emptied()
         file = self._files[-1]
         position = self._device.file_position
         if offset > file.base and position >= file.prepared_bytes:
@@ -397,7 +397,7 @@ class Journal:
             done(ledger_id, number, error.code)
         for _, _, done, ledger_id, number in waiting:
             done(ledger_id, number, error.code)
-        self._tell_emptied()
+        self._notify_emptied()
         return True
 
     def _space_changed(self) -> None:
@@ -410,18 +410,20 @@ class Journal:
             self._cannot_prepare = value
             self.on_space()
 
-    def _tell_emptied(self) -> None:
+    def _notify_emptied(self) -> None:
         if self._emptied is not None and not self._waiting and not self._emptied.done():
             self._emptied.set_result(None)
 
-    def _upkeep_ended(self, task: asyncio.Task[None]) -> None:
-        """Without files to come the current one would grow for ever, and silently."""
+    def _preparing_ended(self, task: asyncio.Task[None]) -> None:
+        """Stops the journal: without new files the current one would silently grow for ever."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.critical("the upkeep of %s ended", self.directory, exc_info=error)
-            self._device_failed(StorageFailed(f"the upkeep of {self.directory} ended: {error!r}"))
+            _log.critical("the preparation of journal files in %s ended", self.directory, exc_info=error)
+            self._device_failed(
+                StorageFailed(f"the preparation of journal files in {self.directory} ended: {error!r}")
+            )
 
     async def _prepare_files(self) -> None:
-        """Keeps files ready, recycles released ones, deletes what is too much. Nobody waits for it."""
+        """The task that prepares files, recycles released ones and deletes surplus ones."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -459,9 +461,9 @@ class Journal:
         wanted = self._settings.journal_file_bytes
         if self._released:
             source, size = self._released[0]
-            kept = sum(size for _, size in self._spares)
+            spare_bytes = sum(size for _, size in self._spares)
             # One that is too small was the first file of a first start.
-            if size < wanted or (self._spares and kept + size > self._settings.journal_spare_bytes):
+            if size < wanted or (self._spares and spare_bytes + size > self._settings.journal_spare_bytes):
                 await self._worker.delete(journal_path(self.directory, source))
                 self._released.popleft()
                 return

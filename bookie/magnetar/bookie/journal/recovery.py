@@ -41,14 +41,14 @@ from .records import (
     scan_journal,
 )
 
-__all__ = ["BegunFile", "Recovered", "Verdict", "begun_files", "journal_files", "judge", "replay_journals"]
+__all__ = ["BegunFile", "GapVerdict", "Recovered", "begun_files", "journal_files", "judge", "replay_journals"]
 
 _log = logging.getLogger(__name__)
 _SLICE_RECORDS = 256
 _WITHOUT_CONTENT = (RecordType.BEGIN, RecordType.SYNCED)
 
 
-class Verdict(enum.Enum):
+class GapVerdict(enum.Enum):
     """See the module's table."""
 
     COMPLETE = "complete"
@@ -57,20 +57,20 @@ class Verdict(enum.Enum):
     DAMAGE_BELOW_MARK = "damage below the mark"
 
 
-def judge(gap: Gap, *, mark_offset: int, later_begun: bool, later_base: int | None) -> Verdict:
+def judge(gap: Gap, *, mark_offset: int, later_begun: bool, later_base: int | None) -> GapVerdict:
     """The table. `later_base` is the first offset of the next begun file, None when its BEGIN cannot be read."""
     if gap.resumes_at is None and gap.offset >= mark_offset and later_begun:
         if later_base is None or later_base == gap.offset:
-            return Verdict.COMPLETE
+            return GapVerdict.COMPLETE
     if gap.resumes_at is not None and gap.resumes_at <= mark_offset:
-        return Verdict.DAMAGE_BELOW_MARK
+        return GapVerdict.DAMAGE_BELOW_MARK
     if gap.offset < mark_offset:
-        return Verdict.DAMAGE
+        return GapVerdict.DAMAGE
     if gap.later_synced_to > gap.offset:
-        return Verdict.DAMAGE
+        return GapVerdict.DAMAGE
     if later_begun:
-        return Verdict.DAMAGE
-    return Verdict.TORN_TAIL
+        return GapVerdict.DAMAGE
+    return GapVerdict.TORN_TAIL
 
 
 class Recovered(NamedTuple):
@@ -143,9 +143,9 @@ async def replay_journals(
                     later_begun=later is not None,
                     later_base=later.base if later else None,
                 )
-                if verdict is Verdict.DAMAGE:
+                if verdict is GapVerdict.DAMAGE:
                     raise _damage(found.path, item.offset, item.position)
-                if verdict is Verdict.DAMAGE_BELOW_MARK:
+                if verdict is GapVerdict.DAMAGE_BELOW_MARK:
                     warnings.append(
                         f"{found.path}: records are damaged at or after byte {item.position}, below the mark"
                     )

@@ -7,7 +7,7 @@ looks leaves nothing behind: no byte and no name below the bookie's directories 
 from .entries import StoredEntry, read_entries
 from .entry_logs import LogBroken, LogEnd, LogHeader, LogLedger, LogRecord, find_log, walk_entry_log
 from .identity import (
-    DirectoryState,
+    DirectoryReport,
     accept_new_disks,
     check_identity,
     declare_lost,
@@ -17,7 +17,7 @@ from .identity import (
 from .journaled import Journaled, JournaledLedger, JournalPlace
 from .journals import (
     JournalDirectory,
-    JournalFile,
+    JournalFileReport,
     JournalGap,
     JournalRecord,
     journal_directories,
@@ -27,14 +27,14 @@ from .journals import (
 from .ledgers import LedgerSummary, list_ledgers
 from .rebuild import rebuild
 from .stopped import LogFile, StoppedBookie
-from .verify import Check, Finding, Verification, verify
+from .verify import Finding, Verification, VerifiedPart, verify
 
 __all__ = [
     "Check",
-    "DirectoryState",
+    "DirectoryReport",
     "Finding",
     "JournalDirectory",
-    "JournalFile",
+    "JournalFileReport",
     "JournalGap",
     "JournalPlace",
     "JournalRecord",

@@ -55,7 +55,7 @@ def check_index_files(bookie: StoppedBookie, progress: Progress = no_progress) -
 
 
 def _known_tables(bookie: StoppedBookie) -> dict[str, tuple[int, int]]:
-    """(bytes, checksum of so many first bytes) by name; nothing if no scrub kept any, or what it kept is damaged."""
+    """(bytes, checksum of so many first bytes) by name; empty if no scrub stored any, or the stored ones are damaged."""
     path = os.path.join(bookie.layout.root, "scrub")
     if not bookie.files.exists(path):
         return {}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..index import LedgerRecord
 from ..journal.records import RecordType
 from .entry_ids import EntryIds
-from .journals import JournalFile, JournalGap, JournalRecord, Progress, no_progress, walk_journals
+from .journals import JournalFileReport, JournalGap, JournalRecord, Progress, no_progress, walk_journals
 from .stopped import StoppedBookie
 
 __all__ = ["JournalPlace", "Journaled", "JournaledLedger"]
@@ -65,7 +65,7 @@ class Journaled:
                 found.warnings.append(
                     f"{item.path} is damaged at or after byte {item.position}; what stands behind it is left out"
                 )
-            elif isinstance(item, JournalFile) and item.state == "missing":
+            elif isinstance(item, JournalFileReport) and item.state == "missing":
                 found.warnings.append(f"{item.path} is missing although the mark needs it")
         return found
 

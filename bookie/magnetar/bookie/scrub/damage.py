@@ -1,6 +1,6 @@
-"""What is damaged on this bookie: found by reads, by the scrub and by the rebuild of the index; told once, never served.
+"""What is damaged on this bookie: found by reads, by the scrub and by a rebuild of the index; reported once, never served.
 
-    found -> counted, logged, handed to the repair queue -> gone when it was written again, repaired or deleted
+    found -> counted, logged, handed to the repair queue -> resolved when it is written again, repaired or deleted
 
 Kept in memory only: what a restart forgets is found again by the next read or the next pass of the scrub. Memory is bounded:
 a ledger with many separate ranges becomes one wide range, and beyond a number of ledgers findings are only counted and
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 _MAX_RANGES = 1000  # of one ledger
 _MAX_LEDGERS = 50_000
 _MAX_FILES = 1000
-# Then only figures tell: a dying disk must not fill the log as well.
+# After this many log lines only figures rise: a dying disk must not fill the log as well.
 _MAX_LOGGED = 200
 
 
@@ -38,10 +38,10 @@ class RepairQueue(Protocol):
     """Who brings damaged entries back from other replicas. Calls return at once and never raise."""
 
     def damaged(self, ledger_id: int, first: int, last: int, reason: str) -> None:
-        """These entries of this bookie need repair. May be told again after a restart."""
+        """These entries of this bookie need repair. The call may be repeated after a restart."""
         ...
 
-    def gone(self, ledger_id: int) -> None:
+    def resolved(self, ledger_id: int) -> None:
         """Nothing of the ledger is damaged here any more."""
         ...
 
@@ -151,7 +151,7 @@ class Damage:
     def deleted(self, ledger_id: int) -> None:
         """The ledger was deleted, or all of it repaired: nobody needs it from here."""
         if self._ranges.pop(ledger_id, None) is not None and self.queue is not None:
-            self.queue.gone(ledger_id)
+            self.queue.resolved(ledger_id)
 
     def file_gone(self, path: str) -> None:
         """A damaged file was replaced or deleted."""

@@ -22,7 +22,7 @@ _RETRY_S = 5.0
 
 
 class MetadataRepairQueue:
-    """See the module. `start` it once in the loop, `close` it before the store; damage may be told from the beginning."""
+    """See the module. `start` it once in the loop, `close` it before the store; damage may be reported before `start`."""
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
@@ -47,7 +47,7 @@ class MetadataRepairQueue:
         self._pending[ledger_id] = merge_ranges([*ranges, (first, last, reason)])
         self._wake.set()
 
-    def gone(self, ledger_id: int) -> None:
+    def resolved(self, ledger_id: int) -> None:
         """See RepairQueue."""
         if ledger_id in self._pending or len(self._pending) < _MAX_PENDING:
             self._pending[ledger_id] = None

@@ -31,8 +31,8 @@ from magnetar.proto.ledger_entry import NO_ENTRY
 from ..entry_log import RECORD_HEADER_BYTES, STATE_ENTRY, LogInfo, Scanned
 from ..entry_log.records import SYNCED_ENTRY
 from ..entry_log.scan import LogScan
+from ..gc.entry_locations import locations_of
 from ..gc.parts import StorageParts
-from ..gc.places import places_of
 from ..index import Location
 from .disk_reader import DiskReader
 from .index_files import REBUILD, IndexFiles
@@ -104,7 +104,7 @@ class Scrubber:
             "scrub_units": self.units_verified,
             "scrub_oldest_s": self.oldest_s,
             "scrub_rate_bytes_per_s": int(self._pace.rate),
-            "scrub_late": int(self._pace.late),
+            "scrub_behind": int(self._pace.behind),
             "scrub_paused_ms": int(self._pace.paused_s * 1000),
         }
 
@@ -174,7 +174,7 @@ class Scrubber:
             else:
                 await self._verify_index_file(name)
         except StorageFailed as error:
-            # What of the index cannot be read: requests that need it are told so, and others are not kept from their data.
+            # Parts of the index that cannot be read: requests that need them fail, others are served.
             self._damage.report_file(self._index_files.path(""), f"{error}; {REBUILD}")
         self._progress.done(unit.name, self._clock.now_ms())
         self.units_verified += 1
@@ -258,7 +258,7 @@ class Scrubber:
         ]
         log_id = check.info.log_id
         del check.missing[_MAX_SUSPICIOUS:]
-        for record, place in zip(entries, places_of(self._index, entries), strict=True):
+        for record, place in zip(entries, locations_of(self._index, entries), strict=True):
             if place is None:
                 check.missing.append((record.ledger_id, record.entry_id, record.length))
             elif place == (log_id, record.offset, record.length):
@@ -268,7 +268,7 @@ class Scrubber:
         """Records whose entry the index has nowhere: of a deleted ledger, not indexed yet, or lost by the index.
 
         Beyond the last entry of its ledger: a crash came between log and index, and the journal did not have it either (it
-        was slower than the flush). So it was never acknowledged, and recoveries must be told that it is not here.
+        was slower than the flush). So it was never acknowledged, and recoveries must get "no such entry" for it.
         """
         for at in range(0, len(check.missing), _SLICE_RECORDS):
             # Between the append of a flush and its place in the index stands this barrier; and deletions are seen whole.

@@ -4,8 +4,8 @@ Adds come in runs (consecutive frames with one header) and are answered in rows:
 the journal. Requests run as tasks, a bounded number per connection, and stop while the peer does not take their answers.
 Long polls wait beside them, bounded as well; when there is something to read for one it queues up with the requests.
 
-Backpressure: while adds wait for room in the write cache no connection that adds is read (`held_adds`); while a connection
-has too many requests outstanding, that one is not read.
+Backpressure: while adds wait for room in the write cache no connection that adds is read (`paused_connections`); while a
+connection has too many requests outstanding, that one is not read.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from magnetar.proto.ledger_entry import (
 from magnetar.runtime.connection import Connection
 
 from ..engine import Bookie
-from ..reads import LastConfirmedNews
-from .held_adds import HeldAdds
+from ..reads import LongPollResult
+from .paused_connections import PausedConnections
 from .requests import OPERATIONS, Answer, answer_news, perform, wait_for_news
 
 __all__ = ["BookieConnection"]
@@ -66,13 +66,15 @@ class _News(NamedTuple):
     """A long poll that is to be answered."""
 
     command: WaitLastConfirmed
-    news: LastConfirmedNews
+    news: LongPollResult
 
 
 class BookieConnection:
     """One ledger client. A `ConnectionHandler`."""
 
-    def __init__(self, bookie: Bookie, handlers: dict[BookieConnection, None], held: HeldAdds) -> None:
+    def __init__(
+        self, bookie: Bookie, handlers: dict[BookieConnection, None], held: PausedConnections
+    ) -> None:
         self._bookie = bookie
         self._handlers = handlers
         self._held = held
@@ -89,7 +91,10 @@ class BookieConnection:
     # --- the connection calls -----------------------------------------------------------------------------------------
 
     def connection_ready(self, connection: Connection) -> None:
-        """See `ConnectionHandler`. Not known to the server before: who fails the handshake is never told closed."""
+        """See `ConnectionHandler`.
+
+        The server learns of the connection here: without a handshake there is no `connection_closed` either.
+        """
         self._connection = connection
         self._handlers[self] = None
 
@@ -280,7 +285,7 @@ class BookieConnection:
 
 
 def _told(error: Exception) -> MagnetarError:
-    """What the peer is told."""
+    """The answer to the peer."""
     if isinstance(error, MagnetarError):
         return error
     _log.error("a bookie request failed", exc_info=error)

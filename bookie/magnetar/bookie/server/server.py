@@ -10,7 +10,7 @@ from magnetar.runtime.connection import ConnectionOptions, FramedServer
 
 from ..engine import Bookie
 from .connection import BookieConnection
-from .held_adds import HeldAdds
+from .paused_connections import PausedConnections
 
 __all__ = ["BookieServer"]
 
@@ -23,7 +23,7 @@ class BookieServer:
         self._server: FramedServer | None = None
         # In order of their coming: waking them must not depend on hashes.
         self._handlers: dict[BookieConnection, None] = {}
-        self._held = HeldAdds(bookie)
+        self._held = PausedConnections(bookie)
 
     @classmethod
     async def start(cls, bookie: Bookie, host: str, port: int, options: ConnectionOptions) -> BookieServer:
