@@ -107,6 +107,6 @@ def recovery_key(core: RecoveryCore | None, number: dict[str, int], symmetric: b
         tuple(sorted(number[name] for name in core._suspects)),
         entries,
         tuple(sorted(number[changed[position]] for position in core._failing)),
-        tuple(sorted(number[changed[position]] for position in core._gone)),
+        tuple(sorted(number[changed[position]] for position in core._unreplaceable)),
         tuple(sorted(number[name] for name in core._excluded)),
     )

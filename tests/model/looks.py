@@ -287,6 +287,6 @@ def _recovery_key(core: RecoveryCore, number: dict[str, int], symmetric: bool) -
         (core._first, core._next_read, core._next_add),
         entries,
         tuple(sorted(number[bookies[position]] for position in core._failing)),
-        tuple(sorted(number[bookies[position]] for position in core._gone)),
+        tuple(sorted(number[bookies[position]] for position in core._unreplaceable)),
         tuple(sorted(number[name] for name in core._excluded)),
     )

@@ -4,6 +4,7 @@
 bookies, `tcp_transport` and `local_transport` are what stands behind it.
 """
 
+from .bookie_info_reader import BookieInfoReader
 from .client import LedgerClient
 from .core.metadata import Ensemble, LedgerMetadata, LedgerState
 from .deferred_writer import DeferredLedgerWriter
@@ -13,7 +14,6 @@ from .local_transport import LocalTransport
 from .placement import Candidates, Placement, RandomPlacement, SpreadPlacement
 from .reader import LedgerReader
 from .settings import LedgerSettings
-from .survey import BookieSurvey
 from .tail import LedgerTail
 from .tcp_transport import TcpTransport
 from .transport import (
@@ -33,7 +33,7 @@ __all__ = [
     "BookieDirectory",
     "BookieFacts",
     "BookieHealth",
-    "BookieSurvey",
+    "BookieInfoReader",
     "BookieTransport",
     "Candidates",
     "ConfirmCallback",

@@ -50,14 +50,14 @@ class LedgerComponents:
         return await self._in_time(self.metadata.next_id(LEDGER_SEQUENCE, count), "the id of a new ledger")
 
     async def new_ledger(self, metadata: LedgerMetadata, ledger_id: int | None) -> tuple[int, int]:
-        """Writes the metadata of a new ledger: its id and version. RequestTimeout: it may be there, and nobody uses it."""
+        """Writes the metadata of a new ledger: its id and version. RequestTimeout: the node may exist, unused."""
         if ledger_id is None:
             ledger_id = await self.next_ledger_id()
         create = self.metadata.create(ledger_path(ledger_id), metadata.encode())
         return ledger_id, await self._in_time(create, f"making ledger {ledger_id}")
 
     async def delete_metadata(self, ledger_id: int) -> None:
-        """LedgerNotFound. RequestTimeout: it may be gone."""
+        """LedgerNotFound. RequestTimeout: it may have been deleted."""
         try:
             await self._in_time(self.metadata.delete(ledger_path(ledger_id)), f"deleting ledger {ledger_id}")
         except NotFoundInStore:

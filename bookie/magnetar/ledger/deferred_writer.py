@@ -89,11 +89,11 @@ class DeferredLedgerWriter(LedgerWriter):
             self._run(core.drained())
 
     def _answer(self, adds: Sequence[PendingAdd]) -> None:
-        """Once each: when they are confirmed, or fail, nobody is told again."""
+        """Calls each callback once: not again when the entry is confirmed, or fails."""
         entry_id = self._core.last_add_accepted - len(adds)
         for add in adds:
             entry_id += 1
-            confirmed, add.context = add.context, _told_already
+            confirmed, add.context = add.context, _already_notified
             try:
                 confirmed(entry_id, add.entry, None)
             except Exception as failure:
@@ -120,5 +120,5 @@ class DeferredLedgerWriter(LedgerWriter):
             super()._ended(metadata)
 
 
-def _told_already(_entry_id: int, _entry: bytes, _error: MagnetarError | None) -> None:
-    """The callback of what was answered when it was accepted."""
+def _already_notified(_entry_id: int, _entry: bytes, _error: MagnetarError | None) -> None:
+    """The callback of an entry that was answered when it was accepted."""

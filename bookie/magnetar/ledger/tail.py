@@ -7,7 +7,7 @@ that fails, is fenced (answers at once, and will never hear of more) or comes ba
 
 What wakes a waiting tail, none of which can get lost because each leaves its trace before the wake-up is sent:
 * a poll that ended (its task is done and looked at before the next wait);
-* a change of the ledger's metadata, told by a watch that is set before the metadata is read: closed, or other bookies;
+* a change of the ledger's metadata (closed, or other bookies), from a watch that is set before the metadata is read;
 * the end of a rest, when nobody is polled; then, and after a poll without news, metadata and the whole last ensemble are
   asked (rule 13), so that even a watch that was lost or two deaf bookies delay a reader by one poll only.
 """
@@ -55,8 +55,8 @@ class FollowedLedger(Protocol):
     async def read_metadata(self) -> None:
         """Asks the metadata alone."""
 
-    def told_confirmed(self, last_add_confirmed: int) -> None:
-        """A bookie told of it."""
+    def update_last_confirmed(self, last_add_confirmed: int) -> None:
+        """Takes a last-add-confirmed that a bookie reported."""
 
 
 class LedgerTail:
@@ -237,7 +237,7 @@ class LedgerTail:
                     self._turn += 1
                     self._quiet = True
                 continue
-            reader.told_confirmed(news.last_add_confirmed)
+            reader.update_last_confirmed(news.last_add_confirmed)
             if news.entries and known + 1 == self.next_entry and not self._came:
                 try:
                     ids = range(self.next_entry, self.next_entry + len(news.entries))

@@ -183,7 +183,7 @@ class TcpTransport:
             raise _misfit(bookie, "ListEntries", reply) from None
 
     async def info(self, bookie: str) -> dict[str, Any]:
-        """See BookieTransport. Never held back by a backoff: who asks how a bookie is has a pace of his own."""
+        """See BookieTransport. Ignores the backoff: the caller limits its own rate."""
         channels = self._request_channels
         (channels.get(bookie) or self._channel(channels, bookie)).expect()
         reply = await self._ask(bookie, BookieInfo(0))

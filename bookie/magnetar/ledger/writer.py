@@ -19,17 +19,17 @@ from .core.events import (
     CloseRequested,
     Confirm,
     Detached,
+    ExplicitLacWritten,
     Failed,
     Finished,
     ForceAdds,
     IdleTick,
     Instruction,
-    LastConfirmedTold,
     ReadMetadata,
     RetryDue,
     RetryLater,
     SendAdds,
-    TellLastConfirmed,
+    WriteExplicitLac,
     WriteMetadata,
 )
 from .core.metadata import LedgerMetadata
@@ -273,8 +273,8 @@ class LedgerWriter:
                     self._start(self._write_metadata(metadata, version))
                 case ReadMetadata():
                     self._start(self._read_metadata())
-                case TellLastConfirmed(bookies, last_add_confirmed):
-                    self._start(self._tell_last_confirmed(bookies, last_add_confirmed))
+                case WriteExplicitLac(bookies, last_add_confirmed):
+                    self._start(self._write_explicit_lac(bookies, last_add_confirmed))
                 case Finished(metadata):
                     self._ended(metadata)
                 case Failed(error):
@@ -325,7 +325,7 @@ class LedgerWriter:
     # --- explicit LAC (rule 19) --------------------------------------------------------------------------------------
 
     def _idle_tick(self) -> None:
-        """Tells after half an interval without an append, and so within an interval after the last one.
+        """Writes the explicit LAC after 0.5 intervals without an append, and so within an interval after the last one.
 
         A writer that appends now and then tells with its entries: it costs neither itself nor a journal anything here.
         """
@@ -337,14 +337,14 @@ class LedgerWriter:
         else:
             self._run(core.handle(IdleTick()))
 
-    async def _tell_last_confirmed(self, bookies: tuple[str, ...], last_add_confirmed: int) -> None:
+    async def _write_explicit_lac(self, bookies: tuple[str, ...], last_add_confirmed: int) -> None:
         tell = self._components.transport.write_last_confirmed
         results = await asyncio.gather(
             *(tell(bookie, self.ledger_id, last_add_confirmed) for bookie in bookies), return_exceptions=True
         )
         if not any(isinstance(result, BaseException) for result in results):
             self._lac_delay_s = self._lac_interval_s
-            self._run(self._core.handle(LastConfirmedTold(last_add_confirmed)))
+            self._run(self._core.handle(ExplicitLacWritten(last_add_confirmed)))
         else:
             maximum = self._components.settings.explicit_lac_backoff_max_s
             self._lac_delay_s = max(self._lac_interval_s, min(self._lac_delay_s * 2, maximum))

@@ -30,7 +30,7 @@ __all__ = [
 DAMAGED_PATH = "/damaged"
 _FORMAT = 1
 _MAX_RANGES = 500
-# Somebody else got there first each time: a node is written a few times in the life of a damage.
+# Another writer was faster each time: a node is written a few times in the life of a damage.
 _MAX_CONFLICTS = 100
 
 Ranges = list[tuple[int, int, str]]

@@ -50,7 +50,7 @@ class Create(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Replaces a value. VersionConflict unless the node has this version; NotFoundInStore if it is gone."""
+    """Replaces a value. VersionConflict unless the node has this version; NotFoundInStore if it was deleted."""
 
     path: str
     value: bytes
@@ -131,8 +131,8 @@ class MetadataStore(Protocol):
     def watch(self, path: str, callback: Callable[[str], None]) -> Watch:
         """Calls back with `path` after the node, or its list of children, or a child's value, changed.
 
-        Comes from the event loop, never from within a call of the store. Changes that follow closely may be told as
-        one, and now and then one is told that changed nothing here: read again, and compare. Stays until closed.
+        The event loop calls it, never a method of the store. One call may stand for several changes, and a call may come
+        without a change: read again, and compare. The watch stays until it is closed.
         """
         ...
 

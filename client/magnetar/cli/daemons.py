@@ -123,7 +123,7 @@ async def _start_bookie(settings: ServiceSettings, daemon: Daemon) -> Started:
 
 
 async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
-    from magnetar.ledger import BookieSurvey, StaticBookies
+    from magnetar.ledger import BookieInfoReader, StaticBookies
     from magnetar.ledger.tcp_transport import TcpTransport
     from magnetar.runtime.connection import ConnectionOptions
 
@@ -149,11 +149,11 @@ async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
     options = ConnectionOptions(name="broker", max_message_bytes=settings.bookie.max_entry_bytes)
     transport = TcpTransport(directory, settings.ledger, options)
     stops.push_async_callback(transport.close)
-    survey = BookieSurvey(directory, transport, settings.ledger, components.rng)
-    stops.push_async_callback(survey.close)
-    await survey.start()
+    info_reader = BookieInfoReader(directory, transport, settings.ledger, components.rng)
+    stops.push_async_callback(info_reader.close)
+    await info_reader.start()
     broker, server = await start_broker(settings, components, metadata, transport, directory, stops)
-    return Started({"magnetar": server.addresses[0]}, lambda: service_metrics(broker, None), survey.problems)
+    return Started({"magnetar": server.addresses[0]}, lambda: service_metrics(broker, None), info_reader.problems)
 
 
 _STARTERS: dict[str, Starter] = {

@@ -97,7 +97,7 @@ def writer_ignores_that_it_was_recovered() -> None:
 @defect
 def close_does_not_compare_the_end() -> None:
     """Rule 16: a writer takes any closed ledger for its own close."""
-    judge = _writer._judge
+    judge = _writer._compare_with_close
 
     def lenient(self: Any, found: Any) -> Any:
         if found.closed:
@@ -111,7 +111,7 @@ def close_does_not_compare_the_end() -> None:
             )
         return judge(self, found)
 
-    _writer._judge = lenient
+    _writer._compare_with_close = lenient
 
 
 @defect

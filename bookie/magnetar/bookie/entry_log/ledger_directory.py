@@ -118,12 +118,12 @@ class LedgerDirectory:
         return self.writer
 
     def _check_not_failed(self) -> None:
-        """Raises if a compaction gave the directory up while a flush appends to it: that part of the flush goes elsewhere."""
+        """Raises if a compaction gave the directory up during a flush: that part of the flush goes elsewhere."""
         if self.failure is not None:
             raise self.failure
 
     async def _close_log(self) -> None:
-        """Finishes the current log, durably with its footer, before the next one begins; its name is durable after `sync`."""
+        """Finishes the current log, durably with its footer. Its name is durable after `sync`."""
         writer = self.writer
         assert writer is not None
         try:

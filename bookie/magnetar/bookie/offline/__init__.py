@@ -30,7 +30,6 @@ from .stopped import LogFile, StoppedBookie
 from .verify import Finding, Verification, VerifiedPart, verify
 
 __all__ = [
-    "Check",
     "DirectoryReport",
     "Finding",
     "JournalDirectory",
@@ -50,6 +49,7 @@ __all__ = [
     "StoppedBookie",
     "StoredEntry",
     "Verification",
+    "VerifiedPart",
     "accept_new_disks",
     "check_identity",
     "declare_lost",

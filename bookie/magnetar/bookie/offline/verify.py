@@ -37,7 +37,7 @@ from .journals import (
 from .log_file_cache import LogFileCache
 from .stopped import LogFile, StoppedBookie
 
-__all__ = ["Check", "Finding", "Verification", "verify"]
+__all__ = ["Finding", "Verification", "VerifiedPart", "verify"]
 
 # Further findings are only counted.
 MAX_FINDINGS = 10_000

@@ -49,7 +49,7 @@ class Quarantine:
         return sum(1 for until in list(self._until.values()) if until > now)
 
     def offers(self, writable: Sequence[str], now: float) -> Iterator[tuple[str, ...]]:
-        """What placement may choose from: the well ones; if that is not enough, one quarantined one more at a time.
+        """What placement may choose from: the healthy bookies; if these are too few, one quarantined bookie more at a time.
 
         So a quarantine never leaves a ledger without an ensemble that there is.
         """

@@ -1,4 +1,4 @@
-"""Recovery of a ledger whose writer is gone: fence it, find its end, close it.
+"""Recovery of a ledger whose writer has died or lost it: fence it, find its end, close it.
 
     begin ──> MARKING ──> FENCING ──> BASE ──> ENTRIES ──> CLOSING ──> done
               (IN_RECOVERY)  (LAC)    (length)  (read, re-add)  (compare-and-set)
@@ -69,7 +69,7 @@ WINDOW_ENTRIES = 1024
 # Entries that one bookie is asked for in a row when every bookie has every entry.
 RUN_ENTRIES = 128
 # False: every replica of an entry is asked at once. Every order of messages with True is one with False as well (the other
-# replicas' answers are late), so the model check explores that.
+# replicas answer later), so the model check explores that.
 ONE_REPLICA_FIRST = True
 # A start over means that another recovery, or the writer's ensemble change, came first: each makes progress.
 MAX_STARTS = 10
@@ -135,8 +135,8 @@ class RecoveryCore:
         self._last: int | None = None  # last entry of the ledger, once known
         self._length = 0  # payload bytes up to _next_add - 1
         self._failing: dict[int, int] = {}  # position -> error code, being replaced
-        self._gone: dict[int, None] = {}  # positions whose bookie failed and has no replacement
-        # Positions whose bookie has too much to do, and no replacement: what is kept back from it until the pause is over.
+        self._unreplaceable: dict[int, None] = {}  # positions whose bookie failed and has no replacement
+        # Positions whose bookie is busy and has no replacement, with the adds that wait for the end of the pause.
         self._busy: dict[int, dict[int, None]] = {}
         self._excluded: dict[str, int] = {}  # bookies that failed, and how: an error code
 
@@ -175,7 +175,7 @@ class RecoveryCore:
             case LastConfirmedRead(bookie, last_add_confirmed, code) if self.state is RecoveryState.FENCING:
                 return self._last_confirmed_read(bookie, last_add_confirmed, code)
             case LastConfirmedRead(bookie, _, 0):
-                self._suspects.pop(bookie, None)  # late, but alive
+                self._suspects.pop(bookie, None)  # slow, but alive
                 return []
             case EntryRead() if self.state is RecoveryState.BASE:
                 return self._base_read(event)
@@ -289,7 +289,7 @@ class RecoveryCore:
         return self._base if self.state is RecoveryState.BASE else self._first
 
     def _slow(self, bookie: str) -> list[Instruction]:
-        """Its answers are not waited for alone any more."""
+        """From now on other replicas are asked as well as this bookie."""
         self._suspects[bookie] = None
         if self.state is RecoveryState.BASE:
             return self._ask_base()
@@ -327,7 +327,7 @@ class RecoveryCore:
         return instructions
 
     def _decide(self) -> list[Instruction]:
-        """Goes through the entries in order as far as their fate is known."""
+        """Goes through the entries in order, as far as it is known whether they exist."""
         instructions: list[Instruction] = []
         before = self._next_add
         while self._last is None and self._next_add < self._next_read:
@@ -346,7 +346,7 @@ class RecoveryCore:
                 break
         if self._last is None and self._next_add == before:
             return []
-        if self._gone and (error := self._unreachable_quorum("", before)):
+        if self._unreplaceable and (error := self._unreachable_quorum("", before)):
             return self._fail(error)
         return instructions + self._after_adds()
 
@@ -360,7 +360,7 @@ class RecoveryCore:
         for position in self._busy:
             if self.striping.mask(entry_id) & 1 << position:
                 self._busy[position][entry_id] = None
-        without = (*self._gone, *self._failing, *self._busy)
+        without = (*self._unreplaceable, *self._failing, *self._busy)
         write_set, adds = self.striping.write_set(entry_id), [(entry_id, entry)]
         return [SendAdds(bookies[position], adds) for position in write_set if position not in without]
 
@@ -393,11 +393,11 @@ class RecoveryCore:
         if bookie not in bookies:
             return []
         position = bookies.index(bookie)
-        known = position in self._busy or position in self._failing or position in self._gone
+        known = position in self._busy or position in self._failing or position in self._unreplaceable
         if code != TooManyRequests.code:
             if self._busy.pop(position, None) is not None and position in self._failing:
                 self._failing[position] = code
-            known = position in self._failing or position in self._gone
+            known = position in self._failing or position in self._unreplaceable
         elif position in self._busy or not known:
             self._busy.setdefault(position, {})[entry_id] = None
         return [] if known else self._fail_position(position, code)
@@ -425,7 +425,7 @@ class RecoveryCore:
         return instructions
 
     def _replace(self, chosen: dict[int, str]) -> list[Instruction]:
-        """The change is kept here until the closing compare-and-set (rule 15)."""
+        """The change stays in memory until the closing compare-and-set (rule 15)."""
         bookies = list(self._changed.last_ensemble.bookies)
         for position, bookie in chosen.items():
             bookies[position] = bookie
@@ -444,7 +444,9 @@ class RecoveryCore:
 
     def _no_replacement(self, reason: str) -> list[Instruction]:
         """Goes on with the bookies that are left, as long as Qa of each write set are; busy ones may stay."""
-        self._gone.update(dict.fromkeys(position for position in self._failing if position not in self._busy))
+        self._unreplaceable.update(
+            dict.fromkeys(position for position in self._failing if position not in self._busy)
+        )
         self._failing.clear()
         error = self._unreachable_quorum(reason, self._first)
         if error:
@@ -455,7 +457,7 @@ class RecoveryCore:
         for entry_id in range(first, self._next_add):
             write_set = self.striping.write_set(entry_id)
             stored = self._entries[entry_id].acked
-            usable = sum(1 for p in write_set if p not in self._gone or stored & 1 << p)
+            usable = sum(1 for p in write_set if p not in self._unreplaceable or stored & 1 << p)
             if usable < self.striping.ack_quorum:
                 failed = ", ".join(
                     f"{bookie} ({error_name(code)})" for bookie, code in self._excluded.items()
@@ -482,7 +484,7 @@ class RecoveryCore:
 
     def check(self) -> None:
         """Asserts the invariants; tests call it after every event."""
-        assert not any(position in self._gone for position in self._busy)
+        assert not any(position in self._unreplaceable for position in self._busy)
         if self.state is RecoveryState.ENTRIES:
             assert self._first <= self._next_add <= self._next_read
             end = self._next_add if self._last is not None else self._next_read
