@@ -71,7 +71,7 @@ async def open_real(directory: str, *, writer_mode: str = "sync", **changes: Any
 
 
 def crash(bookie: Bookie) -> None:
-    """Leaves an inline bookie as kill -9 would: nothing more is written, the lock is gone."""
+    """Leaves an inline bookie as kill -9 would: nothing more is written, the lock is free."""
     for task in bookie._tasks:
         task.cancel()
     if bookie.checkpointer._running is not None:

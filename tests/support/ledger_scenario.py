@@ -184,7 +184,7 @@ class _Scenario:
             case "found":
                 return self.found(arguments[0], options)
             case "metadata-failed":
-                return MetadataFailed(errors.StorageFailed("the disk is gone"))
+                return MetadataFailed(errors.StorageFailed("the disk has failed"))
             case "close":
                 return CloseRequested()
             case "force":

@@ -74,7 +74,7 @@ class Service:
             assert code == 0, f"the service ended with {code}"
 
     def kill(self, victim: str = "daemon") -> None:
-        """kill -9; returns when the daemon and its helpers are gone."""
+        """kill -9; returns when the daemon and its helpers have ended."""
         self._process.kill(*_ROLES[victim])
 
     @property

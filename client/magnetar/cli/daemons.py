@@ -21,7 +21,7 @@ from magnetar.runtime.allocator import keep_large_buffers
 from magnetar.runtime.lifecycle import EXIT_CONFIG, Daemon, run_daemon
 
 from .flags import UsageError, parse_flags
-from .late import LateHttp, LateLogs
+from .lazy_imports import LazyHttp, LazyLogs
 from .settings import ServiceSettings, SettingSources, check_bookie_count, format_host, service_settings
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def main(command: str, line: Sequence[str]) -> int:
     except InvalidSetting as error:
         print(f"magnetar: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
-    logs = LateLogs(format=settings.daemon.log_format, level=settings.daemon.log_level, daemon=command)
+    logs = LazyLogs(format=settings.daemon.log_format, level=settings.daemon.log_level, daemon=command)
     logs.install()
     keep_large_buffers()
     starter = _STARTERS[command]
@@ -69,7 +69,7 @@ def main(command: str, line: Sequence[str]) -> int:
     async def start(daemon: Daemon) -> None:
         addresses, metrics, warnings = await starter(settings, daemon)
         host, port = settings.daemon.host, settings.daemon.http_port
-        http = LateHttp.bind(
+        http = LazyHttp.bind(
             host, port, metrics=metrics, ready=lambda: daemon.ready, checks={}, warnings=warnings
         )
         daemon.on_stop("http", http.close)
@@ -153,7 +153,9 @@ async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
     stops.push_async_callback(info_reader.close)
     await info_reader.start()
     broker, server = await start_broker(settings, components, metadata, transport, directory, stops)
-    return Started({"magnetar": server.addresses[0]}, lambda: service_metrics(broker, None), info_reader.problems)
+    return Started(
+        {"magnetar": server.addresses[0]}, lambda: service_metrics(broker, None), info_reader.problems
+    )
 
 
 _STARTERS: dict[str, Starter] = {

@@ -1,4 +1,4 @@
-"""`make demo`: a service plays 336,776 real flights to a tailing reader and two workers, and is killed half way.
+"""`make demo`: a service plays 336,776 real flights to a tailing reader and two workers, and is killed in the middle.
 
 What it proves, and how:
 
@@ -53,7 +53,7 @@ class DemoFailed(Exception):
 
 @dataclass
 class Child:
-    """One process of the demo and the last figures that it told."""
+    """One process of the demo and the last figures that it printed."""
 
     name: str
     process: asyncio.subprocess.Process
@@ -122,7 +122,7 @@ class Demo:
     async def run(self) -> Outcome:
         """Plays everything once. Raises DemoFailed or ServiceFailed."""
         self.console.print(
-            "A producer sends flights, a reader tails them, two workers share and acknowledge them. Half way the service is "
+            "A producer sends flights, a reader tails them, two workers share and acknowledge them. Halfway the service is "
             "killed."
         )
         await asyncio.to_thread(self.service.start)
@@ -157,7 +157,7 @@ class Demo:
 
     async def _kill_and_restart(self) -> None:
         pid = self.service.pid
-        self.display.say(f"kill -9 {pid}: the service is gone, in the middle of everything")
+        self.display.say(f"kill -9 {pid}: the service dies, in the middle of everything")
         began = time.monotonic()
         await asyncio.to_thread(self.service.kill, "daemon")
         await asyncio.to_thread(self.service.start)

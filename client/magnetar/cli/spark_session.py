@@ -55,10 +55,10 @@ def require_java() -> None:
     if java is None or not os.access(java, os.X_OK):
         fail(f"Spark needs Java, and there is none at {java or 'the PATH'}: {_JAVA_CURE}")
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True)
+        version = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         fail(f"{java} does not run ({first_line(error)}): {_JAVA_CURE}")
-    found = re.search(r'version "(?:1\.)?(\d+)', told.stderr)
+    found = re.search(r'version "(?:1\.)?(\d+)', version.stderr)
     if found is not None and int(found[1]) < JAVA:
         fail(f"{java} is Java {found[1]}, which Spark does not run on: {_JAVA_CURE}")
 
@@ -227,10 +227,10 @@ class Interrupts:
 def interrupts() -> Iterator[Interrupts]:
     """SIGINT becomes KeyboardInterrupt and SIGTERM SystemExit(143) in the body, wherever that is interruptible."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    told = Interrupts()
-    told.raising()
+    interrupts = Interrupts()
+    interrupts.raising()
     try:
-        yield told
+        yield interrupts
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -46,7 +46,7 @@ def acks_before_the_sync() -> None:
 
 @defect
 def fence_is_not_durable() -> None:
-    """BP-46: a fence is in memory only, and gone after a restart."""
+    """BP-46: a fence is in memory only, and lost after a restart."""
 
     async def fence(self: Any, ledger_id: int) -> None:
         state = self._ledgers.load(ledger_id)
@@ -72,7 +72,7 @@ def recovery_adds_do_not_pass_the_fence() -> None:
 
 @defect
 def explicit_lac_is_not_durable() -> None:
-    """Rule 19: what an idle writer told is in memory only."""
+    """Rule 19: an explicit LAC is in memory only."""
 
     async def tell(self: Any, ledger_id: int, last_add_confirmed: int) -> None:
         state = self._ledgers.load(ledger_id)
@@ -191,7 +191,7 @@ def entries_are_not_replayed() -> None:
 
 @defect
 def fences_are_not_replayed() -> None:
-    """BP-46: fences that no checkpoint has passed are lost with a crash."""
+    """BP-46: fences that no checkpoint covers yet are lost with a crash."""
     apply = _replay.apply
 
     def forgetting(self: Any, record: Any) -> Any:

@@ -58,13 +58,13 @@ def recovery_starts_one_late() -> None:
     """Rule 15: the entry after the LAC is taken for confirmed as well: it is read, and not added again."""
     send = _recovery._send
 
-    def late(self: Any, entry_id: int, entry: bytes) -> Any:
+    def delayed(self: Any, entry_id: int, entry: bytes) -> Any:
         if entry_id != self._base + 1:
             return send(self, entry_id, entry)
         self._entries[entry_id].acked = self.striping.mask(entry_id)
         return []
 
-    _recovery._send = late
+    _recovery._send = delayed
 
 
 @defect

@@ -69,12 +69,12 @@ def change_starts_behind_what_is_pending() -> None:
     """Rule 17: the new ensemble starts at the next entry, not at LAC+1."""
     write = _writer._write
 
-    def late(self: Any, metadata: Any) -> Any:
+    def delayed(self: Any, metadata: Any) -> Any:
         if self.state is WriterState.CHANGING:
             metadata = self.metadata.with_ensemble(self.last_add_pushed + 1, self._changing_to)
         return write(self, metadata)
 
-    _writer._write = late
+    _writer._write = delayed
 
 
 @defect

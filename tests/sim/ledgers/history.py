@@ -17,45 +17,47 @@ NONE = -1
 
 
 @dataclass
-class Story:
+class LedgerHistory:
     """One ledger."""
 
     ledger_id: int
     ack_quorum: int
     sent: list[bytes] = field(default_factory=list)  # payloads by entry id
     entries: dict[int, bytes] = field(default_factory=dict)  # as first seen, header included
-    confirmed: int = NONE  # last entry that the writer's owner was told to be durable
-    seen: int = NONE  # last entry that a reader was told to be confirmed
+    confirmed: int = NONE  # last entry that was acknowledged to the writer's owner
+    seen: int = NONE  # last entry that a reader saw as confirmed
     closed: tuple[int, int] | None = None  # last entry, length
     closed_by: str = ""
-    floor: int = NONE  # last-add-confirmed that a confirmed entry carries: who asks enough bookies learns it
-    closes: int = 0  # how often somebody was told of the end
-    deleting: bool = False  # from here on it may be gone
+    floor: int = (
+        NONE  # last-add-confirmed in a confirmed entry: a client that asks enough bookies must learn it
+    )
+    closes: int = 0  # how many clients saw the ledger closed
+    deleting: bool = False  # from now on it may be deleted
 
 
 class History:
     """All ledgers. Methods raise Violation at once."""
 
     def __init__(self) -> None:
-        self.ledgers: dict[int, Story] = {}
+        self.ledgers: dict[int, LedgerHistory] = {}
         self.refused = 0  # appends that failed
         self.reads = 0
         self.recoveries = 0
         self.deleted = 0
         # Looks whether an acknowledged entry is where the metadata says.
-        self.check_stored: Callable[[Story, int], None] = lambda story, entry_id: None
+        self.check_stored: Callable[[LedgerHistory, int], None] = lambda story, entry_id: None
         # Whether a bookie of the ledger has lost what it knew.
-        self.excused: Callable[[Story], bool] = lambda story: False
-        self._told: dict[tuple[str, int], int] = {}  # (reader, ledger) -> highest LAC
+        self.excused: Callable[[LedgerHistory], bool] = lambda story: False
+        self._reader_lac: dict[tuple[str, int], int] = {}  # (reader, ledger) -> highest LAC
 
-    def created(self, ledger_id: int, ack_quorum: int) -> Story:
+    def created(self, ledger_id: int, ack_quorum: int) -> LedgerHistory:
         """A writer has it."""
         if ledger_id in self.ledgers:
             raise Violation(f"ledger {ledger_id} was created twice")
-        story = self.ledgers[ledger_id] = Story(ledger_id, ack_quorum)
+        story = self.ledgers[ledger_id] = LedgerHistory(ledger_id, ack_quorum)
         return story
 
-    def sent(self, story: Story, entry_id: int, payload: bytes) -> None:
+    def sent(self, story: LedgerHistory, entry_id: int, payload: bytes) -> None:
         """An append has returned."""
         if entry_id != len(story.sent):
             raise Violation(
@@ -63,8 +65,8 @@ class History:
             )
         story.sent.append(payload)
 
-    def acknowledged(self, story: Story, entry_id: int, entry: bytes) -> None:
-        """The writer's owner was told that the entry is durable: in order, and never behind the end."""
+    def acknowledged(self, story: LedgerHistory, entry_id: int, entry: bytes) -> None:
+        """An entry was acknowledged to the writer's owner: in order, and never behind the end."""
         if entry_id != story.confirmed + 1:
             raise Violation(
                 f"ledger {story.ledger_id}: entry {entry_id} was acknowledged after {story.confirmed}"
@@ -79,8 +81,8 @@ class History:
                 f"closed the ledger at {story.closed[0]}"
             )
 
-    def told(self, story: Story, metadata: LedgerMetadata, who: str) -> None:
-        """Somebody was given the ledger as closed: everybody the same, and nothing confirmed lies behind it."""
+    def closed(self, story: LedgerHistory, metadata: LedgerMetadata, who: str) -> None:
+        """A client saw the ledger closed: all must see the same end, and nothing confirmed may lie behind it."""
         end = (metadata.last_entry, metadata.length)
         story.closes += 1
         if story.closed is not None and story.closed != end:
@@ -91,7 +93,7 @@ class History:
         if end[0] < max(story.confirmed, story.seen):
             raise Violation(
                 f"ledger {story.ledger_id} was truncated: {who} closed it at {end[0]}, entry {story.confirmed} was "
-                f"acknowledged and readers were told of {story.seen}"
+                f"acknowledged and readers saw {story.seen}"
             )
         length = sum(len(payload) for payload in story.sent[: end[0] + 1])
         if end[0] >= len(story.sent) or end[1] != length:
@@ -100,7 +102,7 @@ class History:
                 f"have {length} bytes"
             )
 
-    def last_confirmed(self, story: Story, last: int, who: str, *, bookie: bool = False) -> None:
+    def last_confirmed(self, story: LedgerHistory, last: int, who: str, *, bookie: bool = False) -> None:
         """A reader (or a bookie, in an answer) says how far the ledger is confirmed."""
         limit = story.confirmed if story.closed is None else max(story.closed[0], story.confirmed)
         if last > limit:
@@ -108,24 +110,24 @@ class History:
                 f"ledger {story.ledger_id}: {who} says that entry {last} is confirmed; {limit} is"
             )
         if not bookie:
-            if last < self._told.get((who, story.ledger_id), NONE):
+            if last < self._reader_lac.get((who, story.ledger_id), NONE):
                 raise Violation(f"ledger {story.ledger_id}: last-add-confirmed went back to {last} for {who}")
-            self._told[who, story.ledger_id] = last
+            self._reader_lac[who, story.ledger_id] = last
             story.seen = max(story.seen, last)
 
-    def asked_enough(self, story: Story, floor: int, last: int, who: str) -> None:
+    def asked_enough(self, story: LedgerHistory, floor: int, last: int, who: str) -> None:
         """Somebody asked the ensemble for the end when `floor` was known to Qa bookies of each write set (rule 13)."""
         if last < floor and not (story.deleting or self.excused(story)):
             raise Violation(
-                f"ledger {story.ledger_id}: {who} was told that {last} is confirmed; a confirmed entry carried {floor}"
+                f"ledger {story.ledger_id}: {who} learned that {last} is confirmed; a confirmed entry carried {floor}"
             )
 
-    def read(self, story: Story, entry_id: int, entry: bytes, who: str) -> None:
+    def read(self, story: LedgerHistory, entry_id: int, entry: bytes, who: str) -> None:
         """Somebody was given an entry: the same bytes as everybody else, what the writer sent."""
         self.reads += 1
         self._same_bytes(story, entry_id, entry, who)
 
-    def _same_bytes(self, story: Story, entry_id: int, entry: bytes, who: str) -> None:
+    def _same_bytes(self, story: LedgerHistory, entry_id: int, entry: bytes, who: str) -> None:
         known = story.entries.get(entry_id)
         if known is not None:
             if known != entry:
@@ -143,8 +145,8 @@ class History:
             )
         story.entries[entry_id] = entry
 
-    def open_ledgers(self) -> list[Story]:
-        """Those that nobody was given as closed, and that were not deleted."""
+    def open_ledgers(self) -> list[LedgerHistory]:
+        """Ledgers that no client saw closed, and that were not deleted."""
         return [story for story in self.ledgers.values() if story.closed is None and not story.deleting]
 
     def counts(self) -> dict[str, int]:
@@ -161,7 +163,7 @@ class History:
         }
 
 
-def check_change(story: Story, before: LedgerMetadata, after: LedgerMetadata, who: str) -> None:
+def check_change(story: LedgerHistory, before: LedgerMetadata, after: LedgerMetadata, who: str) -> None:
     """What a compare-and-set may do with a ledger's metadata (rules 16 and 17)."""
     name = f"ledger {story.ledger_id}: {who}"
     if before.closed and before != after:

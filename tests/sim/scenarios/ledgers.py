@@ -21,7 +21,7 @@ from magnetar.proto.errors import EntryDamaged, EntryNotFound, LedgerNotFound, M
 from sim.history import Violation
 from sim.ledgers.clients import Writer, recover
 from sim.ledgers.cluster import Cluster
-from sim.ledgers.history import Story
+from sim.ledgers.history import LedgerHistory
 from sim.ledgers.machines import Machine
 from sim.ledgers.plan import draw
 from support.sim import SimLoop, Trace
@@ -58,10 +58,10 @@ EXPECTED_FAULTS = (
     "read_only",
     "squeeze",
     "squeeze_refused",
-    "ambush_marked",
-    "ambush_re_add",
-    "ambush_replaced",
-    "ambush_closing",
+    "targeted_marked",
+    "targeted_re_add",
+    "targeted_replaced",
+    "targeted_closing",
 )
 CONVERGED_WITHIN_S = 60.0
 CALM_S = 3.5  # the last pause, partition and restart are over
@@ -75,7 +75,7 @@ async def converge(cluster: Cluster) -> Writer:
     """Every ledger closed and read, every machine registered, a new ledger written; raises Violation after a minute."""
     loop, history = cluster.loop, cluster.history
     deadline = loop.time() + CONVERGED_WITHIN_S
-    last = Writer(cluster.office, "last writer")
+    last = Writer(cluster.context, "last writer")
     last.limit = LAST_ENTRIES
     cluster.launch("last writer", last.run())
     judged: dict[int, None] = {}
@@ -84,7 +84,7 @@ async def converge(cluster: Cluster) -> Writer:
         for story in history.open_ledgers():
             if story is not last.story and story.ledger_id not in judged:
                 judged[story.ledger_id] = None
-                cluster.launch("judge", recover(cluster.office, story, "judge"))
+                cluster.launch("judge", recover(cluster.context, story, "judge"))
         await asyncio.sleep(0.1)
         waits = await _what_waits(cluster, last)
         if not waits:
@@ -118,13 +118,13 @@ async def check_idle_ledger(cluster: Cluster, last: Writer) -> None:
     interval_s = cluster.plan.explicit_lac_s
 
     async def look(found: list[int]) -> None:
-        client, _ = await cluster.office.client()
-        reader = await cluster.office.open(client, story, "the last reader")
+        client, _ = await cluster.context.client()
+        reader = await cluster.context.open(client, story, "the last reader")
         cluster.history.last_confirmed(story, reader.last_add_confirmed, "the last reader")
         found.append(reader.last_add_confirmed)
 
     await asyncio.sleep(interval_s + 2.5)
-    await _look_until(cluster, look, "an idle writer's last entry was not told")
+    await _look_until(cluster, look, "an idle writer's last entry was not announced")
     fences = {machine.name: machine.fences() for machine in cluster.machines}
     cluster.power_fails()
     await asyncio.sleep(1.0)
@@ -132,7 +132,7 @@ async def check_idle_ledger(cluster: Cluster, last: Writer) -> None:
         lost = [ledger_id for ledger_id in fences[machine.name] if not _fenced(machine, ledger_id)]
         if lost:
             raise Violation(f"{machine.name} lost the fences of ledgers {lost} with the power")
-    await _look_until(cluster, look, "what an idle writer told was lost with the power")
+    await _look_until(cluster, look, "an idle writer's explicit LAC was lost with the power")
 
 
 def _fenced(machine: Machine, ledger_id: int) -> bool:
@@ -144,7 +144,7 @@ async def check_hung_bookie(cluster: Cluster) -> None:
     usable = [machine for machine in cluster.machines if machine.bookie is not None and not machine.damaged]
     if len(usable) <= cluster.plan.quorums[0] or len(usable) < len(cluster.machines):
         return
-    writer = Writer(cluster.office, "writer beside a hung bookie")
+    writer = Writer(cluster.context, "writer beside a hung bookie")
     writer.limit = HANG_ENTRIES
     cluster.launch("writer-hang", writer.run())
     await _until_confirmed(cluster, writer, HANG_ENTRIES, 20.0)
@@ -167,7 +167,7 @@ async def _recover_beside_hung_bookie(cluster: Cluster, writer: Writer) -> None:
         return
     hung = cluster.loop.rng.choice(core.metadata.last_ensemble.bookies)
     next(machine for machine in cluster.machines if machine.name == hung).pause(HANG_S)
-    cluster.launch("recoverer-hang", recover(cluster.office, story, "recoverer beside a hung bookie"))
+    cluster.launch("recoverer-hang", recover(cluster.context, story, "recoverer beside a hung bookie"))
     await asyncio.sleep(HANG_S - 0.5)
     if story.closed is None:
         raise Violation(
@@ -183,7 +183,7 @@ async def check_memory(cluster: Cluster) -> None:
         return
     if cluster.loop.rng.random() < 0.5:  # it costs as much as all the rest
         return
-    writer = Writer(cluster.office, "writer beside a slow bookie")
+    writer = Writer(cluster.context, "writer beside a slow bookie")
     writer.sizes, writer.bursts, writer.limit = (
         (7000,),
         (20,),
@@ -195,11 +195,11 @@ async def check_memory(cluster: Cluster) -> None:
     assert writer.writer is not None
     slow = cluster.loop.rng.choice(writer.writer.metadata.last_ensemble.bookies)
     next(machine for machine in cluster.machines if machine.name == slow).pause(0.45)
-    limit = cluster.office.settings.max_outstanding_bytes
+    limit = cluster.context.settings.max_outstanding_bytes
     until = cluster.loop.time() + 0.4
     while cluster.loop.time() < until:
         await asyncio.sleep(0.02)
-        waits = cluster.office.witness.outstanding.get((process.name, slow), 0)
+        waits = cluster.context.answers.outstanding.get((process.name, slow), 0)
         if waits > limit:
             raise Violation(f"{waits} bytes wait for {slow}, max_outstanding_bytes={limit} may")
     writer.detaching = True
@@ -233,7 +233,7 @@ async def check_everything(cluster: Cluster, last: Writer) -> None:
     stories = [story for story in history.ledgers.values() if not story.deleting]
     before = history.recoveries
     for story in stories:
-        cluster.launch("reread", recover(cluster.office, story, "the second reading"))
+        cluster.launch("reread", recover(cluster.context, story, "the second reading"))
     deadline = cluster.loop.time() + CONVERGED_WITHIN_S
     while any(name.startswith("reread") for name in cluster.clients):
         await asyncio.sleep(0.1)
@@ -250,7 +250,7 @@ async def check_everything(cluster: Cluster, last: Writer) -> None:
             raise Violation(f"ledger {story.ledger_id} was not deleted")
 
 
-async def check_replicas(cluster: Cluster, story: Story) -> None:
+async def check_replicas(cluster: Cluster, story: LedgerHistory) -> None:
     """All that any bookie answers is the same, and acknowledged entries stand on Qa bookies of their ensembles."""
     node = await cluster.metadata.truth.get(ledger_path(story.ledger_id))
     assert node is not None, story.ledger_id
@@ -274,7 +274,7 @@ async def check_replicas(cluster: Cluster, story: Story) -> None:
             )
 
 
-async def _copy(machine: Machine, story: Story, entry_id: int) -> bytes | None:
+async def _copy(machine: Machine, story: LedgerHistory, entry_id: int) -> bytes | None:
     if machine.bookie is None:
         return None
     try:
