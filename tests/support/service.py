@@ -136,6 +136,6 @@ class Service:
         """Standard error of the last start."""
         return self._process.errors()
 
-    def wait_gone(self) -> None:
+    def wait_ended(self) -> None:
         """Waits until the daemon and its helpers have ended by themselves."""
-        self._process.wait_gone()
+        self._process.wait_ended()

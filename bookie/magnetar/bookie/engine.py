@@ -116,7 +116,7 @@ class Bookie:
         settings, ledgers, cache, read_cache = self.settings, self.ledgers, self.cache, self.read_cache
         stored = StoredEntries(cache, read_cache, index, self.logs, self.damage, settings)
         self.adds = Adds(settings, ledgers, cache, read_cache, self._flush_wanted.set, self.fail)
-        # The way in for every entry: no call in between (see `Adds.add`).
+        # Bound here, so that an add costs one call less (see `Adds.add`).
         self.add = self.adds.add
         # Called when `accepting` becomes true again.
         self.on_accepting = self.adds.on_accepting
@@ -152,9 +152,9 @@ class Bookie:
         loop = asyncio.get_running_loop()
         self.adds.journals = self.fencing.journals = self.deletion.journals = self.journals
         self.journals.on_failure(self.fail)
-        self.journals.on_space(self._look_at_disk)
+        self.journals.on_space(self._check_disk)
         self.components.disk_worker.on_failure = self.fail
-        self._look_at_disk()
+        self._check_disk()
         self._tasks = [
             loop.create_task(self._checkpoint_forever(), name="bookie checkpoints"),
             loop.create_task(self._watch_disk(), name="bookie disk watch"),
@@ -307,14 +307,14 @@ class Bookie:
             (journal.durable_position().offset, journal.requested_offset) for journal in self.journals.all
         ]
 
-    # --- looking after -----------------------------------------------------------------------------------------------
+    # --- state and maintenance------------------------------------------------------------------------------------------
 
     def info(self) -> dict[str, Any]:
         """What BookieInfo answers: identity, disks, load (WIRE.md)."""
         return bookie_info(self)
 
     def problems(self) -> dict[str, str]:
-        """What is wrong although the bookie works, for people: name -> text."""
+        """Problems of a bookie that still works, for people: name -> text."""
         return bookie_problems(self)
 
     def stats(self) -> dict[str, int]:
@@ -346,8 +346,8 @@ class Bookie:
             raise
         if moved is not None:
             self.journals.release(moved)
-        # Between two looks no more is written than a write cache and its journal: far less than the minimum.
-        self._look_at_disk()
+        # Between two checks at most a write cache and its journal are written: far less than the minimum.
+        self._check_disk()
         self.adds.admit_waiting()
 
     async def _checkpoint_forever(self) -> None:
@@ -360,7 +360,7 @@ class Bookie:
             try:
                 await self.checkpoint()
             except DiskFull as error:
-                self._look_at_disk(full=True)
+                self._check_disk(full=True)
                 _log.warning("the flush waits for disk space: %s", error)
                 await asyncio.sleep(_RETRY_FLUSH_S)
                 self._flush_wanted.set()
@@ -368,7 +368,7 @@ class Bookie:
                 return  # `checkpoint` has stopped the bookie
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """They end by being cancelled; anything else would leave the bookie without checkpoints, or without a watch."""
+        """Stops the bookie when a task ends by itself: it would be left without checkpoints, or without a disk watch."""
         if task.cancelled() or (self.failure is not None and task.exception() is None):
             return
         error = task.exception()
@@ -378,14 +378,14 @@ class Bookie:
     async def _watch_disk(self) -> None:
         while True:
             await asyncio.sleep(self.settings.disk_check_interval_s)
-            self._look_at_disk()
+            self._check_disk()
             self.load.sample()
 
-    def _look_at_disk(self, *, full: bool = False) -> None:
+    def _check_disk(self, *, full: bool = False) -> None:
         """Turns read-only and back (rule 12)."""
         try:
             no_space = full or self.checkpointer.stopped_by_full_disk or self.journals.no_space
-            self.disk_space.look(full=no_space)
+            self.disk_space.check(full=no_space)
         except MagnetarError as error:  # a disk that cannot be asked has failed
             self.fail(error)
         self._update_refusal()
@@ -423,9 +423,9 @@ class Bookie:
             raise ServiceNotReady("this bookie is stopping")
 
     async def close(self) -> None:
-        """Takes no more adds, makes durable what it has, writes a last checkpoint, lets go of the directory.
+        """Takes no more adds, makes durable what it has, writes a last checkpoint, and releases the directory.
 
-        After a failure it only lets go. May be called twice.
+        After a failure it only releases the directory. May be called twice.
         """
         if self._closing:
             return
@@ -458,7 +458,10 @@ class Bookie:
                 await self.logs.close()
 
     async def _let_go(self) -> None:
-        """Of helpers, files and the directory. What hangs in the disk keeps the lock until it ends (rule 12b)."""
+        """Releases helpers, files and the directory.
+
+        A helper that hangs in the disk holds the lock until it ends (rule 12b).
+        """
         try:
             async with asyncio.timeout(_LET_GO_S):
                 await self.checkpointer.close()
@@ -473,7 +476,7 @@ class Bookie:
         self.lock.release()
 
     def release(self) -> None:
-        """Frees index and files as they are."""
+        """Closes index and files without writing."""
         self.logs.abandon()
         self._index.close()
 

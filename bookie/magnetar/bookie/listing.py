@@ -1,7 +1,7 @@
-"""What is stored here: ledgers, and the entries of one, page by page.
+"""Lists of the ledgers of this bookie, and of the entries of one ledger, page by page.
 
-The index knows what was flushed; what was not is in the write cache and in the states of ledgers. Pages are put together
-in slices of the loop: what changes meanwhile may or may not be in them.
+The index has what was flushed; the rest is in the write cache and in the ledger descriptors. Pages are put together in
+slices of the loop: what changes meanwhile may or may not be in them.
 """
 
 from __future__ import annotations

@@ -65,17 +65,17 @@ async def _open_locked(
     settings: BookieSettings, components: BookieComponents, layout: DataLayout, lock: FileLock
 ) -> Bookie:
     files = components.files
-    _settle_names(files, layout.root)
+    _sync_names(files, layout.root)
     # Before the cookie names them: the copies in them may be those of a start that was killed.
     existing = [path for path in (*layout.journals, *layout.ledgers) if files.exists(path)]
     for directory in existing:
-        _settle_names(files, directory)
+        _sync_names(files, directory)
     cookie = open_data_directory(
         files, layout, settings.bookie_id, components.rng, cluster=components.cluster
     )
     for directory in _directories(layout, cookie):
         if directory not in existing:
-            _settle_names(files, directory)
+            _sync_names(files, directory)
     mark = await _read_mark(components, layout, cookie)
     # A mark without rows: no journal was ever begun, so nothing was ever served.
     if mark and not components.index_exists(layout.index):
@@ -135,7 +135,7 @@ def _directories(layout: DataLayout, cookie: Cookie) -> list[str]:
     return list(dict.fromkeys([*layout.journals, *layout.ledgers, *known]))
 
 
-def _settle_names(files: Files, root: str) -> None:
+def _sync_names(files: Files, root: str) -> None:
     """Makes durable what names this start sees, before it depends on them (rule 12a).
 
     A predecessor that was killed between a rename and the sync of the directory leaves names that only the page cache has:

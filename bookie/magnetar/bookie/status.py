@@ -1,4 +1,4 @@
-"""What a bookie says of itself: to peers (BookieInfo), to metrics, and to whoever asks whether it is well."""
+"""The state that a bookie reports: to peers (BookieInfo), in its metrics, and in /health."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RISING_FIGURES = frozenset(
     checkpoints flushes flush_bytes flush_entries flushes_without_space replayed_records
     gc_rounds gc_rounds_without_metadata gc_deleted_ledgers gc_deleted_logs gc_reclaimed_bytes gc_forgotten_tombstones
     compaction_minor_runs compaction_major_runs compaction_logs compaction_bytes compaction_ms compaction_given_up
-    scrub_bytes scrub_units scrub_paused_ms damage_found damage_healed damage_not_kept
+    scrub_bytes scrub_units scrub_paused_ms damage_found damage_healed damage_unrecorded
     journal_syncs journal_bytes journal_records journal_groups journal_rolls adds_refused
     """.split()
 )
@@ -173,7 +173,7 @@ def bookie_problems(bookie: StatusSource) -> dict[str, str]:
 
 
 def bookie_figures(bookie: StatusSource) -> dict[str, int]:
-    """Everything that the parts keep, by the names of metrics (without `magnetar_bookie_`); sizes in bytes."""
+    """All figures of the parts, by the names of metrics (without `magnetar_bookie_`); sizes in bytes."""
     flushes = bookie.checkpointer.figures
     states = bookie.logs.directory_states
     return {

@@ -1,6 +1,6 @@
-"""Reading entries that have left the write cache: index, entry log, and read-ahead into the read cache.
+"""Reads entries that are not in the write cache any more: index, entry log, and read-ahead into the read cache.
 
-What is read at once is a *run*: entries of a ledger whose records follow each other in one log, since a flush puts the
+What one read fetches is a *run*: entries of a ledger whose records follow each other in one log, since a flush puts the
 entries of a ledger side by side. A run costs one look at the index and one read of the disk. A sequential reader of few
 entries gets `read_ahead_entries` in its run; an entry that is read alone is read alone. A stripe that leaves out some of
 what stands here is read with small gaps, which cost a copy of some us and are not verified.

@@ -100,7 +100,7 @@ class StripedRead:
                 )
                 for task in [task for task in self._running if task in done]:
                     self._ended(task, missing)
-                self._look_for_slow()
+                self._find_slow()
         finally:
             for task in self._running:
                 task.cancel()
@@ -138,7 +138,7 @@ class StripedRead:
             self._next[residue] = max(self._next[residue], following + (residue - following) % self._size)
         self._open &= ~request.residues
 
-    def _look_for_slow(self) -> None:
+    def _find_slow(self) -> None:
         now = self._loop.time()
         for task, request in list(self._running.items()):
             if request.slow_at <= now:

@@ -110,11 +110,11 @@ class LedgerTail:
             self._watch = self._components.metadata.watch(ledger_path(self._reader.ledger_id), self._changed)
         while True:
             self._woken.clear()
-            self._look_at_polls()
+            self._take_poll_answers()
             if self._reader.last_add_confirmed > known or self._reader.closed:
                 return
             if self._metadata_changed or self._quiet:
-                await self._look_around()
+                await self._refresh()
                 continue
             until = self._poll(known)
             if deadline is not None:
@@ -168,7 +168,7 @@ class LedgerTail:
         finally:
             timer.cancel()
 
-    async def _look_around(self) -> None:
+    async def _refresh(self) -> None:
         """Reads metadata; after silence also what the last ensemble knows."""
         quiet, self._quiet, self._metadata_changed = self._quiet, False, False
         try:
@@ -217,30 +217,30 @@ class LedgerTail:
             self._quiet = True  # nobody can be polled: ask everybody when the first rest is over
         return min(wakes, default=None)
 
-    def _look_at_polls(self) -> None:
+    def _take_poll_answers(self) -> None:
         reader, now = self._reader, self._loop.time()
         for bookie in [bookie for bookie, (_, _, task) in self._polls.items() if task.done()]:
             known, asked_at, task = self._polls.pop(bookie)
             try:
-                news = task.result()
+                answer = task.result()
             except MagnetarError as error:
                 self._rests[bookie] = now + _REST_S
                 self._turn += 1
                 self._metadata_changed |= isinstance(error, LedgerNotFound)
                 continue
-            if news.fenced:
+            if answer.fenced:
                 self._rests[bookie] = now + _REST_S
                 self._metadata_changed = True
-            if news.last_add_confirmed <= known:
-                if not news.fenced:
+            if answer.last_add_confirmed <= known:
+                if not answer.fenced:
                     self._rests[bookie] = asked_at + _REST_S
                     self._turn += 1
                     self._quiet = True
                 continue
-            reader.update_last_confirmed(news.last_add_confirmed)
-            if news.entries and known + 1 == self.next_entry and not self._came:
+            reader.update_last_confirmed(answer.last_add_confirmed)
+            if answer.entries and known + 1 == self.next_entry and not self._came:
                 try:
-                    ids = range(self.next_entry, self.next_entry + len(news.entries))
-                    self._came = verified(news.entries, reader.ledger_id, ids, bookie)
+                    ids = range(self.next_entry, self.next_entry + len(answer.entries))
+                    self._came = verified(answer.entries, reader.ledger_id, ids, bookie)
                 except MagnetarError:
                     self._came = []  # read from another replica

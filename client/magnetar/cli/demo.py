@@ -61,7 +61,7 @@ class Child:
     figures: dict[str, int] = field(default_factory=dict)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def tell_to_finish(self) -> None:
+    def ask_to_finish(self) -> None:
         """One line on its standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"finish\n")
@@ -148,7 +148,7 @@ class Demo:
             await self._until(lambda: producer.process.returncode is not None)
             for name, child in self.children.items():
                 if name != "producer":
-                    child.tell_to_finish()
+                    child.ask_to_finish()
             async with asyncio.timeout(END_TIMEOUT_S):
                 await asyncio.gather(*self.watchers)
         finally:

@@ -98,7 +98,7 @@ class ServiceProcess:
         return None if self._process is None else self._process.poll()
 
     def start(self, *, timeout_s: float = 20.0) -> None:
-        """Returns when the ready line was read. Raises ServiceFailed with what the service said instead."""
+        """Returns when the ready line was read. Raises ServiceFailed with the output of the service otherwise."""
         assert not self.running, "the service is running"
         self._close()
         self._last_errors = ""
@@ -150,7 +150,7 @@ class ServiceProcess:
                 raise ServiceFailed(f"the service has no {role}; it has {', '.join(found)}")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(found[role], signal.SIGKILL)
-        self.wait_gone()
+        self.wait_ended()
 
     def stop(self, *, timeout_s: float = 20.0) -> int:
         """SIGTERM, then waits for daemon and helpers; returns the exit code. Kills and raises after `timeout_s`."""
@@ -158,10 +158,10 @@ class ServiceProcess:
             return 0
         if self._process.poll() is None:
             self._process.terminate()
-        self.wait_gone(timeout_s=timeout_s)
+        self.wait_ended(timeout_s=timeout_s)
         return self._process.returncode
 
-    def wait_gone(self, *, timeout_s: float = 20.0) -> None:
+    def wait_ended(self, *, timeout_s: float = 20.0) -> None:
         """Waits until daemon and helpers have ended; after `timeout_s` kills them and raises ServiceFailed."""
         assert self._process is not None
         deadline = time.monotonic() + timeout_s

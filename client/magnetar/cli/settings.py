@@ -59,7 +59,7 @@ class DaemonSettings:
 
     @property
     def host_for_clients(self) -> str:
-        """Never a wildcard, which nobody can connect to."""
+        """The address for clients; never a wildcard, to which nobody can connect."""
         if self.advertised_host:
             return self.advertised_host
         if self.host in ("0.0.0.0", "::"):
@@ -115,7 +115,7 @@ def _table(config: str | None, section: str) -> frozenset[str]:
         with open(config, "rb") as file:
             table = tomllib.load(file).get(section, {})
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return frozenset()  # load_with_sources says it better
+        return frozenset()  # load_with_sources raises the error
     return frozenset(name.replace("-", "_") for name in table) if isinstance(table, dict) else frozenset()
 
 
@@ -179,7 +179,7 @@ def load_all(sources: SettingSources, command: str = "standalone") -> list[Loade
 
 
 def _warn_of_short_names(environment: Mapping[str, str], names: Iterable[str]) -> None:
-    """Refuses unknown variables: MAGNETAR_PORT for MAGNETAR_DAEMON_PORT would be ignored silently."""
+    """Warns of unknown variables: MAGNETAR_PORT for MAGNETAR_DAEMON_PORT would be ignored silently."""
     for name in names:
         variable = f"MAGNETAR_{name.upper()}"
         # Kubernetes sets MAGNETAR_PORT=tcp://10.0.0.1:7650 beside a Service called magnetar.

@@ -103,7 +103,7 @@ class SparkRun:
         try:
             with interrupts() as signals, watch.shown():
                 watch.say("asking the service")
-                with told_as_flags():
+                with options_as_flags():
                     check()
                 require_java()
                 watch.say("starting Spark")
@@ -144,7 +144,7 @@ def _work(
 
 
 @contextlib.contextmanager
-def told_as_flags() -> Iterator[None]:
+def options_as_flags() -> Iterator[None]:
     """An error becomes one line that names the option of the command: 2 for a wrong one, 1 for the service."""
     try:
         yield
@@ -392,8 +392,8 @@ __all__ = [
     "as_flags",
     "audit",
     "compact",
+    "options_as_flags",
     "quoted_error",
     "replay",
     "rollup",
-    "told_as_flags",
 ]

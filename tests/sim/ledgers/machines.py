@@ -324,4 +324,4 @@ class Machine:
 
 def look_at_disk(bookie: Bookie) -> None:
     """What it does twice a second by itself."""
-    bookie._look_at_disk()
+    bookie._check_disk()

@@ -242,7 +242,7 @@ async def test_rule_08_bits_of_the_real_index_are_found_by_the_scrub(tmp_path: P
             flip(path, rng.randrange(start, min(start + PAGE_BYTES, len(before))), rng.randrange(8))
             await bookie.scrubber._verify_index_file(path.name)
             assert "index rebuild" in bookie.damage.files()[str(path)]
-            bookie.damage.file_gone(str(path))
+            bookie.damage.forget_file(str(path))
             path.write_bytes(before)
             flips += 1
         await bookie.scrubber._verify_index_file(path.name)

@@ -197,7 +197,7 @@ class RingJournalDevice(StreamOffsets):
             assert self._loop is not None
             self._loop.add_writer(self._control_fd, self._send_outbox)
         except OSError as error:
-            self._loop.call_soon(self._writer_gone, error)  # type: ignore[union-attr]
+            self._loop.call_soon(self._writer_unreachable, error)  # type: ignore[union-attr]
 
     def _send_outbox(self) -> None:
         try:
@@ -208,12 +208,12 @@ class RingJournalDevice(StreamOffsets):
             return
         except OSError as error:
             self._outbox.clear()
-            self._writer_gone(error)
+            self._writer_unreachable(error)
         assert self._loop is not None
         self._loop.remove_writer(self._control_fd)
 
-    def _writer_gone(self, error: OSError) -> None:
-        """Its pipe is closed; what it reported last may say why."""
+    def _writer_unreachable(self, error: OSError) -> None:
+        """The control pipe is closed; the last report of the process may say why."""
         if self._report_fd >= 0:
             self._report_readable()
         self._fail(StorageFailed(f"the journal writer process has ended: {error.strerror}"))

@@ -102,9 +102,9 @@ class Journal:
         self._preparing: asyncio.Task[None] | None = None
         # No file could be prepared for want of space, and none is ready.
         self._cannot_prepare = False
-        # When the journal fell quiet: the timer, and the end offset then. Up to `_sealed` a later record says so already.
+        # The timer for a SYNCED record, and the end offset when it was set. Records up to `_synced_record_end` need none.
         self._idle: asyncio.TimerHandle | None = None
-        self._quiet_at = self._sealed = -1
+        self._quiet_at = self._synced_record_end = -1
         # Deferred adds are synced when this fires, or when so many bytes wait, if nothing else has brought a sync.
         self._deferred_timer: asyncio.TimerHandle | None = None
         self._deferred_limit = settings.journal_ring_bytes // 4
@@ -346,25 +346,30 @@ class Journal:
                 self._wanted.set()
             else:
                 self._outran = True
-        if self._idle is None and self._sealed != offset == self._device.end_offset:
-            self._fall_quiet()
+        if self._idle is None and self._synced_record_end != offset == self._device.end_offset:
+            self._schedule_synced_record()
 
-    def _fall_quiet(self) -> None:
+    def _schedule_synced_record(self) -> None:
         self._quiet_at = self._device.end_offset
-        self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self._seal)
+        self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self._append_synced_record)
 
-    def _seal(self) -> None:
-        """Says that everything is durable, if nothing was written meanwhile. Its own durability does not matter."""
+    def _append_synced_record(self) -> None:
+        """Appends a SYNCED record if nothing was written meanwhile. Its own durability does not matter."""
         self._idle = None
         device = self._device
         end = device.end_offset
-        if self.failure is not None or self._closing or device.durable_offset != end or self._sealed == end:
-            return  # the next group brings it back
+        if (
+            self.failure is not None
+            or self._closing
+            or device.durable_offset != end
+            or self._synced_record_end == end
+        ):
+            return  # the next group sets the timer again
         if end != self._quiet_at:
-            self._fall_quiet()
+            self._schedule_synced_record()
             return
         device.append(encode_record_header(self._incarnation, end, end, RecordType.SYNCED, b""), b"")
-        self._sealed = device.end_offset
+        self._synced_record_end = device.end_offset
 
     def _begin(self, sequence: int, prepared_bytes: int) -> None:
         device = self._device
@@ -375,7 +380,7 @@ class Journal:
             self._incarnation, base, device.durable_offset, RecordType.BEGIN, payload
         )
         device.append(header, payload)
-        self._sealed = device.end_offset
+        self._synced_record_end = device.end_offset
         self._files.append(JournalFile(sequence, base, prepared_bytes))
 
     def stop(self, error: MagnetarError) -> None:
@@ -387,7 +392,7 @@ class Journal:
             self.on_failure(error)
 
     def _refuse_all(self, error: MagnetarError) -> bool:
-        """Nothing more is acknowledged: neither what waits nor what may still come. False if that was so already."""
+        """Refuses all records that wait or still come. False if that has happened before."""
         if self.failure is not None:
             return False
         self.failure = error

@@ -1,7 +1,7 @@
-"""A stopped bookie's directories, looked at and changed by an operator: what `magnetar bookie SUBCOMMAND` does.
+"""Inspects and changes the directories of a stopped bookie, for `magnetar bookie SUBCOMMAND`.
 
-Typed results, no printing. `StoppedBookie.open` takes the bookie's lock; everything else takes a StoppedBookie. What only
-looks leaves nothing behind: no byte and no name below the bookie's directories changes, the lock file apart.
+Results are typed, and nothing is printed. `StoppedBookie.open` takes the bookie's lock; everything else takes a
+StoppedBookie. Inspection changes nothing: no byte and no name below the bookie's directories, the lock file apart.
 """
 
 from .entries import StoredEntry, read_entries

@@ -1,4 +1,4 @@
-"""Entries of a ledger of a stopped bookie, from where they stand: an entry log, or a journal that was not replayed yet."""
+"""Reads entries of a ledger of a stopped bookie, from entry logs or from journals that were not replayed yet."""
 
 from __future__ import annotations
 

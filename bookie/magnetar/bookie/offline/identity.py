@@ -1,4 +1,4 @@
-"""Cookie and directories of a stopped bookie: what is there, and what a start would say to it."""
+"""Cookie and directories of a stopped bookie: what is there, and whether a start would accept it."""
 
 from __future__ import annotations
 

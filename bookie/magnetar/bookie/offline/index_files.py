@@ -1,4 +1,4 @@
-"""The index's own files, compared with what the scrub of the running bookie keeps of them (`scrub/progress`).
+"""The index's own files, compared with the checksums that the scrub of the running bookie stores (`scrub/progress`).
 
 RocksDB verifies a block when it reads it, and a walk reads no filter; so the tables are hashed as bytes as well. A table
 that no scrub has seen yet is only read.

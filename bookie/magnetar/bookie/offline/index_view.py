@@ -1,4 +1,4 @@
-"""The index of a stopped bookie, for looking at: nothing below its directory changes, not even a time stamp.
+"""A read-only view of the index of a stopped bookie: nothing below its directory changes, not even a time stamp.
 
 RocksDB opens read-only, but rocksdict writes its own configuration file even then. So the database is opened in a directory
 of links, which is made for the occasion elsewhere and deleted afterwards; that works on a read-only file system as well.

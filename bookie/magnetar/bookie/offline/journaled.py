@@ -1,4 +1,4 @@
-"""What the next start would replay: entries and states that stand in the journals and not yet in entry logs and index."""
+"""What the next start would replay: entries and states that only the journals have, not yet entry logs and index."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Journaled:
         self.ledgers: dict[int, JournaledLedger] = {}
         # Of the ledger that was asked for: newest place by entry id.
         self.places: dict[int, JournalPlace] = {}
-        # Damage: what stands behind it in that journal is not in here, as no start would replay it.
+        # Damage: records behind it in that journal are left out, because no start would replay them.
         self.warnings: list[str] = []
 
     @classmethod
@@ -79,7 +79,7 @@ class Journaled:
             ledger.deleted_at_ms = known.deleted_at_ms if known is not None else 0
         if record.kind == RecordType.ADD:
             if ledger.deleted_at_ms:
-                return  # rule 7: a start passes over it as well
+                return  # rule 7: a start skips it as well
             length = len(record.payload)
             if (
                 ledger.ids.add(record.entry_id)

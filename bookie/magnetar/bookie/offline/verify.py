@@ -1,4 +1,4 @@
-"""Everything that a start and a scrub would check, on a stopped bookie, without changing anything.
+"""Verifies a stopped bookie: all that a start and a scrub would check, without changing anything.
 
     cookie and its copies -> mark -> journals -> entry logs -> index files -> every location -> ledger records
 
@@ -51,7 +51,7 @@ NOT_CHECKED = "not checked"
 
 
 class Finding(NamedTuple):
-    """One piece of damage. -1 where ledger, entry or position mean nothing."""
+    """One piece of damage. Ledger, entry or position is -1 where it has no meaning."""
 
     part: str
     path: str
@@ -62,7 +62,7 @@ class Finding(NamedTuple):
 
 
 class VerifiedPart(NamedTuple):
-    """What became of one part. `verdict`: "sound", "torn tail" (sound as well), "damage" or "not checked"."""
+    """The result for one part. `verdict`: "sound", "torn tail" (sound as well), "damage" or "not checked"."""
 
     part: str
     path: str

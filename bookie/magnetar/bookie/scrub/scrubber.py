@@ -237,7 +237,7 @@ class Scrubber:
         if check.bad:
             await self._report_bad(check)
         elif not start:
-            self._damage.file_gone(info.path)
+            self._damage.forget_file(info.path)
         if not start and len(check.missing) < _MAX_SUSPICIOUS:
             self._live[log_id] = check.live_bytes
 

@@ -48,7 +48,7 @@ from magnetar.runtime.connection import Connection
 from ..engine import Bookie
 from ..reads import LongPollResult
 from .paused_connections import PausedConnections
-from .requests import OPERATIONS, Answer, answer_news, perform, wait_for_news
+from .requests import OPERATIONS, Answer, answer_long_poll, perform, wait_for_last_confirmed
 
 __all__ = ["BookieConnection"]
 
@@ -62,11 +62,11 @@ _DAMAGED = EntryDamaged.code
 _RESOURCE = "bookie"
 
 
-class _News(NamedTuple):
+class _LongPoll(NamedTuple):
     """A long poll that is to be answered."""
 
     command: WaitLastConfirmed
-    news: LongPollResult
+    result: LongPollResult
 
 
 class BookieConnection:
@@ -84,7 +84,7 @@ class BookieConnection:
         self._add_header = b""
         self._add_recovery = self._add_deferred = False
         self._accepted_rows: list[bytes] = []
-        self._queued: deque[Command | _News] = deque()
+        self._queued: deque[Command | _LongPoll] = deque()
         self._running: dict[asyncio.Task[None], None] = {}
         self._polls: dict[asyncio.Task[None], None] = {}
 
@@ -235,11 +235,11 @@ class BookieConnection:
 
     async def _poll(self, connection: Connection, command: WaitLastConfirmed) -> None:
         try:
-            news = await wait_for_news(self._bookie, command)
+            result = await wait_for_last_confirmed(self._bookie, command)
         except Exception as error:
-            connection.answer_error(command.request_id, _told(error))
+            connection.answer_error(command.request_id, _as_answer(error))
             return
-        self._queued.append(_News(command, news))
+        self._queued.append(_LongPoll(command, result))
 
     def _poll_ended(self, task: asyncio.Task[None]) -> None:
         self._polls.pop(task, None)
@@ -267,25 +267,25 @@ class BookieConnection:
         if self._connection is None and not self._running and not self._polls:
             self._handlers.pop(self, None)
 
-    async def _answer(self, connection: Connection, request: Command | _News) -> None:
-        command = request.command if isinstance(request, _News) else request
+    async def _answer(self, connection: Connection, request: Command | _LongPoll) -> None:
+        command = request.command if isinstance(request, _LongPoll) else request
         try:
             answer: Answer
-            if isinstance(request, _News):
-                answer = await answer_news(self._bookie, connection, request.command, request.news)
+            if isinstance(request, _LongPoll):
+                answer = await answer_long_poll(self._bookie, connection, request.command, request.result)
             else:
                 answer = await perform(self._bookie, connection, request)
             connection.answer(command.request_id, answer.result, answer.payload)
         except Exception as error:
-            connection.answer_error(command.request_id, _told(error))
+            connection.answer_error(command.request_id, _as_answer(error))
 
     async def ended(self) -> None:
         """Waits for what still runs."""
         await asyncio.gather(*self._running, *self._polls, return_exceptions=True)
 
 
-def _told(error: Exception) -> MagnetarError:
-    """The answer to the peer."""
+def _as_answer(error: Exception) -> MagnetarError:
+    """The error to answer: a MagnetarError as it is, anything else is our bug."""
     if isinstance(error, MagnetarError):
         return error
     _log.error("a bookie request failed", exc_info=error)

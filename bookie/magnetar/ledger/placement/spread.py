@@ -111,12 +111,12 @@ class SpreadPlacement:
         for spread in range(wanted, 1, -1):
             found = arrange(striping, order, spread, fixed)
             if found is not None:
-                self._went_well(striping, spread, order)
+                self._spread_succeeded(striping, spread, order)
                 return found
-        self._went_well(striping, min(wanted, 1), order)
+        self._spread_succeeded(striping, min(wanted, 1), order)
         return spread_out(striping, order, fixed)
 
-    def _went_well(self, striping: Striping, spread: int, order: Sequence[tuple[str, str]]) -> None:
+    def _spread_succeeded(self, striping: Striping, spread: int, order: Sequence[tuple[str, str]]) -> None:
         """Says once that it does not, and once that it does again. `spread`: labels that every write set spans."""
         quorum = striping.write_quorum
         short = spread < min(quorum, self._minimum)
