@@ -25,7 +25,7 @@ _SLICE = 1000
 
 
 class StoredLedger(NamedTuple):
-    """A ledger; -1 means none."""
+    """A ledger of this bookie; `last_entry` and `last_add_confirmed` are -1 for none."""
 
     ledger_id: int
     fenced: bool
@@ -42,7 +42,7 @@ class EntryRange(NamedTuple):
 
 
 class Listing:
-    """Lists of one bookie."""
+    """Makes the lists of one bookie."""
 
     def __init__(self, ledgers: LedgerDescriptors, index: LocationIndex, cache: WriteCache) -> None:
         self._ledgers = ledgers
@@ -70,7 +70,7 @@ class Listing:
         return listed, len(page) > count
 
     async def entries(self, ledger_id: int, first: int, count: int) -> tuple[list[EntryRange], int]:
-        """At most `count` ranges of entries from `first` on, and where to go on; -1: that was all.
+        """At most `count` ranges of entries from `first` on, and the entry of the next page; -1: that was all.
 
         LedgerNotFound if nothing was ever written for the ledger, or it is deleted; UnknownLedgerState if that is not known.
         """
@@ -105,7 +105,7 @@ class Listing:
 
 
 def _extend(ranges: list[EntryRange], numbers: list[int]) -> None:
-    """Adds ascending entry ids, all above those that are in already."""
+    """Appends ascending entry ids, all above those in `ranges`, and merges adjacent ranges."""
     if not numbers:
         return
     begin = last = numbers[0]

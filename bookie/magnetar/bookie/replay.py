@@ -92,7 +92,7 @@ class _Target:
             ledgers.mark_dirty(state, ledger_id)
         elif record_type == RecordType.DELETED:
             ledger_id, deleted_at_ms = DELETED.unpack(payload)
-            self._bookie.deletion.replay(ledger_id, deleted_at_ms)
+            self._bookie.deletion.apply(ledger_id, deleted_at_ms)
         else:
             raise DataDirectoryError(
                 f"a journal holds a record of type {record_type}, which this program does not know; "

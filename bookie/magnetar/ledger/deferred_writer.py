@@ -17,10 +17,10 @@ from .writer import ConfirmCallback, LedgerWriter
 
 
 class DeferredLedgerWriter(LedgerWriter):
-    """A LedgerWriter by `create(deferred_sync=True)`. `confirmed` callbacks say that an entry is accepted, no more.
+    """The LedgerWriter of `create(deferred_sync=True)`: its `confirmed` callbacks only say that an entry was accepted.
 
-    `last_add_confirmed`, readers and the end of a recovery know nothing of that; they follow what is durable. `force` makes
-    it so; bookies do so by themselves after `journal_deferred_sync_s`, and `last_add_confirmed` follows.
+    `last_add_confirmed`, readers and recoveries only count durable entries. `force` makes all entries durable; bookies sync
+    by themselves after `journal_deferred_sync_s`.
     """
 
     _core: DeferredWriterCore
@@ -60,8 +60,8 @@ class DeferredLedgerWriter(LedgerWriter):
     async def close(self) -> LedgerMetadata:
         """Forces, then closes as `LedgerWriter.close` does.
 
-        EntriesNotForced after a failure that lost entries which had been answered: the ledger is closed all the same, and
-        its metadata say where.
+        Raises EntriesNotForced if a failure lost entries that had been answered. The ledger is closed then, too, and its
+        metadata have its last entry.
         """
         return await super().close()
 

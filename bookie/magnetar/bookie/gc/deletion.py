@@ -49,7 +49,10 @@ class Deletion:
         self._in_flight: dict[int, asyncio.Future[None]] = {}
 
     async def delete(self, ledger_ids: Sequence[int]) -> None:
-        """Durable when it returns, for ledgers that were never seen here as well. StorageFailed: the bookie stops."""
+        """Writes tombstones, also for ledgers that were never seen here.
+
+        Durable when it returns. StorageFailed: fail-stop.
+        """
         waiting: list[asyncio.Future[None]] = []
         for start in range(0, len(ledger_ids), _SLICE):
             for ledger_id in ledger_ids[start : start + _SLICE]:
@@ -61,8 +64,8 @@ class Deletion:
             # Shielded: one caller that gives up must not cancel the others.
             await asyncio.shield(durable)
 
-    def replay(self, ledger_id: int, deleted_at_ms: int) -> None:
-        """A tombstone that a start found in a journal: the flush after the replay puts it into the index."""
+    def apply(self, ledger_id: int, deleted_at_ms: int) -> None:
+        """Applies a tombstone in memory, a new one or one from a replayed journal; the next flush puts it into the index."""
         state = self._ledgers.load(ledger_id)
         state.deleted_at_ms = max(state.deleted_at_ms, deleted_at_ms)
         state.fenced = True
@@ -75,14 +78,14 @@ class Deletion:
         if state.deleted_at_ms:
             return
         deleted_at_ms = max(1, self._clock.now_ms())
-        self.replay(ledger_id, deleted_at_ms)
+        self.apply(ledger_id, deleted_at_ms)
         self._read_cache.discard_ledger(ledger_id)
         self._damage.deleted(ledger_id)
         self._ledgers.wake(ledger_id)
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._in_flight[ledger_id] = durable
         if state.fence_durable is None:
-            # The tombstone is a fence as well: who fences now is answered once it is durable (rule 6).
+            # The tombstone is a fence as well: a fence request is answered once the tombstone is durable (rule 6).
             state.fence_durable = durable
 
         def done(_ledger_id: int, _number: int, code: int) -> None:

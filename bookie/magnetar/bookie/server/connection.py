@@ -1,11 +1,12 @@
-"""One ledger client of a bookie.
+"""The bookie's side of one connection of a ledger client.
 
 Adds come in runs (consecutive frames with one header) and are answered in rows: one AddDone frame per connection per sync of
-the journal. Requests run as tasks, a bounded number per connection, and stop while the peer does not take their answers.
-Long polls wait beside them, bounded as well; when there is something to read for one it queues up with the requests.
+the journal. Other requests run as tasks, at most `_MAX_RUNNING` per connection, and none is started while the write buffer
+is full. Long polls wait in tasks of their own, at most `_MAX_LONG_POLLS`; one that has an answer to read joins the queue of
+requests.
 
-Backpressure: while adds wait for room in the write cache no connection that adds is read (`paused_connections`); while a
-connection has too many requests outstanding, that one is not read.
+Backpressure: while adds wait for room in the write cache, connections that send adds are not read (`paused_connections`).
+A connection with `_MAX_QUEUED` requests in its queue is not read either.
 """
 
 from __future__ import annotations
@@ -63,24 +64,24 @@ _RESOURCE = "bookie"
 
 
 class _LongPoll(NamedTuple):
-    """A long poll that is to be answered."""
+    """A long poll that has ended and waits for its entries to be read."""
 
     command: WaitLastConfirmed
     result: LongPollResult
 
 
 class BookieConnection:
-    """One ledger client. A `ConnectionHandler`."""
+    """The `ConnectionHandler` of one connection. It stays in `handlers` until its tasks have ended."""
 
     def __init__(
-        self, bookie: Bookie, handlers: dict[BookieConnection, None], held: PausedConnections
+        self, bookie: Bookie, handlers: dict[BookieConnection, None], paused: PausedConnections
     ) -> None:
         self._bookie = bookie
         self._handlers = handlers
-        self._held = held
+        self._paused = paused
         self._connection: Connection | None = None
         self._rows: list[bytes] = []
-        # Header bytes of the last AddEntry run: a ledger client's hardly ever change.
+        # Header bytes of the last run of AddEntry frames: a ledger client rarely changes them, so they are decoded once.
         self._add_header = b""
         self._add_recovery = self._add_deferred = False
         self._accepted_rows: list[bytes] = []
@@ -110,7 +111,7 @@ class BookieConnection:
                 self._add_deferred = command.deferred and not command.recovery
                 self._add(payloads)
             elif isinstance(command, ForceLedger) and not command.request_id:
-                # In order with the adds, and nobody waits for it.
+                # It takes effect in order with the adds, and has no answer.
                 connection = self._connection
                 if connection is not None:
                     connection.authorize("add", _RESOURCE)
@@ -120,9 +121,9 @@ class BookieConnection:
                     self._receive(command)
 
     def connection_closed(self, error: MagnetarError | None) -> None:
-        """See `ConnectionHandler`. Adds that are in the journal go on; nobody hears of them."""
+        """See `ConnectionHandler`. Adds that are in the journal still become durable; they are not answered."""
         self._connection = None
-        self._held.forget(self)
+        self._paused.forget(self)
         self._queued.clear()
         for task in (*self._running, *self._polls):
             task.cancel()
@@ -155,10 +156,10 @@ class BookieConnection:
             done(header.ledger_id, header.entry_id, _DAMAGED)
         if not self._bookie.accepting:
             connection.pause_reading("adds")
-            self._held.hold(self)
+            self._paused.pause(self)
 
-    def adds_held(self) -> None:
-        """They wait still: tells the peer that the bookie is alive."""
+    def adds_paused(self) -> None:
+        """Tells the peer, by an AddDone frame without rows, that the bookie is alive while its adds wait."""
         if self._connection is not None and self._connection.writable:
             self._connection.send(_ADD_DONE)
 
@@ -280,7 +281,7 @@ class BookieConnection:
             connection.answer_error(command.request_id, _as_answer(error))
 
     async def ended(self) -> None:
-        """Waits for what still runs."""
+        """Waits for the tasks of this connection."""
         await asyncio.gather(*self._running, *self._polls, return_exceptions=True)
 
 

@@ -19,7 +19,7 @@ NOTICE_INTERVAL_S = 0.5
 
 
 class _PausedConnection(Protocol):
-    def adds_held(self) -> None:
+    def adds_paused(self) -> None:
         """Sends the peer an AddDone without rows: its adds wait."""
         ...
 
@@ -33,27 +33,27 @@ class PausedConnections:
 
     def __init__(self, bookie: Bookie) -> None:
         self._bookie = bookie
-        self._held: dict[_PausedConnection, None] = {}
+        self._paused: dict[_PausedConnection, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         # Where each journal stood when it was looked at last: (durable offset, end offset).
         self._journals: list[tuple[int, int]] = []
 
-    def hold(self, connection: _PausedConnection) -> None:
+    def pause(self, connection: _PausedConnection) -> None:
         """Pauses a connection whose adds wait."""
-        self._held[connection] = None
+        self._paused[connection] = None
         if self._timer is None:
             self._journals = self._bookie.journal_offsets()
             self._timer = asyncio.get_running_loop().call_later(NOTICE_INTERVAL_S, self._notice)
 
     def forget(self, connection: _PausedConnection) -> None:
         """Forgets a connection that was closed."""
-        self._held.pop(connection, None)
+        self._paused.pop(connection, None)
 
     def release(self) -> None:
         """Resumes all connections: the write cache has room again."""
         self.close()
-        held, self._held = self._held, {}
-        for connection in held:
+        paused, self._paused = self._paused, {}
+        for connection in paused:
             connection.adds_accepted()
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class PausedConnections:
 
     def _notice(self) -> None:
         self._timer = None
-        if not self._held:
+        if not self._paused:
             return
         before, self._journals = self._journals, self._bookie.journal_offsets()
         stuck = any(
@@ -72,6 +72,6 @@ class PausedConnections:
             for (durable, end), (durable_now, _) in zip(before, self._journals, strict=True)
         )
         if not stuck:
-            for connection in list(self._held):
-                connection.adds_held()
+            for connection in list(self._paused):
+                connection.adds_paused()
         self._timer = asyncio.get_running_loop().call_later(NOTICE_INTERVAL_S, self._notice)
