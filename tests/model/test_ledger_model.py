@@ -245,7 +245,7 @@ NOT_IN_KEYS = {
         "sending": "of the state",
     },
     RecoveryCore: {
-        "_base_asked": "in the key",
+        "_base_replicas": "in the key",
         "_busy": "only of TooManyRequests, which no bookie answers here",
         "_suspects": "whom to ask first; here all are asked at once",
         "held_bytes": "of the entries",
