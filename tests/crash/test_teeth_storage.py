@@ -173,7 +173,7 @@ def directories_not_synced(patch: Patch) -> None:
 
 def names_not_settled(patch: Patch) -> None:
     """Rule 12a: a start trusts names that only the page cache has."""
-    patch.setattr(startup, "_settle_names", lambda files, root: None)
+    patch.setattr(startup, "_sync_names", lambda files, root: None)
 
 
 def torn_tail_is_damage(patch: Patch) -> None:

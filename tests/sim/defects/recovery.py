@@ -47,7 +47,7 @@ def recovery_ignores_the_last_ensemble() -> None:
             return self._read_on()
         self.state = RecoveryState.BASE
         bookies = self.metadata.ensemble_of(self._base).bookies
-        self._base_asked = [bookies[position] for position in self.striping.write_set(self._base)]
+        self._base_replicas = [bookies[position] for position in self.striping.write_set(self._base)]
         return self._ask_base()
 
     _recovery._read_base = from_last_confirmed
