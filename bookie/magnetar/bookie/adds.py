@@ -3,7 +3,7 @@
 In one turn of the loop and so under the ledger's lock (rule 1): fence check -> write cache -> journal. The callback comes
 when the journal's sync covers the record, never from inside `add`.
 
-A deferred add asks for no sync: it is accepted once it stands in cache and journal, and durable with the next sync, that of
+A deferred add asks for no sync: it is accepted once it is in cache and journal, and durable with the next sync, that of
 another record, of `force`, or the journal's own (`journal_deferred_sync_s`). So its first answer waits for no disk, and
 promises nothing.
 

@@ -14,7 +14,7 @@ is a copy of this bookie's cookie with this role and name.
     | no         | yes         | ours      | logs       | refused: it was declared lost, or taken out            |
     | yes, lost  | no          | any       | any        | forgets it: what was in it is damage                   |
     | ledgers    | no          | ours/v1   | no         | forgets it                                             |
-    | ledgers    | no          | any       | any        | refused: entries stand in it                           |
+    | ledgers    | no          | any       | any        | refused: it has entries                                |
     | journal    | no          | any       | any        | replays what the mark needs of it, then forgets it     |
 
 A new directory gets its copy before the cookie names it, and one that is forgotten loses it after: a crash in between
@@ -122,7 +122,7 @@ def forget_journal_directory(files: Files, layout: DataLayout, cookie: Cookie, n
 def forget_ledger_directory(files: Files, layout: DataLayout, directory: str) -> Cookie:
     """Declares a ledger directory lost, on a stopped bookie: the next start takes it as new, or does without it.
 
-    What stood in it alone is damage from then on. Durable when it returns. DataDirectoryError when the cookie does not know
+    What only it held is damage from then on. Durable when it returns. DataDirectoryError when the cookie does not know
     it, and when it is there and certainly this bookie's: nothing is lost then.
     """
     cookie = _known_cookie(files, layout)
@@ -244,7 +244,7 @@ def _forget(files: Files, path: str) -> None:
 
 
 def _refuse_foreign_data(files: Files, layout: DataLayout) -> None:
-    """Nothing may stand where a new bookie begins."""
+    """Raises unless the directories of a new bookie are empty."""
     found = [name for name in ("index", "mark") if _holds_something(files, layout.directory(name))]
     for path in (*layout.journals, *layout.ledgers):
         copy = _read_copy(files, path)

@@ -245,7 +245,7 @@ class Bookie:
             self.adds.force(ledger_id)
 
     async def force(self, ledger_id: int) -> None:
-        """The same, and waits until all that were accepted are durable. StorageFailed: nobody knows whether they are."""
+        """The same, and waits until all that were accepted are durable. StorageFailed: it is not known whether they are."""
         self._check_alive()
         self.adds.force(ledger_id)
         durable: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -328,7 +328,7 @@ class Bookie:
     async def checkpoint(self) -> None:
         """Flushes everything, moves the mark and releases journals. Durable when it returns.
 
-        Raises DiskFull (tried again later, by itself). Any other failure stops the bookie, whoever asked: a second
+        Raises DiskFull (tried again later, by itself). Any other failure stops the bookie: a second
         attempt could succeed without what the first one lost (rule 4).
         """
         if self.failure is not None:
@@ -336,7 +336,7 @@ class Bookie:
         try:
             moved = await self.checkpointer.run(self.journals.durable_positions)
         except DiskFull:
-            self._flush_wanted.set()  # soon, whoever asked: until it succeeds the bookie is read-only
+            self._flush_wanted.set()  # soon: until it succeeds the bookie is read-only
             raise
         except MagnetarError as error:
             self.fail(error)

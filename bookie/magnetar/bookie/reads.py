@@ -34,7 +34,7 @@ from .write_cache import WriteCache
 __all__ = ["LongPollResult", "Reads"]
 
 _DEFAULT_READ_BYTES = 4 << 20
-# The sizes of what is read stand in a frame's header, which has at most 64 KB.
+# The sizes of the entries are in the header of the answer's frame, which has at most 64 KB.
 _MAX_READ_ENTRIES = 8192
 
 

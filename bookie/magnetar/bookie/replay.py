@@ -29,7 +29,7 @@ _ADD = int(RecordType.ADD)
 async def replay(bookie: Bookie, mark: Mark) -> dict[str, Recovered]:
     """Everything from the mark on, of each journal directory that it names. What did not fit is still in the write cache.
 
-    One journal after the other: all records of a ledger since the mark stand in one of them. Raises DataDirectoryError,
+    One journal after the other: one of them has all records of a ledger since the mark. Raises DataDirectoryError,
     DiskFull, StorageFailed.
     """
     target = _Target(bookie)

@@ -44,7 +44,7 @@ class BookieSettings:
     # A group of records (what one sync makes durable) starts at a multiple of it in the file: 512 to 65536, a power of
     # two. The page of the disk, so that no sync reads before it writes.
     journal_alignment_bytes: int = 4096
-    # How long a group waits for company, and the size at which it waits no longer and a next one begins. 0: it never
+    # How long a group waits for more records, and the size at which it waits no longer and a next one begins. 0: it never
     # waits (what arrives during a sync is the next group), and only the ring bounds it.
     journal_group_max_wait_ms: float = 0.0
     journal_group_max_bytes: int = 0
@@ -77,9 +77,9 @@ class BookieSettings:
     long_poll_timeout_s: float = 30.0
     # What reads from entry logs may hold in memory at a time; further ones wait, in order.
     read_budget_bytes: int = 64 * MIB
-    # A stop lets go of a disk that hangs after so long; the next start replays the journal.
+    # A stop gives up waiting for a hanging disk after this time; the next start replays the journal.
     close_timeout_s: float = 30.0
-    # How long a start waits for the helpers of a killed predecessor to let go of the directory.
+    # How long a start waits for the helpers of a killed predecessor to release the directory.
     lock_timeout_s: float = 10.0
     disk_warn_ratio: float = 0.90
     disk_read_only_ratio: float = 0.95
@@ -105,7 +105,7 @@ class BookieSettings:
     scrub_interval_s: float = 86400.0
     scrub_bytes_per_s: int = 64 * MIB
 
-    # Where this bookie stands: what fails together. Placement spreads the copies of an entry over racks or zones
+    # The location of this bookie: machines that fail together. Placement spreads the copies of an entry over racks or zones
     # ([ledger] placement); "" counts for no rack, and for no zone.
     rack: str = ""
     zone: str = ""
@@ -176,7 +176,7 @@ class BookieSettings:
                 path = os.path.abspath(directory)
                 if path in seen:
                     raise InvalidSetting(
-                        f"{directory} stands in {seen[path]} and in {name}; each needs a directory of its own"
+                        f"{directory} is in {seen[path]} and in {name}; each needs a directory of its own"
                     )
                 seen[path] = name
         if self.index_directory and os.path.abspath(self.index_directory) in seen:

@@ -106,7 +106,7 @@ async def _open_locked(
                 await bookie.journals.close()
         bookie.release()
         raise
-    if bookie.failure is not None:  # nobody listens yet
+    if bookie.failure is not None:  # `on_failure` has no listener yet
         await bookie.close()
         raise bookie.failure
     return bookie

@@ -3,9 +3,9 @@
 What one read fetches is a *run*: entries of a ledger whose records follow each other in one log, since a flush puts the
 entries of a ledger side by side. A run costs one look at the index and one read of the disk. A sequential reader of few
 entries gets `read_ahead_entries` in its run; an entry that is read alone is read alone. A stripe that leaves out some of
-what stands here is read with small gaps, which cost a copy of some us and are not verified.
+the stored entries is read with small gaps, which cost a copy of some us and are not verified.
 
-A run never holds an entry that stands in the write cache: that copy is newer (a recovery digests an entry anew), and the
+A run never holds an entry that is in the write cache: that copy is newer (a recovery digests an entry anew), and the
 one in the log must neither be served nor cached.
 """
 
@@ -93,7 +93,7 @@ class StoredEntries:
         )
 
     async def _read_run(self, ledger_id: int, wanted: list[tuple[int, Location]]) -> list[bytes]:
-        """A page that the disk cannot read is damage of what stands in it, and not of all that is read with it."""
+        """A page that the disk cannot read damages the entries in it, not all entries that are read with it."""
         try:
             return await self._logs.read(ledger_id, wanted)
         except EntryDamaged:

@@ -1,7 +1,7 @@
 """The ledger client: replicated, append-only ledgers over bookies, with the protocol in the client as in BookKeeper.
 
 `core` decides without I/O; `client`, `writer`, `reader` and `recover` are its asyncio shells; `transport` is the seam to
-bookies, `tcp_transport` and `local_transport` are what stands behind it.
+bookies, `tcp_transport` and `local_transport` implement it.
 """
 
 from .bookie_info_reader import BookieInfoReader

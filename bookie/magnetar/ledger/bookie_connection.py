@@ -3,7 +3,7 @@
     (none) ──first call──> connecting ──> ready ──lost, or silent for the add timeout──> (none)
        ^── failed: calls fail at once until the backoff is over ──┘
 
-The backoff ends early when the directory says that the bookie is back, or somebody is about to write a ledger there
+The backoff ends early when the directory says that the bookie is back, or when a ledger is about to be written there
 (`expect`): else a bookie that is writable for placement would fail the first adds of the ledger that is placed on it.
 
 A channel is the way to one bookie and lives as long as the transport; a link is one connection of it, with the adds that

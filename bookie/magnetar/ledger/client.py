@@ -101,7 +101,7 @@ class LedgerClient:
         return writer
 
     def adopt(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> LedgerWriter:
-        """The writer of a ledger that somebody else made for this client; nobody may have written to it before."""
+        """The writer of a ledger that was created elsewhere for this client, and not written to yet."""
         self._check_open()
         writer = LedgerWriter(self._components, ledger_id, metadata, version, self._forget)
         self._writers[writer] = None
@@ -133,7 +133,7 @@ class LedgerClient:
         return reader
 
     def reader(self, ledger_id: int, metadata: LedgerMetadata) -> LedgerReader:
-        """The ledger for reading by metadata that somebody else has read; nothing is asked of store or bookies."""
+        """The ledger for reading, by metadata that the caller has; neither store nor bookies are asked."""
         self._check_open()
         return LedgerReader(self._components, ledger_id, metadata)
 
@@ -188,7 +188,7 @@ class LedgerClient:
         )
 
     async def _recover(self, ledger_id: int) -> LedgerMetadata:
-        """Recoveries of one ledger share one task, which goes on when one of those who wait is cancelled."""
+        """Recoveries of one ledger share one task, which continues when one of its callers is cancelled."""
         self._check_open()  # again: `close` may have come while the metadata was read
         task = self._recoveries.get(ledger_id)
         if task is None:
@@ -200,7 +200,7 @@ class LedgerClient:
         except asyncio.CancelledError:
             me = asyncio.current_task()
             if task.cancelled() and not (me and me.cancelling()):
-                self._check_open()  # `close` cancelled the recovery, nobody cancelled who waits for it
+                self._check_open()  # `close` cancelled the recovery; the caller itself was not cancelled
             raise
 
     async def _recover_once(self, ledger_id: int) -> LedgerMetadata:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LedgerComponents:
-    """Injected; owned by whoever made the client."""
+    """The injected components; the owner of the client owns them."""
 
     metadata: MetadataStore
     transport: BookieTransport
@@ -100,5 +100,5 @@ class LedgerComponents:
 
 
 def _failed(error: Exception) -> FinalError:
-    """A defect of the store: whoever waits for its answer must get one."""
+    """Turns a bug of the store into an error: its callers must get an answer."""
     return FinalError(f"the metadata store failed: {error!r}")

@@ -31,7 +31,7 @@ Address = tuple[str, int]
 
 
 class Labels(NamedTuple):
-    """Where a bookie stands; "" is not known."""
+    """The rack and zone of a bookie; "" is not known."""
 
     rack: str = ""
     zone: str = ""
@@ -75,7 +75,7 @@ class BookieDirectory(Protocol):
         ...
 
     def address(self, bookie: str) -> Address:
-        """Where it listens. BookieUnavailable if nobody knows."""
+        """Where it listens. BookieUnavailable if that is not known."""
         ...
 
     def labels(self, bookie: str) -> Labels:
@@ -119,7 +119,9 @@ class StaticBookies:
         self._lost: dict[str, None] = {}  # did not answer, are suspected not to, or take no adds
         self._returns: dict[str, int] = {}
         self._writable = self.names
-        self.on_suspected: Callable[[str], None] | None = None  # who asks how it is; None: nobody
+        self.on_suspected: Callable[[str], None] | None = (
+            None  # asks the bookie for its state soon; None: nothing does
+        )
 
     def writable(self) -> Sequence[str]:
         """See BookieDirectory: those that are neither read-only nor silent, as far as is known."""
@@ -146,7 +148,7 @@ class StaticBookies:
         return self._returns.get(bookie, 0)
 
     def suspected(self, bookie: str) -> None:
-        """See BookieDirectory: not writable until it answers; only if somebody asks it."""
+        """See BookieDirectory: not writable until it answers. Does nothing without `on_suspected`."""
         if self.on_suspected is not None and bookie in self._addresses:
             self.lost(bookie)
             self.on_suspected(bookie)
@@ -190,7 +192,7 @@ def encode_registration(
     """The value of a bookie's ephemeral node `/bookies/<id>`; written again when one of them changed, `free_bytes` much.
 
     `journal_stalled_s` is 0 until the bookie counts its journal as hung (`journal_stall_s`), and again when it goes on.
-    `incarnation` is another one at each start, so that nobody takes a bookie that is back for the one that failed.
+    `incarnation` is another one at each start, so that a bookie that is back is distinguished from the one that failed.
     """
     data: bytes = msgpack.packb(
         {
@@ -298,7 +300,7 @@ class RegisteredBookies:
                 await self._read()
             except Exception as error:
                 if isinstance(error, MagnetarError) and not error.retryable:
-                    # The store is closed or failed: whoever owns it stops this process.
+                    # The store is closed or failed: its owner stops this process.
                     _log.warning("the list of bookies is not followed any more: %s", error)
                     return
                 _log.warning("the list of bookies cannot be read, it stays as it was: %s", error)

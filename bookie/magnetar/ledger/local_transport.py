@@ -1,6 +1,6 @@
 """The transport to bookies of the same process: standalone, tests, the simulation.
 
-It is wired by whoever sees both rooms; here a bookie is anything with the methods of `LocalBookie`.
+`cli` wires it, which sees both rooms; here a bookie is anything with the methods of `LocalBookie`.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ async def first_good(
                         return task.result()
                     except MagnetarError as error:
                         errors.append(error)
-                # The last one has nobody behind it: all that are under way are waited for.
+                # There is no further replica: waits for all requests under way.
                 failed = number < len(bookies)
     finally:
         for task in running:
@@ -79,7 +79,7 @@ class ReadHistory:
 
     def __init__(self) -> None:
         self.suspects: dict[str, float] = {}  # bookie -> loop time until which it is asked last
-        self.entry_bytes = 0  # about what an entry takes; 0: nobody knows yet
+        self.entry_bytes = 0  # estimated bytes of an entry; 0: not known yet
 
 
 class Replicas:

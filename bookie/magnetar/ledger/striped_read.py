@@ -66,7 +66,7 @@ class StripedRead:
         self._last = 0
         self._residue_bytes = 0  # what the entries of one residue may take; 0: as much as a bookie gives
         self._asked: list[int] = []  # by residue: positions that were asked in this round
-        self._open = 0  # residues that nobody has answered in this round
+        self._open = 0  # residues without an answer in this round
         self._running: dict[asyncio.Future[list[bytes]], _Request] = {}
 
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:

@@ -8,7 +8,7 @@ that fails, is fenced (answers at once, and will never hear of more) or comes ba
 What wakes a waiting tail, none of which can get lost because each leaves its trace before the wake-up is sent:
 * a poll that ended (its task is done and looked at before the next wait);
 * a change of the ledger's metadata (closed, or other bookies), from a watch that is set before the metadata is read;
-* the end of a rest, when nobody is polled; then, and after a poll without news, metadata and the whole last ensemble are
+* the end of a pause, when no bookie is polled; then, and after a poll without news, metadata and the whole last ensemble are
   asked (rule 13), so that even a watch that was lost or two deaf bookies delay a reader by one poll only.
 """
 
@@ -214,7 +214,7 @@ class LedgerTail:
             task.add_done_callback(lambda _: self._woken.set())
             self._polls[bookie] = (known, now, task)
         if not self._polls:
-            self._quiet = True  # nobody can be polled: ask everybody when the first rest is over
+            self._quiet = True  # no bookie can be polled: ask all of them when the first pause is over
         return min(wakes, default=None)
 
     def _take_poll_answers(self) -> None:

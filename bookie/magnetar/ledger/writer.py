@@ -90,7 +90,7 @@ class LedgerWriter:
 
     @property
     def restorable(self) -> bool:
-        """Degraded, and a full ledger could be made now: whoever can should close this one and make the next.
+        """The ledger is degraded, and a full one could be made now: the owner should close this one and make the next.
 
         Cheap enough to ask at every append: it looks again only after the writable bookies have changed.
         """
@@ -152,7 +152,7 @@ class LedgerWriter:
         """Returns when all that was appended before is durable on its ack quorum, and `last_add_confirmed` has reached it.
 
         Means most with deferred sync; an ordinary ledger is on its way there anyhow. Raises what the writer failed with,
-        and then nobody knows what of it is stored: the ledger's end, once closed or recovered, tells.
+        and then it is not known how much of it is stored; the ledger's end, once it is closed or recovered, shows it.
         """
         core = self._core
         if core.error is not None:
@@ -175,7 +175,7 @@ class LedgerWriter:
         future = self._closing
         if future is None:
             future = self._closing = self._loop.create_future()
-            # Whoever asked may be cancelled; then nobody is left to look at an error.
+            # The caller may be cancelled; then nothing retrieves the error.
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._run(self._core.handle(CloseRequested()))
         return await asyncio.shield(future)
@@ -192,7 +192,7 @@ class LedgerWriter:
         )
 
     def detach(self) -> None:
-        """Leaves the ledger as it is, open: stops timers and tasks and calls nobody back any more (as a crash would).
+        """Leaves the ledger as it is, open: stops timers and tasks and calls no callback any more (as a crash would).
 
         A `close` that is under way, or comes later, ends with AlreadyClosed; so do appends.
         """
@@ -243,7 +243,7 @@ class LedgerWriter:
         forces, confirmed = self._forces, self._core.last_add_confirmed
         while forces and (error is not None or forces[0][0] <= confirmed):
             _, forced = forces.popleft()
-            if not forced.done():  # nobody was cancelled
+            if not forced.done():  # the caller was not cancelled
                 if error is None:
                     forced.set_result(None)
                 else:

@@ -1,7 +1,7 @@
 """What a local metadata store needs of its storage: ordered keys, atomic synced batches.
 
-Behind it stand RocksDB (`embedded`) and a model of it (`memory`). The tree of nodes, versions, sessions, sequences and
-watches is built on top once, in `local`.
+It is implemented by RocksDB (`embedded`) and by a model of it (`memory`). The tree of nodes, versions, sessions, sequences
+and watches is built on top once, in `local`.
 """
 
 from __future__ import annotations

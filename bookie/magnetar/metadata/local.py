@@ -7,7 +7,7 @@ Keys (all integers big-endian):
     e u64 session id  PATH    empty; finds the nodes of a session without reading the tree
     s NAME                    a sequence: u64 next id
 
-Names are joined by \\0, which sorts before every character that a name may have, so a node's descendants stand together
+Names are joined by \\0, which sorts before every character that a name may have, so a node's descendants are adjacent
 and `children` jumps over each child's subtree with one seek.
 
 Commits are synced inline: metadata operations are rare (a new ledger, a new topic), a synced write takes 0.2 ms, and a

@@ -86,7 +86,9 @@ class Session(Protocol):
     """Proof of life of a process: nodes made with it vanish when it ends."""
 
     session_id: int  # never used twice in the life of a store
-    lost: bool  # once true, never false again: whoever holds something by this session stops at once
+    lost: (
+        bool  # once true, never false again: an owner of something that depends on this session stops at once
+    )
 
     def when_lost(self, callback: Callable[[], None]) -> None:
         """Calls back once, from the event loop, when the session ends by anything but `close`."""

@@ -31,7 +31,7 @@ def as_json(message: Message) -> bytes:
 
 
 def as_record(message: Message) -> dict[str, Any]:
-    """A message as `--json` prints it; a value that is not UTF-8 stands in "value_base64"."""
+    """A message as `--json` prints it; a value that is not UTF-8 is in "value_base64"."""
     key, value = message.key, message.value
     record: dict[str, Any] = {
         "id": str(message.id),

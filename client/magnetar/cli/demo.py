@@ -277,8 +277,8 @@ class Demo:
 def count_redeliveries(workers: Sequence[Record]) -> tuple[int, int, int, int]:
     """How many deliveries came after the receipt, crossed it, or came again without one; and how many receipts there are.
 
-    When the service dies, what a worker holds goes to whoever comes back first, and the worker that held it may still get
-    its acknowledgement through. A delivery that is older than that receipt can wait in the other worker's queue for a
+    When the service dies, what a worker holds goes to the first one that comes back, and the worker that held it may still
+    get its acknowledgement through. A delivery that is older than that receipt can wait in the other worker's queue for a
     moment: it has crossed. A service that lost a cursor delivers after its restart, which takes longer than such a moment.
     """
     receipts: dict[bytes, tuple[float, Record]] = {}
@@ -370,7 +370,7 @@ def arguments_of(line: list[str]) -> argparse.Namespace:
     )
     arguments = parser.parse_args(line)
     if not 1 <= arguments.count <= FLIGHTS or arguments.seconds <= 0:
-        parser.error(f"--flights lies between 1 and {FLIGHTS}, --seconds is positive")
+        parser.error(f"--flights must be from 1 to {FLIGHTS}, --seconds must be positive")
     return arguments
 
 

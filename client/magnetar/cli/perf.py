@@ -90,7 +90,7 @@ async def produce(
         unconfirmed: deque[asyncio.Future[Any]] = deque()
 
         def note_sent(count: int, receipt: Awaitable[Any]) -> None:
-            """Counts and times the messages when they are stored, not when somebody next looks."""
+            """Counts and times the messages when they are stored."""
             sent_at = time.perf_counter()
 
             def stored(future: asyncio.Future[Any]) -> None:

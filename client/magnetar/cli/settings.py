@@ -84,7 +84,7 @@ class SettingSources:
 
     def load(self, section: str, cls: type[T], **derived: Any) -> Loaded[T]:
         """One section. `derived` are defaults that follow from other settings. Raises InvalidSetting."""
-        # A derived value stands in as a flag where nobody gave the setting.
+        # A derived value replaces a setting that was not given.
         given = dict(self.flags.get(section, {}))
         prefix = f"MAGNETAR_{section}_".upper()
         in_file = _table(self.config, section)

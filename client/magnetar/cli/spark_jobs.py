@@ -347,7 +347,7 @@ class StreamFigures:
 
 
 def rollup(run: SparkRun, url: str, topics: Sequence[str], **named: Any) -> None:
-    """Runs the query until it ends or somebody ends it."""
+    """Runs the query until it ends or is stopped."""
     require_spark()
     from magnetar.spark import jobs
 

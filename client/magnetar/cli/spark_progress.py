@@ -35,7 +35,7 @@ class SparkWatch:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[SparkWatch]:
-        """The line stands while the body runs, and goes with it."""
+        """Shows the line while the body runs."""
         if not self._shown:
             yield self
             return

@@ -169,7 +169,7 @@ def _stop(gateway: Any) -> None:
     stopping.start()
     stopping.join(STOP_S)
     process = gateway.proc
-    if process is None:  # somebody else's JVM (PYSPARK_GATEWAY_PORT)
+    if process is None:  # a JVM that was started elsewhere (PYSPARK_GATEWAY_PORT)
         return
     with contextlib.suppress(OSError):
         process.stdin.close()
@@ -198,7 +198,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """They wait for the end of the body: in the middle of a start nobody knows yet what has to be stopped."""
+        """Interrupts wait for the end of the body: in the middle of a start it is not known yet what has to be stopped."""
         self._deferred = True
         try:
             yield

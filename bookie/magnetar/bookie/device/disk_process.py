@@ -10,7 +10,7 @@ write and no other disk.
     SYNC     path                fdatasync of a file, fsync of a directory
     WARM     path, a, b          reads b bytes at a, so that they are in the page cache
     PREPARE  path, a, b, data    a zero-filled, synced file of `a` bytes, its name durable; data: recycle that
-                                 file; b: 1 if somebody waits for it
+                                 file; b: 1 if a caller waits for it
     REPLACE  path, data          replaces the content atomically; durable when answered
     DELETE   path                fine if it is missing
     RENAME   path, data          to the path `data`
@@ -154,7 +154,7 @@ def warm(path: str, offset: int, length: int) -> None:
 
 
 def prepare(path: str, size: int, hurry: bool, source: str) -> None:
-    """In small steps with pauses, since the journal shares the disk; at once if somebody waits (`hurry`)."""
+    """In small steps with pauses, since the journal shares the disk; at once if a caller waits (`hurry`)."""
     if source:
         rename(source, path)
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
@@ -262,7 +262,7 @@ class WorkQueue:
 def queue_name(operation: int, path: str) -> "tuple[int, str]":
     """Name of the queue of a request."""
     if operation in (WARM, PREPARE):
-        return operation, ""  # preparing takes long and nobody waits for it
+        return operation, ""  # preparing takes long, and no request waits for it
     return WRITE if operation in _WRITING else SYNC, os.path.dirname(path)
 
 

@@ -9,7 +9,7 @@ the last sync ran is the next group.
     report, to the daemon, 32 bytes each: (DURABLE, offset, position in the file, ns of the sync),
                (FAILED, errno, file sequence, 0), (FULL, errno, file sequence, 0)
 
-A group that may wait for company does so until it is old or large enough; a large one ends at the next offset that was
+A group that may wait for more records does so until it is old or large enough; a large one ends at the next offset that was
 announced, which is the end of a record. A write that finds the disk full is tried again until there is space: nothing of it
 is lost, and nothing of it was reported (FULL is reported once). A sync is never tried again, whatever its reason (rule 4).
 

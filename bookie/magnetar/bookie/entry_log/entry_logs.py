@@ -137,7 +137,7 @@ class EntryLogs:
     def fail_directory(self, directory: int, error: MagnetarError) -> None:
         """Nothing is written there any more. Raises `error` if no directory is left: then the bookie must stop (rule 4).
 
-        For whoever writes to a directory outside of a flush, and meets a failed write or sync.
+        Called after a failed write or sync outside of a flush.
         """
         if self._directories[directory].failure is not None:
             return
@@ -217,7 +217,7 @@ class EntryLogs:
         for directory, result in zip(usable, results, strict=True):
             if isinstance(result, MagnetarError):
                 self.fail_directory(directory.number, result)
-        # A compaction may have given one up since the append: then nobody has synced what the flush put there.
+        # A compaction may have given one up since the append: then what the flush appended there is not synced.
         appended, self._appended_to = self._appended_to, {}
         return [number for number in appended if self._directories[number].failure is not None]
 
@@ -248,7 +248,7 @@ class EntryLogs:
     async def scan(
         self, log_id: int, *, bytes_per_s: float = 0, fresh: bool = False
     ) -> AsyncIterator[list[Scanned]]:
-        """Every record of a log, and what stands there instead of one, in slices of at most 1 ms of the loop.
+        """Yields every record of a log, and ranges without records, in slices of at most 1 ms of the loop.
 
         Of a current log, what is synced. A throttle of 0 bytes/s is none; `fresh` reads the disk and not the page cache.
         Raises DataDirectoryError if the log is missing (details["errno"] ENOENT), StorageFailed if it cannot be opened.
@@ -375,7 +375,7 @@ async def _together(doing: Sequence[Coroutine[Any, Any, T]]) -> list[T | Magneta
 
 
 def _not_of_a_directory(error: MagnetarError) -> StorageFailed:
-    """The file of log ids failed, which is the bookie's own: giving a ledger directory up for it would help nobody."""
+    """The file of log ids belongs to the whole bookie: giving a ledger directory up for its failure would not help."""
     return StorageFailed(error.message, **error.details, whole_bookie=True)
 
 

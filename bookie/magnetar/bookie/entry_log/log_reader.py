@@ -128,7 +128,7 @@ class LogReader:
         fault = await self.header_fault(log_id)
         if fault:
             self.on_damaged_log(log_id, fault)
-        file = self._open.get(log_id)  # somebody else may have been faster
+        file = self._open.get(log_id)  # another read may have been faster
         if file is None:
             file = self._open[log_id] = self._files.open(self._path(log_id), read_only=True)
             if len(self._open) > _OPEN_LOGS:

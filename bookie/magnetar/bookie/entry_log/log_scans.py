@@ -110,7 +110,7 @@ class LogScans:
             found = LogStatistics(footer.ledgers, size, LOG_HEADER_BYTES if fault else 0, 0, True)
         else:
             found = await self._counted(log_id, size, bytes_per_s)
-        self.forget(log_id)  # somebody else may have been faster
+        self.forget(log_id)  # another call may have been faster
         self._cached[log_id] = found
         self._cached_rows += len(found.ledgers)
         while self._cached_rows > _KEPT_ROWS and len(self._cached) > 1:

@@ -1,7 +1,7 @@
 """One entry log while it is appended to: by a flush, or by a compaction.
 
 Records are put together in slices of the loop and written by the disk worker. A position is used once: what a write
-that was cancelled left behind is a record that nobody points to, never a hole that is written later.
+that was cancelled left behind is a record without a location in the index, never a hole that is written later.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class LogWriter:
         self._closed = False
 
     async def begin(self) -> None:
-        """Makes the file with its header. Buffered when it returns; `append` does it when nobody did.
+        """Makes the file with its header. Buffered when it returns; `append` calls it if necessary.
 
         Raises DiskFull, StorageFailed, DataDirectoryError (the file exists, or cannot be made).
         """

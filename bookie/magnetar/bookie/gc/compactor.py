@@ -62,7 +62,7 @@ class IndexFailed(Exception):
 
 
 class IndexUnreadable(Exception):
-    """The index could not be read, so nobody can tell what is alive. Nothing was changed."""
+    """The index could not be read, so it is not known what is alive. Nothing was changed."""
 
     def __init__(self, error: MagnetarError) -> None:
         super().__init__(str(error))

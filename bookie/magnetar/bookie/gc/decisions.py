@@ -47,7 +47,7 @@ class LogUsage(NamedTuple):
     bytes: int
     live_bytes: int
     # False: a part of it cannot be read, so what is in there is not known. Only a compaction, which looks at the index for
-    # every byte of it, may let go of such a log.
+    # every byte of it, may delete such a log.
     whole: bool = True
 
     @property

@@ -15,7 +15,7 @@ _RANGE = 500
 def locations_of(index: LocationIndex, records: Sequence[Scanned]) -> list[Location | None]:
     """One location for each record, None where the index has none.
 
-    0.6 us for an entry of a run, 4 us for one that stands alone. StorageFailed.
+    0.6 us for an entry of a run, 4 us for a single one. StorageFailed.
     """
     places: list[Location | None] = []
     start = 0

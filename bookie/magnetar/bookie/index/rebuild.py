@@ -5,7 +5,7 @@
 What is in the journals beyond the mark comes back by the replay of the next start. Killed at any moment, the command can be
 given again: it begins anew, and a start refuses while there is no index.
 
-**Which copy wins.** An entry may stand in several logs: a compaction was cut short, or a recovery added it again. The
+**Which copy wins.** An entry may be in several logs: a compaction was interrupted, or a recovery added it again. The
 protocol never gives one entry two payloads; a recovery's copy differs in its last add confirmed and its digest. So the copy
 with the higher last add confirmed wins, and of equal ones that with the higher (log id, offset). A copy made by a compaction
 has the bytes of its source, so it never beats a recovery's, although its log is younger.
@@ -69,7 +69,7 @@ class RebuildReport:
     entries: int = 0
     ledgers: int = 0
     states: int = 0
-    # An entry stood in several places.
+    # Entries that were found in several places.
     duplicates: int = 0
     damaged: list[DamagedBytes] = field(default_factory=list)
     damaged_bytes: int = 0
@@ -232,7 +232,7 @@ class _Rebuild:
         self._paths: dict[int, str] = {}
         # Of the batch: last add confirmed and place by key.
         self._batch: dict[tuple[int, int], tuple[int, Location]] = {}
-        # Ledgers that lost records, and logs of which nobody can tell whose they were.
+        # Ledgers that lost records, and logs whose ledgers are not known.
         self._short: dict[int, None] = {}
         self._not_told: list[str] = ["a lost directory"] if logs_lost else []
         # Ledgers in logs of the first release, which has no state records.

@@ -49,7 +49,7 @@ class JournalDevice(Protocol):
 
     @property
     def requested_offset(self) -> int:
-        """Everything below is durable or on its way there; what lies between it and `end_offset` is deferred."""
+        """Everything below is durable or on its way there; what follows up to `end_offset` is deferred."""
         ...
 
     @property
@@ -83,7 +83,7 @@ class JournalDevice(Protocol):
         ...
 
     async def close(self, *, wait: bool = True) -> None:
-        """Waits until everything appended is durable (unless the device failed, or `wait` is False), lets go of the file."""
+        """Waits until everything appended is durable (unless the device failed, or `wait` is False), closes the file."""
         ...
 
 
@@ -100,7 +100,7 @@ def ignore_space() -> None:
 
 
 class StreamOffsets:
-    """The part that all devices share: where the stream stands, and how much of it may wait for the disk.
+    """The part that all devices share: the offsets of the stream, and how much of it may wait for the disk.
 
     Invariant: `_durable` <= `_end` <= `_durable` + `_capacity`.
     """

@@ -94,7 +94,7 @@ class Journal:
         # Loop time at which a record became durable last, or the first of those that wait now came.
         self._progress_at = 0.0
         self._now: Callable[[], float] = float  # of the loop, once it has started
-        # Records for which the ring had no room, in order. Their payloads stand in the write cache, which bounds them.
+        # Records for which the ring had no room, in order. The write cache has their payloads, and bounds them.
         self._waiting: deque[tuple[int, bytes, DurableCallback, int, int]] = deque()
         # Why nothing is acknowledged any more.
         self.failure: MagnetarError | None = None
@@ -115,7 +115,7 @@ class Journal:
     async def start(
         self, position: JournalPosition, prepared_bytes: int, released: list[tuple[int, int]]
     ) -> None:
-        """Begins the prepared file at `position`; `released` are old files (sequence, bytes) that nobody needs."""
+        """Begins the prepared file at `position`; `released` are old files (sequence, bytes) for reuse."""
         self._now = asyncio.get_running_loop().time
         self._device.on_durable = self._durable
         self._device.on_failure = self._device_failed
@@ -203,7 +203,7 @@ class Journal:
         self._pending.append((device.end_offset, done, ledger_id, entry_id))
 
     def add_deferred(self, entry: bytes, done: DurableCallback, ledger_id: int, entry_id: int) -> None:
-        """The same without asking for a sync: the next one covers it, whoever asks, within `journal_deferred_sync_s`."""
+        """The same without asking for a sync: the next sync covers it, within `journal_deferred_sync_s`."""
         device = self._device
         if self._waiting or device.free_bytes < len(entry) + 2 * RECORD_HEADER_BYTES or self.failure:
             self._append_later(ADD, entry, done, ledger_id, entry_id)

@@ -11,9 +11,9 @@ A gap at offset X, in a file that a start has to read. The first row that matche
     | any                | X >= mark             | <= X                     | begun          | DAMAGE            |
     | any                | X >= mark             | <= X                     | none begun     | TORN_TAIL         |
 
-COMPLETE: the file was left in order. TORN_TAIL: never acknowledged, whatever good records stand behind it (pages of one
-unsynced write persist in any order); it includes the clean end. DAMAGE_BELOW_MARK: what is missing stands in the entry
-logs; it is reported and the replay goes on. DAMAGE: acknowledged records are missing; the start is refused and nothing
+COMPLETE: the file was left in order. TORN_TAIL: never acknowledged, whatever good records follow (pages of one
+unsynced write persist in any order); it includes the clean end. DAMAGE_BELOW_MARK: the entry logs have what is missing; it
+is reported and the replay goes on. DAMAGE: acknowledged records are missing; the start is refused and nothing
 is cut or overwritten.
 """
 
@@ -114,7 +114,7 @@ async def replay_journals(
     if mark.sequence not in present:
         raise DataDirectoryError(
             f"the journal {journal_path(directory, mark.sequence)} is missing, and the checkpoint mark needs it; "
-            "restore it (is its disk mounted?): acknowledged entries stand in it",
+            "restore it (is its disk mounted?): it has acknowledged entries",
             path=journal_path(directory, mark.sequence),
         )
     begun = begun_files(files, directory, instance, [seq for seq in present if seq >= mark.sequence])

@@ -43,7 +43,7 @@ def read_entries(
 ) -> Iterator[StoredEntry]:
     """What is here of `first` to `last` (None: the end), ascending. One entry is held at a time.
 
-    `places`: entries that stand in journals (`Journaled.places`), which are newer than those in entry logs. Raises
+    `places`: entries that are in journals (`Journaled.places`), which are newer than those in entry logs. Raises
     StorageFailed when the index is damaged; a damaged entry is returned as such.
     """
     files = LogFileCache(bookie.files)

@@ -14,7 +14,7 @@ __all__ = ["JournalPlace", "Journaled", "JournaledLedger"]
 
 
 class JournalPlace(NamedTuple):
-    """Where an entry stands: its record starts at `position` of the file; `length` is that of the entry."""
+    """The place of an entry in a journal: its record starts at `position` of the file; `length` is that of the entry."""
 
     path: str
     position: int
@@ -63,7 +63,7 @@ class Journaled:
             elif isinstance(item, JournalGap) and item.verdict == "damage":
                 stopped_at = item.journal
                 found.warnings.append(
-                    f"{item.path} is damaged at or after byte {item.position}; what stands behind it is left out"
+                    f"{item.path} is damaged at or after byte {item.position}; what follows it is left out"
                 )
             elif isinstance(item, JournalFileReport) and item.state == "missing":
                 found.warnings.append(f"{item.path} is missing although the mark needs it")

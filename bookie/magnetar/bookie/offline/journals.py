@@ -73,7 +73,7 @@ class JournalFileReport(NamedTuple):
 
 
 class JournalRecord(NamedTuple):
-    """A good record. Ids and last_add_confirmed are -1 where its type has none; `payload` stands behind its header."""
+    """A good record. Ids and last_add_confirmed are -1 where its type has none; `payload` follows its header."""
 
     journal: int
     path: str
@@ -96,7 +96,7 @@ class JournalGap(NamedTuple):
     """A place without the record that should be there.
 
     `verdict`: "clean end", "complete" (the next file goes on here), "torn tail" (never acknowledged), "damage", "damage
-    below the mark" (the entry logs have what stood there), "not needed". `resumes_at` is the offset of the next good
+    below the mark" (the entry logs have what was there), "not needed". `resumes_at` is the offset of the next good
     record, -1 if there is none.
     """
 
@@ -326,7 +326,7 @@ def _gap(number: int, path: str, gap: Gap, verdict: str) -> JournalGap:
 
 
 def _holds(file: File, size: int, position: int, incarnation: int) -> bool:
-    """True if anything of this life of the file stands at or after `position`: then a write was torn there."""
+    """True if the file has anything of this incarnation at or after `position`: then a write was torn there."""
     pattern = incarnation.to_bytes(8, "big")
     while position < size:
         data = file.read_at(position, _FIND_BYTES)

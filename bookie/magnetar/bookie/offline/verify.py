@@ -173,7 +173,7 @@ class _Verify:
             self._walk_journals()
         except StorageFailed as error:  # a start would be refused as well
             self._failed("journal", str(error.details.get("path", "")), error.message)
-        except MagnetarError as error:  # without cookie or mark nobody can tell what is needed
+        except MagnetarError as error:  # without cookie or mark it is not known which journals are needed
             self._note("journal", "", NOT_CHECKED, note=error.message)
 
     def _walk_journals(self) -> None:

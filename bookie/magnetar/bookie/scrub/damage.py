@@ -4,7 +4,7 @@
 
 It is in memory only: what a restart forgets is found again by the next read or the next pass of the scrub. Memory is
 bounded: a ledger with many separate ranges becomes one wide range, and beyond a number of ledgers findings are only counted
-and handed on. While an entry stands here, the bookie says "damaged" where it would say "no such entry" (rule 8).
+and handed on. While an entry is recorded here, the bookie says "damaged" where it would say "no such entry" (rule 8).
 
 Damage of files that hold no entries of one ledger (index, journal) is counted apart: another replica cannot heal it.
 """
@@ -149,7 +149,7 @@ class Damage:
             self.deleted(ledger_id)
 
     def deleted(self, ledger_id: int) -> None:
-        """The ledger was deleted, or all of it repaired: nobody needs it from here."""
+        """The ledger was deleted, or all of it was repaired."""
         if self._ranges.pop(ledger_id, None) is not None and self.queue is not None:
             self.queue.resolved(ledger_id)
 

@@ -88,7 +88,7 @@ class MetadataRepairQueue:
             try:
                 await self._metadata.delete(path, version=node.version)
             except (VersionConflict, NotFoundInStore):
-                continue  # somebody repairs it at this moment
+                continue  # it is being repaired at this moment
             return
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ Three kinds of units, the one that was verified longest ago first, each again af
     index file  `index_files`
     index walk  each location points into a log that exists, and not past its end
 
-Bad bytes of a log are damage of those entries whose locations the index has there: nobody else misses them. Everything found
+Bad bytes of a log are damage only of the entries whose locations in the index are there. Everything found
 goes to `damage`; nothing is changed. An entry that was found damaged and is good again (recovered, compacted away) is
 taken out of it.
 
@@ -271,7 +271,7 @@ class Scrubber:
         was slower than the flush). So it was never acknowledged, and recoveries must get "no such entry" for it.
         """
         for at in range(0, len(check.missing), _SLICE_RECORDS):
-            # Between the append of a flush and its place in the index stands this barrier; and deletions are seen whole.
+            # Waits out a flush, which appends before it updates the index, and a deletion.
             async with self._checkpointer.exclusive():
                 for ledger_id, entry_id, length in check.missing[at : at + _SLICE_RECORDS]:
                     if (
@@ -280,7 +280,7 @@ class Scrubber:
                     ):
                         check.live_bytes += (
                             length + RECORD_HEADER_BYTES
-                        )  # not garbage: nobody else has it here
+                        )  # not garbage: there is no other copy on this bookie
                         self._damage.report(
                             ledger_id,
                             entry_id,

@@ -35,7 +35,7 @@ class PausedConnections:
         self._bookie = bookie
         self._paused: dict[_PausedConnection, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        # Where each journal stood when it was looked at last: (durable offset, end offset).
+        # (durable offset, end offset) of each journal at the last tick of the timer.
         self._journals: list[tuple[int, int]] = []
 
     def pause(self, connection: _PausedConnection) -> None:

@@ -3,7 +3,7 @@
     (well) ──`errors` failures within `window_s`──> quarantined ──after `duration_s`──> (well, nothing held against it)
 
 A connection that breaks fails every add on it at once: failures of one second are one. Out of placement means new ledgers
-and replacements; nobody stops reading from such a bookie, nor writing to it where it is in the ensemble.
+and replacements; such a bookie is still read from, and written to where it is in an ensemble.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which bookie stands at which position, so that every write set spans enough labels (racks, zones).
+"""Arranges bookies at the positions of an ensemble, so that every write set spans enough labels (racks, zones).
 
 The ensemble is a ring; a write set is a run of Qw neighbours in it. A label names a rack or a zone; "" is not known, and
 counts for none. With two racks, E = 4 and Qw = 2 the order a1 a2 b1 b2 has the write set {a1, a2}; a1 b1 a2 b2 has none
@@ -83,7 +83,7 @@ def spread_out(
 def can_span(striping: Striping, order: Order, spread: int) -> bool:
     """Whether the counts allow it: a necessary condition, and a sufficient one when `spread` is Qw.
 
-    A label that stands c times is seen by at most min(E, c * Qw) of the E write sets, each of which needs `spread`.
+    A label that occurs c times is seen by at most min(E, c * Qw) of the E write sets, each of which needs `spread`.
     """
     size, quorum = striping.ensemble_size, striping.write_quorum
     whole, rest = divmod(size, quorum)
@@ -101,10 +101,10 @@ def can_span(striping: Striping, order: Order, spread: int) -> bool:
 
 
 def _in_columns(size: int, order: Order, spread: int) -> tuple[str, ...] | None:
-    """An order in which any `spread` neighbours have different labels; None if some label would have to stand too often.
+    """An order in which any `spread` neighbours have different labels; None if some label would have to occur too often.
 
     The ring is cut into as many blocks of `spread` positions or more as fit, and filled across them: the first position of
-    each block, the second of each... A label that stands no more often than there are blocks, the frequent ones first, then
+    each block, the second of each... A label that occurs no more often than there are blocks, the frequent ones first, then
     meets itself only a whole block further on.
     """
     blocks = size // spread

@@ -374,7 +374,7 @@ class WriterCore:
                     return self._ensemble_changed()  # our own write, whose answer was lost
                 if metadata.last_ensemble != ours:
                     return self._fail(writer_errors.ensemble_changed_by_other(self.ledger_id))
-                # Somebody replaced bookies of older ensembles: theirs stands, ours is added.
+                # Another client replaced bookies of older ensembles: its change stays, ours is added.
                 return [self._write(metadata.with_ensemble(self.last_add_confirmed + 1, self._changing_to))]
             case WriterState.SEALING | WriterState.JUDGING:
                 return self._compare_with_close(metadata)
@@ -431,13 +431,13 @@ class WriterCore:
         return self.metadata.close(self.last_add_confirmed, self.confirmed_length)
 
     def _compare_with_close(self, found: LedgerMetadata) -> list[Instruction]:
-        """Rule 16: what somebody else wrote is our close only if last entry and length agree."""
+        """Rule 16: metadata that another client wrote equal our close only if last entry and length agree."""
         ours = (self.last_add_confirmed, self.confirmed_length)
         if found.closed and (found.last_entry, found.length) == ours:
             self.state = WriterState.CLOSED
             return [Finished(found)]
         if found.state is LedgerState.OPEN and self.state is WriterState.SEALING:
-            return self._seal()  # somebody replaced bookies of older ensembles; close what is there now
+            return self._seal()  # another client replaced bookies of older ensembles; close what is there now
         self.state = WriterState.FAILED
         self.close_requested = False
         self.error = writer_errors.taken_over(self.ledger_id, found.state)

@@ -66,4 +66,4 @@ def not_enough_bookies(
 
 def left_open(ledger_id: int) -> AlreadyClosed:
     """Its owner detached it."""
-    return AlreadyClosed(f"ledger {ledger_id} was left as it is by its writer; whoever recovers it closes it")
+    return AlreadyClosed(f"ledger {ledger_id} was left open by its writer; a recovery closes it")
