@@ -1,4 +1,4 @@
-"""The cookie: whose data this is, in which format, and on which directories it is spread.
+"""The cookie: the identity of a bookie, the format of its data, and the list of its directories.
 
     b"MAGNETAR-BOOKIE\\n" | u32 length | msgpack map | u64 xxh3-64 of all before it
 

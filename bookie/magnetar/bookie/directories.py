@@ -1,4 +1,4 @@
-"""What a start makes of the directories that it finds: identity first, and one clear error for everything else (rule 9).
+"""Checks the directories at a start: accepts those that are certainly this bookie's, and refuses all others (rule 9).
 
 For each journal and ledger directory, known to the cookie or named by the settings; the first row that matches holds. "Ours"
 is a copy of this bookie's cookie with this role and name.

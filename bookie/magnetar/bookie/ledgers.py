@@ -1,4 +1,4 @@
-"""What the bookie knows of each ledger in memory: fence, last add confirmed, last entry.
+"""Ledger descriptors: the state of each ledger in memory (fence, last add confirmed, last entry).
 
 States are loaded from the ledger index on first use and written back by the next checkpoint after a change; clean ones are
 forgotten when there are too many.

@@ -1,4 +1,4 @@
-"""A byte budget for what reads bring from the disk, so that many readers with large answers cannot fill the memory."""
+"""A byte budget for reads from disk, so that many readers with large answers cannot fill the memory."""
 
 from __future__ import annotations
 

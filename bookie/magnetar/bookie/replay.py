@@ -1,4 +1,4 @@
-"""What a start does with the records of the journals: back into write cache and ledger states, as if they came anew.
+"""The replay: a start applies the records of the journals to write cache and ledger descriptors, as if they came again.
 
 A repeated replay changes nothing. When the write cache is full, one memtable is flushed while the other one fills; the mark
 stays where it is (rule 3), so a crash during a replay is a crash before it.

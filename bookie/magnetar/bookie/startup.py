@@ -1,4 +1,4 @@
-"""Opening a bookie: lock, cookie, index, replay, flush, a new journal file, and only then anything is served.
+"""Opens a bookie: lock, cookie, index, replay, flush, a new journal file. Only then anything is served.
 
 A crash at any point of it is a start like any other: the mark moves to the new journal file only after everything replayed
 is durable in entry logs and index, and the new file is begun only after the mark points to it.

@@ -1,4 +1,4 @@
-"""What writers, readers and recoveries of one ledger client share, and ledger metadata in the store."""
+"""The components that writers, readers and recoveries of a ledger client share; access to ledger metadata."""
 
 from __future__ import annotations
 

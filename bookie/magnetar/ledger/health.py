@@ -1,4 +1,4 @@
-"""What writers, readers and recoveries found out about bookies: counted here, and answered by quarantine."""
+"""Counts the failures of bookies that writers, readers and recoveries report, and quarantines bookies."""
 
 from __future__ import annotations
 

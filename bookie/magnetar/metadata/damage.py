@@ -1,4 +1,4 @@
-"""The repair queue in the metadata store: which entries of which bookie other replicas are asked to heal.
+"""The repair queue in the metadata store: entries of bookies that must be repaired from other replicas.
 
     /damaged/<bookie id>/<ledger id, 20 digits>   msgpack map: "format" 1, "ranges": [[first entry, last entry, reason], ...]
 

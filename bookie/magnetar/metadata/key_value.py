@@ -1,4 +1,4 @@
-"""What a local metadata store needs of its storage: ordered keys, atomic synced batches.
+"""The storage below a local metadata store: ordered keys, atomic synced batches.
 
 It is implemented by RocksDB (`embedded`) and by a model of it (`memory`). The tree of nodes, versions, sessions, sequences
 and watches is built on top once, in `local`.

@@ -189,7 +189,7 @@ class LogScan:
         return found
 
     def _record(self, found: list[Scanned], data: bytes, view: memoryview, at: int) -> int:
-        """Takes the record or range at `at` of the window; returns its bytes, 0 if a longer window must begin there."""
+        """Takes what is at `at` of the window; returns how many bytes to advance, 0 if a longer window must begin there."""
         offset, left = self._at + at, self._end - self._at - at
         length = -1
         if left >= RECORD_HEADER_BYTES:

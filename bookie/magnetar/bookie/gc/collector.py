@@ -1,4 +1,4 @@
-"""A round of garbage collection, and when the next one is.
+"""Garbage collection: runs rounds on schedule or by request.
 
     1  list the local ledgers, *then* ask metadata which of them were deleted (rule 10); each of these gets a tombstone
     2  while no flush runs (rule 11): remove the locations of deleted ledgers from the index, durably; list the closed logs

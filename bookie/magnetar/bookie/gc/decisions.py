@@ -1,4 +1,4 @@
-"""What a round of garbage collection does with the entry logs: pure arithmetic over their statistics.
+"""Decides which entry logs a round deletes or compacts: pure arithmetic over their statistics.
 
 A log whose ledgers are all deleted is deleted. One that is mostly garbage is compacted: what is alive is copied to a new
 log.

@@ -1,4 +1,4 @@
-"""What garbage collection works on: the parts of one bookie."""
+"""The parts of a bookie that garbage collection works on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the index has come: a number beside RocksDB's own files that tells when they have fallen back.
+"""The guard of the index: a number beside RocksDB's own files that shows when these have lost changes.
 
 RocksDB verifies every block of its tables, but takes a damaged record at the end of its MANIFEST for a torn one: the newest
 tables are then forgotten in silence, and entries in them would be said not to exist (rule 8). Its sequence number counts

@@ -1,4 +1,4 @@
-"""Making the index anew from the entry logs, for a stopped bookie whose index is damaged or lost.
+"""Rebuilds the index from the entry logs, for a stopped bookie whose index is damaged or lost.
 
     every log, by id -> INDEX.rebuilding, flushed -> the old one renamed INDEX.damaged-<n> -> the new one renamed INDEX
 

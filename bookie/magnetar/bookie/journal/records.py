@@ -1,4 +1,4 @@
-"""Journal records (FORMATS.md, "Journal"): encoding, and a scan that says what it found and repairs nothing.
+"""Journal records (FORMATS.md, "Journal"): encoding, and a scan that reports what it finds and repairs nothing.
 
     u64 checksum | u64 incarnation | u64 offset | u64 synced_to | u32 length | u16 type | u16 0 | payload
 

@@ -1,4 +1,4 @@
-"""What a start makes of the journals it finds: one table (rule 5), and the replay that follows it.
+"""Recovery of the journals at a start: one decision table for gaps (rule 5), and the replay of the records.
 
 A gap at offset X, in a file that a start has to read. The first row that matches holds.
 

@@ -1,4 +1,4 @@
-"""How fast the scrub may go: a rate that gets through everything in time, bounded, and nothing while there is work to do.
+"""The rate of the scrub: fast enough to verify everything in time, bounded, and zero while the bookie is busy.
 
 The target is what is stored divided by 80% of the interval, at least 1 MiB/s, at most `scrub_bytes_per_s`. While the bookie
 is busy the scrub waits, unless something was not verified for 90% of the interval: then it goes on at the bound.

@@ -1,4 +1,4 @@
-"""The bookie's way to the repair queue in the metadata store (`metadata.damage`): what replicas elsewhere are asked to heal.
+"""Writes damaged entries into the repair queue in the metadata store (`metadata.damage`), to be repaired from replicas.
 
 A node is written or widened when damage is found, and deleted when nothing of the ledger is damaged any more. Whoever
 repairs (the auditor, or this bookie) reads the other replicas and adds the entries again; then the damage goes away here

@@ -1,4 +1,4 @@
-"""What each command but AddEntry does: check, ask the engine, answer."""
+"""The operations of all commands except AddEntry: they check arguments, call the engine and make the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The listening side: makes a connection handler for each ledger client, and knows all of them."""
+"""The TCP server: makes a connection handler for each ledger client, and has a list of all of them."""
 
 from __future__ import annotations
 

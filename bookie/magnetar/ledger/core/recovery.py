@@ -1,4 +1,4 @@
-"""Recovery of a ledger whose writer has died or lost it: fence it, find its end, close it.
+"""Recovery of a ledger without waiting for its writer: fences it, finds its end, closes it.
 
     begin ──> MARKING ──> FENCING ──> BASE ──> ENTRIES ──> CLOSING ──> done
               (IN_RECOVERY)  (LAC)    (length)  (read, re-add)  (compare-and-set)

@@ -1,4 +1,4 @@
-"""Why a writer takes no more appends, in words."""
+"""The errors of a writer that takes no more appends."""
 
 from __future__ import annotations
 

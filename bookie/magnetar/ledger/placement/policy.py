@@ -1,4 +1,4 @@
-"""The seam: a policy is asked two questions, over what is known of the bookies at that moment."""
+"""The interface of placement policies: a new ensemble, and replacements, from the bookies known at that moment."""
 
 from __future__ import annotations
 
