@@ -53,28 +53,24 @@ __all__ = ["Compactor", "IndexFailed", "IndexUnreadable", "OutputFailed", "Sourc
 _log = logging.getLogger(__name__)
 
 
-class IndexFailed(Exception):
+class _CausedFailure(Exception):
+    """A compaction failed because of `error`."""
+
+    def __init__(self, error: MagnetarError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class IndexFailed(_CausedFailure):
     """The index could not be written: the bookie must stop."""
 
-    def __init__(self, error: MagnetarError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
-
-class IndexUnreadable(Exception):
+class IndexUnreadable(_CausedFailure):
     """The index could not be read, so it is not known what is alive. Nothing was changed."""
 
-    def __init__(self, error: MagnetarError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
-
-class OutputFailed(Exception):
+class OutputFailed(_CausedFailure):
     """The copy could not be written. Nothing was changed; `error` is DiskFull, or the directory is not to be trusted."""
-
-    def __init__(self, error: MagnetarError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class SourceDamaged(Exception):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -23,14 +22,10 @@ from magnetar.runtime.files import Files
 from ..index import LedgerRecord, Location, decode_ledger_record
 from ..index.guard import IndexGuard
 from ..index.locations import decode_location
+from ..index.rocks import GUARDED, INCOMPLETE, INSTANCE, LEDGER_KEY, LOCATION_KEY
 
 __all__ = ["IndexView", "remove_empty_directory"]
 
-_KEY = struct.Struct(">QQ")
-_LEDGER_KEY = struct.Struct(">Q")
-_INSTANCE = b"instance"
-_GUARDED = b"guarded"
-_INCOMPLETE = b"incomplete"
 # Not linked: rocksdict writes the first; the second is not needed while the bookie's lock is held.
 _OWN_FILES = ("rocksdict-config.json", "LOCK")
 
@@ -81,7 +76,7 @@ class IndexView:
         try:
             if guard.open(read_only=True):
                 guard.check(self.sequence())
-            elif self._checked(self._db.get, _GUARDED) is not None:
+            elif self._checked(self._db.get, GUARDED) is not None:
                 raise DataDirectoryError(
                     f"the guard {guard.path} of the index is missing; `magnetar bookie index rebuild` makes the index "
                     "anew from the entry logs",
@@ -92,12 +87,12 @@ class IndexView:
 
     def instance(self) -> int | None:
         """The instance of the cookie to which the index belongs; None if it has none."""
-        value: bytes | None = self._checked(self._db.get, _INSTANCE)
+        value: bytes | None = self._checked(self._db.get, INSTANCE)
         return None if value is None else int.from_bytes(value, "big")
 
     def incomplete(self) -> bool:
         """True: it was rebuilt from damaged logs, and ledgers that it does not know may have lost entries here."""
-        return self._checked(self._db.get, _INCOMPLETE) is not None
+        return self._checked(self._db.get, INCOMPLETE) is not None
 
     def sequence(self) -> int:
         """RocksDB's number of its last change that can be read: see `index.guard`."""
@@ -105,32 +100,32 @@ class IndexView:
 
     def get(self, ledger_id: int, entry_id: int) -> Location | None:
         """Where the entry is. About 4 us."""
-        value = self._checked(self._locations.get, _KEY.pack(ledger_id, entry_id))
+        value = self._checked(self._locations.get, LOCATION_KEY.pack(ledger_id, entry_id))
         return None if value is None else decode_location(value)
 
     def get_ledger(self, ledger_id: int) -> LedgerRecord | None:
         """What is known of the ledger besides its entries."""
-        value = self._checked(self._ledgers.get, _LEDGER_KEY.pack(ledger_id))
+        value = self._checked(self._ledgers.get, LEDGER_KEY.pack(ledger_id))
         return None if value is None else decode_ledger_record(value)
 
     def ledgers(self) -> Iterator[tuple[int, LedgerRecord]]:
         """Every ledger record, ascending."""
         for key, value in self._items(self._ledgers, b""):
-            if len(key) != _LEDGER_KEY.size:
+            if len(key) != LEDGER_KEY.size:
                 raise StorageFailed(
                     f"a key of the ledger index {self.path} has a wrong length: it is damaged"
                 )
-            yield _LEDGER_KEY.unpack(key)[0], decode_ledger_record(value)
+            yield LEDGER_KEY.unpack(key)[0], decode_ledger_record(value)
 
     def locations(self, ledger_id: int | None = None, first: int = 0) -> Iterator[tuple[int, int, Location]]:
         """(ledger, entry, location), ascending; of one ledger from entry `first` on, or of all. About 0.5 us each."""
-        start = b"" if ledger_id is None else _KEY.pack(ledger_id, first)
+        start = b"" if ledger_id is None else LOCATION_KEY.pack(ledger_id, first)
         for key, value in self._items(self._locations, start):
-            if len(key) != _KEY.size:
+            if len(key) != LOCATION_KEY.size:
                 raise StorageFailed(
                     f"a key of the location index {self.path} has a wrong length: it is damaged"
                 )
-            found, entry_id = _KEY.unpack(key)
+            found, entry_id = LOCATION_KEY.unpack(key)
             if ledger_id is not None and found != ledger_id:
                 return
             yield found, entry_id, decode_location(value)
