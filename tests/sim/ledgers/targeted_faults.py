@@ -35,7 +35,7 @@ FAILURES = ("crash", "power", "full", "cut", "cut")
 class _Target:
     kind: str
     process: SimProcess
-    story: LedgerHistory
+    ledger: LedgerHistory
     re_adds: int  # that pass before something happens
     silent: str = ""  # the bookie that answers the fence, and then nothing for a while
 
@@ -123,12 +123,12 @@ class TargetedFaults:
 
     # --- recoverers --------------------------------------------------------------------------------------------------
 
-    def target_recoverer(self, process: SimProcess, story: LedgerHistory) -> None:
+    def target_recoverer(self, process: SimProcess, ledger: LedgerHistory) -> None:
         """Chooses the fault for a recoverer that has just been started."""
         rng = self._loop.rng
         kind = rng.choice(KINDS)
-        target = self._waiting[process.name] = _Target(kind, process, story, rng.choice((0, 0, 0, 1, 3)))
-        metadata = self._metadata.ledger(story.ledger_id)
+        target = self._waiting[process.name] = _Target(kind, process, ledger, rng.choice((0, 0, 0, 1, 3)))
+        metadata = self._metadata.ledger(ledger.ledger_id)
         if kind in ("re_add", "replaced") and metadata is not None:
             silent = rng.choice(metadata.last_ensemble.bookies)
             match rng.choice(("at once", "fenced", "fenced", "never")):
@@ -167,7 +167,7 @@ class TargetedFaults:
         target = self._waiting.get(process)
         if target is None or self.over or target.kind != "closing":
             return
-        if LedgerMetadata.decode(value, target.story.ledger_id).closed:
+        if LedgerMetadata.decode(value, target.ledger.ledger_id).closed:
             rng = self._loop.rng
             self._trigger(target)
             if rng.random() < 0.6:
