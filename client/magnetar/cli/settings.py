@@ -84,7 +84,7 @@ class SettingSources:
 
     def load(self, section: str, cls: type[T], **derived: Any) -> Loaded[T]:
         """One section. `derived` are defaults that follow from other settings. Raises InvalidSetting."""
-        # A derived value replaces a setting that was not given.
+        # A derived value stands in as a flag where nobody gave the setting.
         given = dict(self.flags.get(section, {}))
         prefix = f"MAGNETAR_{section}_".upper()
         in_file = _table(self.config, section)
@@ -115,7 +115,7 @@ def _table(config: str | None, section: str) -> frozenset[str]:
         with open(config, "rb") as file:
             table = tomllib.load(file).get(section, {})
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return frozenset()  # load_with_sources raises the error
+        return frozenset()  # load_with_sources says it better
     return frozenset(name.replace("-", "_") for name in table) if isinstance(table, dict) else frozenset()
 
 
