@@ -28,7 +28,7 @@ import pytest
 
 from magnetar.cli.service_process import Role
 from magnetar.ledger import (
-    BookieSurvey,
+    BookieInfoReader,
     LedgerClient,
     LedgerMetadata,
     LedgerReader,
@@ -69,15 +69,15 @@ class Party:
         rng = random.Random(SEED)
         self.bookies: StaticBookies = fleet.directory()
         self.transport = TcpTransport(self.bookies, settings, ConnectionOptions("loss test"))
-        self.survey = BookieSurvey(self.bookies, self.transport, settings, rng)
+        self.info_reader = BookieInfoReader(self.bookies, self.transport, settings, rng)
         self.client = LedgerClient(metadata, self.transport, self.bookies, settings, rng, SystemClock())
 
     async def __aenter__(self) -> Party:
-        await self.survey.start()
+        await self.info_reader.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.survey.close()
+        await self.info_reader.close()
         await self.client.close()
         await self.transport.close()
 
@@ -176,7 +176,7 @@ async def lose(kind: str, fleet: BookieFleet, party: Party, load: LedgerLoad, rn
     try:
         await until(f"bookie {victim} is back", lambda: len(party.bookies.writable()) == len(fleet.processes))
     except AssertionError as error:
-        raise AssertionError(f"{error}: {party.survey.problems()}") from None
+        raise AssertionError(f"{error}: {party.info_reader.problems()}") from None
     # It may be chosen at once, and takes adds at once: no backoff outlives its return.
     failovers = load.failovers
     await load.roll()

@@ -20,7 +20,7 @@ import pytest
 from magnetar.bookie import Bookie
 from magnetar.proto.errors import LedgerFenced, LedgerNotFound
 from support.bookie_kit import add, entry
-from support.storage_load_child import Gone, open_loaded_bookie, payload
+from support.storage_load_child import DeletedLedgers, open_loaded_bookie, payload
 
 TESTS = Path(__file__).parents[1]
 KILLS = int(os.environ.get("MAGNETAR_KILLS", "1"))
@@ -33,7 +33,7 @@ class Said:
 
     acked: dict[tuple[int, int], None] = field(default_factory=dict)
     fenced: dict[int, None] = field(default_factory=dict)
-    gone: dict[int, None] = field(default_factory=dict)
+    deleted: dict[int, None] = field(default_factory=dict)
     collected: Counter[str] = field(default_factory=Counter)
 
     def hear(self, words: list[bytes]) -> None:
@@ -44,7 +44,7 @@ class Said:
         elif words[0] == b"collected":
             self.collected["logs"], self.collected["compacted"] = numbers
         else:
-            {b"fenced": self.fenced, b"gone": self.gone}[words[0]][numbers[0]] = None
+            {b"fenced": self.fenced, b"deleted": self.deleted}[words[0]][numbers[0]] = None
 
 
 async def run_and_kill(directory: Path, mode: str, victim: str, generation: int, acks: int) -> Said:
@@ -77,14 +77,14 @@ async def run_and_kill(directory: Path, mode: str, victim: str, generation: int,
 
 
 async def check(bookie: Bookie, said: Said) -> Counter[str]:
-    """Everything acknowledged is there, unless its ledger was to be deleted; then it is right or gone as a whole."""
+    """Everything acknowledged is there, unless its ledger was to be deleted; then it is right, or deleted as a whole."""
     found: Counter[str] = Counter()
     deleted: dict[int, bool] = {}
     for ledger_id, number in said.acked:
         try:
             entries, _ = await bookie.read(ledger_id, number, number)
         except LedgerNotFound:
-            assert ledger_id in said.gone, f"ledger {ledger_id} is lost"
+            assert ledger_id in said.deleted, f"ledger {ledger_id} is lost"
             assert deleted.setdefault(ledger_id, True)
             found["deleted"] += 1
             continue
@@ -111,9 +111,9 @@ async def test_kill_9_while_flushing_and_compacting_loses_nothing(
         said = await run_and_kill(tmp_path, mode, victim, kill * 1000, rng.randrange(1200, 3000))
         everything.acked |= said.acked
         everything.fenced |= said.fenced
-        everything.gone |= said.gone
+        everything.deleted |= said.deleted
         collected += said.collected
-        bookie = await open_loaded_bookie(str(tmp_path), "sync", Gone([*everything.gone]))
+        bookie = await open_loaded_bookie(str(tmp_path), "sync", DeletedLedgers([*everything.deleted]))
         try:
             found = await check(bookie, everything)
             await bookie.collect_garbage()
@@ -137,7 +137,7 @@ async def test_rule_12b_a_writer_that_outlives_its_daemon_holds_the_directory_an
     os.kill(writer, signal.SIGSTOP)  # a writer that is held up by its disk
     process.kill()
     await process.communicate()
-    opening = asyncio.ensure_future(open_loaded_bookie(str(tmp_path), "sync", Gone()))
+    opening = asyncio.ensure_future(open_loaded_bookie(str(tmp_path), "sync", DeletedLedgers()))
     await asyncio.wait([opening], timeout=0.3)
     assert not opening.done()
     os.kill(writer, signal.SIGCONT)

@@ -23,7 +23,7 @@ import pytest
 from magnetar.bookie.entry_log import log_reader
 from magnetar.bookie.index import Location
 from magnetar.bookie.journal import recovery
-from magnetar.bookie.journal.recovery import Verdict
+from magnetar.bookie.journal.recovery import GapVerdict
 from magnetar.bookie.offline import StoppedBookie, rebuild
 from magnetar.proto.errors import (
     DataDirectoryError,
@@ -130,16 +130,16 @@ def test_each_page_of_the_last_group_is_detected(damaged_machine: Machine) -> No
     assert refused > 20
 
 
-@pytest.mark.parametrize("verdict", [Verdict.TORN_TAIL, Verdict.DAMAGE_BELOW_MARK])
+@pytest.mark.parametrize("verdict", [GapVerdict.TORN_TAIL, GapVerdict.DAMAGE_BELOW_MARK])
 def test_teeth_damage_taken_for_something_else_is_found(
-    damaged_machine: Machine, monkeypatch: pytest.MonkeyPatch, verdict: Verdict
+    damaged_machine: Machine, monkeypatch: pytest.MonkeyPatch, verdict: GapVerdict
 ) -> None:
     """Rule 5 the other way round: the journal is cut at damage, or the damage is skipped."""
     real = recovery.judge
 
-    def judge(gap: Any, **known: Any) -> Verdict:
+    def judge(gap: Any, **known: Any) -> GapVerdict:
         found = real(gap, **known)
-        return verdict if found is Verdict.DAMAGE else found
+        return verdict if found is GapVerdict.DAMAGE else found
 
     monkeypatch.setattr(recovery, "judge", judge)
     with pytest.raises(Broken, match="is said not to exist"):

@@ -24,8 +24,8 @@ from magnetar.bookie.journal import journal as journal_module
 from magnetar.bookie.journal import records, recovery
 from magnetar.bookie.journal.inline import InlineJournalDevice
 from magnetar.bookie.journal.journal import Journal
-from magnetar.bookie.journal.recovery import Verdict
-from magnetar.bookie.ledgers import LedgerStates
+from magnetar.bookie.journal.recovery import GapVerdict
+from magnetar.bookie.ledgers import LedgerDescriptors
 from magnetar.bookie.write_cache import WriteCache
 from magnetar.proto.errors import StorageFailed
 from magnetar.runtime.files import File
@@ -151,16 +151,16 @@ def fence_not_journaled(patch: Patch) -> None:
 
 def fence_not_replayed(patch: Patch) -> None:
     """Rule 6: replay puts the entries back and forgets the fence."""
-    real = LedgerStates.mark_dirty
+    real = LedgerDescriptors.mark_dirty
     replaying = replay_module.replay
 
     async def replay(bookie: Any, mark: Any) -> Any:
-        def unfenced(self: LedgerStates, state: Any, ledger_id: int) -> None:
+        def unfenced(self: LedgerDescriptors, state: Any, ledger_id: int) -> None:
             state.fenced = False
             real(self, state, ledger_id)
 
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(LedgerStates, "mark_dirty", unfenced)
+            inner.setattr(LedgerDescriptors, "mark_dirty", unfenced)
             return await replaying(bookie, mark)
 
     patch.setattr(startup, "replay", replay)
@@ -173,16 +173,18 @@ def directories_not_synced(patch: Patch) -> None:
 
 def names_not_settled(patch: Patch) -> None:
     """Rule 12a: a start trusts names that only the page cache has."""
-    patch.setattr(startup, "_settle_names", lambda files, root: None)
+    patch.setattr(startup, "_sync_names", lambda files, root: None)
 
 
 def torn_tail_is_damage(patch: Patch) -> None:
     """Rule 5: a power loss in the middle of a group would need an operator."""
     real = recovery.judge
 
-    def judge(gap: Any, **known: Any) -> Verdict:
+    def judge(gap: Any, **known: Any) -> GapVerdict:
         verdict = real(gap, **known)
-        return Verdict.DAMAGE if verdict is Verdict.TORN_TAIL and gap.resumes_at is not None else verdict
+        return (
+            GapVerdict.DAMAGE if verdict is GapVerdict.TORN_TAIL and gap.resumes_at is not None else verdict
+        )
 
     patch.setattr(recovery, "judge", judge)
 

@@ -173,7 +173,7 @@ def tombstone_not_replayed(patch: Patch) -> None:
 
     async def replay(bookie: Any, *more: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Deletion, "replay", lambda self, ledger_id, deleted_at_ms: None)
+            inner.setattr(Deletion, "apply", lambda self, ledger_id, deleted_at_ms: None)
             return await real(bookie, *more)
 
     patch.setattr(startup, "replay", replay)

@@ -82,7 +82,7 @@ def test_second_sigterm_stops_at_once(tmp_path: Path) -> None:
     # Both are pending when the process looks: stopped, it cannot answer the first one before the second comes.
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT, signal.SIGTERM):
         os.kill(service.daemon_pid, number)
-    service.wait_gone()
+    service.wait_ended()
     assert service.returncode in (
         0,
         128 + signal.SIGTERM,

@@ -183,9 +183,9 @@ class CoreTable:
                     sends.append(self._message(("l", client, name, True)))
                 case ev.ReadEntry(name, number):
                     if self.shape.symmetric and core.state is RecoveryState.BASE is not before:
-                        for first, *others in permutations([name, *core._base_asked]):
+                        for first, *others in permutations([name, *core._base_replicas]):
                             other = clone(core)
-                            other._base_asked = others
+                            other._base_replicas = others
                             asked = self._message(("r", client, first, number, True))
                             yield other, [*sends, asked], told, end
                         return

@@ -173,7 +173,7 @@ def a_fence_seen_while_sealing_fails_the_writer(patch: Patch) -> None:
 
 def whatever_closed_the_ledger_was_this_writer(patch: Patch) -> None:
     """Rule 16: only if last entry and length agree."""
-    right = WriterCore._judge
+    right = WriterCore._compare_with_close
 
     def judge(self: WriterCore, found: LedgerMetadata) -> list[Instruction]:
         if not found.closed:
@@ -185,7 +185,7 @@ def whatever_closed_the_ledger_was_this_writer(patch: Patch) -> None:
             )
         ]
 
-    patch.setattr(WriterCore, "_judge", judge)
+    patch.setattr(WriterCore, "_compare_with_close", judge)
 
 
 def replace_open(metadata: LedgerMetadata) -> LedgerMetadata:

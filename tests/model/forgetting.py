@@ -234,7 +234,7 @@ class Forgetting(Looks):
                 if core.state is not RecoveryState.ENTRIES or name not in bookies:
                     return False
                 position = bookies.index(name)
-                return position not in core._failing and position not in core._gone
+                return position not in core._failing and position not in core._unreplaceable
 
     def _ignores(self, client: int, core: Any, stimulus: tuple[Any, ...]) -> None:
         number = self._core(core)

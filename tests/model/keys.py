@@ -102,11 +102,11 @@ def recovery_key(core: RecoveryCore | None, number: dict[str, int], symmetric: b
         ),
         (core._base, core._first, core._next_read, core._next_add, core._length),
         -2 if core._last is None else core._last,
-        tuple(number[name] for name in core._base_asked),
+        tuple(number[name] for name in core._base_replicas),
         len(core._base_codes),
         tuple(sorted(number[name] for name in core._suspects)),
         entries,
         tuple(sorted(number[changed[position]] for position in core._failing)),
-        tuple(sorted(number[changed[position]] for position in core._gone)),
+        tuple(sorted(number[changed[position]] for position in core._unreplaceable)),
         tuple(sorted(number[name] for name in core._excluded)),
     )

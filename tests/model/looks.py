@@ -268,7 +268,7 @@ def _recovery_key(core: RecoveryCore, number: dict[str, int], symmetric: bool) -
         unknown = tuple(sorted(number[name] for name in quorum._unknown))
         return (*common, quorum.last_add_confirmed, known, unknown)
     if state is RecoveryState.BASE:
-        asked = tuple(number[name] for name in core._base_asked)
+        asked = tuple(number[name] for name in core._base_replicas)
         return (*common, core._base, asked, len(core._base_codes))
     changed = (metadata_key(core._changed, number, symmetric), core._last, core._length)
     if state is not RecoveryState.ENTRIES:
@@ -287,6 +287,6 @@ def _recovery_key(core: RecoveryCore, number: dict[str, int], symmetric: bool) -
         (core._first, core._next_read, core._next_add),
         entries,
         tuple(sorted(number[bookies[position]] for position in core._failing)),
-        tuple(sorted(number[bookies[position]] for position in core._gone)),
+        tuple(sorted(number[bookies[position]] for position in core._unreplaceable)),
         tuple(sorted(number[name] for name in core._excluded)),
     )

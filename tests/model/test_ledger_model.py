@@ -237,7 +237,7 @@ NOT_IN_KEYS = {
         "_masks": "of the striping",
         "_size": "of the striping",
         "_targets": "of the ensemble",
-        "_told": "only of IdleTick, which never comes here",
+        "_explicit_lac": "only of IdleTick, which never comes here",
         "busy": "only of TooManyRequests, which no bookie answers here",
         "ledger_id": "there is one",
         "last_add_pushed": "of the pending adds",
@@ -245,7 +245,7 @@ NOT_IN_KEYS = {
         "sending": "of the state",
     },
     RecoveryCore: {
-        "_base_asked": "in the key",
+        "_base_replicas": "in the key",
         "_busy": "only of TooManyRequests, which no bookie answers here",
         "_suspects": "whom to ask first; here all are asked at once",
         "held_bytes": "of the entries",

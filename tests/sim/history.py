@@ -33,7 +33,7 @@ def name_of(value: bytes) -> Name:
 
 @dataclass
 class Subscription:
-    """What one subscription delivered and was told."""
+    """What one subscription delivered and acknowledged."""
 
     name: str
     ordered: bool  # Exclusive: first occurrences come in order
@@ -50,7 +50,7 @@ class History:
     """All of it. Methods raise Violation at once; `check_end` looks at the whole."""
 
     def __init__(self, *, trimming: bool = False) -> None:
-        # Nothing holds the start of the topic: what every subscription has acknowledged may be gone for a reader.
+        # Nothing holds the start of the topic: what every subscription has acknowledged may be trimmed for a reader.
         self.trimming = trimming
         self.sent: dict[str, int] = {}  # producer -> how many
         self.confirmed: dict[Name, MessageId] = {}
@@ -69,7 +69,7 @@ class History:
         return producer, number
 
     def confirm(self, name: Name, message_id: MessageId) -> None:
-        """The service has told the producer that the message is durable."""
+        """The producer got the receipt of the message."""
         self.confirmed[name] = message_id
 
     # --- reading ---------------------------------------------------------------------------------------------------

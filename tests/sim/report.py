@@ -1,4 +1,4 @@
-"""What one simulated run tells, as one line of JSON between worker and runner; and what all runs told together."""
+"""The report of one simulated run, as one line of JSON from worker to runner; and the sum of all reports."""
 
 from __future__ import annotations
 

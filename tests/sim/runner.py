@@ -114,7 +114,7 @@ def soak(
     """Plays and prints: failures at once, a line now and then, a summary at the end, also at an early one. The exit code."""
     tally = Tally(scenario)
     started = time.perf_counter()
-    told = started
+    last_progress = started
     code = 0
     try:
         # Not only Ctrl-C: `timeout` and supervisors end a soak by SIGTERM. A background job of a shell inherits a SIGINT
@@ -126,8 +126,8 @@ def soak(
             if wrong:
                 print(f"{wrong}\n", flush=True)
             now = time.perf_counter()
-            if now - told >= progress_s:
-                told = now
+            if now - last_progress >= progress_s:
+                last_progress = now
                 write_json(json_path, tally, now - started, "running", seeds)
                 print(progress(tally, len(seeds), now - started), flush=True)
     except KeyboardInterrupt:
@@ -186,10 +186,10 @@ def catches(scenario: str, defect: str, seeds: Sequence[int], enough: int) -> tu
 def reason_of(error: str) -> str:
     """The line of a failed run that names what was broken, without the trace behind it."""
     lines = error.strip().splitlines()
-    told = [
+    violations = [
         line for line in lines if any(word in line for word in ("Violation: ", "Deadlock: ", "Timeout ("))
     ]
-    return (told or lines[-1:])[-1].rpartition("Violation: ")[2].strip()[:70]
+    return (violations or lines[-1:])[-1].rpartition("Violation: ")[2].strip()[:70]
 
 
 def try_defects(scenario: str, names: Sequence[str], seeds: Sequence[int], enough: int) -> int:

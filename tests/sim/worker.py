@@ -1,6 +1,6 @@
 """Processes that play seeds: a fresh interpreter that has imported everything, and forks once for each seed.
 
-    runner ──seed──> worker (own PYTHONHASHSEED, plays nothing itself) ──fork──> child plays it, prints its report, is gone
+    runner ──seed──> worker (own PYTHONHASHSEED, plays nothing itself) ──fork──> child plays it, prints its report, exits
            <────────────────────────── report, one line of JSON ───────────────────┘
 
 So each seed finds the same untouched modules, as `--seed N` alone does, whatever was played before it; memory does not grow;
@@ -34,7 +34,7 @@ SEED_CPU_S = 60  # a run that needs more hangs in a callback, however busy the m
 # circle (a planted defect) would else take the machine's memory, and with it whatever runs beside it, before its time is up.
 SEED_MEMORY_BYTES = 2 << 30
 SEEDS_A_WORKER = 500  # then a fresh one, with another PYTHONHASHSEED
-TOLD_BYTES = 6000  # of what a dead child has written to its standard error
+STDERR_BYTES = 6000  # of what a dead child has written to its standard error
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -138,18 +138,18 @@ def work(scenario: str, seeds: IO[str]) -> None:
     scenario_named(scenario)
     gc.collect()
     gc.freeze()  # what was imported is shared with all children, and no collection of theirs touches it
-    with tempfile.TemporaryFile() as told:  # what a child writes to its standard error
+    with tempfile.TemporaryFile() as stderr:  # what a child writes to its standard error
         for line in seeds:
             seed = int(line)
-            told.seek(0)
-            told.truncate()
+            stderr.seek(0)
+            stderr.truncate()
             child = os.fork()
             if not child:
-                _play_and_exit(scenario, seed, told.fileno())
+                _play_and_exit(scenario, seed, stderr.fileno())
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             if code:
-                told.seek(max(0, told.seek(0, os.SEEK_END) - TOLD_BYTES))
-                text = told.read().decode(errors="replace")
+                stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - STDERR_BYTES))
+                text = stderr.read().decode(errors="replace")
                 hung = f"Timeout ({SEED_CPU_S} s of CPU): " if code == -signal.SIGPROF else ""
                 _write_line(Report(seed, error=f"{hung}the process ended with code {code}\n{text}"))
 
@@ -178,5 +178,5 @@ def _write_line(report: Report) -> None:
 if __name__ == "__main__":
     if sys.argv[2]:
         defects.plant(sys.argv[2])
-    with contextlib.suppress(BrokenPipeError):  # the runner is gone
+    with contextlib.suppress(BrokenPipeError):  # the runner has ended
         work(sys.argv[1], sys.stdin)

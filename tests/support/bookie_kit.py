@@ -71,14 +71,14 @@ async def open_real(directory: str, *, writer_mode: str = "sync", **changes: Any
 
 
 def crash(bookie: Bookie) -> None:
-    """Leaves an inline bookie as kill -9 would: nothing more is written, the lock is gone."""
+    """Leaves an inline bookie as kill -9 would: nothing more is written, the lock is free."""
     for task in bookie._tasks:
         task.cancel()
     if bookie.checkpointer._running is not None:
         bookie.checkpointer._running.cancel()
     for journal in bookie.journals.all:
-        if journal._upkeep is not None:
-            journal._upkeep.cancel()
+        if journal._preparing is not None:
+            journal._preparing.cancel()
         for timer in (journal._idle, journal._deferred_timer):
             if timer is not None:
                 timer.cancel()

@@ -121,7 +121,7 @@ class FakeBookie:
             self._done(ledger_id, entry_id, done)
 
     def restart(self) -> None:
-        """The power fails: what was accepted and not synced is gone, and nobody hears of it."""
+        """The power fails: what was accepted and not synced is lost, and nobody is notified."""
         for ledger_id, entry_id, _ in self.unsynced:
             self.entries.pop((ledger_id, entry_id), None)
         self.unsynced = []

@@ -27,7 +27,7 @@ CONNECT = encode_frame(Connect(1, 1, 1).encode())
 
 
 class Service:
-    """A server whose handlers are kept, oldest first."""
+    """A server that records its handlers, oldest first."""
 
     def __init__(self, answer: Callable[[Connection, list[Run]], None] | None) -> None:
         self.handlers: list[RecordingHandler] = []

@@ -211,7 +211,7 @@ class DispatchWorld:
         self.handle(ConsumerAdded(consumer, type, self.now_ms))
 
     def leave(self, name: str) -> None:
-        """A consumer is gone."""
+        """A consumer has left."""
         self.handle(ConsumerLeft(self.consumers.pop(name)))
 
     def grant(self, name: str, messages: int, size: int = 0) -> None:

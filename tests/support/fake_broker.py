@@ -1,6 +1,6 @@
 """A broker of one process and no disk over the real framed connection, for tests of the client.
 
-It stores entries in lists, coalesces what one read brought, and does what it is told: hold receipts back, fail sends,
+It stores entries in lists, coalesces what one read brought, and can be made to hold receipts back, fail sends,
 cut connections, forget to answer. Ledger ids count up with each restart of a topic's storage.
 """
 
@@ -165,7 +165,7 @@ class Handler:
 
 class FakeBroker:
     """commands: every command received but SEND. failures: what the next command of a type is answered with.
-    unanswered: command types that get no answer. hold_receipts: SENDs are stored, their receipts kept back. lose_sends:
+    unanswered: command types that get no answer. hold_receipts: SENDs are stored, their receipts held back. lose_sends:
     SENDs are neither stored nor receipted. fail_next_send: the next SEND and all after it in its epoch fail with this.
     """
 

@@ -200,7 +200,7 @@ class FakeWriter(FakeReader):
             if self.ledger.fenced:
                 self.failing = LedgerFenced("fenced")
             elif self.fail_after is not None and entry_id >= self.fail_after:
-                self.failing = self.failing or MagnetarError("the bookie is gone")
+                self.failing = self.failing or MagnetarError("the bookie has failed")
             if self.failing is None:
                 self.last_confirmed = entry_id
             confirmed(entry_id, entry, self.failing)

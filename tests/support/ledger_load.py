@@ -119,7 +119,7 @@ class LedgerLoad:
         await self._task
 
     def confirmed(self, now: float, sent_at: float) -> None:
-        """Told for each entry."""
+        """Called for each entry."""
         self.outstanding -= 1
         self.acknowledged += 1
         self.longest_s = max(self.longest_s, now - self._last_at)

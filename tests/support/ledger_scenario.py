@@ -7,7 +7,7 @@
     = writing lac=-1 pushed=1
 
 Commands for a writer: writer, append N, stored BOOKIE ENTRY..., failed BOOKIE ENTRY ERROR, chosen POSITION=BOOKIE...,
-no-bookies, written, found STATE [ensembles=...] [last=N length=N], metadata-failed, close, idle, told N,
+no-bookies, written, found STATE [ensembles=...] [last=N length=N], metadata-failed, close, idle, lac-written N,
 retry [expired]. With deferred sync (`writer ... deferred=BYTES`) also: accepted BOOKIE ENTRY..., force.
 For a recovery: recovery, lac BOOKIE N|ERROR, read BOOKIE ENTRY yes|ERROR, slow BOOKIE, and stored, failed, chosen,
 no-bookies, written, found, metadata-failed as above. Payloads have 10 bytes each. `check()` runs after every command.
@@ -31,6 +31,7 @@ from magnetar.ledger.core.events import (
     Confirm,
     EntryRead,
     Event,
+    ExplicitLacWritten,
     Failed,
     Finished,
     ForceAdds,
@@ -38,7 +39,6 @@ from magnetar.ledger.core.events import (
     IdleTick,
     Instruction,
     LastConfirmedRead,
-    LastConfirmedTold,
     MetadataFailed,
     MetadataFound,
     MetadataWritten,
@@ -49,7 +49,7 @@ from magnetar.ledger.core.events import (
     RetryDue,
     RetryLater,
     SendAdds,
-    TellLastConfirmed,
+    WriteExplicitLac,
     WriteMetadata,
 )
 from magnetar.ledger.core.metadata import Ensemble, LedgerMetadata, LedgerState
@@ -184,7 +184,7 @@ class _Scenario:
             case "found":
                 return self.found(arguments[0], options)
             case "metadata-failed":
-                return MetadataFailed(errors.StorageFailed("the disk is gone"))
+                return MetadataFailed(errors.StorageFailed("the disk has failed"))
             case "close":
                 return CloseRequested()
             case "force":
@@ -193,8 +193,8 @@ class _Scenario:
                 return IdleTick()
             case "retry":
                 return RetryDue(bool(arguments))
-            case "told":
-                return LastConfirmedTold(int(arguments[0]))
+            case "lac-written":
+                return ExplicitLacWritten(int(arguments[0]))
             case "slow":
                 return BookieSlow(arguments[0])
             case "lac":
@@ -266,7 +266,7 @@ class _Scenario:
                 return ["retry later"]
             case ReadMetadata():
                 return ["read metadata"]
-            case TellLastConfirmed(bookies, last_add_confirmed):
+            case WriteExplicitLac(bookies, last_add_confirmed):
                 return [f"tell lac {last_add_confirmed} to {' '.join(bookies)}"]
             case ReadLastConfirmed(bookie):
                 return [f"fence {bookie}"]

@@ -1,4 +1,4 @@
-"""A connection handler that keeps what it was told, and waits for more."""
+"""A connection handler that records its calls, and can wait for the next."""
 
 import asyncio
 from collections.abc import Callable

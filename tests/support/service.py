@@ -74,7 +74,7 @@ class Service:
             assert code == 0, f"the service ended with {code}"
 
     def kill(self, victim: str = "daemon") -> None:
-        """kill -9; returns when the daemon and its helpers are gone."""
+        """kill -9; returns when the daemon and its helpers have ended."""
         self._process.kill(*_ROLES[victim])
 
     @property
@@ -136,6 +136,6 @@ class Service:
         """Standard error of the last start."""
         return self._process.errors()
 
-    def wait_gone(self) -> None:
+    def wait_ended(self) -> None:
         """Waits until the daemon and its helpers have ended by themselves."""
-        self._process.wait_gone()
+        self._process.wait_ended()

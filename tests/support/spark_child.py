@@ -47,7 +47,7 @@ class LateWriter(TopicWriter):
 
 
 class KillingWriter(TopicStreamWriter):
-    """Kills the driver, whose process group is told by an option of its own, after it attached a batch."""
+    """Kills the driver, whose process group comes as an option, after it attached a batch."""
 
     def __init__(self, options: WriteOptions, schema: Any, kill_at: int, driver: int) -> None:
         super().__init__(options, schema)
@@ -75,9 +75,9 @@ class Unlucky(MagnetarDataSource):
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:
         """For `df.writeStream`."""
-        told = dict(self.options)
-        kill_at, driver = int(told.pop("kill_at")), int(told.pop("driver"))
-        return KillingWriter(WriteOptions.parse(told), schema, kill_at, driver)
+        options = dict(self.options)
+        kill_at, driver = int(options.pop("kill_at")), int(options.pop("driver"))
+        return KillingWriter(WriteOptions.parse(options), schema, kill_at, driver)
 
 
 def main() -> None:
@@ -101,8 +101,8 @@ def main() -> None:
     rows = session.sparkContext.parallelize(range(1000), 2).mapPartitions(turned)
     writer = session.createDataFrame(rows, "value string").write.format("magnetar").mode("append")
     writer.option("service_url", url).option("topic", retried).save()
-    late = session.range(1000, 1010, 1, 2).selectExpr("cast(id AS string) AS value")
-    writer = late.write.format("unlucky").mode("append").option("service_url", url)
+    delayed = session.range(1000, 1010, 1, 2).selectExpr("cast(id AS string) AS value")
+    writer = delayed.write.format("unlucky").mode("append").option("service_url", url)
     writer.option("topic", retried).save()
     print("written", flush=True)
     reader = session.readStream.format("magnetar").option("service_url", url)

@@ -42,10 +42,10 @@ def spark_environment(folder: Path, path: Sequence[Path], **more: str) -> dict[s
     conf = folder / "conf"
     conf.mkdir(exist_ok=True)
     (conf / "spark-defaults.conf").write_text(DEFAULTS)
-    told = {name: os.environ[name] for name in ("JAVA_HOME", "LANG") if name in os.environ}
+    passed_on = {name: os.environ[name] for name in ("JAVA_HOME", "LANG") if name in os.environ}
     java = [str(Path(found).parent)] if (found := shutil.which("java")) else []
     return {
-        **told,
+        **passed_on,
         "HOME": str(folder),
         "PATH": os.pathsep.join([*map(str, path), "/usr/bin", "/bin", *java]),
         "SPARK_CONF_DIR": str(conf),

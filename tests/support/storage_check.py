@@ -1,7 +1,7 @@
 """One bookie on a simulated machine: a small workload, a crash or a fault at a disk call, and what must hold after it.
 
 Everything happens in the loop (inline journal device and disk worker, model index) over `SimDisk`, in virtual time, so a
-run is told by (seed, call) alone. `Promises` is what the bookie has acknowledged; `verify` reads all of it back.
+run is identified by (seed, call) alone. `Promises` is what the bookie has acknowledged; `verify` reads all of it back.
 
     run = Machine(seed)
     run.crash_at(call)            # kill at this disk call, at the first or at any later start
@@ -73,11 +73,11 @@ class Broken(AssertionError):
 
 
 class ListedLedgers:
-    """The metadata store as garbage collection sees it: what was `created` (before its first add) and is not `gone`."""
+    """The metadata store as garbage collection sees it: what was `created` (before its first add) and is not `deleted`."""
 
     def __init__(self) -> None:
         self.created: dict[int, None] = {}
-        self.gone: dict[int, None] = {}
+        self.deleted: dict[int, None] = {}
         # It cannot be asked.
         self.unreachable = False
 
@@ -90,7 +90,7 @@ class ListedLedgers:
 
     def listed(self) -> dict[int, None]:
         """What exists now."""
-        return {ledger_id: None for ledger_id in self.created if ledger_id not in self.gone}
+        return {ledger_id: None for ledger_id in self.created if ledger_id not in self.deleted}
 
 
 class Machine:

@@ -32,7 +32,7 @@ def settings_of(text: str) -> BookieSettings:
 
 
 async def main(settings: BookieSettings, mode: str) -> int:
-    """Serves until it is told to stop."""
+    """Serves until it is asked to stop."""
     try:
         bookie = await open_bookie(settings, os_components(random.Random(), writer_mode=mode))
     except MagnetarError as error:

@@ -4,7 +4,7 @@
 
 A generation is four ledgers of ENTRIES entries each, interleaved, over two journals and two ledger directories. Two
 generations later all but the first of the four are deleted, and the first is fenced. Writes lines to its standard output:
-"writers PID PID", then "acked LEDGER ENTRY", "fenced LEDGER", "gone LEDGER" (before anybody may delete it), and
+"writers PID PID", then "acked LEDGER ENTRY", "fenced LEDGER", "deleted LEDGER" (before anybody may delete it), and
 "collected LOGS COMPACTED" for each round of garbage collection. Ends with exit code 3 when the bookie fails.
 """
 
@@ -25,7 +25,7 @@ ENTRIES = 40
 IN_FLIGHT = 48
 
 
-class Gone:
+class DeletedLedgers:
     """The metadata store: everything exists but these."""
 
     def __init__(self, ledgers: Sequence[int] = ()) -> None:
@@ -60,23 +60,23 @@ def settings(directory: str) -> BookieSettings:
     )
 
 
-async def open_loaded_bookie(directory: str, mode: str, gone: Gone) -> Bookie:
-    """With its processes, and a metadata store that knows what is gone."""
+async def open_loaded_bookie(directory: str, mode: str, deleted: DeletedLedgers) -> Bookie:
+    """With its processes, and a metadata store that knows what is deleted."""
     components = os_components(random.Random(1), writer_mode=mode)
-    return await open_bookie(settings(directory), replace(components, existing_ledgers=gone))
+    return await open_bookie(settings(directory), replace(components, existing_ledgers=deleted))
 
 
 class Load:
     """Adds until it is killed."""
 
-    def __init__(self, bookie: Bookie, gone: Gone) -> None:
+    def __init__(self, bookie: Bookie, deleted: DeletedLedgers) -> None:
         self.bookie = bookie
-        self.gone = gone
+        self.deleted = deleted
         self.lines = os.fdopen(1, "w", buffering=1)
         self.room = asyncio.Semaphore(IN_FLIGHT)
 
     def added(self, ledger_id: int, number: int, code: int) -> None:
-        """Told when an add is durable."""
+        """Called when an add is durable."""
         self.room.release()
         if code == 0:
             self.lines.write(f"acked {ledger_id} {number}\n")
@@ -99,23 +99,23 @@ class Load:
         await self.bookie.fence(generation * 4)
         self.lines.write(f"fenced {generation * 4}\n")
         for ledger_id in range(generation * 4 + 1, generation * 4 + 4):
-            self.lines.write(f"gone {ledger_id}\n")
-            self.gone.ledgers[ledger_id] = None
+            self.lines.write(f"deleted {ledger_id}\n")
+            self.deleted.ledgers[ledger_id] = None
         stats = self.bookie.stats()
         self.lines.write(f"collected {stats['gc_deleted_logs']} {stats['compaction_logs']}\n")
 
 
 async def main(directory: str, mode: str, first: int) -> None:
     """Opens, and loads until the end."""
-    gone = Gone()
-    bookie = await open_loaded_bookie(directory, mode, gone)
+    deleted = DeletedLedgers()
+    bookie = await open_loaded_bookie(directory, mode, deleted)
 
     def failed(error: MagnetarError) -> None:
         sys.stderr.write(f"{error}\n")
         os._exit(3)
 
     bookie.on_failure = failed
-    load = Load(bookie, gone)
+    load = Load(bookie, deleted)
     writers = [journal._device.writer_pid for journal in bookie.journals.all]  # type: ignore[attr-defined]
     load.lines.write(f"writers {' '.join(map(str, writers))}\n")
     await load.run(first)

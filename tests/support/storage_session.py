@@ -144,17 +144,19 @@ class Session:
         self.promises.deleted[ledger_id] = None
 
     def delete_in_metadata(self, ledger_id: int) -> None:
-        """The next round of garbage collection finds it gone."""
+        """The next round of garbage collection finds it deleted."""
         self.promises.doomed[ledger_id] = None
-        self.machine.existing.gone[ledger_id] = None
+        self.machine.existing.deleted[ledger_id] = None
 
     async def collect_garbage(self) -> None:
         """A round, with a major compaction. What metadata had deleted before it, and the index lists, is deleted then."""
         promises = self.promises
-        gone = [ledger_id for ledger_id in self.machine.existing.gone if ledger_id not in promises.by_name]
+        deleted = [
+            ledger_id for ledger_id in self.machine.existing.deleted if ledger_id not in promises.by_name
+        ]
         try:
             await self.bookie.collect_garbage()
-            for ledger_id in gone:
+            for ledger_id in deleted:
                 if await self.is_deleted(ledger_id) and self.machine.failure is None:
                     promises.deleted[ledger_id] = None
         except MagnetarError:

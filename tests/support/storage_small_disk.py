@@ -63,7 +63,7 @@ class SmallDisk:
             image = directory / "image"
             with image.open("wb") as file:
                 file.truncate(megabytes << 20)
-            # No blocks kept back for root, who would otherwise never find it full.
+            # No blocks reserved for root, who would otherwise never find it full.
             made = subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], capture_output=True)
             if made.returncode:
                 reasons.append(f"ext4: {made.stderr.decode().strip()}")

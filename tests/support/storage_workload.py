@@ -256,7 +256,7 @@ def outlive(case: Case = NARROW) -> Case:
         if session.bookie.failure is None:
             code = await session.add_soon(8, 0)
             if code and session.bookie.failure is None:
-                session.machine.broken(f"after the fault has passed an add is answered {code}")
+                session.machine.broken(f"after the fault an add is answered {code}")
 
     return Case(script, case.settings)
 

@@ -18,6 +18,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"), *(REPOSITORY / "bench").glob("*.md")]
 )
+ROOMS = ("proto", "bookie", "broker", "client", "tests/sim")
+ROOM_PAGES = sorted(page for room in ROOMS for page in (REPOSITORY / room).glob("*.md"))
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 ELSEWHERE = re.compile(r"[a-z]+:")
@@ -49,7 +51,9 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+@pytest.mark.parametrize(
+    "page", [*PAGES, *ROOM_PAGES], ids=lambda page: page.relative_to(REPOSITORY).as_posix()
+)
 def test_every_link_leads_somewhere(page: Path) -> None:
     assert broken_links(page) == []
 
@@ -91,3 +95,11 @@ def test_goals_that_pages_name_exist() -> None:
         for goal in re.findall(r"(?:^ {4}|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)
     }
     assert named - goals == set()
+
+
+def test_the_architecture_is_short_and_leads_to_every_page_of_a_room() -> None:
+    page = REPOSITORY / "ARCHITECTURE.md"
+    text = page.read_text()
+    assert len(text.split()) <= 3000
+    named = {room.relative_to(REPOSITORY).as_posix() for room in ROOM_PAGES}
+    assert {path for path in named if path not in text} == set()

@@ -1,6 +1,6 @@
 """The storage daemon: journal, write cache, entry logs, index, checkpoints, and the server in front of them.
 
-ARCHITECTURE.md has the interface of `Bookie`; FORMATS.md draws every file. The rules that this room keeps are numbers 1 to
+bookie/ARCHITECTURE.md explains the room; FORMATS.md draws every file. The rules that this room obeys are numbers 1 to
 12b of the project's correctness rules; their tests are named after them.
 """
 

@@ -1,10 +1,11 @@
-"""Adding entries: admission, and the waiting room for when the write cache is full.
+"""Adding entries: admission, and the queue of adds that wait for room in the write cache.
 
 In one turn of the loop and so under the ledger's lock (rule 1): fence check -> write cache -> journal. The callback comes
-when the journal's sync has passed the record, never from inside `add`.
+when the journal's sync covers the record, never from inside `add`.
 
-A deferred add asks for no sync: it is accepted once it stands in cache and journal, and durable with the next sync, that of
-another record, of `force`, or the journal's own (`journal_deferred_sync_s`). It waits for no disk, and promises nothing.
+A deferred add asks for no sync: it is accepted once it is in cache and journal, and durable with the next sync, that of
+another record, of `force`, or the journal's own (`journal_deferred_sync_s`). So its first answer waits for no disk, and
+promises nothing.
 
 Adds for which the write cache has no room wait in order of arrival, bounded in bytes and in time; `accepting` is false
 meanwhile, and a server stops reading.
@@ -30,7 +31,7 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER
 
 from .journal import Journals
 from .journal.journal import DurableCallback
-from .ledgers import LedgerStates
+from .ledgers import LedgerDescriptors
 from .read_cache import ReadCache
 from .settings import BookieSettings
 from .write_cache import WriteCache
@@ -59,7 +60,7 @@ class Adds:
     def __init__(
         self,
         settings: BookieSettings,
-        ledgers: LedgerStates,
+        ledgers: LedgerDescriptors,
         cache: WriteCache,
         read_cache: ReadCache,
         want_flush: Callable[[], None],
@@ -101,7 +102,7 @@ class Adds:
         LedgerFenced, BookieReadOnly, TooManyRequests, MessageTooLarge, ServiceNotReady or StorageFailed. Raises EntryDamaged
         for bytes that hold no header. Adding an entry again stores the newer bytes. About 2 us and the journal's copy.
 
-        A deferred one is answered with ADD_ACCEPTED before, if it is taken; what comes after an error counts for nothing.
+        A deferred add that is accepted is answered with ADD_ACCEPTED first. After an error no further answer counts.
         """
         if len(entry) < LEDGER_ENTRY_HEADER_BYTES:
             raise EntryDamaged(
@@ -113,7 +114,7 @@ class Adds:
             self._wait_for_room(entry, recovery, deferred, done)
 
     def force(self, ledger_id: int) -> None:
-        """What came before of the ledger shall be durable soon; what still waits for room is deferred no more."""
+        """Requests a sync of the ledger's earlier adds; those that still wait for room become ordinary adds."""
         if any(add.deferred for add in self._waiting):
             self._waiting = deque(
                 add._replace(deferred=False) if _ledger_of(add.entry) == ledger_id else add
@@ -136,7 +137,7 @@ class Adds:
         if not self._waiting:
             return
         while self._waiting:
-            # Taken out first: what fails in `_admit` comes back here, to refuse all that wait.
+            # Popped first: a failure in `_admit` calls this method again, to refuse all that wait.
             first = self._waiting.popleft()
             _, entry, recovery, deferred, done = first
             self._waiting_bytes -= len(entry)
@@ -147,7 +148,7 @@ class Adds:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._tell_accepting()
+        self._notify_accepting()
 
     def _admit(self, entry: bytes, recovery: bool, deferred: bool, done: DurableCallback) -> bool:
         """The add path. False if the write cache has no room."""
@@ -157,7 +158,7 @@ class Adds:
         if state is None:
             try:
                 state = states.load(ledger_id)
-            except StorageFailed as error:  # nobody can tell whether the ledger is fenced
+            except StorageFailed as error:  # it is not known whether the ledger is fenced
                 self._fail(error)
                 self._refuse(entry, done, StorageFailed.code)
                 return True
@@ -216,8 +217,8 @@ class Adds:
         if self._waiting:
             self._timer = loop.call_at(self._waiting[0][0], self._waited_too_long)
         else:
-            self._tell_accepting()
+            self._notify_accepting()
 
-    def _tell_accepting(self) -> None:
+    def _notify_accepting(self) -> None:
         for callback in list(self.on_accepting):
             callback()

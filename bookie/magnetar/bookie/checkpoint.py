@@ -23,14 +23,14 @@ from .layout import DataLayout
 from .ledgers import DirtyLedgers
 from .mark import Mark, encode_mark, mark_moves_forward
 from .metrics import Histogram
-from .write_cache import ENTRY_OVERHEAD_BYTES, Half, WriteCache
+from .write_cache import ENTRY_OVERHEAD_BYTES, MemTable, WriteCache
 
 __all__ = ["Checkpointer", "FlushFigures"]
 
 
 class _Work(NamedTuple):
     mark: Mark | None
-    half: Half
+    memtable: MemTable
     ledgers: DirtyLedgers
 
 
@@ -48,8 +48,8 @@ class FlushFigures:
 class Checkpointer:
     """Runs one checkpoint at a time, in a task of its own: a caller that is cancelled does not cut one short.
 
-    (A sync whose outcome nobody hears would have to be taken for failed, rule 4.)
-    `take_ledgers` returns what changed since it was last called, `settle` is told that all of it is in the index.
+    (A sync whose outcome nobody hears would have to be taken for failed, rule 4.) `take_ledgers` returns the ledger states
+    that changed since its last call; `ledgers_saved` is called once the index has them.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Checkpointer:
         layout: DataLayout,
         mark: Mark,
         take_ledgers: Callable[[], DirtyLedgers],
-        settle: Callable[[], None],
+        ledgers_saved: Callable[[], None],
     ) -> None:
         self._cache = cache
         self._logs = logs
@@ -69,13 +69,13 @@ class Checkpointer:
         self._worker = worker
         self._layout = layout
         self._take_ledgers = take_ledgers
-        self._settle = settle
+        self._ledgers_saved = ledgers_saved
         self._lock = asyncio.Lock()
         self._running: asyncio.Task[Mark | None] | None = None
         self._failed: BaseException | None = None
-        # What was begun and did not end; after a full disk it is tried again before anything else.
+        # A checkpoint that a full disk interrupted; it is tried again before anything else.
         self._unfinished: _Work | None = None
-        # From a full disk until a flush succeeds: not for the moment of each attempt.
+        # True from the first failure for want of space until a flush succeeds.
         self.stopped_by_full_disk = False
         self.mark = mark
         self.finished = 0
@@ -97,13 +97,13 @@ class Checkpointer:
     async def exclusive(self) -> AsyncIterator[None]:
         """Nothing is flushed, and no mark moves, inside. Waits out a flush in progress (rule 11)."""
         async with self._lock:
-            # One whose caller went away is still at work.
+            # A flush whose caller was cancelled still runs.
             while self._running is not None and not self._running.done():
                 await asyncio.wait([self._running])
             yield
 
     def _ended(self, task: asyncio.Task[Mark | None]) -> None:
-        """A failure whose caller went away must not be tried again by the next one (rule 4)."""
+        """Remembers a failure even if its caller was cancelled: the next caller must not try again (rule 4)."""
         if (
             not task.cancelled()
             and (error := task.exception()) is not None
@@ -115,7 +115,7 @@ class Checkpointer:
         moved: Mark | None = None
         if self._unfinished is not None:
             moved = await self._work(self._unfinished)
-        # No await between taking the mark, the half and the ledgers: they describe the same moment.
+        # No await between taking the mark, the memtable and the ledgers: they describe the same moment.
         mark = take_mark() if take_mark is not None else None
         work = _Work(mark, self._cache.swap(), self._take_ledgers())
         return await self._work(work) or moved
@@ -130,16 +130,16 @@ class Checkpointer:
             raise
         self._unfinished = None
         self.stopped_by_full_disk = False
-        self._settle()
+        self._ledgers_saved()
         self.finished += 1
-        await work.half.release()
+        await work.memtable.release()
         return moved
 
     async def _finish(self, work: _Work) -> Mark | None:
         """May be called again after DiskFull: what it wrote then is garbage, or says the same."""
         states = await work.ledgers.for_entry_logs()
-        if work.half.entries or states:
-            await self._flush(work.half, states)
+        if work.memtable.entries or states:
+            await self._flush(work.memtable, states)
         self._cache.drop_flushing()
         if work.ledgers:
             for batch in work.ledgers.batches(BATCH_ENTRIES):
@@ -148,15 +148,15 @@ class Checkpointer:
             await self._index.flush_ledgers()
         return None if work.mark is None else await self.move_mark(work.mark)
 
-    async def _flush(self, half: Half, states: Sequence[tuple[int, LedgerRecord]]) -> None:
+    async def _flush(self, memtable: MemTable, states: Sequence[tuple[int, LedgerRecord]]) -> None:
         """Everything is durable in entry logs, and its locations in the index, when it returns."""
         figures, loop = self.figures, asyncio.get_running_loop()
         begun = loop.time()
-        placed = await self._logs.append(half, states)
+        placed = await self._logs.append(memtable, states)
         while await self._logs.sync():
-            # A directory failed; the half is still in memory, and goes to the others.
-            placed = await self._logs.append(half, states)
-        placed.reverse()  # each slice is let go of when it is done
+            # A directory failed. The memtable is still in memory and goes to the other directories.
+            placed = await self._logs.append(memtable, states)
+        placed.reverse()  # so that `pop` frees each slice as soon as it is indexed
         while placed:
             locations = [row for row in placed.pop().locations() if row[1] != STATE_ENTRY]
             while placed and len(locations) + len(placed[-1].records) <= BATCH_ENTRIES:
@@ -165,12 +165,12 @@ class Checkpointer:
             await asyncio.sleep(0)
         await self._index.flush_locations()
         figures.flushes += 1
-        figures.entries += half.entries
-        figures.bytes += half.size - half.entries * ENTRY_OVERHEAD_BYTES
+        figures.entries += memtable.entries
+        figures.bytes += memtable.size - memtable.entries * ENTRY_OVERHEAD_BYTES
         figures.seconds.observe(loop.time() - begun)
 
     async def close(self) -> None:
-        """Waits for a flush whose caller went away; for a bookie that has failed it is cut short."""
+        """Cancels a flush whose caller was cancelled, and waits until it has ended."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])

@@ -1,4 +1,4 @@
-"""The seams of a bookie: what is injected, and the real set."""
+"""The components that are injected into a bookie: the real ones, and those of the simulation."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ __all__ = ["BookieComponents", "inline_components", "os_components"]
 
 @dataclass(frozen=True, slots=True)
 class BookieComponents:
-    """One set serves one opening of a bookie: the disk worker is started and closed by it."""
+    """The injected components of one opening of a bookie, which starts and closes the disk worker."""
 
     files: Files
     rng: random.Random
     disk_worker: DiskWorker
-    # For one journal directory.
+    # Makes the device of one journal directory, from settings, directory and the lock that its process inherits.
     make_journal_device: Callable[[BookieSettings, str, FileLock], JournalDevice]
     open_index: Callable[[str], LocationIndex]
-    # Whether an index was ever made there. An index in memory always was.
+    # Whether an index was ever created at a path; True for an index in memory.
     index_exists: Callable[[str], bool] = lambda path: True
     # Instance of the metadata store that lists this bookie's ledgers; 0: not known.
     cluster: int = 0
-    # Wall clock, for what is kept for a time.
+    # Wall clock, for what has a retention time.
     clock: Clock = field(default_factory=SystemClock)
-    # Who knows which ledgers were deleted; None: only who asks for a deletion by name.
+    # Says which ledgers were deleted from the metadata; None: ledgers are deleted by request only.
     existing_ledgers: ExistingLedgers | None = None
-    # Who is asked to heal what is damaged; None: it is only told in logs and figures.
+    # Gets damaged entries, to have them repaired; None: they only show in logs and figures.
     repair_queue: RepairQueue | None = None
 
 
@@ -65,7 +65,7 @@ def os_components(rng: random.Random, *, writer_mode: str = "sync") -> BookieCom
     files = OsFiles()
 
     def index_exists(path: str) -> bool:
-        # RocksDB makes it durable before it opens a new database, and never takes it away.
+        # RocksDB makes this file durable before it opens a new database, and never deletes it.
         return files.exists(os.path.join(path, "CURRENT"))
 
     return BookieComponents(files, rng, ProcessDiskWorker(), make_device, RocksLocationIndex, index_exists)
@@ -74,7 +74,7 @@ def os_components(rng: random.Random, *, writer_mode: str = "sync") -> BookieCom
 def inline_components(
     files: Files, rng: random.Random, open_index: Callable[[str], LocationIndex]
 ) -> BookieComponents:
-    """Everything in the loop, over `files`: the simulation."""
+    """Components of the simulation: all work happens in the event loop, over `files`."""
 
     def make_device(settings: BookieSettings, directory: str, lock: FileLock) -> JournalDevice:
         return InlineJournalDevice(

@@ -1,9 +1,9 @@
-"""The cookie: whose data this is, in which format, and on which directories it is spread.
+"""The cookie: the identity of a bookie, the format of its data, and the list of its directories.
 
     b"MAGNETAR-BOOKIE\\n" | u32 length | msgpack map | u64 xxh3-64 of all before it
 
 DATA/cookie is the one that counts. Every journal and ledger directory carries a copy that names its role and itself, so that
-a disk that is missing, empty, swapped or another bookie's shows at a start (`directories`). Whatever stands in a directory
+a disk that is missing, empty, swapped or another bookie's shows at a start (`directories`). The content of a directory
 without a readable cookie is never overwritten (rule 9).
 """
 
@@ -26,7 +26,7 @@ __all__ = [
     "JOURNAL_ROLE",
     "LEDGERS_ROLE",
     "Cookie",
-    "LedgerDirectory",
+    "CookieDirectory",
     "copy_for",
     "decode_cookie",
     "encode_cookie",
@@ -43,7 +43,7 @@ _LENGTH = struct.Struct(">I")
 _CHECKSUM = struct.Struct(">Q")
 
 
-class LedgerDirectory(NamedTuple):
+class CookieDirectory(NamedTuple):
     """A ledger directory of a bookie, by its name (`DataLayout.name_of`)."""
 
     name: str
@@ -61,15 +61,15 @@ class Cookie(NamedTuple):
     bookie_id: str
     # Instance of the metadata store that this bookie's ledgers are listed in; 0: not known yet.
     cluster: int = 0
-    # DATA_ROLE, or the role of the directory that a copy stands in, with its name.
+    # DATA_ROLE; in a copy the role of its directory, and the directory's name.
     role: str = DATA_ROLE
     directory: str = ""
     # Names of the directories that may hold something, those that the settings left out last among them.
     journal_directories: tuple[str, ...] = ()
-    ledger_directories: tuple[LedgerDirectory, ...] = ()
+    ledger_directories: tuple[CookieDirectory, ...] = ()
     # Rule 9: this bookie replaces one that lost its disks. What it does not find it cannot say to be absent.
     repairing: bool = False
-    # A ledger directory was declared lost, now or long ago: without an index nobody can tell what it held (rule 8).
+    # A ledger directory was declared lost, now or long ago: without an index it is not known what it held (rule 8).
     lost_logs: bool = False
 
 
@@ -117,7 +117,7 @@ def _from_fields(fields: dict[str, Any]) -> Cookie:
     identity = (int(fields["format_version"]), int(fields["instance"]), str(fields["bookie_id"]))
     if identity[0] == 1:
         return Cookie(
-            *identity, journal_directories=("journal",), ledger_directories=(LedgerDirectory("ledgers"),)
+            *identity, journal_directories=("journal",), ledger_directories=(CookieDirectory("ledgers"),)
         )
     return Cookie(
         *identity,
@@ -126,7 +126,7 @@ def _from_fields(fields: dict[str, Any]) -> Cookie:
         directory=str(fields["directory"]),
         journal_directories=tuple(map(str, fields["journal_directories"])),
         ledger_directories=tuple(
-            LedgerDirectory(str(name), bool(lost)) for name, lost in fields["ledger_directories"]
+            CookieDirectory(str(name), bool(lost)) for name, lost in fields["ledger_directories"]
         ),
         repairing=bool(fields["repairing"]),
         lost_logs=bool(fields.get("lost_logs", False)),
@@ -134,7 +134,7 @@ def _from_fields(fields: dict[str, Any]) -> Cookie:
 
 
 def copy_for(cookie: Cookie, role: str, name: str) -> Cookie:
-    """What stands in directory `name`."""
+    """The copy for directory `name`."""
     return Cookie(FORMAT_VERSION, cookie.instance, cookie.bookie_id, cookie.cluster, role, name)
 
 

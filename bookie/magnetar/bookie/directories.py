@@ -1,4 +1,4 @@
-"""What a start makes of the directories that it finds: identity first, and one clear error for everything else (rule 9).
+"""Checks the directories at a start: accepts those that are certainly this bookie's, and refuses all others (rule 9).
 
 For each journal and ledger directory, known to the cookie or named by the settings; the first row that matches holds. "Ours"
 is a copy of this bookie's cookie with this role and name.
@@ -14,7 +14,7 @@ is a copy of this bookie's cookie with this role and name.
     | no         | yes         | ours      | logs       | refused: it was declared lost, or taken out            |
     | yes, lost  | no          | any       | any        | forgets it: what was in it is damage                   |
     | ledgers    | no          | ours/v1   | no         | forgets it                                             |
-    | ledgers    | no          | any       | any        | refused: entries stand in it                           |
+    | ledgers    | no          | any       | any        | refused: it has entries                                |
     | journal    | no          | any       | any        | replays what the mark needs of it, then forgets it     |
 
 A new directory gets its copy before the cookie names it, and one that is forgotten loses it after: a crash in between
@@ -35,7 +35,7 @@ from .cookie import (
     JOURNAL_ROLE,
     LEDGERS_ROLE,
     Cookie,
-    LedgerDirectory,
+    CookieDirectory,
     copy_for,
     decode_cookie,
     encode_cookie,
@@ -98,7 +98,7 @@ def open_data_directory(
         format_version=FORMAT_VERSION,
         cluster=cookie.cluster or cluster,
         journal_directories=(*journals, *left),
-        ledger_directories=tuple(map(LedgerDirectory, ledgers)),
+        ledger_directories=tuple(map(CookieDirectory, ledgers)),
     )
     if checked != cookie:
         write_cookie(files, layout, checked)
@@ -108,7 +108,7 @@ def open_data_directory(
 
 
 def forget_journal_directory(files: Files, layout: DataLayout, cookie: Cookie, name: str) -> Cookie:
-    """Takes a journal directory that is not needed any more out of the cookie; its journals are gone already."""
+    """Takes a journal directory that is not needed any more out of the cookie; its journals were deleted before."""
     cookie = cookie._replace(
         journal_directories=tuple(known for known in cookie.journal_directories if known != name)
     )
@@ -122,7 +122,7 @@ def forget_journal_directory(files: Files, layout: DataLayout, cookie: Cookie, n
 def forget_ledger_directory(files: Files, layout: DataLayout, directory: str) -> Cookie:
     """Declares a ledger directory lost, on a stopped bookie: the next start takes it as new, or does without it.
 
-    What stood in it alone is damage from then on. Durable when it returns. DataDirectoryError when the cookie does not know
+    What only it held is damage from then on. Durable when it returns. DataDirectoryError when the cookie does not know
     it, and when it is there and certainly this bookie's: nothing is lost then.
     """
     cookie = _known_cookie(files, layout)
@@ -244,7 +244,7 @@ def _forget(files: Files, path: str) -> None:
 
 
 def _refuse_foreign_data(files: Files, layout: DataLayout) -> None:
-    """Nothing may stand where a new bookie begins."""
+    """Raises unless the directories of a new bookie are empty."""
     found = [name for name in ("index", "mark") if _holds_something(files, layout.directory(name))]
     for path in (*layout.journals, *layout.ledgers):
         copy = _read_copy(files, path)
@@ -299,7 +299,7 @@ def _take(files: Files, layout: DataLayout, cookie: Cookie, role: str, path: str
             )
         if cookie.format_version > 1:
             raise DataDirectoryError(
-                f"{path} is not the {role} directory that this bookie knows: its cookie is gone, as on an empty disk. "
+                f"{path} is not the {role} directory that this bookie knows: its cookie is missing, as on an empty disk. "
                 f"Mount the right disk or restore the directory{_cure(role)}",
                 path=path,
             )

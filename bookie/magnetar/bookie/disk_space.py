@@ -36,7 +36,7 @@ class WatchedDirectory(NamedTuple):
 
 
 class DiskSpace:
-    """Says each change once. `note_pressed` is told which ledger directories are nearly full or worse."""
+    """Logs each change once. `note_pressed` is called with the ledger directories that are nearly full or worse."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class DiskSpace:
         self.by_operator = False
         self._said: dict[str, DirectoryState | bool] = {}
 
-    def look(self, *, full: bool = False) -> str:
-        """Looks at all of them; returns why nothing more may be written, "" if it may.
+    def check(self, *, full: bool = False) -> str:
+        """Checks all directories; returns why nothing more may be written, "" if it may.
 
         `full`: a flush found no space, whatever the numbers say. Raises StorageFailed when a disk of a journal or the index
         cannot even be asked; a ledger directory has failed then, which raises if it was the last one.
         """
         layout = self._layout
-        ledgers = [self._look_at_ledgers(number) for number in range(len(layout.ledgers))]
+        ledgers = [self._check_ledger_directory(number) for number in range(len(layout.ledgers))]
         self._note_pressed(
             [
                 number
@@ -78,7 +78,7 @@ class DiskSpace:
             others.append(self._seen(layout.index, "index"))
         self.directories = others + ledgers
         for seen in self.directories:
-            self._say(seen)
+            self._log_change(seen)
         self._decide(ledgers, others, full)
         return self.reason
 
@@ -101,7 +101,7 @@ class DiskSpace:
             _log.warning("writable again: %s", self.reason)
         self.reason = reason
 
-    def _look_at_ledgers(self, number: int) -> WatchedDirectory:
+    def _check_ledger_directory(self, number: int) -> WatchedDirectory:
         path = self._layout.ledgers[number]
         if self._logs.directory_states[number] is not DirectoryState.FAILED:
             try:
@@ -122,7 +122,7 @@ class DiskSpace:
         nearly = is_full or used > settings.disk_warn_ratio
         return WatchedDirectory(path, role, state, free, total, nearly, self._files.device(path))
 
-    def _say(self, seen: WatchedDirectory) -> None:
+    def _log_change(self, seen: WatchedDirectory) -> None:
         now = seen.state if seen.state is not DirectoryState.WRITABLE else seen.nearly_full
         if now == self._said.get(seen.path, False):
             return

@@ -3,7 +3,7 @@
 No thread of the daemon does it (a thread that comes back under a busy loop waits for the interpreter, 0.1 to 6 s):
 `device.ProcessDiskWorker` asks a process over a socket, `InlineDiskWorker` works in the loop over `files`.
 
-A failed write or sync raises StorageFailed, whatever the reason; after it nobody may write or sync that file again
+A failed write or sync raises StorageFailed, whatever the reason; after it that file must not be written or synced again
 (rule 4). The exception is a write that finds no space: DiskFull, of which nothing counts. A worker process that dies
 takes unknown outcomes with it, so `on_failure` stops the daemon as well.
 """
@@ -43,7 +43,7 @@ class DiskWorker(Protocol):
         ...
 
     async def write(self, path: str, position: int, parts: Sequence[bytes]) -> None:
-        """The parts stand one after another at `position` of an existing file. Buffered when it returns.
+        """Writes the parts one after another at `position` of an existing file. Buffered when it returns.
 
         Writes of one directory are done in the order they were asked for. A caller that is cancelled leaves it open
         whether the bytes are written.
@@ -74,7 +74,7 @@ class DiskWorker(Protocol):
         ...
 
     async def delete(self, path: str) -> None:
-        """The file is gone, durably once its directory is synced."""
+        """Deletes the file, durably once its directory is synced."""
         ...
 
     async def close(self) -> None:

@@ -40,12 +40,12 @@ from .gc import Collected, Collector, Deletion, StorageParts
 from .index import LocationIndex
 from .journal import Journals
 from .layout import DataLayout
-from .ledgers import LedgerStates
-from .listing import EntryRange, ListedLedger, Listing
+from .ledgers import LedgerDescriptors
+from .listing import EntryRange, Listing, StoredLedger
 from .mark import Mark
 from .metrics import Distribution
 from .read_cache import ReadCache
-from .reads import LastConfirmedNews, Reads
+from .reads import LongPollResult, Reads
 from .scrub import Damage
 from .scrub.scrubber import Scrubber
 from .settings import BookieSettings
@@ -89,7 +89,7 @@ class Bookie:
         self.cache = WriteCache(settings.write_cache_bytes)
         self.read_cache = ReadCache(settings.read_cache_bytes)
         self.waiters = Waiters(settings.max_long_polls)
-        self.ledgers = LedgerStates(index, self.waiters)
+        self.ledgers = LedgerDescriptors(index, self.waiters)
         self.ledgers.incomplete = cookie.repairing
         worker = components.disk_worker
         self.logs = EntryLogs(components.files, worker, layout, settings.entry_log_bytes)
@@ -103,20 +103,20 @@ class Bookie:
             layout,
             mark,
             self.ledgers.take_dirty,
-            self.ledgers.settle,
+            self.ledgers.note_saved,
         )
         self._flush_wanted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
         self._make_request_paths(index)
-        self._make_upkeep(index)
+        self._make_maintenance(index)
         self.load = LoadMeter(self.cache, self.reads)
 
     def _make_request_paths(self, index: LocationIndex) -> None:
         settings, ledgers, cache, read_cache = self.settings, self.ledgers, self.cache, self.read_cache
         stored = StoredEntries(cache, read_cache, index, self.logs, self.damage, settings)
         self.adds = Adds(settings, ledgers, cache, read_cache, self._flush_wanted.set, self.fail)
-        # The way in for every entry: no call in between (see `Adds.add`).
+        # Bound here, so that an add costs one call less (see `Adds.add`).
         self.add = self.adds.add
         # Called when `accepting` becomes true again.
         self.on_accepting = self.adds.on_accepting
@@ -125,7 +125,7 @@ class Bookie:
         self.deletion = Deletion(ledgers, cache, read_cache, self.damage, self.components.clock)
         self.listing = Listing(ledgers, index, cache)
 
-    def _make_upkeep(self, index: LocationIndex) -> None:
+    def _make_maintenance(self, index: LocationIndex) -> None:
         components = self.components
         parts = StorageParts(
             settings=self.settings,
@@ -152,9 +152,9 @@ class Bookie:
         loop = asyncio.get_running_loop()
         self.adds.journals = self.fencing.journals = self.deletion.journals = self.journals
         self.journals.on_failure(self.fail)
-        self.journals.on_space(self._look_at_disk)
+        self.journals.on_space(self._check_disk)
         self.components.disk_worker.on_failure = self.fail
-        self._look_at_disk()
+        self._check_disk()
         self._tasks = [
             loop.create_task(self._checkpoint_forever(), name="bookie checkpoints"),
             loop.create_task(self._watch_disk(), name="bookie disk watch"),
@@ -209,7 +209,7 @@ class Bookie:
         timeout_s: float = 0.0,
         max_entries: int = 0,
         max_bytes: int = 0,
-    ) -> LastConfirmedNews:
+    ) -> LongPollResult:
         """Long poll: returns once the last add confirmed is above the given one, the ledger is fenced, or time is over.
 
         With it come up to `max_entries` confirmed entries after the given one, if they are here. At most
@@ -222,7 +222,7 @@ class Bookie:
         self._check_alive()
         return news
 
-    def list_ledgers(self, after: int = -1, count: int = 1000) -> tuple[list[ListedLedger], bool]:
+    def list_ledgers(self, after: int = -1, count: int = 1000) -> tuple[list[StoredLedger], bool]:
         """The next ledgers above `after`, at most `count`, and whether there are more."""
         self._check_alive()
         return self.listing.ledgers(after, count)
@@ -245,7 +245,7 @@ class Bookie:
             self.adds.force(ledger_id)
 
     async def force(self, ledger_id: int) -> None:
-        """The same, and waits until all that were accepted are durable. StorageFailed: nobody knows whether they are."""
+        """The same, and waits until all that were accepted are durable. StorageFailed: it is not known whether they are."""
         self._check_alive()
         self.adds.force(ledger_id)
         durable: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -307,14 +307,14 @@ class Bookie:
             (journal.durable_position().offset, journal.requested_offset) for journal in self.journals.all
         ]
 
-    # --- looking after -----------------------------------------------------------------------------------------------
+    # --- state and maintenance------------------------------------------------------------------------------------------
 
     def info(self) -> dict[str, Any]:
         """What BookieInfo answers: identity, disks, load (WIRE.md)."""
         return bookie_info(self)
 
     def problems(self) -> dict[str, str]:
-        """What is wrong although the bookie works, for people: name -> text."""
+        """Problems of a bookie that still works, for people: name -> text."""
         return bookie_problems(self)
 
     def stats(self) -> dict[str, int]:
@@ -328,7 +328,7 @@ class Bookie:
     async def checkpoint(self) -> None:
         """Flushes everything, moves the mark and releases journals. Durable when it returns.
 
-        Raises DiskFull (tried again later, by itself). Any other failure stops the bookie, whoever asked: a second
+        Raises DiskFull (tried again later, by itself). Any other failure stops the bookie: a second
         attempt could succeed without what the first one lost (rule 4).
         """
         if self.failure is not None:
@@ -336,18 +336,18 @@ class Bookie:
         try:
             moved = await self.checkpointer.run(self.journals.durable_positions)
         except DiskFull:
-            self._flush_wanted.set()  # soon, whoever asked: until it succeeds the bookie is read-only
+            self._flush_wanted.set()  # soon: until it succeeds the bookie is read-only
             raise
         except MagnetarError as error:
             self.fail(error)
             raise
-        except Exception as error:  # our own bug, with half of a flush done
+        except Exception as error:  # our own bug, in the middle of a flush
             self.fail(StorageFailed(f"a flush ended: {error!r}"))
             raise
         if moved is not None:
             self.journals.release(moved)
-        # Between two looks no more is written than a write cache and its journal: far less than the minimum.
-        self._look_at_disk()
+        # Between two checks at most a write cache and its journal are written: far less than the minimum.
+        self._check_disk()
         self.adds.admit_waiting()
 
     async def _checkpoint_forever(self) -> None:
@@ -360,7 +360,7 @@ class Bookie:
             try:
                 await self.checkpoint()
             except DiskFull as error:
-                self._look_at_disk(full=True)
+                self._check_disk(full=True)
                 _log.warning("the flush waits for disk space: %s", error)
                 await asyncio.sleep(_RETRY_FLUSH_S)
                 self._flush_wanted.set()
@@ -368,7 +368,7 @@ class Bookie:
                 return  # `checkpoint` has stopped the bookie
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """They end by being cancelled; anything else would leave the bookie without checkpoints, or without a watch."""
+        """Stops the bookie when a task ends by itself: it would be left without checkpoints, or without a disk watch."""
         if task.cancelled() or (self.failure is not None and task.exception() is None):
             return
         error = task.exception()
@@ -378,14 +378,14 @@ class Bookie:
     async def _watch_disk(self) -> None:
         while True:
             await asyncio.sleep(self.settings.disk_check_interval_s)
-            self._look_at_disk()
+            self._check_disk()
             self.load.sample()
 
-    def _look_at_disk(self, *, full: bool = False) -> None:
+    def _check_disk(self, *, full: bool = False) -> None:
         """Turns read-only and back (rule 12)."""
         try:
             no_space = full or self.checkpointer.stopped_by_full_disk or self.journals.no_space
-            self.disk_space.look(full=no_space)
+            self.disk_space.check(full=no_space)
         except MagnetarError as error:  # a disk that cannot be asked has failed
             self.fail(error)
         self._update_refusal()
@@ -423,9 +423,9 @@ class Bookie:
             raise ServiceNotReady("this bookie is stopping")
 
     async def close(self) -> None:
-        """Takes no more adds, makes durable what it has, writes a last checkpoint, lets go of the directory.
+        """Takes no more adds, makes durable what it has, writes a last checkpoint, and releases the directory.
 
-        After a failure it only lets go. May be called twice.
+        After a failure it only releases the directory. May be called twice.
         """
         if self._closing:
             return
@@ -458,7 +458,10 @@ class Bookie:
                 await self.logs.close()
 
     async def _let_go(self) -> None:
-        """Of helpers, files and the directory. What hangs in the disk keeps the lock until it ends (rule 12b)."""
+        """Releases helpers, files and the directory.
+
+        A helper that hangs in the disk holds the lock until it ends (rule 12b).
+        """
         try:
             async with asyncio.timeout(_LET_GO_S):
                 await self.checkpointer.close()
@@ -473,7 +476,7 @@ class Bookie:
         self.lock.release()
 
     def release(self) -> None:
-        """Frees index and files as they are."""
+        """Closes index and files without writing."""
         self.logs.abandon()
         self._index.close()
 

@@ -1,4 +1,4 @@
-"""What is written about a ledger besides its entries: its fence and its explicit last add confirmed."""
+"""Fences and explicit last-add-confirmeds: what is written about a ledger besides its entries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from magnetar.proto.errors import LedgerFenced, error_from_wire
 
 from .journal import Journals
-from .ledgers import LedgerStates
+from .ledgers import LedgerDescriptors
 
 __all__ = ["Fencing"]
 
@@ -18,7 +18,7 @@ _SLICE_LEDGERS = 100
 class Fencing:
     """Fences and explicit LACs of one bookie."""
 
-    def __init__(self, ledgers: LedgerStates) -> None:
+    def __init__(self, ledgers: LedgerDescriptors) -> None:
         self.journals: Journals = None  # type: ignore[assignment]  # set before anything is served
         self._ledgers = ledgers
 
@@ -36,7 +36,7 @@ class Fencing:
                 state.fence_durable = None
                 if code:
                     durable.set_exception(error_from_wire(code, 0, "the fence could not be written"))
-                    durable.exception()  # every fencer may have gone away
+                    durable.exception()  # marks it as retrieved: every caller may have been cancelled
                 else:
                     durable.set_result(None)
 

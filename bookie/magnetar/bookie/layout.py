@@ -34,7 +34,7 @@ def journal_path(directory: str, sequence: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DataLayout:
-    """Paths of one bookie. `journals` and `ledgers` are in the order of the settings; no number is kept on disk."""
+    """Paths of one bookie. `journals` and `ledgers` are in the order of the settings; no number is stored on disk."""
 
     root: str
     journals: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What the bookie knows of each ledger in memory: fence, last add confirmed, last entry.
+"""Ledger descriptors: the state of each ledger in memory (fence, last add confirmed, last entry).
 
 States are loaded from the ledger index on first use and written back by the next checkpoint after a change; clean ones are
 forgotten when there are too many.
@@ -15,7 +15,7 @@ from magnetar.proto.ledger_entry import NO_ENTRY
 from .index import LedgerRecord, LocationIndex
 from .waiters import Waiters
 
-__all__ = ["DirtyLedgers", "LedgerState", "LedgerStates"]
+__all__ = ["DirtyLedgers", "LedgerDescriptor", "LedgerDescriptors"]
 
 _MAX_STATES = 50_000
 _SLICE_LEDGERS = 1000
@@ -23,13 +23,13 @@ _NOTHING = LedgerRecord()
 
 
 class DirtyLedgers:
-    """What changed: all of it for the index, and what entry logs are told (fence, explicit LAC, tombstone).
+    """Ledger states that changed: whole for the index, and in part (fence, explicit LAC, tombstone) for entry logs.
 
     Records are made when they are asked for. They may then say more than when the checkpoint began, which does no harm:
     nothing in them is ever taken back, and a ledger that has changed since is in the next checkpoint as well.
     """
 
-    def __init__(self, states: dict[int, LedgerState]) -> None:
+    def __init__(self, states: dict[int, LedgerDescriptor]) -> None:
         self._states = states
         self._changed: list[tuple[int, LedgerRecord]] | None = None
 
@@ -37,11 +37,14 @@ class DirtyLedgers:
         return len(self._states)
 
     async def for_entry_logs(self) -> list[tuple[int, LedgerRecord]]:
-        """What no entry tells: entry logs hold it as well, so that the index can be built from them. The same each time."""
+        """State that no entry carries.
+
+        Entry logs store it too, so that the index can be rebuilt from them. Same result each call.
+        """
         if self._changed is None:
             self._changed = []
             for number, (ledger_id, state) in enumerate(self._states.items(), 1):
-                # Of nearly all ledgers there is nothing to tell, and nothing was told.
+                # Nearly all ledgers have no such state.
                 if state.fenced or state.explicit_lac >= 0 or state.deleted_at_ms or state.unknown:
                     beside = state.beside_entries()
                     if beside != state.logged:
@@ -58,7 +61,7 @@ class DirtyLedgers:
             yield batch
 
 
-class LedgerState:
+class LedgerDescriptor:
     """One ledger. `known`: something was written here for it, or it was fenced here."""
 
     __slots__ = (
@@ -82,7 +85,8 @@ class LedgerState:
         # Set at once when a fence is asked for; the answer waits for `fence_durable`.
         self.fenced = record.fenced
         self.explicit_lac = record.explicit_lac
-        # What a writer may be told to be durable; `explicit_lac` runs ahead of it while the journal syncs.
+        # The durable part of `explicit_lac`, which runs ahead while the journal syncs. Only this is acknowledged to a
+        # writer.
         self.durable_explicit_lac = record.explicit_lac
         self.last_entry = record.last_entry
         self.last_add_confirmed = record.last_add_confirmed
@@ -92,7 +96,7 @@ class LedgerState:
         self.unknown = record.unknown
         # Number of the checkpoint that will write it, if it changed; an older number: it did not change since.
         self.dirty = 0
-        # What the entry logs were told since the state is in memory; one that was not told before is told again.
+        # State that was written to entry logs since this object was loaded; after a load it is written once more.
         self.logged = _NOTHING
         # Shared by concurrent fencers; None when the fence is durable, or was never asked for.
         self.fence_durable: asyncio.Future[None] | None = None
@@ -122,8 +126,8 @@ class LedgerState:
         )
 
 
-class LedgerStates:
-    """All states in memory, by ledger id. `waiters` are told when a ledger's last add confirmed rises."""
+class LedgerDescriptors:
+    """All states in memory, by ledger id. They wake the `waiters` of a ledger whose last add confirmed rises."""
 
     def __init__(self, index: LocationIndex, waiters: Waiters) -> None:
         self._index = index
@@ -131,29 +135,31 @@ class LedgerStates:
         self._incomplete = index.incomplete()
         self._waiters = waiters
         self._watched = waiters.by_ledger
-        self.by_id: dict[int, LedgerState] = {}
-        # So many, and clean ones are forgotten.
+        self.by_id: dict[int, LedgerDescriptor] = {}
+        # Clean states are forgotten at this number.
         self._full_at = _MAX_STATES
-        # Any ledger may have had entries here that were lost: nothing is said not to exist (rules 8 and 9).
+        # True: any ledger may have lost entries here, so nothing is said not to exist (rules 8 and 9).
         self.incomplete = False
-        self._dirty: dict[int, LedgerState] = {}
+        self._dirty: dict[int, LedgerDescriptor] = {}
         # Number of the next checkpoint.
         self._generation = 1
-        # Taken by a checkpoint that has not ended: the index may still hold what was before.
-        self._taken: dict[int, LedgerState] = {}
+        # Taken by a checkpoint that has not ended: the index may still have the older state.
+        self._taken: dict[int, LedgerDescriptor] = {}
 
-    def load(self, ledger_id: int) -> LedgerState:
+    def load(self, ledger_id: int) -> LedgerDescriptor:
         """The state, from the index if it is not in memory."""
         state = self.by_id.get(ledger_id)
         if state is None:
-            state = LedgerState(self._index.get_ledger(ledger_id), unknown=self._incomplete)
+            state = LedgerDescriptor(self._index.get_ledger(ledger_id), unknown=self._incomplete)
             if len(self.by_id) >= self._full_at:
                 self._forget()
             self.by_id[ledger_id] = state
         return state
 
-    def note_entry(self, state: LedgerState, ledger_id: int, entry_id: int, last_add_confirmed: int) -> None:
-        """An entry goes to the write cache."""
+    def note_entry(
+        self, state: LedgerDescriptor, ledger_id: int, entry_id: int, last_add_confirmed: int
+    ) -> None:
+        """Updates the state for an entry that goes to the write cache."""
         state.known = True
         if entry_id > state.last_entry:
             state.last_entry = entry_id
@@ -164,59 +170,61 @@ class LedgerStates:
         if state.dirty != self._generation:
             self.mark_dirty(state, ledger_id)
 
-    def peek(self, ledger_id: int) -> LedgerState:
-        """The state, without keeping one for a ledger that nobody wrote: reads must not fill the memory."""
+    def peek(self, ledger_id: int) -> LedgerDescriptor:
+        """The state, without storing one for a ledger that nobody wrote: reads must not fill the memory."""
         state = self.by_id.get(ledger_id)
         if state is None:
             record = self._index.get_ledger(ledger_id)
-            state = LedgerState(None, unknown=self._incomplete) if record is None else self.load(ledger_id)
+            state = (
+                LedgerDescriptor(None, unknown=self._incomplete) if record is None else self.load(ledger_id)
+            )
         return state
 
     def unsaved(self) -> list[int]:
-        """Ledgers of which the index may not know yet, or not all."""
+        """Ledgers whose latest state may not be in the index yet."""
         return list(self._taken | self._dirty)
 
     def wake(self, ledger_id: int) -> None:
-        """Tells those who wait for news of the ledger: it was fenced or deleted, or its explicit LAC rose."""
+        """Wakes the long polls of the ledger: it was fenced or deleted, or its explicit LAC rose."""
         self._waiters.wake(ledger_id)
 
-    def mark_dirty(self, state: LedgerState, ledger_id: int) -> None:
+    def mark_dirty(self, state: LedgerDescriptor, ledger_id: int) -> None:
         """The next checkpoint writes it."""
         state.known = True
         state.dirty = self._generation
         self._dirty[ledger_id] = state
 
-    def restate(self, ledger_id: int) -> None:
-        """The log that held what entry logs say of this ledger's state is gone: the next checkpoint writes it again."""
+    def rewrite_state(self, ledger_id: int) -> None:
+        """The log with this ledger's state record was deleted: the next checkpoint writes the record again."""
         state = self.load(ledger_id)
         state.logged = LedgerRecord()
         self.mark_dirty(state, ledger_id)
 
     def take_dirty(self) -> DirtyLedgers:
-        """What changed since the last call, at least as far as it is now. 20 ns a ledger."""
+        """States that changed since the last call; they may change further until they are written. 20 ns a ledger."""
         dirty, self._dirty = self._dirty, {}
         self._generation += 1
         self._taken = {**self._taken, **dirty} if self._taken else dirty
         return DirtyLedgers(dirty)
 
-    def settle(self) -> None:
-        """A checkpoint ended: all that was taken is in the index."""
+    def note_saved(self) -> None:
+        """A checkpoint has ended: the index has all states that `take_dirty` returned."""
         self._taken = {}
 
-    def settled(self, ledger_id: int) -> bool:
-        """Whether the index knows all of the ledger, and the mark has passed the records that it came from."""
+    def is_saved(self, ledger_id: int) -> bool:
+        """Whether the index has the latest state, and the mark lies behind the journal records that it came from."""
         return ledger_id not in self._dirty and ledger_id not in self._taken
 
     def forget(self, ledger_id: int) -> None:
-        """Its tombstone has served its time. Only for a ledger that is settled."""
-        assert self.settled(ledger_id)
+        """Forgets a deleted ledger after `tombstone_retention_s`. Its state must be saved."""
+        assert self.is_saved(ledger_id)
         self.by_id.pop(ledger_id, None)
 
     def _forget(self) -> None:
-        """Drops the older half of what neither changed nor is waited for."""
+        """Drops the older 50% of the states that are saved and have no pending fence."""
         for ledger_id in list(self.by_id)[: _MAX_STATES // 2]:
             state = self.by_id[ledger_id]
-            if state.fence_durable is None and self.settled(ledger_id):
+            if state.fence_durable is None and self.is_saved(ledger_id):
                 del self.by_id[ledger_id]
         # When nearly all of them changed since the last checkpoint, not each new one must look through them again.
         self._full_at = max(_MAX_STATES, len(self.by_id) + _MAX_STATES // 10)

@@ -1,7 +1,7 @@
-"""What is stored here: ledgers, and the entries of one, page by page.
+"""Lists of the ledgers of this bookie, and of the entries of one ledger, page by page.
 
-The index knows what was flushed; what was not is in the write cache and in the states of ledgers. Pages are put together
-in slices of the loop: what changes meanwhile may or may not be in them.
+The index has what was flushed; the rest is in the write cache and in the ledger descriptors. Pages are put together in
+slices of the loop: what changes meanwhile may or may not be in them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import NamedTuple
 from magnetar.proto.errors import LedgerNotFound, UnknownLedgerState
 
 from .index import LocationIndex
-from .ledgers import LedgerState, LedgerStates
+from .ledgers import LedgerDescriptor, LedgerDescriptors
 from .write_cache import WriteCache
 
-__all__ = ["EntryRange", "ListedLedger", "Listing"]
+__all__ = ["EntryRange", "Listing", "StoredLedger"]
 
 _MAX_LEDGERS = 10_000
 _MAX_RANGES = 10_000
@@ -24,8 +24,8 @@ _MAX_SCANNED = 100_000
 _SLICE = 1000
 
 
-class ListedLedger(NamedTuple):
-    """A ledger; -1 means none."""
+class StoredLedger(NamedTuple):
+    """A ledger of this bookie; `last_entry` and `last_add_confirmed` are -1 for none."""
 
     ledger_id: int
     fenced: bool
@@ -42,14 +42,14 @@ class EntryRange(NamedTuple):
 
 
 class Listing:
-    """Lists of one bookie."""
+    """Makes the lists of one bookie."""
 
-    def __init__(self, ledgers: LedgerStates, index: LocationIndex, cache: WriteCache) -> None:
+    def __init__(self, ledgers: LedgerDescriptors, index: LocationIndex, cache: WriteCache) -> None:
         self._ledgers = ledgers
         self._index = index
         self._cache = cache
 
-    def ledgers(self, after: int, count: int) -> tuple[list[ListedLedger], bool]:
+    def ledgers(self, after: int, count: int) -> tuple[list[StoredLedger], bool]:
         """At most `count` ledgers with an id above `after`, by id; and whether there are more."""
         count = min(max(count, 1), _MAX_LEDGERS)
         found = dict(self._index.list_ledgers(after, count + 1))
@@ -59,18 +59,18 @@ class Listing:
             if ledger_id > after and (last is None or ledger_id < last):
                 ids[ledger_id] = None
         page = sorted(ids)
-        listed: list[ListedLedger] = []
+        listed: list[StoredLedger] = []
         for ledger_id in page[:count]:
-            state = self._ledgers.by_id.get(ledger_id) or LedgerState(found.get(ledger_id))
+            state = self._ledgers.by_id.get(ledger_id) or LedgerDescriptor(found.get(ledger_id))
             listed.append(
-                ListedLedger(
+                StoredLedger(
                     ledger_id, state.fenced, state.deleted_at_ms != 0, state.last_entry, state.confirmed
                 )
             )
         return listed, len(page) > count
 
     async def entries(self, ledger_id: int, first: int, count: int) -> tuple[list[EntryRange], int]:
-        """At most `count` ranges of entries from `first` on, and where to go on; -1: that was all.
+        """At most `count` ranges of entries from `first` on, and the entry of the next page; -1: that was all.
 
         LedgerNotFound if nothing was ever written for the ledger, or it is deleted; UnknownLedgerState if that is not known.
         """
@@ -105,7 +105,7 @@ class Listing:
 
 
 def _extend(ranges: list[EntryRange], numbers: list[int]) -> None:
-    """Adds ascending entry ids, all above those that are in already."""
+    """Appends ascending entry ids, all above those in `ranges`, and merges adjacent ranges."""
     if not numbers:
         return
     begin = last = numbers[0]

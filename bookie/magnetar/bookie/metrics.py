@@ -1,4 +1,4 @@
-"""Figures of a bookie, as plain numbers: raised once per batch, read when somebody scrapes. No metrics library here.
+"""Figures of a bookie, as plain numbers: raised once per batch, read at each scrape. There is no metrics library here.
 
 A part counts in integers of its own (`flushes_total += 1`); what needs a distribution keeps a `Histogram`.
 """
@@ -33,7 +33,7 @@ SIZE_BOUNDS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 
 
 class Histogram:
-    """How often which values came. `counts[i]` are those up to `bounds[i]`, the last one those above all bounds."""
+    """A histogram: `counts[i]` counts values up to `bounds[i]`, the last one values above all bounds."""
 
     __slots__ = ("bounds", "counts", "total")
 

@@ -1,4 +1,4 @@
-"""A byte budget for what reads bring from the disk, so that many readers with large answers cannot fill the memory."""
+"""A byte budget for reads from disk, so that many readers with large answers cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ReadBudget", "ReadGrant"]
 
 
 class ReadBudget:
-    """Hands out bytes in order of asking. Something larger than the whole is let in when nothing else is out."""
+    """Grants bytes in order of the requests. A request above the capacity is granted when no other grant is out."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity = capacity_bytes
@@ -22,14 +22,14 @@ class ReadBudget:
         return len(self._waiting)
 
     def try_take(self, size: int) -> bool:
-        """False if there is no room now, or others wait for it."""
+        """Takes bytes if there is room and nobody waits; False otherwise."""
         if self._waiting or (self.taken and self.taken + size > self._capacity):
             return False
         self.taken += size
         return True
 
     async def take(self, size: int) -> None:
-        """Waits for its turn."""
+        """Takes bytes, after those that asked before."""
         if self.try_take(size):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -44,7 +44,7 @@ class ReadBudget:
             raise
 
     def give_back(self, size: int) -> None:
-        """The bytes are let go of."""
+        """Returns bytes to the budget."""
         self.taken -= size
         self._let_in()
 
@@ -63,7 +63,7 @@ class ReadBudget:
 
 
 class ReadGrant:
-    """What one read has taken of the budget."""
+    """The bytes that one read has taken of the budget."""
 
     __slots__ = ("_budget", "taken")
 
@@ -79,7 +79,7 @@ class ReadGrant:
         return True
 
     async def take(self, size: int) -> bool:
-        """The first time it waits. Later it never does, since two reads could wait for each other: False then."""
+        """Waits at the first call. A later call returns False instead of waiting: two reads could wait for each other."""
         if self.taken:
             return False
         await self._budget.take(size)
@@ -87,7 +87,7 @@ class ReadGrant:
         return True
 
     def give_back(self) -> None:
-        """Everything."""
+        """Returns everything."""
         if self.taken:
             size, self.taken = self.taken, 0
             self._budget.give_back(size)

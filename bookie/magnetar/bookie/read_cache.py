@@ -1,7 +1,7 @@
-"""The read cache: entries read from entry logs, many of them ahead of the reader. One byte budget, oldest run first out.
+"""The read cache: entries read from entry logs, many of them read ahead. It has a byte budget and evicts the oldest run.
 
-What one read brought is a *run*: entries of a ledger, kept and evicted together, so that the bookkeeping costs 0.1 us an
-entry. Eviction is in order of arrival, as in the field: a run is read ahead, read soon after, and then done with.
+What one read brought is a *run*: entries of a ledger, cached and evicted together, so that the bookkeeping costs 0.1 us an
+entry. Eviction is in order of arrival, as in BookKeeper: a run is read ahead, read soon after, and then not needed any more.
 Entries are bytes objects of their own (never views), so what is counted is what is pinned.
 """
 
@@ -29,11 +29,11 @@ class ReadCache:
         self._capacity = capacity_bytes
         self._ledgers: dict[int, dict[int, bytes]] = {}
         self._runs: deque[_Run] = deque()  # oldest first
-        # Of all runs. An entry that is in two runs, or was discarded, is counted until its runs are gone.
+        # Of all runs. An entry that is in two runs, or was discarded, is counted until its runs are evicted.
         self.size = 0
         self.hits = 0
         self.misses = 0
-        # Entries written anew so far: what was read from the disk before the last one may be stale.
+        # Number of entries that were written again: what was read from disk before the last one may be stale.
         self.discards = 0
 
     def run(self, ledger_id: int, ids: Sequence[int], max_bytes: int) -> list[bytes]:
@@ -87,7 +87,7 @@ class ReadCache:
         ledger = self._ledgers.get(ledger_id)
         if ledger is None:
             return
-        # An entry that a younger run brought again goes with the older one: it is read again when it is wanted.
+        # An entry that is in a younger run as well is evicted with the older one: a later read fetches it again.
         for number in ids:
             ledger.pop(number, None)
         if not ledger:

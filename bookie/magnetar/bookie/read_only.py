@@ -1,6 +1,6 @@
 """The operator's read-only marker: a file that survives restarts, until the operator takes it away (FORMATS.md).
 
-    DATA/read-only      UTF-8 text, why; that the file is there is what counts, whatever stands in it
+    DATA/read-only      UTF-8 text: the reason. The existence of the file counts, not its content
 
 A bookie that finds it takes no adds; reads, fencing and recovery adds go on, as on a full disk (rule 12).
 """
@@ -20,7 +20,7 @@ _NO_REASON = "an operator converted this bookie to read-only"
 
 
 def marker_path(layout: DataLayout) -> str:
-    """Where the marker stands."""
+    """The path of the marker."""
     return os.path.join(layout.root, "read-only")
 
 

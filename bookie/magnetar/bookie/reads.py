@@ -1,8 +1,8 @@
 """The read path: write cache -> read cache -> index -> entry log with read-ahead; and long polls.
 
-A bookie never says "no such entry" when it met damage, nor when it cannot know (rule 8). An answer ends before the first
-of the entries asked for that is not there, whatever the reason, and only who asks for that one first is told why: what an
-answer does not have is never denied by it, of a stripe neither.
+A bookie never answers "no such entry" when it met damage, or when it cannot know (rule 8). An answer ends before the first
+requested entry that cannot be served, whatever the reason; only a request that begins with that entry gets the error. So an
+entry that is missing from an answer is not denied by it; the same holds for stripes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
-from .ledgers import LedgerState, LedgerStates
+from .ledgers import LedgerDescriptor, LedgerDescriptors
 from .metrics import Histogram
 from .read_budget import ReadBudget, ReadGrant
 from .read_cache import ReadCache
@@ -31,14 +31,14 @@ from .stored_entries import StoredEntries
 from .waiters import Waiters
 from .write_cache import WriteCache
 
-__all__ = ["LastConfirmedNews", "Reads"]
+__all__ = ["LongPollResult", "Reads"]
 
 _DEFAULT_READ_BYTES = 4 << 20
-# The sizes of what is read stand in a frame's header, which has at most 64 KB.
+# The sizes of the entries are in the header of the answer's frame, which has at most 64 KB.
 _MAX_READ_ENTRIES = 8192
 
 
-class LastConfirmedNews(NamedTuple):
+class LongPollResult(NamedTuple):
     """What a long poll came back with. `entries` follow the last add confirmed that the poll knew."""
 
     last_add_confirmed: int
@@ -52,7 +52,7 @@ class Reads:
     def __init__(
         self,
         settings: BookieSettings,
-        ledgers: LedgerStates,
+        ledgers: LedgerDescriptors,
         cache: WriteCache,
         read_cache: ReadCache,
         stored: StoredEntries,
@@ -120,7 +120,7 @@ class Reads:
 
     async def _read_on(
         self,
-        state: LedgerState,
+        state: LedgerDescriptor,
         ledger_id: int,
         ids: Sequence[int],
         limit: int,
@@ -172,7 +172,7 @@ class Reads:
         except EntryDamaged:
             if not entries:
                 raise
-            return []  # told to whoever asks for it
+            return []  # a request that begins with it gets the error
 
     def last_confirmed(self, ledger_id: int) -> tuple[int, int]:
         """See `Bookie.read_last_confirmed`."""
@@ -189,7 +189,7 @@ class Reads:
 
     async def wait_last_confirmed(
         self, ledger_id: int, last_add_confirmed: int, timeout_s: float, max_entries: int, max_bytes: int
-    ) -> LastConfirmedNews:
+    ) -> LongPollResult:
         """See `Bookie.wait_last_confirmed`."""
         longest = self._settings.long_poll_timeout_s
         deadline = asyncio.get_running_loop().time() + (min(timeout_s, longest) if timeout_s > 0 else longest)
@@ -205,18 +205,18 @@ class Reads:
         entries: list[bytes] = []
         if max_entries > 0 and confirmed > last_add_confirmed:
             last = min(confirmed, last_add_confirmed + max_entries)
-            # Another bookie has them, or their reader asks for one by name and is told.
+            # Another bookie has them, or their reader asks for one by id and gets the error.
             with contextlib.suppress(EntryNotFound, EntryDamaged, UnknownLedgerState):
                 entries, _ = await self.read(ledger_id, last_add_confirmed + 1, last, max_bytes)
-        return LastConfirmedNews(confirmed, fenced, entries)
+        return LongPollResult(confirmed, fenced, entries)
 
-    def _existing(self, ledger_id: int) -> LedgerState:
+    def _existing(self, ledger_id: int) -> LedgerDescriptor:
         state = self._ledgers.peek(ledger_id)
         if state.deleted_at_ms:
             raise _deleted(ledger_id)
         return state
 
-    def _not_there(self, state: LedgerState, ledger_id: int, entry_id: int) -> MagnetarError:
+    def _not_there(self, state: LedgerDescriptor, ledger_id: int, entry_id: int) -> MagnetarError:
         """Why nothing can be answered."""
         details = {"ledger_id": ledger_id, "entry_id": entry_id}
         name = f"entry {entry_id} of ledger {ledger_id}"

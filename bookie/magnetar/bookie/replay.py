@@ -1,7 +1,7 @@
-"""What a start does with the records of the journals: back into write cache and ledger states, as if they came anew.
+"""The replay: a start applies the records of the journals to write cache and ledger descriptors, as if they came again.
 
-Doing it twice changes nothing. What does not fit into the write cache is flushed meanwhile, one half while the other one is
-filled, and the mark stays where it is (rule 3): a crash during a replay is a crash before it.
+A repeated replay changes nothing. When the write cache is full, one memtable is flushed while the other one fills; the mark
+stays where it is (rule 3), so a crash during a replay is a crash before it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ADD = int(RecordType.ADD)
 async def replay(bookie: Bookie, mark: Mark) -> dict[str, Recovered]:
     """Everything from the mark on, of each journal directory that it names. What did not fit is still in the write cache.
 
-    One journal after the other: all records of a ledger since the mark stand in one of them. Raises DataDirectoryError,
+    One journal after the other: one of them has all records of a ledger since the mark. Raises DataDirectoryError,
     DiskFull, StorageFailed.
     """
     target = _Target(bookie)
@@ -92,7 +92,7 @@ class _Target:
             ledgers.mark_dirty(state, ledger_id)
         elif record_type == RecordType.DELETED:
             ledger_id, deleted_at_ms = DELETED.unpack(payload)
-            self._bookie.deletion.replay(ledger_id, deleted_at_ms)
+            self._bookie.deletion.apply(ledger_id, deleted_at_ms)
         else:
             raise DataDirectoryError(
                 f"a journal holds a record of type {record_type}, which this program does not know; "
@@ -100,7 +100,7 @@ class _Target:
             )
 
     async def make_room(self) -> None:
-        """Begins a flush of what is there, once the one before has ended; returns when its half has been taken."""
+        """Begins a flush of what is there, once the one before has ended; returns when its memtable has been swapped."""
         await self.flushed()
         full = self._cache.active
         self._flush = asyncio.get_running_loop().create_task(self._run(), name="bookie replay flush")

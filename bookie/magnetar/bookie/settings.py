@@ -31,37 +31,38 @@ class BookieSettings:
     """Sizes in bytes, times in seconds. Raises InvalidSetting when the values contradict each other."""
 
     data_directory: str
-    # Disks of their own for what is written: journals (one writer process and one ring each, () = DATA/journal), entry logs
-    # (() = DATA/ledgers) and the one index ("" = DATA/index). Relative paths start at the working directory. Journal
-    # directories can be added and removed between starts; a ledger directory can be added, and removed once it is empty.
+    # Directories for journals (one writer process and one ring each, () = DATA/journal), entry logs (() = DATA/ledgers) and
+    # the index ("" = DATA/index), so that they can be on disks of their own. Relative paths start at the working directory.
+    # Journal directories can be added and removed between starts; a ledger directory can be added, and removed once it is
+    # empty.
     journal_directories: tuple[str, ...] = ()
     ledger_directories: tuple[str, ...] = ()
     index_directory: str = ""
-    # Names this bookie to others; "" takes the id that the cookie keeps.
+    # The id of this bookie; "": the id in its cookie.
     bookie_id: str = ""
     # False acknowledges what is only buffered: a power failure loses acknowledged entries. Unsafe.
     journal_sync_data: bool = True
     # A group of records (what one sync makes durable) starts at a multiple of it in the file: 512 to 65536, a power of
     # two. The page of the disk, so that no sync reads before it writes.
     journal_alignment_bytes: int = 4096
-    # How long a group waits for company, and the size at which it waits no longer and a next one begins. 0: it never
+    # How long a group waits for more records, and the size at which it waits no longer and a next one begins. 0: it never
     # waits (what arrives during a sync is the next group), and only the ring bounds it.
     journal_group_max_wait_ms: float = 0.0
     journal_group_max_bytes: int = 0
-    # Entries of ledgers with deferred sync are synced after so long if nothing has synced them before: no force of their
-    # writer, no other record of the journal.
+    # Entries of ledgers with deferred sync are synced after this time at the latest. A force of their writer, or another
+    # record of the journal, syncs them earlier.
     journal_deferred_sync_s: float = 1.0
     # Each journal file is zero-filled to this size in the background before it is used, and recycled afterwards; it is
-    # left when it is full and the next one is ready. Others use 2 GB; with recycling, small files cost nothing and
-    # are ready sooner. The first one gets an eighth, so that a first start does not wait.
+    # left when it is full and the next one is ready. BookKeeper's files have 2 GB; with recycling, small files cost
+    # nothing and are ready sooner. A first start only waits for 1/8 of its first file.
     journal_file_bytes: int = 64 * MIB
-    # Old files kept for reuse, in bytes.
+    # Bytes of released files that stay for reuse.
     journal_spare_bytes: int = 256 * MIB
     # Ring shared with the journal writer: bounds one group, and what is in flight to the disk.
     journal_ring_bytes: int = 32 * MIB
-    # When nothing has become durable for so long while adds wait, /health says that the journal hangs.
+    # When adds have waited for this time and nothing has become durable, /health reports that the journal hangs.
     journal_stall_s: float = 2.0
-    # Both halves together, and the read cache: 25% of a memory budget of 256 MiB each.
+    # Both memtables together, and the read cache: each 25% of a memory budget of 256 MiB.
     write_cache_bytes: int = 64 * MIB
     read_cache_bytes: int = 64 * MIB
     read_ahead_entries: int = 100
@@ -72,14 +73,14 @@ class BookieSettings:
     checkpoint_interval_s: float = 10.0
     # How long an add waits for room in the write cache before it is answered "too many requests".
     add_backpressure_timeout_s: float = 10.0
-    # Long polls that may wait at a time, and for how long at most.
+    # Bounds of the number of waiting long polls, and of their time.
     max_long_polls: int = 4096
     long_poll_timeout_s: float = 30.0
-    # What reads from entry logs may hold in memory at a time; further ones wait, in order.
+    # Memory for reads from entry logs; further reads wait, in order.
     read_budget_bytes: int = 64 * MIB
-    # A stop lets go of a disk that hangs after so long; the next start replays the journal.
+    # A stop gives up waiting for a hanging disk after this time; the next start replays the journal.
     close_timeout_s: float = 30.0
-    # How long a start waits for the helpers of a killed predecessor to let go of the directory.
+    # How long a start waits for the helpers of a killed predecessor to release the directory.
     lock_timeout_s: float = 10.0
     disk_warn_ratio: float = 0.90
     disk_read_only_ratio: float = 0.95
@@ -88,9 +89,9 @@ class BookieSettings:
     disk_check_interval_s: float = 2.0
 
     # Garbage collection: ledgers that metadata no longer lists are deleted, then logs without live ledgers; what is mostly
-    # garbage is compacted. An interval or a threshold of 0 turns that part off; a bookie that is asked to still collects.
+    # garbage is compacted. An interval or a threshold of 0 turns that part off; a collection by request still runs.
     gc_interval_s: float = 900.0
-    # Logs of which less than this part is alive are compacted, in the interval beside it.
+    # Logs with a smaller part of live bytes are compacted, at the interval that follows.
     minor_compaction_threshold: float = 0.2
     minor_compaction_interval_s: float = 3600.0
     major_compaction_threshold: float = 0.5
@@ -105,7 +106,7 @@ class BookieSettings:
     scrub_interval_s: float = 86400.0
     scrub_bytes_per_s: int = 64 * MIB
 
-    # Where this bookie stands: what fails together. Placement spreads the copies of an entry over racks or zones
+    # The location of this bookie: machines that fail together. Placement spreads the copies of an entry over racks or zones
     # ([ledger] placement); "" counts for no rack, and for no zone.
     rack: str = ""
     zone: str = ""
@@ -176,7 +177,7 @@ class BookieSettings:
                 path = os.path.abspath(directory)
                 if path in seen:
                     raise InvalidSetting(
-                        f"{directory} stands in {seen[path]} and in {name}; each needs a directory of its own"
+                        f"{directory} is in {seen[path]} and in {name}; each needs a directory of its own"
                     )
                 seen[path] = name
         if self.index_directory and os.path.abspath(self.index_directory) in seen:

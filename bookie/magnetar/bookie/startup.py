@@ -1,4 +1,4 @@
-"""Opening a bookie: lock, cookie, index, replay, flush, a new journal file, and only then anything is served.
+"""Opens a bookie: lock, cookie, index, replay, flush, a new journal file. Only then anything is served.
 
 A crash at any point of it is a start like any other: the mark moves to the new journal file only after everything replayed
 is durable in entry logs and index, and the new file is begun only after the mark points to it.
@@ -65,17 +65,17 @@ async def _open_locked(
     settings: BookieSettings, components: BookieComponents, layout: DataLayout, lock: FileLock
 ) -> Bookie:
     files = components.files
-    _settle_names(files, layout.root)
+    _sync_names(files, layout.root)
     # Before the cookie names them: the copies in them may be those of a start that was killed.
-    settled = [path for path in (*layout.journals, *layout.ledgers) if files.exists(path)]
-    for directory in settled:
-        _settle_names(files, directory)
+    existing = [path for path in (*layout.journals, *layout.ledgers) if files.exists(path)]
+    for directory in existing:
+        _sync_names(files, directory)
     cookie = open_data_directory(
         files, layout, settings.bookie_id, components.rng, cluster=components.cluster
     )
     for directory in _directories(layout, cookie):
-        if directory not in settled:
-            _settle_names(files, directory)
+        if directory not in existing:
+            _sync_names(files, directory)
     mark = await _read_mark(components, layout, cookie)
     # A mark without rows: no journal was ever begun, so nothing was ever served.
     if mark and not components.index_exists(layout.index):
@@ -106,7 +106,7 @@ async def _open_locked(
                 await bookie.journals.close()
         bookie.release()
         raise
-    if bookie.failure is not None:  # nobody listens yet
+    if bookie.failure is not None:  # `on_failure` has no listener yet
         await bookie.close()
         raise bookie.failure
     return bookie
@@ -124,7 +124,7 @@ async def _log_states(bookie: Bookie, index: LocationIndex) -> None:
         while rows := index.list_ledgers(after, _STATES_AT_ONCE):
             for after, record in rows:
                 if record.fenced or record.explicit_lac != NO_ENTRY or record.deleted_at_ms or record.unknown:
-                    bookie.ledgers.restate(after)
+                    bookie.ledgers.rewrite_state(after)
             await bookie.checkpointer.run(None)
         index.set_states_logged()
 
@@ -135,7 +135,7 @@ def _directories(layout: DataLayout, cookie: Cookie) -> list[str]:
     return list(dict.fromkeys([*layout.journals, *layout.ledgers, *known]))
 
 
-def _settle_names(files: Files, root: str) -> None:
+def _sync_names(files: Files, root: str) -> None:
     """Makes durable what names this start sees, before it depends on them (rule 12a).
 
     A predecessor that was killed between a rename and the sync of the directory leaves names that only the page cache has:

@@ -1,4 +1,4 @@
-"""What a bookie says of itself: to peers (BookieInfo), to metrics, and to whoever asks whether it is well."""
+"""The state that a bookie reports: to peers (BookieInfo), in its metrics, and in /health."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .disk_space import DiskSpace
 from .entry_log import DirectoryState, EntryLogs
 from .gc import Collector
 from .journal import Journals
-from .ledgers import LedgerStates
+from .ledgers import LedgerDescriptors
 from .metrics import Distribution
 from .read_cache import ReadCache
 from .reads import Reads
@@ -38,7 +38,7 @@ RISING_FIGURES = frozenset(
     checkpoints flushes flush_bytes flush_entries flushes_without_space replayed_records
     gc_rounds gc_rounds_without_metadata gc_deleted_ledgers gc_deleted_logs gc_reclaimed_bytes gc_forgotten_tombstones
     compaction_minor_runs compaction_major_runs compaction_logs compaction_bytes compaction_ms compaction_given_up
-    scrub_bytes scrub_units scrub_paused_ms damage_found damage_healed damage_not_kept
+    scrub_bytes scrub_units scrub_paused_ms damage_found damage_healed damage_unrecorded
     journal_syncs journal_bytes journal_records journal_groups journal_rolls adds_refused
     """.split()
 )
@@ -70,7 +70,7 @@ class LoadMeter:
 
 
 class StatusSource(Protocol):
-    """What is told of a bookie: the parts of `engine.Bookie`."""
+    """The parts of `engine.Bookie` that status and metrics read."""
 
     settings: BookieSettings
     cookie: Cookie
@@ -79,7 +79,7 @@ class StatusSource(Protocol):
     adds: Adds
     reads: Reads
     waiters: Waiters
-    ledgers: LedgerStates
+    ledgers: LedgerDescriptors
     logs: EntryLogs
     journals: Journals
     checkpointer: Checkpointer
@@ -173,7 +173,7 @@ def bookie_problems(bookie: StatusSource) -> dict[str, str]:
 
 
 def bookie_figures(bookie: StatusSource) -> dict[str, int]:
-    """Everything that the parts keep, by the names of metrics (without `magnetar_bookie_`); sizes in bytes."""
+    """All figures of the parts, by the names of metrics (without `magnetar_bookie_`); sizes in bytes."""
     flushes = bookie.checkpointer.figures
     states = bookie.logs.directory_states
     return {

@@ -1,12 +1,12 @@
-"""Reading entries that have left the write cache: index, entry log, and read-ahead into the read cache.
+"""Reads entries that are not in the write cache any more: index, entry log, and read-ahead into the read cache.
 
-What is read at once is a *run*: entries of a ledger whose records follow each other in one log, since a flush puts the
+What one read fetches is a *run*: entries of a ledger whose records follow each other in one log, since a flush puts the
 entries of a ledger side by side. A run costs one look at the index and one read of the disk. A sequential reader of few
 entries gets `read_ahead_entries` in its run; an entry that is read alone is read alone. A stripe that leaves out some of
-what stands here is read with small gaps, which cost a copy of some us and are not verified.
+the stored entries is read with small gaps, which cost a copy of some us and are not verified.
 
-A run never holds an entry that stands in the write cache: that copy is newer (a recovery digests an entry anew), and the
-one in the log must neither be served nor be kept.
+A run never holds an entry that is in the write cache: that copy is newer (a recovery digests an entry anew), and the
+one in the log must neither be served nor cached.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .write_cache import WriteCache
 
 __all__ = ["StoredEntries"]
 
-# How often the index is asked again when a log is gone: each time a compaction must have moved the entry meanwhile.
+# How often the index is asked again when a log does not exist: each time a compaction has moved the entry meanwhile.
 _ATTEMPTS = 5
 # Entries asked of the index at once: a short answer must not pay for a long range.
 _INDEX_STEP = 100
@@ -82,7 +82,7 @@ class StoredEntries:
                 entries = await self._read_run(ledger_id, wanted)
             except EntryDamaged as error:
                 if error.details.get("missing_log") and self._index.get(ledger_id, first) != wanted[0][1]:
-                    continue  # a compaction moved it; the log is not damaged, it is gone
+                    continue  # the log was deleted because a compaction moved the entry
                 self._damage.report(ledger_id, first, where="read", reason=error.message)
                 raise
             return self._keep(ledger_id, wanted, len(ids), max_bytes, entries, discards)
@@ -93,7 +93,7 @@ class StoredEntries:
         )
 
     async def _read_run(self, ledger_id: int, wanted: list[tuple[int, Location]]) -> list[bytes]:
-        """A page that the disk cannot read is damage of what stands in it, and not of all that is read with it."""
+        """A page that the disk cannot read damages the entries in it, not all entries that are read with it."""
         try:
             return await self._logs.read(ledger_id, wanted)
         except EntryDamaged:

@@ -1,6 +1,6 @@
-"""Long polls: who waits for news of a ledger's last add confirmed.
+"""Long polls: requests that wait until a ledger's last add confirmed rises.
 
-A waiter is woken once and asks again if it wants more. Nothing is done for a ledger that nobody watches: an add that
+A waiter is woken once. A ledger without waiters costs nothing: an add that
 raises the last add confirmed looks at `by_ledger`, which is empty most of the time, and no further.
 """
 
@@ -19,7 +19,7 @@ class Waiters:
     """At most `limit` wait at a time."""
 
     def __init__(self, limit: int) -> None:
-        # The same dictionary for good; a ledger is in it while somebody waits. In order of arrival.
+        # Always the same dictionary; it has the waiters of each ledger, in order of arrival.
         self.by_ledger: dict[int, dict[_Waiting, None]] = {}
         self._limit = limit
         self._count = 0
@@ -50,13 +50,13 @@ class Waiters:
                     del self.by_ledger[ledger_id]
 
     def wake(self, ledger_id: int) -> None:
-        """There is news of the ledger. The waiters run in a later turn of the loop."""
+        """Wakes the waiters of a ledger; they run in a later turn of the loop."""
         for waiting in self.by_ledger.pop(ledger_id, {}):
             if not waiting.done():
                 waiting.set_result(True)
 
     def fail_all(self, error: MagnetarError) -> None:
-        """Nobody waits any longer."""
+        """Fails all waiters."""
         for ledger_id in list(self.by_ledger):
             for waiting in self.by_ledger.pop(ledger_id):
                 if not waiting.done():

@@ -1,8 +1,9 @@
-"""The write cache: entries that are in the journal (or on their way) and not yet in an entry log. Two halves, swapped.
+"""The write cache: entries that are in the journal, or on their way there, and not yet in an entry log.
 
-Adds go to the active half. A checkpoint swaps: the active half becomes the flushing one and stays readable until its
-entries are durable in entry logs and index; then it is dropped. At most one half is flushing at any time.
-Entries are kept as the bytes objects they came as, per ledger; the flush sorts a ledger's entries if they came out of order.
+It consists of two memtables. Adds go to the active one. A checkpoint swaps them: the active memtable becomes the flushing
+one, and stays readable until its
+entries are durable in entry logs and index; then it is dropped. At most one memtable is flushing at any time.
+An entry stays the bytes object that it arrived as. The flush sorts the entries of a ledger that arrived out of order.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ ENTRY_OVERHEAD_BYTES = 160
 _RELEASED_AT_ONCE = 2000
 
 
-class Half:
+class MemTable:
     """Entries by ledger and id."""
 
     __slots__ = ("entries", "ledgers", "size")
@@ -39,7 +40,7 @@ class Half:
                     yield ledger_id, entry_id, entries[entry_id]
 
     async def release(self) -> None:
-        """Lets go of all entries in slices of the loop: at once, 100,000 entries would hold it for 10 ms."""
+        """Frees all entries in slices: freeing 100,000 at once would block the event loop for 10 ms."""
         while self.ledgers:
             left = _RELEASED_AT_ONCE
             while self.ledgers and left > 0:
@@ -53,19 +54,19 @@ class Half:
 
 
 class WriteCache:
-    """Bounded by `capacity_bytes` for both halves together."""
+    """`capacity_bytes` bounds both memtables together."""
 
     def __init__(self, capacity_bytes: int) -> None:
-        self._half_bytes = capacity_bytes // 2
-        self.active = Half()
-        self.flushing: Half | None = None
-        # Of all halves that were swapped: counting here costs an add nothing.
+        self._memtable_bytes = capacity_bytes // 2
+        self.active = MemTable()
+        self.flushing: MemTable | None = None
+        # Totals of all memtables that were swapped: counting here costs an add nothing.
         self._swapped_entries = 0
         self._swapped_bytes = 0
 
     @property
     def entries_added(self) -> int:
-        """Entries put since the start; one that was replaced in the same half counts once."""
+        """Entries put since the start; one that was replaced in the same memtable counts once."""
         return self._swapped_entries + self.active.entries
 
     @property
@@ -80,26 +81,28 @@ class WriteCache:
         return self.active.size + (self.flushing.size if self.flushing is not None else 0)
 
     def has_room(self, size: int) -> bool:
-        """True if the active half takes an entry of `size` bytes. One half may always take a first entry."""
-        return self.active.size + size + ENTRY_OVERHEAD_BYTES <= self._half_bytes or not self.active.entries
+        """True if the active memtable takes an entry of `size` bytes. One memtable may always take a first entry."""
+        return (
+            self.active.size + size + ENTRY_OVERHEAD_BYTES <= self._memtable_bytes or not self.active.entries
+        )
 
     def put(self, ledger_id: int, entry_id: int, entry: bytes) -> bool:
         """Adds an entry; one that is there already is replaced (a recovery digests it anew).
 
-        True when the active half wants to be flushed.
+        Returns True when the active memtable should be flushed.
         """
-        half = self.active
-        ledger = half.ledgers.get(ledger_id)
+        memtable = self.active
+        ledger = memtable.ledgers.get(ledger_id)
         if ledger is None:
-            ledger = half.ledgers[ledger_id] = {}
+            ledger = memtable.ledgers[ledger_id] = {}
         old = ledger.get(entry_id)
         ledger[entry_id] = entry
         if old is None:
-            half.size += len(entry) + ENTRY_OVERHEAD_BYTES
-            half.entries += 1
+            memtable.size += len(entry) + ENTRY_OVERHEAD_BYTES
+            memtable.entries += 1
         else:
-            half.size += len(entry) - len(old)
-        return half.size >= self._half_bytes
+            memtable.size += len(entry) - len(old)
+        return memtable.size >= self._memtable_bytes
 
     def get(self, ledger_id: int, entry_id: int) -> bytes | None:
         """The entry, newest copy first."""
@@ -149,19 +152,22 @@ class WriteCache:
         return ledger_id in self.active.ledgers or (flushing is not None and ledger_id in flushing.ledgers)
 
     def discard_ledger(self, ledger_id: int) -> None:
-        """Forgets what waits for the next flush of a ledger that was deleted. The half that is being flushed stays whole."""
+        """Forgets what waits for the next flush of a ledger that was deleted.
+
+        The memtable that is being flushed stays whole.
+        """
         ledger = self.active.ledgers.pop(ledger_id, None)
         if ledger is not None:
             self.active.entries -= len(ledger)
             self.active.size -= sum(map(len, ledger.values())) + len(ledger) * ENTRY_OVERHEAD_BYTES
 
-    def swap(self) -> Half:
-        """Makes the active half the flushing one and returns it."""
+    def swap(self) -> MemTable:
+        """Makes the active memtable the flushing one and returns it."""
         assert self.flushing is None, "one flush at a time"
         self._swapped_entries, self._swapped_bytes = self.entries_added, self.bytes_added
-        self.flushing, self.active = self.active, Half()
+        self.flushing, self.active = self.active, MemTable()
         return self.flushing
 
     def drop_flushing(self) -> None:
-        """The flushing half is durable elsewhere."""
+        """Drops the flushing memtable, whose entries are durable in entry logs by now."""
         self.flushing = None

@@ -1,9 +1,10 @@
 """The ledger client: replicated, append-only ledgers over bookies, with the protocol in the client as in BookKeeper.
 
 `core` decides without I/O; `client`, `writer`, `reader` and `recover` are its asyncio shells; `transport` is the seam to
-bookies, `tcp_transport` and `local_transport` are what stands behind it.
+bookies, `tcp_transport` and `local_transport` implement it.
 """
 
+from .bookie_info_reader import BookieInfoReader
 from .client import LedgerClient
 from .core.metadata import Ensemble, LedgerMetadata, LedgerState
 from .deferred_writer import DeferredLedgerWriter
@@ -13,7 +14,6 @@ from .local_transport import LocalTransport
 from .placement import Candidates, Placement, RandomPlacement, SpreadPlacement
 from .reader import LedgerReader
 from .settings import LedgerSettings
-from .survey import BookieSurvey
 from .tail import LedgerTail
 from .tcp_transport import TcpTransport
 from .transport import (
@@ -21,9 +21,9 @@ from .transport import (
     BookieTransport,
     EntryPage,
     LastConfirmed,
-    LastConfirmedNews,
     LedgerPage,
     ListedLedger,
+    LongPollAnswer,
     ReadResult,
 )
 from .writer import ConfirmCallback, LedgerWriter
@@ -33,7 +33,7 @@ __all__ = [
     "BookieDirectory",
     "BookieFacts",
     "BookieHealth",
-    "BookieSurvey",
+    "BookieInfoReader",
     "BookieTransport",
     "Candidates",
     "ConfirmCallback",
@@ -42,7 +42,6 @@ __all__ = [
     "EntryPage",
     "Labels",
     "LastConfirmed",
-    "LastConfirmedNews",
     "LedgerClient",
     "LedgerMetadata",
     "LedgerPage",
@@ -53,6 +52,7 @@ __all__ = [
     "LedgerWriter",
     "ListedLedger",
     "LocalTransport",
+    "LongPollAnswer",
     "Placement",
     "RandomPlacement",
     "ReadResult",

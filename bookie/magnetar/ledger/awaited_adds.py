@@ -1,4 +1,4 @@
-"""Adds that a bookie of this process took and has not answered: one that hangs is a failed one (rule 21).
+"""Outstanding adds at a bookie of this process, with the add timeout (rule 21).
 
 The same clock as for a connection (`bookie_connection`): a coarse timer looks at the oldest add ten times per add timeout. A
 bookie that answers others, or says that adds wait for room in its write cache, is slow, not hung, and gets four add timeouts

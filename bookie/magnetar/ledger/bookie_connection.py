@@ -3,7 +3,7 @@
     (none) ──first call──> connecting ──> ready ──lost, or silent for the add timeout──> (none)
        ^── failed: calls fail at once until the backoff is over ──┘
 
-The backoff ends early when the directory says that the bookie is back, or somebody is about to write a ledger there
+The backoff ends early when the directory says that the bookie is back, or when a ledger is about to be written there
 (`expect`): else a bookie that is writable for placement would fail the first adds of the ledger that is placed on it.
 
 A channel is the way to one bookie and lives as long as the transport; a link is one connection of it, with the adds that
@@ -57,9 +57,9 @@ _DEFERRED_HEADER = AddEntry(0, deferred=True).encode()
 _DONE_HEADER = AddDone(0).encode()
 _TICKS_PER_TIMEOUT = 20
 _MAX_ADD_TIMEOUTS = MAX_ADD_TIMEOUTS
-# What was queued has so long to leave when a connection is closed; then it is cut.
+# How long a closing connection may take to send what is queued; then it is aborted.
 _CLOSE_TIMEOUT_S = 1.0
-# A connection for re-adds that nobody used for so many add timeouts is closed.
+# After this many idle add timeouts a connection for re-adds is closed.
 _IDLE_TIMEOUTS = 6
 
 
@@ -152,10 +152,10 @@ class BookieChannel:
         self._link = _Link(self)
         return self._link
 
-    # --- told by links -----------------------------------------------------------------------------------------------
+    # --- called by links ---------------------------------------------------------------------------------------------
 
     def link_ready(self) -> None:
-        """The bookie is there."""
+        """The connection is ready."""
         self._delay_s = 0.0
 
     def link_given_up(self, link: _Link, error: MagnetarError) -> None:
@@ -175,7 +175,7 @@ class BookieChannel:
             self._returns = self.bookies.returns(self.bookie)
 
     def link_closed(self, link: _Link) -> None:
-        """Nothing is left of it."""
+        """The link has ended, its socket included."""
         self._ending.pop(link, None)
 
 
@@ -197,12 +197,12 @@ class _Link:
     __slots__ = (
         "_bookie",
         "_channel",
+        "_closing",
         "_connecting",
         "_connection",
         "_deferred",
         "_deferred_header",
         "_given_up",
-        "_going",
         "_header",
         "_heard_tick",
         "_idle_ticks",
@@ -235,7 +235,7 @@ class _Link:
         self._idle_ticks = 0
         self._timer: asyncio.TimerHandle | None = None
         self._given_up = False
-        self._going: asyncio.Task[None] | None = None  # waits for the end of the socket
+        self._closing: asyncio.Task[None] | None = None  # waits for the end of the socket
         # Done when neither socket nor attempt is left.
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._connecting = self._loop.create_task(self._connect(), name=f"connect to bookie {self._bookie}")
@@ -416,7 +416,7 @@ class _Link:
         else:
             (self._connection.close if flush else self._connection.abort)()
             name = f"close to bookie {self._bookie}"
-            self._going = self._loop.create_task(self._gone(self._connection), name=name)
+            self._closing = self._loop.create_task(self._await_closed(self._connection), name=name)
         pending, self._pending = self._pending, {}
         self._unsent = []
         deferred, self._deferred = self._deferred, {}
@@ -426,7 +426,7 @@ class _Link:
         for (ledger_id, entry_id), (_, done, _) in pending.items():
             try:
                 done(self._bookie, ledger_id, entry_id, error.code)
-            except Exception as failure:  # one ledger's; those of others must not wait for ever
+            except Exception as failure:  # a failing callback must not stop those of other ledgers
                 self._loop.call_exception_handler(
                     {
                         "message": f"the callback of an add to bookie {self._bookie} failed",
@@ -434,7 +434,7 @@ class _Link:
                     }
                 )
 
-    async def _gone(self, connection: Connection) -> None:
+    async def _await_closed(self, connection: Connection) -> None:
         await connection.wait_closed(_CLOSE_TIMEOUT_S)
         self._closed()
 
@@ -445,7 +445,7 @@ class _Link:
 
     # --- the timer ---------------------------------------------------------------------------------------------------
 
-    def _too_late(self, slow: bool) -> RequestTimeout:
+    def _too_slow(self, slow: bool) -> RequestTimeout:
         timeout_s = self._channel.settings.add_timeout_s
         if slow:
             return RequestTimeout(
@@ -462,14 +462,14 @@ class _Link:
         self._timer = None
         self._tick += 1
         if self._deferred:
-            self._forget_settled()
+            self._forget_finished_ledgers()
         oldest = next(iter(self._pending.values()), None)
         if oldest is not None:
             self._idle_ticks = 0
             waited = self._tick - oldest[0]
             silent = min(waited, self._tick - self._heard_tick)
             if silent > _TICKS_PER_TIMEOUT or waited > _MAX_ADD_TIMEOUTS * _TICKS_PER_TIMEOUT:
-                self._give_up(self._too_late(waited > silent))
+                self._give_up(self._too_slow(waited > silent))
                 return
         elif not self._channel.recovery:
             return  # the next add arms it again
@@ -480,8 +480,8 @@ class _Link:
                 return
         self._arm()
 
-    def _forget_settled(self) -> None:
-        """Ledgers of which nothing is outstanding: a link may live longer than thousands of them."""
+    def _forget_finished_ledgers(self) -> None:
+        """Forgets ledgers without outstanding adds: a link may outlive thousands of ledgers."""
         pending = self._pending
         deferred = self._deferred.items()
         for ledger_id in [

@@ -27,7 +27,7 @@ from .transport import BookieTransport
 from .writer import LedgerWriter
 
 _log = logging.getLogger(__name__)
-# Ledgers whose bookies are being told at a time; of further ones they learn from the metadata.
+# Deletions that are sent to bookies at a time. Bookies learn of further ones from the metadata.
 _MAX_DELETIONS = 64
 
 
@@ -89,10 +89,10 @@ class LedgerClient:
             c.settings.ack_quorum if ack_quorum is None else ack_quorum,
         )
         chosen = c.chooser.ensemble(striping)
-        told = dict(properties or {})
+        all_properties = dict(properties or {})
         if chosen.degraded:
-            told[DEGRADED_PROPERTY] = describe(striping)
-        metadata = LedgerMetadata.create(chosen.striping, chosen.bookies, c.clock.now_ms(), told)
+            all_properties[DEGRADED_PROPERTY] = describe(striping)
+        metadata = LedgerMetadata.create(chosen.striping, chosen.bookies, c.clock.now_ms(), all_properties)
         ledger_id, version = await c.new_ledger(metadata, ledger_id)
         self._check_open()
         kind = DeferredLedgerWriter if deferred_sync else LedgerWriter
@@ -101,7 +101,7 @@ class LedgerClient:
         return writer
 
     def adopt(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> LedgerWriter:
-        """The writer of a ledger that somebody else made for this client; nobody may have written to it before."""
+        """The writer of a ledger that was created elsewhere for this client, and not written to yet."""
         self._check_open()
         writer = LedgerWriter(self._components, ledger_id, metadata, version, self._forget)
         self._writers[writer] = None
@@ -133,14 +133,14 @@ class LedgerClient:
         return reader
 
     def reader(self, ledger_id: int, metadata: LedgerMetadata) -> LedgerReader:
-        """The ledger for reading by metadata that somebody else has read; nothing is asked of store or bookies."""
+        """The ledger for reading, by metadata that the caller has; neither store nor bookies are asked."""
         self._check_open()
         return LedgerReader(self._components, ledger_id, metadata)
 
     async def delete(self, ledger_id: int) -> None:
-        """Deletes the ledger's metadata; then, without waiting for them, tells its bookies. LedgerNotFound.
+        """Deletes the ledger's metadata, then sends the deletion to its bookies without waiting. LedgerNotFound.
 
-        A bookie that is not told drops the entries when it next compares its ledgers with the metadata.
+        A bookie that does not get it drops the entries when it next compares its ledgers with the metadata.
         """
         self._check_open()
         c = self._components
@@ -155,19 +155,19 @@ class LedgerClient:
         await c.delete_metadata(ledger_id)
         if len(self._deletions) < _MAX_DELETIONS and not self._closed:
             task = asyncio.get_running_loop().create_task(
-                self._tell_deleted(tuple(bookies), ledger_id), name=f"delete ledger {ledger_id}"
+                self._delete_from_bookies(tuple(bookies), ledger_id), name=f"delete ledger {ledger_id}"
             )
             self._deletions[task] = None
             task.add_done_callback(self._deletions.pop)
 
-    async def _tell_deleted(self, bookies: Sequence[str], ledger_id: int) -> None:
+    async def _delete_from_bookies(self, bookies: Sequence[str], ledger_id: int) -> None:
         tell = self._components.transport.delete_ledger
         results = await asyncio.gather(
             *(tell(bookie, ledger_id) for bookie in bookies), return_exceptions=True
         )
         for bookie, result in zip(bookies, results, strict=True):
             if isinstance(result, BaseException):
-                _log.info("bookie %s was not told that ledger %d is deleted: %s", bookie, ledger_id, result)
+                _log.info("bookie %s did not take the deletion of ledger %d: %s", bookie, ledger_id, result)
 
     def figures(self) -> dict[str, int]:
         """What placement and quarantine did, for /metrics."""
@@ -188,7 +188,7 @@ class LedgerClient:
         )
 
     async def _recover(self, ledger_id: int) -> LedgerMetadata:
-        """Recoveries of one ledger share one task, which goes on when one of those who wait is cancelled."""
+        """Recoveries of one ledger share one task, which continues when one of its callers is cancelled."""
         self._check_open()  # again: `close` may have come while the metadata was read
         task = self._recoveries.get(ledger_id)
         if task is None:
@@ -200,7 +200,7 @@ class LedgerClient:
         except asyncio.CancelledError:
             me = asyncio.current_task()
             if task.cancelled() and not (me and me.cancelling()):
-                self._check_open()  # `close` cancelled the recovery, nobody cancelled who waits for it
+                self._check_open()  # `close` cancelled the recovery; the caller itself was not cancelled
             raise
 
     async def _recover_once(self, ledger_id: int) -> LedgerMetadata:

@@ -1,4 +1,4 @@
-"""What writers, readers and recoveries of one ledger client share, and ledger metadata in the store."""
+"""The components that writers, readers and recoveries of a ledger client share; access to ledger metadata."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LedgerComponents:
-    """Injected; owned by whoever made the client."""
+    """The injected components; the owner of the client owns them."""
 
     metadata: MetadataStore
     transport: BookieTransport
@@ -50,14 +50,14 @@ class LedgerComponents:
         return await self._in_time(self.metadata.next_id(LEDGER_SEQUENCE, count), "the id of a new ledger")
 
     async def new_ledger(self, metadata: LedgerMetadata, ledger_id: int | None) -> tuple[int, int]:
-        """Writes the metadata of a new ledger: its id and version. RequestTimeout: it may be there, and nobody uses it."""
+        """Writes the metadata of a new ledger: its id and version. RequestTimeout: the node may exist, unused."""
         if ledger_id is None:
             ledger_id = await self.next_ledger_id()
         create = self.metadata.create(ledger_path(ledger_id), metadata.encode())
         return ledger_id, await self._in_time(create, f"making ledger {ledger_id}")
 
     async def delete_metadata(self, ledger_id: int) -> None:
-        """LedgerNotFound. RequestTimeout: it may be gone."""
+        """LedgerNotFound. RequestTimeout: it may have been deleted."""
         try:
             await self._in_time(self.metadata.delete(ledger_path(ledger_id)), f"deleting ledger {ledger_id}")
         except NotFoundInStore:
@@ -100,5 +100,5 @@ class LedgerComponents:
 
 
 def _failed(error: Exception) -> FinalError:
-    """A defect of the store: whoever waits for its answer must get one."""
+    """Turns a bug of the store into an error: its callers must get an answer."""
     return FinalError(f"the metadata store failed: {error!r}")

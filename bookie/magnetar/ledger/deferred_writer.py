@@ -17,10 +17,10 @@ from .writer import ConfirmCallback, LedgerWriter
 
 
 class DeferredLedgerWriter(LedgerWriter):
-    """A LedgerWriter by `create(deferred_sync=True)`. `confirmed` callbacks say that an entry is accepted, no more.
+    """The LedgerWriter of `create(deferred_sync=True)`: its `confirmed` callbacks only say that an entry was accepted.
 
-    `last_add_confirmed`, readers and the end of a recovery know nothing of that; they follow what is durable. `force` makes
-    it so; bookies do so by themselves after `journal_deferred_sync_s`, and `last_add_confirmed` follows.
+    `last_add_confirmed`, readers and recoveries only count durable entries. `force` makes all entries durable; bookies sync
+    by themselves after `journal_deferred_sync_s`.
     """
 
     _core: DeferredWriterCore
@@ -60,8 +60,8 @@ class DeferredLedgerWriter(LedgerWriter):
     async def close(self) -> LedgerMetadata:
         """Forces, then closes as `LedgerWriter.close` does.
 
-        EntriesNotForced after a failure that lost entries which had been answered: the ledger is closed all the same, and
-        its metadata say where.
+        Raises EntriesNotForced if a failure lost entries that had been answered. The ledger is closed then, too, and its
+        metadata have its last entry.
         """
         return await super().close()
 
@@ -89,11 +89,11 @@ class DeferredLedgerWriter(LedgerWriter):
             self._run(core.drained())
 
     def _answer(self, adds: Sequence[PendingAdd]) -> None:
-        """Once each: when they are confirmed, or fail, nobody is told again."""
+        """Calls each callback once: not again when the entry is confirmed, or fails."""
         entry_id = self._core.last_add_accepted - len(adds)
         for add in adds:
             entry_id += 1
-            confirmed, add.context = add.context, _told_already
+            confirmed, add.context = add.context, _already_notified
             try:
                 confirmed(entry_id, add.entry, None)
             except Exception as failure:
@@ -120,5 +120,5 @@ class DeferredLedgerWriter(LedgerWriter):
             super()._ended(metadata)
 
 
-def _told_already(_entry_id: int, _entry: bytes, _error: MagnetarError | None) -> None:
-    """The callback of what was answered when it was accepted."""
+def _already_notified(_entry_id: int, _entry: bytes, _error: MagnetarError | None) -> None:
+    """The callback of an entry that was answered when it was accepted."""

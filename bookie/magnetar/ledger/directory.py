@@ -1,7 +1,7 @@
-"""Which bookies there are, where, and what they tell of themselves: labels, free space, whether they take entries.
+"""Which bookies there are, their addresses, and their state: labels, free space, whether they take entries.
 
-A bookie's id is what ledger metadata names it by, for good; its address may change. What is told comes with the
-registration, or, for a list of bookies, from `survey`, which asks them.
+Ledger metadata names a bookie by its id, which never changes; its address may. The state comes with the registration, or,
+for a static list of bookies, from `bookie_info_reader`, which asks them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Address = tuple[str, int]
 
 
 class Labels(NamedTuple):
-    """Where a bookie stands; "" is not known."""
+    """The rack and zone of a bookie; "" is not known."""
 
     rack: str = ""
     zone: str = ""
@@ -42,7 +42,7 @@ NO_LABELS = Labels()
 
 @dataclass(frozen=True, slots=True)
 class BookieFacts:
-    """What a bookie tells of itself."""
+    """The state that a bookie reports."""
 
     labels: Labels = NO_LABELS
     free_bytes: int = 0  # of its ledger directories; 0: not known
@@ -50,14 +50,14 @@ class BookieFacts:
     journal_stalled_s: float = 0.0  # so long adds have waited there without any becoming durable
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> BookieFacts:
+    def of(cls, info: Mapping[str, Any]) -> BookieFacts:
         """From the map of BookieInfo or of a registration, which have the same keys. What does not fit is not known."""
-        rack, zone, free_bytes = told.get("rack"), told.get("zone"), told.get("free_bytes")
-        stalled_s = told.get("journal_stalled_s")
+        rack, zone, free_bytes = info.get("rack"), info.get("zone"), info.get("free_bytes")
+        stalled_s = info.get("journal_stalled_s")
         return cls(
             Labels(rack if isinstance(rack, str) else "", zone if isinstance(zone, str) else ""),
             free_bytes if isinstance(free_bytes, int) and free_bytes > 0 else 0,
-            told.get("read_only") is True,
+            info.get("read_only") is True,
             float(stalled_s)
             if isinstance(stalled_s, int | float) and stalled_s is not True and stalled_s > 0
             else 0.0,
@@ -75,19 +75,19 @@ class BookieDirectory(Protocol):
         ...
 
     def address(self, bookie: str) -> Address:
-        """Where it listens. BookieUnavailable if nobody knows."""
+        """Where it listens. BookieUnavailable if that is not known."""
         ...
 
     def labels(self, bookie: str) -> Labels:
-        """Its rack and zone, as it told last."""
+        """Its rack and zone, as last reported."""
         ...
 
     def free_bytes(self, bookie: str) -> int:
-        """What it has room for, as it told last; 0 if it did not."""
+        """Its free space, as last reported; 0 if it is not known."""
         ...
 
     def returns(self, bookie: str) -> int:
-        """How often it came back: registered anew, or answered after it had not. What was held against it before is void."""
+        """How often it came back: registered again, or answered after a silence. Earlier failures do not count then."""
         ...
 
     def suspected(self, bookie: str) -> None:
@@ -106,7 +106,7 @@ def parse_address(text: str) -> Address:
 class StaticBookies:
     """A list from the settings: ids with addresses, or `host:port` texts that are both.
 
-    Nobody registers here, so all of them count as writable until a `BookieSurvey` says otherwise.
+    Nobody registers here, so all of them count as writable until a `BookieInfoReader` says otherwise.
     """
 
     def __init__(self, bookies: Sequence[str] | Mapping[str, Address]) -> None:
@@ -119,7 +119,9 @@ class StaticBookies:
         self._lost: dict[str, None] = {}  # did not answer, are suspected not to, or take no adds
         self._returns: dict[str, int] = {}
         self._writable = self.names
-        self.on_suspected: Callable[[str], None] | None = None  # who asks how it is; None: nobody
+        self.on_suspected: Callable[[str], None] | None = (
+            None  # asks the bookie for its state soon; None: nothing does
+        )
 
     def writable(self) -> Sequence[str]:
         """See BookieDirectory: those that are neither read-only nor silent, as far as is known."""
@@ -146,12 +148,12 @@ class StaticBookies:
         return self._returns.get(bookie, 0)
 
     def suspected(self, bookie: str) -> None:
-        """See BookieDirectory: not writable until it answers; only if somebody asks it."""
+        """See BookieDirectory: not writable until it answers. Does nothing without `on_suspected`."""
         if self.on_suspected is not None and bookie in self._addresses:
             self.lost(bookie)
             self.on_suspected(bookie)
 
-    def told(self, bookie: str, facts: BookieFacts, *, hung: bool = False) -> None:
+    def answered(self, bookie: str, facts: BookieFacts, *, hung: bool = False) -> None:
         """The bookie answered. `hung`: its process does, but its journal makes nothing durable."""
         self._facts[bookie] = facts
         if hung:
@@ -162,8 +164,8 @@ class StaticBookies:
         self._changed()
 
     def lost(self, bookie: str) -> None:
-        """It did not answer. What it told before stays known."""
-        if bookie not in self._lost:  # a broken connection tells for each of thousands of adds
+        """The bookie did not answer. Its last reported state stays known."""
+        if bookie not in self._lost:  # a broken connection reports each of thousands of adds
             self._lost[bookie] = None
             self._changed()
 
@@ -190,7 +192,7 @@ def encode_registration(
     """The value of a bookie's ephemeral node `/bookies/<id>`; written again when one of them changed, `free_bytes` much.
 
     `journal_stalled_s` is 0 until the bookie counts its journal as hung (`journal_stall_s`), and again when it goes on.
-    `incarnation` is another one at each start, so that nobody takes a bookie that is back for the one that failed.
+    `incarnation` is another one at each start, so that a bookie that is back is distinguished from the one that failed.
     """
     data: bytes = msgpack.packb(
         {
@@ -231,7 +233,7 @@ class RegisteredBookies:
         self._metadata = metadata
         self._timeout_s = metadata_timeout_s
         self._registered: dict[str, _Registration] = {}  # now
-        # Outlive a registration:
+        # These outlive a registration:
         self._addresses: dict[str, Address] = {}
         self._facts: dict[str, BookieFacts] = {}
         self._returns: dict[str, int] = {}
@@ -264,7 +266,10 @@ class RegisteredBookies:
         return self._addresses[bookie]
 
     def labels(self, bookie: str) -> Labels:
-        """See BookieDirectory. As an address, labels outlive a registration: replacements count those that are gone."""
+        """See BookieDirectory.
+
+        Like addresses, labels outlive a registration: a replacement takes the labels of lost bookies into account.
+        """
         return self._facts.get(bookie, UNKNOWN_FACTS).labels
 
     def free_bytes(self, bookie: str) -> int:
@@ -276,7 +281,7 @@ class RegisteredBookies:
         return self._returns.get(bookie, 0)
 
     def suspected(self, bookie: str) -> None:
-        """See BookieDirectory. Its session tells whether it lives."""
+        """See BookieDirectory. Does nothing: its session shows whether the bookie lives."""
 
     async def close(self) -> None:
         """Stops following."""
@@ -295,7 +300,7 @@ class RegisteredBookies:
                 await self._read()
             except Exception as error:
                 if isinstance(error, MagnetarError) and not error.retryable:
-                    # The store is closed or failed: whoever owns it stops this process.
+                    # The store is closed or failed: its owner stops this process.
                     _log.warning("the list of bookies is not followed any more: %s", error)
                     return
                 _log.warning("the list of bookies cannot be read, it stays as it was: %s", error)

@@ -1,4 +1,4 @@
-"""What writers, readers and recoveries found out about bookies: counted here, and answered by quarantine."""
+"""Counts the failures of bookies that writers, readers and recoveries report, and quarantines bookies."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class BookieHealth:
         self._quarantine = Quarantine(
             settings.quarantine_errors, settings.quarantine_window_s, settings.quarantine_s
         )
-        # Who failed last when, and how often it had come back until then: a suspect for a while, or until it is back.
+        # Bookie -> (time of its last failure, its `returns` then): a suspect for `suspect_bookie_s`, or until it is back.
         self._suspects: dict[str, tuple[float, int]] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None  # whose time it is, once somebody came
+        self._loop: asyncio.AbstractEventLoop | None = None  # set by the first call from within a loop
         self._failures = 0
         self._quarantines = 0
         self._readmissions = 0

@@ -1,6 +1,6 @@
 """The transport to bookies of the same process: standalone, tests, the simulation.
 
-It is wired by whoever sees both rooms; here a bookie is anything with the methods of `LocalBookie`.
+`cli` wires it, which sees both rooms; here a bookie is anything with the methods of `LocalBookie`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from magnetar.proto.errors import BookieUnavailable, ConnectionLost, MagnetarErr
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 
 from .awaited_adds import AwaitedAdds
-from .held_adds import HeldAdds
 from .transport import (
     AddCallback,
     EntryPage,
     LastConfirmed,
-    LastConfirmedNews,
     LedgerPage,
     ListedLedger,
+    LongPollAnswer,
     ReadResult,
 )
+from .waiting_adds import WaitingAdds
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class LocalBookie(Protocol):
 class LocalTransport:
     """BookieTransport over bookies of this process, which it does not own.
 
-    An add that a bookie has no room for waits here, `add_wait_s` at most (see `held_adds`); one that it took and does not
+    An add that a bookie has no room for waits here, `add_wait_s` at most (see `waiting_adds`); one that it took and does not
     answer fails after `add_timeout_s` (see `awaited_adds`), a request after `read_timeout_s` (rule 21).
     """
 
@@ -113,7 +113,7 @@ class LocalTransport:
         self._add_timeout_s = add_timeout_s
         self._read_timeout_s = read_timeout_s
         self._awaited: dict[str, AwaitedAdds] = {}
-        self._held: dict[str, HeldAdds] = {}
+        self._waiting: dict[str, WaitingAdds] = {}
         self._closed = False
 
     def add(
@@ -135,11 +135,11 @@ class LocalTransport:
             return
         awaited = self._awaited.get(bookie) or self._await(bookie)
         answer = (awaited.add_deferred if deferred else awaited.add)(ledger_id, entry_id, done)
-        if target.accepting and not self._held.get(bookie):
+        if target.accepting and not self._waiting.get(bookie):
             _give(target, entry, ledger_id, entry_id, recovery, answer, deferred)
         else:
-            held = self._held.get(bookie) or self._hold(bookie, target)
-            held.hold(entry, ledger_id, entry_id, recovery, answer, deferred)
+            waiting = self._waiting.get(bookie) or self._waiting_adds(bookie, target)
+            waiting.put(entry, ledger_id, entry_id, recovery, answer, deferred)
 
     def force(self, bookie: str, ledger_id: int) -> None:
         """See BookieTransport."""
@@ -147,8 +147,8 @@ class LocalTransport:
         if target is None or awaited is None or self._closed:
             return
         awaited.force(ledger_id)
-        if (held := self._held.get(bookie)) is not None:
-            held.force(ledger_id)
+        if (waiting := self._waiting.get(bookie)) is not None:
+            waiting.force(ledger_id)
         target.request_force(ledger_id)
 
     def expect(self, bookie: str) -> None:
@@ -162,13 +162,13 @@ class LocalTransport:
     def _full(self, bookie: str) -> bool:
         return not self._bookies[bookie].accepting
 
-    def _hold(self, bookie: str, target: LocalBookie) -> HeldAdds:
-        held = self._held.get(bookie)
-        if held is None:
-            held = HeldAdds(partial(_give, target), lambda: target.accepting, self._add_wait_s)
-            self._held[bookie] = held
-            target.on_accepting.append(held.release)
-        return held
+    def _waiting_adds(self, bookie: str, target: LocalBookie) -> WaitingAdds:
+        waiting = self._waiting.get(bookie)
+        if waiting is None:
+            waiting = WaitingAdds(partial(_give, target), lambda: target.accepting, self._add_wait_s)
+            self._waiting[bookie] = waiting
+            target.on_accepting.append(waiting.release)
+        return waiting
 
     async def read(
         self,
@@ -206,7 +206,7 @@ class LocalTransport:
         timeout_s: float,
         max_entries: int = 0,
         max_bytes: int = 0,
-    ) -> LastConfirmedNews:
+    ) -> LongPollAnswer:
         """See BookieTransport."""
         wait = self._bookie(bookie).wait_last_confirmed(
             ledger_id,
@@ -215,7 +215,7 @@ class LocalTransport:
             max_entries=max_entries,
             max_bytes=max_bytes,
         )
-        return LastConfirmedNews(*await self._in_time(bookie, wait, timeout_s))
+        return LongPollAnswer(*await self._in_time(bookie, wait, timeout_s))
 
     async def delete_ledger(self, bookie: str, ledger_id: int) -> None:
         """See BookieTransport."""
@@ -241,10 +241,10 @@ class LocalTransport:
     async def close(self) -> None:
         """Refuses further calls; the bookies stay open."""
         self._closed = True
-        for bookie, held in self._held.items():
-            self._bookies[bookie].on_accepting.remove(held.release)
-            held.fail(ConnectionLost.code)
-        self._held.clear()
+        for bookie, waiting in self._waiting.items():
+            self._bookies[bookie].on_accepting.remove(waiting.release)
+            waiting.fail(ConnectionLost.code)
+        self._waiting.clear()
         for awaited in self._awaited.values():
             awaited.fail(ConnectionLost.code)
         self._awaited.clear()

@@ -1,4 +1,4 @@
-"""No wait for the metadata store is without end."""
+"""A timeout for every call of the metadata store."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class LedgerReader:
         """Looks how far the ledger goes now, and returns it. QuorumLost if too few bookies answer (rule 13)."""
         await self.read_metadata()
         if not self.closed:
-            self.told_confirmed(await self._ask_ensemble())
+            self.update_last_confirmed(await self._ask_ensemble())
         return self.last_add_confirmed
 
     async def read_metadata(self) -> None:
@@ -91,10 +91,10 @@ class LedgerReader:
             self.last_add_confirmed = self.metadata.last_entry
         else:
             # What lies before an ensemble change was confirmed before it.
-            self.told_confirmed(self.metadata.last_ensemble.first_entry - 1)
+            self.update_last_confirmed(self.metadata.last_ensemble.first_entry - 1)
 
-    def told_confirmed(self, last_add_confirmed: int) -> None:
-        """A bookie or the metadata told of it."""
+    def update_last_confirmed(self, last_add_confirmed: int) -> None:
+        """Takes a last-add-confirmed that a bookie or the metadata reported; it never goes back."""
         if not self.closed:
             self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
 

@@ -52,7 +52,7 @@ class _Recovery:
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[LedgerMetadata] = self._loop.create_future()
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._reads = RecoveryReads(components, ledger_id, self._core, self._tell, self._fail)
+        self._reads = RecoveryReads(components, ledger_id, self._core, self._handle_events, self._fail)
         self._answered: list[Event] = []  # adds, in this turn of the loop
         self._retry_timer: asyncio.TimerHandle | None = None
         # Loop time since which bookies have too much to do and none has stored an entry.
@@ -71,7 +71,7 @@ class _Recovery:
                 task.cancel()
             await asyncio.gather(*tasks, self._reads.close(), return_exceptions=True)
 
-    def _tell(self, events: Sequence[Event]) -> None:
+    def _handle_events(self, events: Sequence[Event]) -> None:
         instructions: list[Instruction] = []
         for event in events:
             if self._done.done():
@@ -122,7 +122,7 @@ class _Recovery:
     def _finished(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)  # a bug; better told than waited for
+            self._fail(error)  # a bug: fails the recovery instead of leaving it waiting
 
     def _fail(self, error: BaseException) -> None:
         if not self._done.done():
@@ -131,18 +131,18 @@ class _Recovery:
     def _on_added(self, bookie: str, _ledger_id: int, entry_id: int, code: int) -> None:
         if not self._answered:
             # The answers of one turn, often hundreds of one journal sync, go to the core together.
-            self._loop.call_soon(self._tell_answered)
+            self._loop.call_soon(self._handle_answers)
         if code:
             self._components.health.failed(bookie, code)
             self._answered.append(AddFailed(bookie, entry_id, code))
         else:
             self._answered.append(AddStored(bookie, entry_id))
 
-    def _tell_answered(self) -> None:
+    def _handle_answers(self) -> None:
         events, self._answered = self._answered, []
         if any(isinstance(event, AddStored) for event in events):
             self._stuck_since = None
-        self._tell(events)
+        self._handle_events(events)
 
     def _retry_later(self) -> None:
         if self._stuck_since is None:
@@ -154,7 +154,7 @@ class _Recovery:
         self._retry_timer = None
         now = self._loop.time()
         longest_s = MAX_ADD_TIMEOUTS * self._components.settings.add_timeout_s
-        self._tell([RetryDue(now - (self._stuck_since or now) > longest_s)])
+        self._handle_events([RetryDue(now - (self._stuck_since or now) > longest_s)])
 
     async def _read_last_confirmed(self, bookie: str) -> None:
         try:
@@ -163,7 +163,7 @@ class _Recovery:
         except MagnetarError as error:
             self._components.health.failed(bookie, error.code)
             event = LastConfirmedRead(bookie, -1, error.code)
-        self._tell([event])
+        self._handle_events([event])
 
     async def _write_metadata(self, metadata: LedgerMetadata, version: int) -> None:
-        self._tell([await self._components.write_metadata(self._ledger_id, metadata, version)])
+        self._handle_events([await self._components.write_metadata(self._ledger_id, metadata, version)])

@@ -38,7 +38,7 @@ _Run = tuple[int, int, int]
 
 
 class RecoveryReads:
-    """`wanted` collects, `flush` sends; `tell` hears what comes back."""
+    """`wanted` collects entry ids, `flush` sends the requests; `tell` is called with the answers."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RecoveryReads:
         self._slow_s = components.settings.speculative_read_s
         self._ledger_id = ledger_id
         self._core = core
-        self._tell = tell
+        self._handle_events = tell
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         striping = core.striping
@@ -106,7 +106,7 @@ class RecoveryReads:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            self._failed(error)  # a bug; better told than waited for
+            self._failed(error)  # a bug: fails the recovery instead of leaving it waiting
         else:
             self.flush()
 
@@ -115,7 +115,7 @@ class RecoveryReads:
         stripe = self._stripe(residues)
         timer = None
         if self._slow_s:
-            timer = self._loop.call_later(self._slow_s, self._tell, [BookieSlow(bookie)])
+            timer = self._loop.call_later(self._slow_s, self._handle_events, [BookieSlow(bookie)])
         try:
             result = await self._transport.read(
                 bookie, self._ledger_id, first, last, max_bytes=_MAX_READ_BYTES, fence=True, stripe=stripe
@@ -123,11 +123,11 @@ class RecoveryReads:
         except _SILENT as error:
             self._health.failed(bookie, error.code)
             ids = stripe.ids(first, last)
-            self._tell([EntryRead(bookie, entry_id, b"", 0, error.code) for entry_id in ids])
+            self._handle_events([EntryRead(bookie, entry_id, b"", 0, error.code) for entry_id in ids])
             return
         except MagnetarError as error:
             self._rest(bookie, run, 1)
-            self._tell([EntryRead(bookie, first, b"", 0, error.code)])
+            self._handle_events([EntryRead(bookie, first, b"", 0, error.code)])
             return
         finally:
             if timer is not None:
@@ -136,7 +136,9 @@ class RecoveryReads:
         ids = stripe.ids(first, last, len(entries))
         self._rest(bookie, run, len(ids))
         # All of an answer at once: what the core makes of it is sent in the same turn of the loop.
-        self._tell([self._verified(bookie, entry_id, entry) for entry_id, entry in zip(ids, entries)])
+        self._handle_events(
+            [self._verified(bookie, entry_id, entry) for entry_id, entry in zip(ids, entries)]
+        )
 
     def _stripe(self, residues: int) -> Stripe:
         return EVERY_ENTRY if self._cycle == 1 else Stripe(self._cycle, residues)

@@ -1,6 +1,6 @@
-"""The copies of entries, and how one good copy is got when bookies are slow, silent or damaged.
+"""The replicas of entries, and how one good copy is read when bookies are slow, silent or damaged.
 
-A replica that fails is passed over at once for the next one. A replica that is silent for `speculative_read_s` is not given
+After a replica that fails the next one is asked at once. A replica that is silent for `speculative_read_s` is not given
 up: the next one is asked as well, the first good answer counts, and what is still under way then is cancelled. Bookies that
 were silent are asked last for `suspect_bookie_s`. Ranges of which no bookie has all are read in shares: see `striped_read`.
 """
@@ -64,7 +64,7 @@ async def first_good(
                         return task.result()
                     except MagnetarError as error:
                         errors.append(error)
-                # The last one has nobody behind it: all that are under way are waited for.
+                # There is no further replica: waits for all requests under way.
                 failed = number < len(bookies)
     finally:
         for task in running:
@@ -79,7 +79,7 @@ class ReadHistory:
 
     def __init__(self) -> None:
         self.suspects: dict[str, float] = {}  # bookie -> loop time until which it is asked last
-        self.entry_bytes = 0  # about what an entry takes; 0: nobody knows yet
+        self.entry_bytes = 0  # estimated bytes of an entry; 0: not known yet
 
 
 class Replicas:
@@ -108,7 +108,7 @@ class Replicas:
         slow_s = self._components.settings.speculative_read_s
         entries = await first_good(self._in_order(first, last), ask, slow_s, self._suspect, errors)
         if entries is None:
-            raise _most_telling(errors, self._ledger_id, first)
+            raise _most_significant(errors, self._ledger_id, first)
         return entries
 
     async def read_striped(self, first: int, last: int, max_bytes: int) -> list[bytes]:
@@ -131,7 +131,7 @@ class Replicas:
             )
             entries = await reading.read(first, last, max_bytes)
             if not entries:
-                raise _most_telling(reading.errors, self._ledger_id, first)
+                raise _most_significant(reading.errors, self._ledger_id, first)
         self._history.entry_bytes = max(1, sum(map(len, entries)) // len(entries))
         return entries
 
@@ -202,8 +202,8 @@ def verified(entries: list[bytes], ledger_id: int, ids: Sequence[int], bookie: s
     return entries
 
 
-def _most_telling(errors: list[MagnetarError], ledger_id: int, entry_id: int) -> MagnetarError:
-    """What may pass outweighs damage, damage outweighs absence: nobody gives up on an entry that a bookie may have."""
+def _most_significant(errors: list[MagnetarError], ledger_id: int, entry_id: int) -> MagnetarError:
+    """A temporary error outweighs damage, damage outweighs absence: an entry that some bookie may have is never given up."""
     for kind in (*SILENT, EntryDamaged):
         for error in errors:
             if isinstance(error, kind):

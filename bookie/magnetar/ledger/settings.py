@@ -9,7 +9,7 @@ from magnetar.proto.errors import InvalidSetting
 from .core.quorum import MAX_ENSEMBLE_SIZE, check_quorums
 
 PLACEMENTS = ("random", "rack", "zone")
-MAX_WAIT_S = 366 * 86400.0  # what is longer is a mistake; nor is there a timer for infinity, or for no number
+MAX_WAIT_S = 366 * 86400.0  # a longer time is a mistake, and timers take neither infinity nor NaN
 
 
 # How long one add may take at a bookie that works, in add timeouts; after that a slow or busy bookie has failed as well.
@@ -31,16 +31,16 @@ class LedgerSettings:
     connect_timeout_s: float = 3.0
     reconnect_backoff_s: float = 0.1  # after the first failure; doubles up to the maximum
     reconnect_backoff_max_s: float = 5.0
-    # An idle writer tells its last-add-confirmed so long after the last confirmation (rule 19); 0: never.
+    # An idle writer writes its last-add-confirmed to its bookies after this time (explicit LAC, rule 19); 0: never.
     explicit_lac_interval_s: float = 0.2
     explicit_lac_backoff_max_s: float = 30.0  # while a bookie does not take it
     # A bookie that failed is asked last for reads for so long, and chosen last for new ledgers until it is back.
     suspect_bookie_s: float = 10.0
-    # Adds that one bookie may have outstanding over TCP, of all ledgers. Beyond that they are refused (TooManyRequests): a
+    # Bytes of adds outstanding at one bookie over TCP, for all ledgers. Further adds are refused (TooManyRequests): a
     # writer replaces the bookie; without another one it goes on where Qa < Qw (LedgerWriter.under_replicated).
     max_outstanding_bytes: int = 256 * 1024 * 1024
 
-    # Deferred sync: entries that were answered and are not durable stay in the writer's memory. At half of it the writer
+    # Deferred sync: entries that were answered and are not durable stay in the writer's memory. At 50% of it the writer
     # forces by itself; at all of it appends are answered as earlier ones become durable.
     max_unforced_bytes: int = 32 * 1024 * 1024
 
@@ -49,14 +49,14 @@ class LedgerSettings:
     placement: str = "random"
     placement_minimum_racks: int = 2
     placement_minimum_zones: int = 2
-    # Refuse what cannot be spread so (NotEnoughBookies), instead of coming as near as it goes.
+    # Refuse an ensemble that cannot be spread like this (NotEnoughBookies), instead of coming as near as possible.
     placement_strict: bool = False
     # Prefer bookies in proportion to their free bytes; above so many times the median more space counts for nothing.
     placement_weighted: bool = False
     placement_max_weight_ratio: float = 3.0
     # Bookies of a list are asked how they are: this often while they answer, every second at most while they do not.
     bookie_info_interval_s: float = 10.0
-    # A bookie that failed so often (0: never) in the window is out of placement for a while. TooManyRequests counts not.
+    # A bookie that failed so often (0: never) in the window is out of placement for a while. TooManyRequests does not count.
     quarantine_errors: int = 5
     quarantine_window_s: float = 60.0
     quarantine_s: float = 1800.0

@@ -66,7 +66,7 @@ class StripedRead:
         self._last = 0
         self._residue_bytes = 0  # what the entries of one residue may take; 0: as much as a bookie gives
         self._asked: list[int] = []  # by residue: positions that were asked in this round
-        self._open = 0  # residues that nobody has answered in this round
+        self._open = 0  # residues without an answer in this round
         self._running: dict[asyncio.Future[list[bytes]], _Request] = {}
 
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
@@ -100,7 +100,7 @@ class StripedRead:
                 )
                 for task in [task for task in self._running if task in done]:
                     self._ended(task, missing)
-                self._look_for_slow()
+                self._find_slow()
         finally:
             for task in self._running:
                 task.cancel()
@@ -138,7 +138,7 @@ class StripedRead:
             self._next[residue] = max(self._next[residue], following + (residue - following) % self._size)
         self._open &= ~request.residues
 
-    def _look_for_slow(self) -> None:
+    def _find_slow(self) -> None:
         now = self._loop.time()
         for task, request in list(self._running.items()):
             if request.slow_at <= now:

@@ -7,8 +7,8 @@ that fails, is fenced (answers at once, and will never hear of more) or comes ba
 
 What wakes a waiting tail, none of which can get lost because each leaves its trace before the wake-up is sent:
 * a poll that ended (its task is done and looked at before the next wait);
-* a change of the ledger's metadata, told by a watch that is set before the metadata is read: closed, or other bookies;
-* the end of a rest, when nobody is polled; then, and after a poll without news, metadata and the whole last ensemble are
+* a change of the ledger's metadata (closed, or other bookies), from a watch that is set before the metadata is read;
+* the end of a pause, when no bookie is polled; then, and after a poll without news, metadata and the whole last ensemble are
   asked (rule 13), so that even a watch that was lost or two deaf bookies delay a reader by one poll only.
 """
 
@@ -25,7 +25,7 @@ from magnetar.proto.errors import LedgerNotFound, MagnetarError
 from .components import LedgerComponents
 from .core.metadata import LedgerMetadata
 from .replicas import verified
-from .transport import LastConfirmedNews
+from .transport import LongPollAnswer
 
 POLLED = 2  # bookies at a time
 POLL_S = 5.0
@@ -55,8 +55,8 @@ class FollowedLedger(Protocol):
     async def read_metadata(self) -> None:
         """Asks the metadata alone."""
 
-    def told_confirmed(self, last_add_confirmed: int) -> None:
-        """A bookie told of it."""
+    def update_last_confirmed(self, last_add_confirmed: int) -> None:
+        """Takes a last-add-confirmed that a bookie reported."""
 
 
 class LedgerTail:
@@ -75,7 +75,7 @@ class LedgerTail:
         self._quiet = False  # a poll came back without news
         self._watch: Watch | None = None
         # bookie -> (last_add_confirmed it was asked with, when, the poll)
-        self._polls: dict[str, tuple[int, float, asyncio.Task[LastConfirmedNews]]] = {}
+        self._polls: dict[str, tuple[int, float, asyncio.Task[LongPollAnswer]]] = {}
         self._rests: dict[str, float] = {}  # bookie -> loop time until which it is not polled
         self._turn = reader.ledger_id  # where the search for a bookie to poll begins
         self._came: list[bytes] = []  # entries from `next_entry` on that came with a poll
@@ -110,11 +110,11 @@ class LedgerTail:
             self._watch = self._components.metadata.watch(ledger_path(self._reader.ledger_id), self._changed)
         while True:
             self._woken.clear()
-            self._look_at_polls()
+            self._take_poll_answers()
             if self._reader.last_add_confirmed > known or self._reader.closed:
                 return
             if self._metadata_changed or self._quiet:
-                await self._look_around()
+                await self._refresh()
                 continue
             until = self._poll(known)
             if deadline is not None:
@@ -168,7 +168,7 @@ class LedgerTail:
         finally:
             timer.cancel()
 
-    async def _look_around(self) -> None:
+    async def _refresh(self) -> None:
         """Reads metadata; after silence also what the last ensemble knows."""
         quiet, self._quiet, self._metadata_changed = self._quiet, False, False
         try:
@@ -214,33 +214,33 @@ class LedgerTail:
             task.add_done_callback(lambda _: self._woken.set())
             self._polls[bookie] = (known, now, task)
         if not self._polls:
-            self._quiet = True  # nobody can be polled: ask everybody when the first rest is over
+            self._quiet = True  # no bookie can be polled: ask all of them when the first pause is over
         return min(wakes, default=None)
 
-    def _look_at_polls(self) -> None:
+    def _take_poll_answers(self) -> None:
         reader, now = self._reader, self._loop.time()
         for bookie in [bookie for bookie, (_, _, task) in self._polls.items() if task.done()]:
             known, asked_at, task = self._polls.pop(bookie)
             try:
-                news = task.result()
+                answer = task.result()
             except MagnetarError as error:
                 self._rests[bookie] = now + _REST_S
                 self._turn += 1
                 self._metadata_changed |= isinstance(error, LedgerNotFound)
                 continue
-            if news.fenced:
+            if answer.fenced:
                 self._rests[bookie] = now + _REST_S
                 self._metadata_changed = True
-            if news.last_add_confirmed <= known:
-                if not news.fenced:
+            if answer.last_add_confirmed <= known:
+                if not answer.fenced:
                     self._rests[bookie] = asked_at + _REST_S
                     self._turn += 1
                     self._quiet = True
                 continue
-            reader.told_confirmed(news.last_add_confirmed)
-            if news.entries and known + 1 == self.next_entry and not self._came:
+            reader.update_last_confirmed(answer.last_add_confirmed)
+            if answer.entries and known + 1 == self.next_entry and not self._came:
                 try:
-                    ids = range(self.next_entry, self.next_entry + len(news.entries))
-                    self._came = verified(news.entries, reader.ledger_id, ids, bookie)
+                    ids = range(self.next_entry, self.next_entry + len(answer.entries))
+                    self._came = verified(answer.entries, reader.ledger_id, ids, bookie)
                 except MagnetarError:
                     self._came = []  # read from another replica

@@ -39,9 +39,9 @@ from .transport import (
     AddCallback,
     EntryPage,
     LastConfirmed,
-    LastConfirmedNews,
     LedgerPage,
     ListedLedger,
+    LongPollAnswer,
     ReadResult,
 )
 
@@ -138,14 +138,14 @@ class TcpTransport:
         timeout_s: float,
         max_entries: int = 0,
         max_bytes: int = 0,
-    ) -> LastConfirmedNews:
+    ) -> LongPollAnswer:
         """See BookieTransport."""
         milliseconds = max(1, round(timeout_s * 1000))
         command = WaitLastConfirmed(0, ledger_id, last_add_confirmed, milliseconds, max_entries, max_bytes)
         reply = await self._ask(bookie, command, timeout_s)
         try:
             result = reply.result
-            return LastConfirmedNews(result["last_add_confirmed"], result["fenced"], _cut(reply))
+            return LongPollAnswer(result["last_add_confirmed"], result["fenced"], _cut(reply))
         except (TypeError, KeyError, ValueError):
             raise _misfit(bookie, "WaitLastConfirmed", reply) from None
 
@@ -183,7 +183,7 @@ class TcpTransport:
             raise _misfit(bookie, "ListEntries", reply) from None
 
     async def info(self, bookie: str) -> dict[str, Any]:
-        """See BookieTransport. Never held back by a backoff: who asks how a bookie is has a pace of his own."""
+        """See BookieTransport. Ignores the backoff: the caller limits its own rate."""
         channels = self._request_channels
         (channels.get(bookie) or self._channel(channels, bookie)).expect()
         reply = await self._ask(bookie, BookieInfo(0))

@@ -25,7 +25,7 @@ class LastConfirmed(NamedTuple):
     last_entry: int
 
 
-class LastConfirmedNews(NamedTuple):
+class LongPollAnswer(NamedTuple):
     """What a long poll came back with. Nothing new at its timeout; `entries` follow the LAC that was asked with."""
 
     last_add_confirmed: int
@@ -58,7 +58,10 @@ class EntryPage(NamedTuple):
 
 
 class BookieTransport(Protocol):
-    """Bookies by id. Nothing calls back from within a call; entries are whole ledger entries and are not copied."""
+    """Access to bookies by their ids.
+
+    No call calls back from within; entries are whole ledger entries and are not copied.
+    """
 
     def add(
         self,
@@ -79,7 +82,7 @@ class BookieTransport(Protocol):
         ...
 
     def force(self, bookie: str, ledger_id: int) -> None:
-        """Deferred adds of the ledger that the bookie was given become durable; `done` of each says when."""
+        """Asks for a sync of the ledger's deferred adds at this bookie; `done` of each add says when it is durable."""
         ...
 
     def expect(self, bookie: str) -> None:
@@ -99,18 +102,18 @@ class BookieTransport(Protocol):
     ) -> ReadResult:
         """Entries first..last, as many as fit in `max_bytes` (0: in a frame). EntryNotFound if `first` is not there.
 
-        Only those of the `stripe`, which has `first`; an answer that ends early says nothing of what it has not. With
+        Only those of the `stripe`, which has `first`; an answer that ends early denies nothing. With
         `fence` the ledger is fenced, durably, before the answer, whatever that is. LedgerNotFound, BookieUnavailable,
         RequestTimeout, ConnectionLost, UnknownLedgerState, EntryDamaged.
         """
         ...
 
     async def read_last_confirmed(self, bookie: str, ledger_id: int, *, fence: bool = False) -> LastConfirmed:
-        """The bookie's knowledge of the ledger's end; fences as `read` does. LedgerNotFound: nothing known."""
+        """The end of the ledger as this bookie knows it; fences as `read` does. LedgerNotFound: it knows nothing."""
         ...
 
     async def write_last_confirmed(self, bookie: str, ledger_id: int, last_add_confirmed: int) -> None:
-        """Tells an idle writer's LAC."""
+        """Writes an idle writer's LAC (explicit LAC)."""
         ...
 
     async def wait_last_confirmed(
@@ -122,7 +125,7 @@ class BookieTransport(Protocol):
         timeout_s: float,
         max_entries: int = 0,
         max_bytes: int = 0,
-    ) -> LastConfirmedNews:
+    ) -> LongPollAnswer:
         """Long poll: comes back once the bookie's LAC is above the given one, the ledger is fenced, or after `timeout_s`.
 
         With it come up to `max_entries` confirmed entries after the given LAC, if this bookie has them. A bookie may wait
@@ -135,7 +138,7 @@ class BookieTransport(Protocol):
         ...
 
     async def list_ledgers(self, bookie: str, *, after: int = -1, count: int = 1000) -> LedgerPage:
-        """What the bookie stores, above `after`."""
+        """The ledgers with ids above `after` that the bookie stores."""
         ...
 
     async def list_entries(

@@ -19,17 +19,17 @@ from .core.events import (
     CloseRequested,
     Confirm,
     Detached,
+    ExplicitLacWritten,
     Failed,
     Finished,
     ForceAdds,
     IdleTick,
     Instruction,
-    LastConfirmedTold,
     ReadMetadata,
     RetryDue,
     RetryLater,
     SendAdds,
-    TellLastConfirmed,
+    WriteExplicitLac,
     WriteMetadata,
 )
 from .core.metadata import LedgerMetadata
@@ -90,7 +90,7 @@ class LedgerWriter:
 
     @property
     def restorable(self) -> bool:
-        """Degraded, and a full ledger could be made now: whoever can should close this one and make the next.
+        """The ledger is degraded, and a full one could be made now: the owner should close this one and make the next.
 
         Cheap enough to ask at every append: it looks again only after the writable bookies have changed.
         """
@@ -152,7 +152,7 @@ class LedgerWriter:
         """Returns when all that was appended before is durable on its ack quorum, and `last_add_confirmed` has reached it.
 
         Means most with deferred sync; an ordinary ledger is on its way there anyhow. Raises what the writer failed with,
-        and then nobody knows what of it is stored: the ledger's end, once closed or recovered, tells.
+        and then it is not known how much of it is stored; the ledger's end, once it is closed or recovered, shows it.
         """
         core = self._core
         if core.error is not None:
@@ -175,7 +175,7 @@ class LedgerWriter:
         future = self._closing
         if future is None:
             future = self._closing = self._loop.create_future()
-            # Whoever asked may be cancelled; then nobody is left to look at an error.
+            # The caller may be cancelled; then nothing retrieves the error.
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._run(self._core.handle(CloseRequested()))
         return await asyncio.shield(future)
@@ -192,7 +192,7 @@ class LedgerWriter:
         )
 
     def detach(self) -> None:
-        """Leaves the ledger as it is, open: stops timers and tasks and calls nobody back any more (as a crash would).
+        """Leaves the ledger as it is, open: stops timers and tasks and calls no callback any more (as a crash would).
 
         A `close` that is under way, or comes later, ends with AlreadyClosed; so do appends.
         """
@@ -243,7 +243,7 @@ class LedgerWriter:
         forces, confirmed = self._forces, self._core.last_add_confirmed
         while forces and (error is not None or forces[0][0] <= confirmed):
             _, forced = forces.popleft()
-            if not forced.done():  # nobody was cancelled
+            if not forced.done():  # the caller was not cancelled
                 if error is None:
                     forced.set_result(None)
                 else:
@@ -273,8 +273,8 @@ class LedgerWriter:
                     self._start(self._write_metadata(metadata, version))
                 case ReadMetadata():
                     self._start(self._read_metadata())
-                case TellLastConfirmed(bookies, last_add_confirmed):
-                    self._start(self._tell_last_confirmed(bookies, last_add_confirmed))
+                case WriteExplicitLac(bookies, last_add_confirmed):
+                    self._start(self._write_explicit_lac(bookies, last_add_confirmed))
                 case Finished(metadata):
                     self._ended(metadata)
                 case Failed(error):
@@ -325,7 +325,7 @@ class LedgerWriter:
     # --- explicit LAC (rule 19) --------------------------------------------------------------------------------------
 
     def _idle_tick(self) -> None:
-        """Tells after half an interval without an append, and so within an interval after the last one.
+        """Writes the explicit LAC after 0.5 intervals without an append, and so within an interval after the last one.
 
         A writer that appends now and then tells with its entries: it costs neither itself nor a journal anything here.
         """
@@ -337,14 +337,14 @@ class LedgerWriter:
         else:
             self._run(core.handle(IdleTick()))
 
-    async def _tell_last_confirmed(self, bookies: tuple[str, ...], last_add_confirmed: int) -> None:
+    async def _write_explicit_lac(self, bookies: tuple[str, ...], last_add_confirmed: int) -> None:
         tell = self._components.transport.write_last_confirmed
         results = await asyncio.gather(
             *(tell(bookie, self.ledger_id, last_add_confirmed) for bookie in bookies), return_exceptions=True
         )
         if not any(isinstance(result, BaseException) for result in results):
             self._lac_delay_s = self._lac_interval_s
-            self._run(self._core.handle(LastConfirmedTold(last_add_confirmed)))
+            self._run(self._core.handle(ExplicitLacWritten(last_add_confirmed)))
         else:
             maximum = self._components.settings.explicit_lac_backoff_max_s
             self._lac_delay_s = max(self._lac_interval_s, min(self._lac_delay_s * 2, maximum))

@@ -1,11 +1,11 @@
-"""The repair queue in the metadata store: which entries of which bookie other replicas are asked to heal.
+"""The repair queue in the metadata store: entries of bookies that must be repaired from other replicas.
 
     /damaged/<bookie id>/<ledger id, 20 digits>   msgpack map: "format" 1, "ranges": [[first entry, last entry, reason], ...]
 
 Ranges are ascending and disjoint, both ends included. One may span entries that are not the bookie's by the ledger's
-striping: whoever repairs looks at the write sets. Two write here: a bookie about what it finds on its own disks, and the
+striping: a repair looks at the write sets. Two processes write here: a bookie what it finds on its own disks, and the
 broker about what an audit found. Both only ever add, by compare-and-set, so neither loses what the other wrote; the bookie
-deletes a node when nothing of the ledger is damaged there any more. A node is a request and no proof: whoever repairs reads
+deletes a node when nothing of the ledger is damaged there any more. A node is a request and no proof: a repair reads
 the copy again first. One of a ledger that was deleted means nothing.
 """
 
@@ -30,7 +30,7 @@ __all__ = [
 DAMAGED_PATH = "/damaged"
 _FORMAT = 1
 _MAX_RANGES = 500
-# Somebody else got there first each time: a node is written a few times in the life of a damage.
+# Another writer was faster each time: a node is written a few times in the life of a damage.
 _MAX_CONFLICTS = 100
 
 Ranges = list[tuple[int, int, str]]
@@ -79,7 +79,7 @@ async def add_ranges(metadata: Nodes, bookie_id: str, ledger_id: int, ranges: Ra
                 return False
             await metadata.put(path, encode_ranges(merged), version=node.version)
         except (VersionConflict, AlreadyExists, NotFoundInStore):
-            continue  # somebody else adds to it, or repaired it, at this moment
+            continue  # another process added to it, or repaired it, at the same time
         return True
     raise VersionConflict(f"{path} was changed by others {_MAX_CONFLICTS} times in a row")
 

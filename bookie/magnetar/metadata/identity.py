@@ -1,4 +1,4 @@
-"""Who belongs together: the instance of a metadata store, and the bookies that were ever seen with it.
+"""Identity: the instance of a metadata store, and the bookies that were ever registered with it.
 
     /instance              u64, random, made once
     /cookies/{bookie id}   msgpack map {"format": 1, "instance": u64 of the bookie's cookie}

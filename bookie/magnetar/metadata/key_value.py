@@ -1,7 +1,7 @@
-"""What a local metadata store needs of its storage: ordered keys, atomic synced batches.
+"""The storage below a local metadata store: ordered keys, atomic synced batches.
 
-Behind it stand RocksDB (`embedded`) and a model of it (`memory`). The tree of nodes, versions, sessions, sequences and
-watches is built on top once, in `local`.
+It is implemented by RocksDB (`embedded`) and by a model of it (`memory`). The tree of nodes, versions, sessions, sequences
+and watches is built on top once, in `local`.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class KeyValue(Protocol):
 
 
 class ModelKeyValue:
-    """The disk of a simulated machine: keeps what was synced while the stores opened on it come and go."""
+    """A model of a disk: its synced values outlive the stores that are opened on it."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
         self._sorted: list[bytes] = []  # the keys of _values
-        self._holder = 0  # number of the handle that may use it; the others were left behind by a crash
+        self._holder = 0  # number of the newest handle, the only one that may write; older ones belong to crashed processes
         self._failing: str | None = None
 
     def open(self) -> KeyValue:
-        """A handle. It shuts out those before it, as the lock on a data directory does."""
+        """Makes a handle. It invalidates the earlier ones, as the lock on a data directory does."""
         self._holder += 1
         return _ModelHandle(self, self._holder)
 
     def fail_writes(self, reason: str | None) -> None:
-        """From now on writes raise StorageFailed with this reason; None ends it."""
+        """Makes writes raise StorageFailed with this reason, until it is called with None."""
         self._failing = reason
 
     def get(self, key: bytes) -> bytes | None:
@@ -70,7 +70,7 @@ class ModelKeyValue:
         return iter(self._sorted[low:high])
 
     def write(self, holder: int, changes: Mapping[bytes, bytes | None]) -> None:
-        """Applies one batch for a handle."""
+        """Applies one batch for handle number `holder`."""
         if holder != self._holder:
             raise StorageFailed("the metadata store was opened by a successor; this process must stop")
         if self._failing is not None:

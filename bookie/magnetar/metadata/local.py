@@ -7,7 +7,7 @@ Keys (all integers big-endian):
     e u64 session id  PATH    empty; finds the nodes of a session without reading the tree
     s NAME                    a sequence: u64 next id
 
-Names are joined by \\0, which sorts before every character that a name may have, so a node's descendants stand together
+Names are joined by \\0, which sorts before every character that a name may have, so a node's descendants are adjacent
 and `children` jumps over each child's subtree with one seek.
 
 Commits are synced inline: metadata operations are rare (a new ledger, a new topic), a synced write takes 0.2 ms, and a
@@ -179,7 +179,7 @@ class LocalMetadataStore:
                 raise
         self._write(transaction.changes)
         for path in transaction.changed_paths:
-            self._tell(path)
+            self._notify_watches(path)
 
     def watch(self, path: str, callback: Callable[[str], None]) -> LocalWatch:
         """See MetadataStore."""
@@ -190,7 +190,7 @@ class LocalMetadataStore:
         return watch
 
     def forget(self, watch: LocalWatch) -> None:
-        """Takes a watch out (LocalWatch.close calls it)."""
+        """Removes a watch (called by LocalWatch.close)."""
         watches = self._watches.get(watch.path, [])
         if watch in watches:
             watches.remove(watch)
@@ -205,7 +205,7 @@ class LocalMetadataStore:
         return session
 
     def expire(self, session_id: int) -> None:
-        """Ends a session as silence would: its nodes go, its holder is told. For tests and the simulation."""
+        """Expires a session: deletes its nodes and notifies its holder. For tests and the simulation."""
         session = self._sessions.get(session_id)
         if session is not None:
             session.lose()
@@ -271,13 +271,13 @@ class LocalMetadataStore:
             # What a failed sync left behind is not known (rule 4), so nothing may be built upon it.
             self._failure = failure
             with contextlib.suppress(RuntimeError):  # no loop yet while the store is being opened
-                asyncio.get_running_loop().call_soon(self._tell_failure, failure)
+                asyncio.get_running_loop().call_soon(self._notify_failure, failure)
             for session in list(self._sessions.values()):
                 session.lose()
             raise
 
-    def _tell_failure(self, failure: StorageFailed) -> None:
-        self.on_failure(failure)  # looked up late: the owner sets it after opening
+    def _notify_failure(self, failure: StorageFailed) -> None:
+        self.on_failure(failure)  # read at this moment: the owner sets it after opening
 
     def purge(self, session_id: int) -> None:
         """Deletes the nodes of a session (LocalSession.close calls it)."""
@@ -298,10 +298,10 @@ class LocalMetadataStore:
             paths.append(path)
         self._write(changes)
         for path in paths:
-            self._tell(path)
+            self._notify_watches(path)
 
-    def _tell(self, path: str) -> None:
-        """Watches of the node and its parent, and of ancestors up to one that exists: their lists may have changed."""
+    def _notify_watches(self, path: str) -> None:
+        """Notifies watches of the node, its parent, and ancestors up to one that exists: their lists may have changed."""
         if not self._watches:
             return
         for watch in self._watches.get(path, ()):

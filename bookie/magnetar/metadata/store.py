@@ -50,7 +50,7 @@ class Create(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Replaces a value. VersionConflict unless the node has this version; NotFoundInStore if it is gone."""
+    """Replaces a value. VersionConflict unless the node has this version; NotFoundInStore if it was deleted."""
 
     path: str
     value: bytes
@@ -86,7 +86,9 @@ class Session(Protocol):
     """Proof of life of a process: nodes made with it vanish when it ends."""
 
     session_id: int  # never used twice in the life of a store
-    lost: bool  # once true, never false again: whoever holds something by this session stops at once
+    lost: (
+        bool  # once true, never false again: an owner of something that depends on this session stops at once
+    )
 
     def when_lost(self, callback: Callable[[], None]) -> None:
         """Calls back once, from the event loop, when the session ends by anything but `close`."""
@@ -131,8 +133,8 @@ class MetadataStore(Protocol):
     def watch(self, path: str, callback: Callable[[str], None]) -> Watch:
         """Calls back with `path` after the node, or its list of children, or a child's value, changed.
 
-        Comes from the event loop, never from within a call of the store. Changes that follow closely may be told as
-        one, and now and then one is told that changed nothing here: read again, and compare. Stays until closed.
+        The event loop calls it, never a method of the store. One call may stand for several changes, and a call may come
+        without a change: read again, and compare. The watch stays until it is closed.
         """
         ...
 

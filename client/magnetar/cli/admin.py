@@ -1,4 +1,4 @@
-"""`magnetar topics` and `magnetar subscriptions`: what the broker says, as a table or as JSON."""
+"""`magnetar topics` and `magnetar subscriptions`: what the broker reports, as a table or as JSON."""
 
 from __future__ import annotations
 

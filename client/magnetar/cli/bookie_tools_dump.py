@@ -11,7 +11,7 @@ from typing import Any
 
 from magnetar.bookie.offline import (
     JournalDirectory,
-    JournalFile,
+    JournalFileReport,
     JournalGap,
     JournalRecord,
     LogBroken,
@@ -50,7 +50,7 @@ def journal(
                 bookie, journal=journal, file=file, from_mark=from_mark, progress=meter
             ):
                 damaged = damaged or (isinstance(item, JournalGap) and item.is_damage)
-                damaged = damaged or (isinstance(item, JournalFile) and item.state == "missing")
+                damaged = damaged or (isinstance(item, JournalFileReport) and item.state == "missing")
                 if summary and isinstance(item, JournalRecord):
                     continue
                 if as_json:
@@ -62,7 +62,7 @@ def journal(
     with_bookie(data, config, assignments, work)
 
 
-def _journal_line(item: JournalDirectory | JournalFile | JournalRecord | JournalGap) -> str:
+def _journal_line(item: JournalDirectory | JournalFileReport | JournalRecord | JournalGap) -> str:
     if isinstance(item, JournalDirectory):
         mark = item.mark
         where = (
@@ -72,7 +72,7 @@ def _journal_line(item: JournalDirectory | JournalFile | JournalRecord | Journal
         )
         extra = "" if item.in_settings else "; the settings do not name it"
         return f"journal {item.number}  {item.path}  ({where}{extra})"
-    if isinstance(item, JournalFile):
+    if isinstance(item, JournalFileReport):
         begins = f", begins at offset {item.base}" if item.base >= 0 else ""
         return f"  file {item.path}  {item.bytes:,} bytes, {item.state}{begins}"
     if isinstance(item, JournalGap):
@@ -99,12 +99,14 @@ def _subject(item: JournalRecord) -> str:
     return f"{item.ledger_id}{entry}{confirmed}  "
 
 
-def _journal_record(item: JournalDirectory | JournalFile | JournalRecord | JournalGap) -> dict[str, Any]:
+def _journal_record(
+    item: JournalDirectory | JournalFileReport | JournalRecord | JournalGap,
+) -> dict[str, Any]:
     """The line of --json."""
     if isinstance(item, JournalDirectory):
         mark = item.mark._asdict() if item.mark is not None else None
         return {"kind": "journal"} | item._asdict() | {"mark": mark}
-    if isinstance(item, JournalFile):
+    if isinstance(item, JournalFileReport):
         return {"kind": "file"} | item._asdict()
     if isinstance(item, JournalGap):
         return {"kind": "gap"} | item._asdict() | {"damage": item.is_damage}

@@ -8,7 +8,7 @@ from typing import Any
 
 from magnetar.bookie.cookie import Cookie
 from magnetar.bookie.offline import (
-    DirectoryState,
+    DirectoryReport,
     StoppedBookie,
     accept_new_disks,
     check_identity,
@@ -72,7 +72,7 @@ def info(data: str | None, config: str | None, assignments: Sequence[str] | None
     with_bookie(data, config, assignments, work)
 
 
-def _print_info(record: dict[str, Any], directories: list[DirectoryState]) -> None:
+def _print_info(record: dict[str, Any], directories: list[DirectoryReport]) -> None:
     names = ("bookie_id", "instance", "cluster", "format_version", "data_directory", "index_directory")
     figures = [(name.replace("_", " "), str(record[name])) for name in names if record[name] != ""]
     for name, place in (record["mark"] or {}).items():
@@ -158,7 +158,7 @@ def _show_cookie(bookie: StoppedBookie, found: Cookie, *, as_json: bool) -> str:
     return problem
 
 
-def print_directories(directories: list[DirectoryState]) -> None:
+def print_directories(directories: list[DirectoryReport]) -> None:
     """Journal and ledger directories."""
     rows = [
         (

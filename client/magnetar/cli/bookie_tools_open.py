@@ -13,7 +13,7 @@ from magnetar.proto.errors import InvalidSetting
 from magnetar.runtime.files import OsFiles
 
 from .config import EXIT_CONFIG
-from .progress import Watch
+from .progress import ProgressMeter
 from .session import fail, run
 from .settings import SettingSources, parse_assignment, service_settings
 
@@ -65,7 +65,7 @@ class Meter:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._watch: Watch | None = None
+        self._watch: ProgressMeter | None = None
         self._label = ""
 
     def __call__(self, label: str, done: int, total: int) -> None:
@@ -73,7 +73,7 @@ class Meter:
         if self._watch is None or label != self._label:
             self.close()
             self._label = label
-            self._watch = Watch(label, total=total, unit="B", quiet=self._quiet)
+            self._watch = ProgressMeter(label, total=total, unit="B", quiet=self._quiet)
             self._watch.__enter__()
         self._watch.advance(done - self._watch.done)
 

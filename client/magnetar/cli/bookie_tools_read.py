@@ -92,7 +92,7 @@ def _open_output(path: str) -> IO[bytes]:
 def _explain_nothing(
     bookie: StoppedBookie, journaled: Journaled, ledger: int, first: int, last: int | None
 ) -> None:
-    """Raises LedgerNotFound for a ledger that nobody knows here, EntryNotFound else."""
+    """Raises LedgerNotFound for a ledger that is not known here, EntryNotFound else."""
     summary = next(list_ledgers(bookie, journaled, ledger))
     here = " ".join(f"{begin}-{end}" for begin, end in summary.ranges[:10])
     if last == first:

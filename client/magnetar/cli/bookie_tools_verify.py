@@ -15,7 +15,7 @@ from .admin import confirm
 from .bookie_tools_open import Meter, counted, number, print_table, with_bookie
 from .session import EXIT_FAILED, print_json
 
-# In the table; --json has all that were kept.
+# Rows of the table; --json prints all findings that were recorded.
 _FINDINGS_SHOWN = 50
 
 
@@ -107,7 +107,7 @@ def rebuild(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Exit code 0 also when damage was met: it is in the report, and told by the bookie when it is read."""
+    """The exit code is 0 also when damage was met: it is in the report, and the bookie reports it when it is read."""
 
     async def work(bookie: StoppedBookie) -> int:
         if not dry_run:
@@ -128,7 +128,7 @@ def rebuild(
 def _ask(bookie: StoppedBookie, yes: bool) -> None:
     count = len(bookie.logs())
     confirm(
-        f"Make {bookie.layout.index} anew from {count:,} entry logs? The old one is kept beside it.",
+        f"Make {bookie.layout.index} anew from {count:,} entry logs? The old one stays beside it.",
         yes,
         refusal="this replaces the index: say --yes",
     )

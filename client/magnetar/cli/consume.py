@@ -31,7 +31,7 @@ def as_json(message: Message) -> bytes:
 
 
 def as_record(message: Message) -> dict[str, Any]:
-    """A message as `--json` prints it; a value that is not UTF-8 stands in "value_base64"."""
+    """A message as `--json` prints it; a value that is not UTF-8 is in "value_base64"."""
     key, value = message.key, message.value
     record: dict[str, Any] = {
         "id": str(message.id),
@@ -52,7 +52,7 @@ def as_record(message: Message) -> dict[str, Any]:
 def as_line(message: Message, *, dim: bool = False) -> bytes:
     """For people: id, publish time (local), key and properties if there are any, value. `dim`: all but the value is grey.
 
-    What a terminal would obey or could not show stands as an escape: `\\x1b`, `\\n`, `\\xff`.
+    Control characters and bytes that are not text are shown as escapes: `\\x1b`, `\\n`, `\\xff`.
     """
     fields = [str(message.id), _local_time(message.publish_time)]
     if message.key is not None:
@@ -78,7 +78,7 @@ def as_line(message: Message, *, dim: bool = False) -> bytes:
 def _local_time(ms: int) -> str:
     try:
         when = datetime.fromtimestamp(ms / 1000, UTC).astimezone()
-    except (ValueError, OverflowError, OSError):  # a producer's clock may say anything
+    except (ValueError, OverflowError, OSError):  # a producer's clock may be wrong by any amount
         return f"{ms} ms"
     return when.replace(tzinfo=None).isoformat(" ", "milliseconds")
 

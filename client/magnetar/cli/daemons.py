@@ -21,7 +21,7 @@ from magnetar.runtime.allocator import keep_large_buffers
 from magnetar.runtime.lifecycle import EXIT_CONFIG, Daemon, run_daemon
 
 from .flags import UsageError, parse_flags
-from .late import LateHttp, LateLogs
+from .lazy_imports import LazyHttp, LazyLogs
 from .settings import ServiceSettings, SettingSources, check_bookie_count, format_host, service_settings
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def main(command: str, line: Sequence[str]) -> int:
     except InvalidSetting as error:
         print(f"magnetar: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
-    logs = LateLogs(format=settings.daemon.log_format, level=settings.daemon.log_level, daemon=command)
+    logs = LazyLogs(format=settings.daemon.log_format, level=settings.daemon.log_level, daemon=command)
     logs.install()
     keep_large_buffers()
     starter = _STARTERS[command]
@@ -69,7 +69,7 @@ def main(command: str, line: Sequence[str]) -> int:
     async def start(daemon: Daemon) -> None:
         addresses, metrics, warnings = await starter(settings, daemon)
         host, port = settings.daemon.host, settings.daemon.http_port
-        http = LateHttp.bind(
+        http = LazyHttp.bind(
             host, port, metrics=metrics, ready=lambda: daemon.ready, checks={}, warnings=warnings
         )
         daemon.on_stop("http", http.close)
@@ -123,7 +123,7 @@ async def _start_bookie(settings: ServiceSettings, daemon: Daemon) -> Started:
 
 
 async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
-    from magnetar.ledger import BookieSurvey, StaticBookies
+    from magnetar.ledger import BookieInfoReader, StaticBookies
     from magnetar.ledger.tcp_transport import TcpTransport
     from magnetar.runtime.connection import ConnectionOptions
 
@@ -149,11 +149,13 @@ async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
     options = ConnectionOptions(name="broker", max_message_bytes=settings.bookie.max_entry_bytes)
     transport = TcpTransport(directory, settings.ledger, options)
     stops.push_async_callback(transport.close)
-    survey = BookieSurvey(directory, transport, settings.ledger, components.rng)
-    stops.push_async_callback(survey.close)
-    await survey.start()
+    info_reader = BookieInfoReader(directory, transport, settings.ledger, components.rng)
+    stops.push_async_callback(info_reader.close)
+    await info_reader.start()
     broker, server = await start_broker(settings, components, metadata, transport, directory, stops)
-    return Started({"magnetar": server.addresses[0]}, lambda: service_metrics(broker, None), survey.problems)
+    return Started(
+        {"magnetar": server.addresses[0]}, lambda: service_metrics(broker, None), info_reader.problems
+    )
 
 
 _STARTERS: dict[str, Starter] = {

@@ -1,4 +1,4 @@
-"""`make demo`: a service plays 336,776 real flights to a tailing reader and two workers, and is killed half way.
+"""`make demo`: a service plays 336,776 real flights to a tailing reader and two workers, and is killed in the middle.
 
 What it proves, and how:
 
@@ -53,7 +53,7 @@ class DemoFailed(Exception):
 
 @dataclass
 class Child:
-    """One process of the demo and the last figures that it told."""
+    """One process of the demo and the last figures that it printed."""
 
     name: str
     process: asyncio.subprocess.Process
@@ -61,7 +61,7 @@ class Child:
     figures: dict[str, int] = field(default_factory=dict)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def tell_to_finish(self) -> None:
+    def ask_to_finish(self) -> None:
         """One line on its standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"finish\n")
@@ -122,7 +122,7 @@ class Demo:
     async def run(self) -> Outcome:
         """Plays everything once. Raises DemoFailed or ServiceFailed."""
         self.console.print(
-            "A producer sends flights, a reader tails them, two workers share and acknowledge them. Half way the service is "
+            "A producer sends flights, a reader tails them, two workers share and acknowledge them. Halfway the service is "
             "killed."
         )
         await asyncio.to_thread(self.service.start)
@@ -148,7 +148,7 @@ class Demo:
             await self._until(lambda: producer.process.returncode is not None)
             for name, child in self.children.items():
                 if name != "producer":
-                    child.tell_to_finish()
+                    child.ask_to_finish()
             async with asyncio.timeout(END_TIMEOUT_S):
                 await asyncio.gather(*self.watchers)
         finally:
@@ -157,7 +157,7 @@ class Demo:
 
     async def _kill_and_restart(self) -> None:
         pid = self.service.pid
-        self.display.say(f"kill -9 {pid}: the service is gone, in the middle of everything")
+        self.display.say(f"kill -9 {pid}: the service dies, in the middle of everything")
         began = time.monotonic()
         await asyncio.to_thread(self.service.kill, "daemon")
         await asyncio.to_thread(self.service.start)
@@ -277,8 +277,8 @@ class Demo:
 def count_redeliveries(workers: Sequence[Record]) -> tuple[int, int, int, int]:
     """How many deliveries came after the receipt, crossed it, or came again without one; and how many receipts there are.
 
-    When the service dies, what a worker holds goes to whoever comes back first, and the worker that held it may still get
-    its acknowledgement through. A delivery that is older than that receipt can wait in the other worker's queue for a
+    When the service dies, what a worker holds goes to the first one that comes back, and the worker that held it may still
+    get its acknowledgement through. A delivery that is older than that receipt can wait in the other worker's queue for a
     moment: it has crossed. A service that lost a cursor delivers after its restart, which takes longer than such a moment.
     """
     receipts: dict[bytes, tuple[float, Record]] = {}
@@ -370,7 +370,7 @@ def arguments_of(line: list[str]) -> argparse.Namespace:
     )
     arguments = parser.parse_args(line)
     if not 1 <= arguments.count <= FLIGHTS or arguments.seconds <= 0:
-        parser.error(f"--flights lies between 1 and {FLIGHTS}, --seconds is positive")
+        parser.error(f"--flights must be from 1 to {FLIGHTS}, --seconds must be positive")
     return arguments
 
 

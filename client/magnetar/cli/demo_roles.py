@@ -1,6 +1,6 @@
 """The processes of the demo: producer, tailing reader, workers; `python -m magnetar.cli.demo_roles ROLE ...`.
 
-Each prints one JSON line per event on standard output ({"event": "ready" | "progress" | "done", ...}), is told to
+Each prints one JSON line per event on standard output ({"event": "ready" | "progress" | "done", ...}), and is asked to
 finish by a line on standard input, and at the end writes what it saw into a file (`Record`), so that the demo can compare.
 
 A process counts distinct messages by the "id" inside the message, and notes the xxh3-64 of each value: a message counts as
@@ -106,15 +106,15 @@ class Reporter:
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        told = asyncio.create_task(reader.readline())
+        command = asyncio.create_task(reader.readline())
         try:
             while True:
                 emit("progress", **self.figures)
-                if told.done():
+                if command.done():
                     self.finish.set()
                 await asyncio.sleep(REPORT_INTERVAL_S)
         finally:
-            told.cancel()
+            command.cancel()
 
     async def no_more(self) -> None:
         """Returns when the producer is done and nothing has arrived for a while."""

@@ -31,7 +31,7 @@ class Flag(NamedTuple):
 
 
 _COMMON = (
-    Flag("--host", "daemon.host", "HOST", "Address to listen on; 127.0.0.1 unless told otherwise."),
+    Flag("--host", "daemon.host", "HOST", "Address to listen on; default 127.0.0.1."),
     Flag("--http-port", "daemon.http_port", "N", "Metrics and health; 0 takes a free port."),
     Flag("--config", "config", "FILE", "Settings in TOML; also MAGNETAR_CONFIG."),
     Flag("--log-level", "daemon.log_level", "LEVEL", "debug, info, warning or error."),
@@ -40,9 +40,7 @@ _COMMON = (
 )
 _DATA = Flag("--data", "daemon.data", "DIR", "Data directory, made if it is not there; ./data by default.")
 _PORT = Flag("--port", "daemon.port", "N", "Native protocol, 7650; 0 takes a free port.")
-_ADVERTISED = Flag(
-    "--advertised-host", "daemon.advertised_host", "HOST", "What clients are told to connect to."
-)
+_ADVERTISED = Flag("--advertised-host", "daemon.advertised_host", "HOST", "Address that clients connect to.")
 
 FLAGS: dict[str, tuple[Flag, ...]] = {
     "standalone": (
@@ -55,7 +53,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     "bookie": (
         _DATA,
         Flag("--port", "daemon.bookie_port", "N", "Bookie protocol, 3181; 0 takes a free port."),
-        Flag("--id", "bookie.bookie_id", "NAME", "What this bookie is called; kept in its data directory."),
+        Flag("--id", "bookie.bookie_id", "NAME", "Name of this bookie; stored in its data directory."),
         *_COMMON,
     ),
     "broker": (

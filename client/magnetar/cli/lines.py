@@ -1,4 +1,4 @@
-"""What a file, a pipe or a terminal holds, as groups of lines or whole; the loop never waits for somebody who types."""
+"""Input from a file, a pipe or a terminal, as groups of lines or as a whole, without blocking the event loop."""
 
 from __future__ import annotations
 

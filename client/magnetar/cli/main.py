@@ -1,4 +1,4 @@
-"""Entry point of the command `magnetar`: everything behind it is imported late.
+"""Entry point of the command `magnetar`: everything else is imported when it is needed.
 
 The thin install brings this module but not typer and rich; then it says in one line what to install. Daemons take the short
 way past typer (`flags`), everything else goes to magnetar.cli.app. `magnetar bookie` is a daemon, and a family of commands

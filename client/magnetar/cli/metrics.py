@@ -1,4 +1,4 @@
-"""What /metrics shows: figures that the rooms keep anyway, read when somebody scrapes."""
+"""The metrics of /metrics: figures that the rooms count anyway, read at each scrape."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`magnetar perf`: how fast this service is from here, by the public API only.
+"""`magnetar perf`: measures the speed of a service by the public API only.
 
-Latencies are of one message in about a thousand at full speed: measuring each would measure the measuring.
+At full speed the latency of one message in about a thousand is measured: measuring each would slow down what is measured.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from magnetar.client import Consumer, MessageBatch, Reader, connect
 from magnetar.client.options import Start
 
-from .progress import Watch
+from .progress import ProgressMeter
 from .session import print_json
 
 UNCONFIRMED_MESSAGES = 20_000
@@ -45,7 +45,9 @@ class Latencies:
         return {f"p{percent:g}_ms": round(self.percentile(percent) * 1000, 3) for percent in (50, 99, 99.9)}
 
 
-def report(what: str, watch: Watch, payload_bytes: int, latencies: Latencies, *, as_json: bool) -> None:
+def report(
+    what: str, watch: ProgressMeter, payload_bytes: int, latencies: Latencies, *, as_json: bool
+) -> None:
     """The figures at the end."""
     seconds = max(watch.seconds, 1e-9)
     figures: dict[str, Any] = {
@@ -80,7 +82,7 @@ async def produce(
     """`batch` 1 sends each message in a frame of its own; else `send_many`, with the time until it was durable."""
     value = b"m" * size
     latencies = Latencies()
-    watch = Watch("sending", total=messages)
+    watch = ProgressMeter("sending", total=messages)
     async with (
         connect(url) as client,
         client.create_producer(topic, batching=batch > 1, send_timeout=SEND_TIMEOUT_S) as producer,
@@ -88,7 +90,7 @@ async def produce(
         unconfirmed: deque[asyncio.Future[Any]] = deque()
 
         def note_sent(count: int, receipt: Awaitable[Any]) -> None:
-            """Counts and times the messages when they are stored, not when somebody next looks."""
+            """Counts and times the messages when they are stored."""
             sent_at = time.perf_counter()
 
             def stored(future: asyncio.Future[Any]) -> None:
@@ -157,7 +159,7 @@ async def _receive(
 ) -> None:
     latencies = Latencies()
     payload_bytes = 0
-    watch = Watch(what, total=messages)
+    watch = ProgressMeter(what, total=messages)
     with watch, contextlib.suppress(asyncio.CancelledError):
         batches: AsyncIterator[MessageBatch] = source.batches()
         async for batch in batches:

@@ -14,7 +14,7 @@ from magnetar.client.options import ClientOptions
 from magnetar.proto.errors import InvalidArgument, MessageTooLarge
 
 from .lines import open_input, read_lines, read_whole
-from .progress import Watch
+from .progress import ProgressMeter
 from .session import print_json
 
 MAX_UNCONFIRMED_GROUPS = 64
@@ -37,7 +37,7 @@ class Sender:
         key: str | None,
         key_field: str | None,
         attributes: Attributes,
-        watch: Watch,
+        watch: ProgressMeter,
     ) -> None:
         """`noun`: what errors call a message, "line" or "message"."""
         self._producer = producer
@@ -52,7 +52,7 @@ class Sender:
         self.last_id: MessageId | None = None
 
     async def send(self, values: list[bytes]) -> None:
-        """Returns when they are on their way; waits for older ones when too many are not confirmed."""
+        """Returns when the messages are queued; waits for older ones when too many are unconfirmed."""
         receipts: list[Receipt] = []
         try:
             for value in values:
@@ -95,7 +95,7 @@ class Sender:
             found: Any = json.loads(value)[self._key_field]
         except (ValueError, KeyError, TypeError):
             raise InvalidArgument(
-                f"it is no JSON object with a field {self._key_field!r}; leave out --key-field, or mend it"
+                f"it is no JSON object with a field {self._key_field!r}; leave out --key-field, or correct it"
             ) from None
         return found if isinstance(found, str) else json.dumps(found)
 
@@ -119,7 +119,7 @@ async def produce(
 ) -> None:
     """Sends the payload as one message, or every text, or every line of the file or of standard input.
 
-    Prints what was stored, also on Ctrl-C. What cannot be read is found before anything connects.
+    Prints what was stored, also on Ctrl-C. An unreadable file is found before anything connects.
     """
     noun, total = "message", len(texts)
     if payload is not None:
@@ -129,7 +129,7 @@ async def produce(
         source = _once([os.fsencode(text) for text in texts])
     else:
         noun, source = "line", read_lines(open_input("-" if file is None else file))
-    watch = Watch("producing", total=total or None)
+    watch = ProgressMeter("producing", total=total or None)
     async with connect(url) as client, client.create_producer(topic, compression=compression) as producer:
         sender = Sender(producer, noun, key, key_field, attributes, watch)
         try:
@@ -138,7 +138,7 @@ async def produce(
                     await sender.send(values)
                 await sender.finish()
         except asyncio.CancelledError:
-            await sender.finish()  # what was read is stored all the same
+            await sender.finish()  # what was read before is stored
             _report(topic, sender, as_json=as_json)
             raise
         except (InvalidArgument, MessageTooLarge) as error:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 REFRESH_S = 0.1
 
 
-class Watch:
+class ProgressMeter:
     """Counts what is done; `total` None means that the end is not known.
 
-    >>> with Watch("sent", total=2, quiet=True) as watch:
+    >>> with ProgressMeter("sent", total=2, quiet=True) as watch:
     ...     watch.advance(2)
     >>> watch.done
     2
@@ -55,7 +55,7 @@ class Watch:
         self._progress.update(self._task, completed=self.done, rate=f"{rate:,.0f} {self._unit}/s")
         self._progress.refresh()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> ProgressMeter:
         if not self._quiet:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

@@ -1,6 +1,6 @@
 """A real service as a child process: started, waited for, watched, killed and started again on the same ports.
 
-The demo, the benchmarks and the tests start services this way. Ports 0 are chosen by the first start and kept for later
+The demo, the benchmarks and the tests start services this way. Ports 0 are chosen by the first start and used again by later
 ones, so that clients find the service again.
 
     with ServiceProcess(data="/tmp/x") as service:
@@ -98,7 +98,7 @@ class ServiceProcess:
         return None if self._process is None else self._process.poll()
 
     def start(self, *, timeout_s: float = 20.0) -> None:
-        """Returns when the ready line was read. Raises ServiceFailed with what the service said instead."""
+        """Returns when the ready line was read. Raises ServiceFailed with the output of the service otherwise."""
         assert not self.running, "the service is running"
         self._close()
         self._last_errors = ""
@@ -140,7 +140,7 @@ class ServiceProcess:
         return roles | {role: pid for pid, role in self._helpers.items()}
 
     def kill(self, *roles: Role) -> None:
-        """kill -9 of the processes with these roles (default: the daemon); returns when daemon and helpers are gone.
+        """kill -9 of the processes with these roles (default: the daemon); returns when daemon and helpers have ended.
 
         The daemon ends by itself when its journal writer dies, and helpers when their daemon does.
         """
@@ -150,7 +150,7 @@ class ServiceProcess:
                 raise ServiceFailed(f"the service has no {role}; it has {', '.join(found)}")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(found[role], signal.SIGKILL)
-        self.wait_gone()
+        self.wait_ended()
 
     def stop(self, *, timeout_s: float = 20.0) -> int:
         """SIGTERM, then waits for daemon and helpers; returns the exit code. Kills and raises after `timeout_s`."""
@@ -158,10 +158,10 @@ class ServiceProcess:
             return 0
         if self._process.poll() is None:
             self._process.terminate()
-        self.wait_gone(timeout_s=timeout_s)
+        self.wait_ended(timeout_s=timeout_s)
         return self._process.returncode
 
-    def wait_gone(self, *, timeout_s: float = 20.0) -> None:
+    def wait_ended(self, *, timeout_s: float = 20.0) -> None:
         """Waits until daemon and helpers have ended; after `timeout_s` kills them and raises ServiceFailed."""
         assert self._process is not None
         deadline = time.monotonic() + timeout_s
@@ -229,7 +229,7 @@ class ServiceProcess:
         self._close()
 
     def _close(self) -> None:
-        """Lets go of the pipes of a run that has ended; what it said is kept."""
+        """Closes the pipes of a run that has ended; its output stays available."""
         if self._process is not None and self._process.stdout is not None:
             self._process.stdout.close()
         self._last_errors = self.errors()
@@ -255,7 +255,7 @@ def helper_roles(daemon: int) -> dict[int, Role]:
 
 
 def cpu_time(pid: int) -> CpuTime:
-    """CPU that the process has used, in seconds, to 10 ms. Zeros when it is gone."""
+    """CPU that the process has used, in seconds, to 10 ms. Zeros when it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -265,7 +265,7 @@ def cpu_time(pid: int) -> CpuTime:
 
 
 def resident_bytes(pid: int) -> int:
-    """VmRSS of the process; 0 when it is gone."""
+    """VmRSS of the process; 0 when it has ended."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:
@@ -274,7 +274,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def io_counters(pid: int) -> dict[str, int]:
-    """What /proc/PID/io counts; empty when the process is gone or not ours."""
+    """What /proc/PID/io counts; empty when the process has ended or is not ours."""
     try:
         text = Path(f"/proc/{pid}/io").read_text()
     except OSError:
@@ -283,7 +283,7 @@ def io_counters(pid: int) -> dict[str, int]:
 
 
 def _alive(pid: int) -> bool:
-    """False for processes that are gone or wait to be reaped."""
+    """False for processes that have ended or wait to be reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

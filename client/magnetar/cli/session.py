@@ -24,14 +24,14 @@ EXIT_INTERRUPTED = 130
 
 
 def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
-    """One clear line on standard error, and out."""
+    """Prints one clear line on standard error and ends the command."""
     print(f"magnetar: {message}", file=sys.stderr)
     raise SystemExit(code)
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Runs a command on the fast loop where there is one; turns errors into one line and an exit code."""
-    # The client's warnings are of what ends the command anyway, with a line of its own.
+    # What the client warns of ends the command anyway, with one line of its own.
     logging.getLogger("magnetar.client").setLevel(logging.ERROR)
     try:
         if sys.platform == "win32":
@@ -44,7 +44,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     except MagnetarError as error:
         fail(error.message)
     except BrokenPipeError:
-        # `magnetar consume ... | head`: who read us has enough. Python would complain again when it flushes.
+        # `magnetar consume ... | head`: the reader has ended. Python would print an error when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(EXIT_FAILED) from None
     except OSError as error:

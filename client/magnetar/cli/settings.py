@@ -39,7 +39,7 @@ class DaemonSettings:
 
     data: Annotated[str, Meta(min_length=1, description="data directory")] = "./data"
     host: Annotated[str, Meta(min_length=1, description="address to listen on")] = "127.0.0.1"
-    advertised_host: Annotated[str, Meta(description="what clients are told; empty: host")] = ""
+    advertised_host: Annotated[str, Meta(description="address that clients connect to; empty: host")] = ""
     port: Annotated[int, Meta(ge=0, le=65535, description="native protocol")] = 7650
     http_port: Annotated[
         int, Meta(ge=0, le=65535, description="metrics and health; 8000 for `magnetar bookie`")
@@ -59,7 +59,7 @@ class DaemonSettings:
 
     @property
     def host_for_clients(self) -> str:
-        """Never a wildcard, which nobody can connect to."""
+        """The address for clients; never a wildcard, to which nobody can connect."""
         if self.advertised_host:
             return self.advertised_host
         if self.host in ("0.0.0.0", "::"):
@@ -109,7 +109,7 @@ def parse_assignment(text: str) -> tuple[str, str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """Everything that a daemon is told, validated."""
+    """All settings of a daemon, validated."""
 
     daemon: DaemonSettings
     bookie: BookieSettings
@@ -141,7 +141,7 @@ def load_all(sources: SettingSources, command: str = "standalone") -> list[Loade
     values = daemon.value
     derived: dict[str, Any] = {"data_directory": os.path.join(values.data, "bookie")}
     if values.max_message_bytes > DEFAULT_MAX_MESSAGE_BYTES:
-        # A message must fit into an entry, an entry into half of the write cache and into the ring.
+        # A message must fit into an entry, an entry into one memtable of the write cache and into the ring.
         entry = values.max_message_bytes + FRAME_OVERHEAD_BYTES
         derived |= {
             "max_entry_bytes": entry,
@@ -155,7 +155,7 @@ def load_all(sources: SettingSources, command: str = "standalone") -> list[Loade
 
 
 def _warn_of_short_names(environment: Mapping[str, str], names: Iterable[str]) -> None:
-    """MAGNETAR_PORT for MAGNETAR_DAEMON_PORT would be passed over in silence."""
+    """Warns of unknown variables: MAGNETAR_PORT for MAGNETAR_DAEMON_PORT would be ignored silently."""
     for name in names:
         variable = f"MAGNETAR_{name.upper()}"
         # Kubernetes sets MAGNETAR_PORT=tcp://10.0.0.1:7650 beside a Service called magnetar.

@@ -59,7 +59,10 @@ _NAMED = re.compile(r"\boption (start|end|compression|topics?)\b|^(window|waterm
 
 @dataclass(slots=True)
 class SparkRun:
-    """One command: where Spark runs, how the result is told, when it began. Ctrl-C in the body of `with`: exit code 130."""
+    """One command: where Spark runs, how the result is printed, when it began.
+
+    Ctrl-C in the body of `with`: exit code 130.
+    """
 
     master: str
     conf: Sequence[str]
@@ -100,7 +103,7 @@ class SparkRun:
         try:
             with interrupts() as signals, watch.shown():
                 watch.say("asking the service")
-                with told_as_flags():
+                with options_as_flags():
                     check()
                 require_java()
                 watch.say("starting Spark")
@@ -113,7 +116,7 @@ class SparkRun:
         finally:
             log.close()
 
-    def told(self, result: dict[str, Any], title: str, figures: dict[str, Any]) -> None:
+    def report(self, result: dict[str, Any], title: str, figures: dict[str, Any]) -> None:
         """The result on standard output: all of it as JSON, or the figures as a table."""
         if self.as_json:
             print_json({**result, "seconds": self.seconds})
@@ -135,13 +138,13 @@ def _work(
     except MagnetarError as error:
         fail(as_flags(error.message))
     except (PySparkException, Py4JError) as error:
-        told = str(error)  # read from the JVM now, which is about to end
-        quoted = quoted_error(told)
-        fail(as_flags(quoted) if quoted else f"Spark: {of_java(told)} {log.keep()}")
+        text = str(error)  # read from the JVM now, which is about to end
+        quoted = quoted_error(text)
+        fail(as_flags(quoted) if quoted else f"Spark: {of_java(text)} {log.keep()}")
 
 
 @contextlib.contextmanager
-def told_as_flags() -> Iterator[None]:
+def options_as_flags() -> Iterator[None]:
     """An error becomes one line that names the option of the command: 2 for a wrong one, 1 for the service."""
     try:
         yield
@@ -162,9 +165,9 @@ def as_flags(message: str) -> str:
     return _NAMED.sub(flag, message)
 
 
-def quoted_error(told: str) -> str:
+def quoted_error(text: str) -> str:
     """What Magnetar said in an error of Spark; "" if it did not."""
-    quoted = _QUOTED.findall(told)
+    quoted = _QUOTED.findall(text)
     return str(quoted[-1]).strip() if quoted else ""
 
 
@@ -198,7 +201,7 @@ def archive(
         figures["kept as they are"] = sum(one.ledgers for one in result.kept)
     if result.gone:
         figures["not in the topic any more"] = result.gone
-    run.told(
+    run.report(
         {
             "archived": [asdict(manifest) for manifest in result.archived],
             "passed_over": result.passed_over,
@@ -248,7 +251,7 @@ def audit(
         figures |= {"queued for repair": result.queued, "queued before": result.known}
     if result.unreported:
         figures |= {"not queued for repair": result.unreported}
-    told = {
+    summary = {
         "clean": result.clean,
         "ledgers": result.ledgers,
         "states": result.states,
@@ -258,7 +261,7 @@ def audit(
         "differences": count,
         "rows": problems,
     }
-    run.told(told, f"audited {', '.join(topics)}", figures)
+    run.report(summary, f"audited {', '.join(topics)}", figures)
     if problems and not run.as_json:
         _print_problems(problems, count)
     if not result.clean:
@@ -300,7 +303,7 @@ def compact(run: SparkRun, url: str, topic: str, **named: Any) -> None:
         lambda: jobs.check_compact(url, topic, **named),
         lambda spark, _watch: jobs.compact(spark, url, topic, **named),
     )
-    run.told(
+    run.report(
         asdict(result),
         f"compacted {result.topic} into {result.target}",
         {"messages read": result.messages_read, "messages kept": result.messages_kept},
@@ -317,7 +320,7 @@ def replay(run: SparkRun, url: str, **named: Any) -> None:
         lambda: jobs.check_replay(url, **named),
         lambda spark, _watch: jobs.replay(spark, url, **named),
     )
-    run.told(
+    run.report(
         asdict(result),
         f"replayed {', '.join(result.sources)} into {result.target}",
         {"messages": result.messages},
@@ -335,16 +338,16 @@ class StreamFigures:
 
     def add(self, query: StreamingQuery) -> None:
         """Batches that have ended since it was looked at last."""
-        for told in query.recentProgress:
-            if told["batchId"] > self._last_batch:
-                self._last_batch = told["batchId"]
+        for progress in query.recentProgress:
+            if progress["batchId"] > self._last_batch:
+                self._last_batch = progress["batchId"]
                 self.batches += 1
-                self.rows_read += told["numInputRows"]
-                self.watermark = told.get("eventTime", {}).get("watermark", self.watermark)
+                self.rows_read += progress["numInputRows"]
+                self.watermark = progress.get("eventTime", {}).get("watermark", self.watermark)
 
 
 def rollup(run: SparkRun, url: str, topics: Sequence[str], **named: Any) -> None:
-    """Runs the query until it ends or somebody ends it."""
+    """Runs the query until it ends or is stopped."""
     require_spark()
     from magnetar.spark import jobs
 
@@ -366,7 +369,7 @@ def rollup(run: SparkRun, url: str, topics: Sequence[str], **named: Any) -> None
         partitions if run.master.startswith("local") else None,
     )
     target = named["to_topic"] or named["to_parquet"]
-    run.told(
+    run.report(
         {
             "topics": list(topics),
             "target": target,
@@ -389,8 +392,8 @@ __all__ = [
     "as_flags",
     "audit",
     "compact",
+    "options_as_flags",
     "quoted_error",
     "replay",
     "rollup",
-    "told_as_flags",
 ]

@@ -35,7 +35,7 @@ class SparkWatch:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[SparkWatch]:
-        """The line stands while the body runs, and goes with it."""
+        """Shows the line while the body runs."""
         if not self._shown:
             yield self
             return
@@ -45,12 +45,12 @@ class SparkWatch:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[detail]}"),
             TimeElapsedColumn(),
         )
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             self._progress = progress
-            self._task = progress.add_task("", total=None, told="")
+            self._task = progress.add_task("", total=None, detail="")
             try:
                 yield self
             finally:
@@ -75,8 +75,8 @@ class SparkWatch:
         while not self._ended.wait(REFRESH_S):
             with contextlib.suppress(Exception):  # Spark stops: the body tells why
                 for job in tracker.getActiveJobsIds():
-                    told = tracker.getJobInfo(job)
-                    for number in told.stageIds if told is not None else ():
+                    detail = tracker.getJobInfo(job)
+                    for number in detail.stageIds if detail is not None else ():
                         stage = tracker.getStageInfo(number)
                         if stage is not None:
                             self._stages[number] = (stage.numCompletedTasks, stage.numTasks)
@@ -85,12 +85,12 @@ class SparkWatch:
                 return
             if self._stages:
                 done, tasks = (sum(column) for column in zip(*self._stages.values(), strict=True))
-                progress.update(self._task, completed=done, total=tasks, told=f"{done}/{tasks} tasks")
+                progress.update(self._task, completed=done, total=tasks, detail=f"{done}/{tasks} tasks")
 
-    def figures(self, told: str) -> None:
+    def figures(self, detail: str) -> None:
         """Of a stream, which has no end to count towards."""
         if self._progress is not None:
-            self._progress.update(self._task, total=None, told=told)
+            self._progress.update(self._task, total=None, detail=detail)
 
 
 __all__ = ["SparkWatch"]

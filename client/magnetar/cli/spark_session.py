@@ -55,10 +55,10 @@ def require_java() -> None:
     if java is None or not os.access(java, os.X_OK):
         fail(f"Spark needs Java, and there is none at {java or 'the PATH'}: {_JAVA_CURE}")
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True)
+        version = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         fail(f"{java} does not run ({first_line(error)}): {_JAVA_CURE}")
-    found = re.search(r'version "(?:1\.)?(\d+)', told.stderr)
+    found = re.search(r'version "(?:1\.)?(\d+)', version.stderr)
     if found is not None and int(found[1]) < JAVA:
         fail(f"{java} is Java {found[1]}, which Spark does not run on: {_JAVA_CURE}")
 
@@ -169,7 +169,7 @@ def _stop(gateway: Any) -> None:
     stopping.start()
     stopping.join(STOP_S)
     process = gateway.proc
-    if process is None:  # somebody else's JVM (PYSPARK_GATEWAY_PORT)
+    if process is None:  # a JVM that was started elsewhere (PYSPARK_GATEWAY_PORT)
         return
     with contextlib.suppress(OSError):
         process.stdin.close()
@@ -198,7 +198,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """They wait for the end of the body: in the middle of a start nobody knows yet what has to be stopped."""
+        """Interrupts wait for the end of the body: in the middle of a start it is not known yet what has to be stopped."""
         self._deferred = True
         try:
             yield
@@ -227,10 +227,10 @@ class Interrupts:
 def interrupts() -> Iterator[Interrupts]:
     """SIGINT becomes KeyboardInterrupt and SIGTERM SystemExit(143) in the body, wherever that is interruptible."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    told = Interrupts()
-    told.raising()
+    interrupts = Interrupts()
+    interrupts.raising()
     try:
-        yield told
+        yield interrupts
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -120,7 +120,7 @@ class Standalone:
             name = bookie.cookie.bookie_id
             transport = self._components.transport(name, bookie, self.settings.ledger)
             self._stops.push_async_callback(transport.close)
-            # Told to clients as well: never a wildcard, which nobody can connect to.
+            # Clients get this address as well, so it is never a wildcard, to which nobody can connect.
             port = bookie_server.addresses[0][1]
             directory = StaticBookies({name: (self.settings.daemon.host_for_clients, port)})
             self.broker, server = await start_broker(

@@ -14,7 +14,7 @@ def text(value: Any) -> str:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
 ) -> None:
-    """`right`: columns that stand at the right. Columns without any name make a table without a header."""
+    """`right`: columns that are aligned to the right. Columns without any name make a table without a header."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

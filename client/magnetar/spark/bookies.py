@@ -48,7 +48,7 @@ async def ledger_reader(piece: LedgerSlice, timeout_s: float) -> AsyncIterator[L
         client = LedgerClient(metadata, transport, directory, settings, random.Random(), SystemClock())
         try:
             reader = client.reader(stored_id, LedgerMetadata.decode(piece.ledger.metadata, stored_id))
-            reader.told_confirmed(piece.ledger.entries - 1)
+            reader.update_last_confirmed(piece.ledger.entries - 1)
             yield reader
         finally:
             await client.close()

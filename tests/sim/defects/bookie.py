@@ -46,7 +46,7 @@ def acks_before_the_sync() -> None:
 
 @defect
 def fence_is_not_durable() -> None:
-    """BP-46: a fence is in memory only, and gone after a restart."""
+    """BP-46: a fence is in memory only, and lost after a restart."""
 
     async def fence(self: Any, ledger_id: int) -> None:
         state = self._ledgers.load(ledger_id)
@@ -72,7 +72,7 @@ def recovery_adds_do_not_pass_the_fence() -> None:
 
 @defect
 def explicit_lac_is_not_durable() -> None:
-    """Rule 19: what an idle writer told is in memory only."""
+    """Rule 19: an explicit LAC is in memory only."""
 
     async def tell(self: Any, ledger_id: int, last_add_confirmed: int) -> None:
         state = self._ledgers.load(ledger_id)
@@ -167,15 +167,15 @@ def read_only_bookie_does_not_fence() -> None:
 @defect
 def deletion_forgets_the_fence() -> None:
     """BookKeeper #4462, rule 7: a stale writer brings a ledger back that was fenced and then deleted."""
-    entomb = _deletion._entomb
+    write_tombstone = _deletion._write_tombstone
 
     def forgetting(self: Any, ledger_id: int) -> None:
-        entomb(self, ledger_id)
+        write_tombstone(self, ledger_id)
         state = self._ledgers.load(ledger_id)
         state.fenced = False
         state.deleted_at_ms = 0
 
-    _deletion._entomb = forgetting
+    _deletion._write_tombstone = forgetting
 
 
 @defect
@@ -191,7 +191,7 @@ def entries_are_not_replayed() -> None:
 
 @defect
 def fences_are_not_replayed() -> None:
-    """BP-46: fences that no checkpoint has passed are lost with a crash."""
+    """BP-46: fences that no checkpoint covers yet are lost with a crash."""
     apply = _replay.apply
 
     def forgetting(self: Any, record: Any) -> Any:

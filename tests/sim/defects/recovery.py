@@ -47,7 +47,7 @@ def recovery_ignores_the_last_ensemble() -> None:
             return self._read_on()
         self.state = RecoveryState.BASE
         bookies = self.metadata.ensemble_of(self._base).bookies
-        self._base_asked = [bookies[position] for position in self.striping.write_set(self._base)]
+        self._base_replicas = [bookies[position] for position in self.striping.write_set(self._base)]
         return self._ask_base()
 
     _recovery._read_base = from_last_confirmed
@@ -58,13 +58,13 @@ def recovery_starts_one_late() -> None:
     """Rule 15: the entry after the LAC is taken for confirmed as well: it is read, and not added again."""
     send = _recovery._send
 
-    def late(self: Any, entry_id: int, entry: bytes) -> Any:
+    def delayed(self: Any, entry_id: int, entry: bytes) -> Any:
         if entry_id != self._base + 1:
             return send(self, entry_id, entry)
         self._entries[entry_id].acked = self.striping.mask(entry_id)
         return []
 
-    _recovery._send = late
+    _recovery._send = delayed
 
 
 @defect

@@ -69,12 +69,12 @@ def change_starts_behind_what_is_pending() -> None:
     """Rule 17: the new ensemble starts at the next entry, not at LAC+1."""
     write = _writer._write
 
-    def late(self: Any, metadata: Any) -> Any:
+    def delayed(self: Any, metadata: Any) -> Any:
         if self.state is WriterState.CHANGING:
             metadata = self.metadata.with_ensemble(self.last_add_pushed + 1, self._changing_to)
         return write(self, metadata)
 
-    _writer._write = late
+    _writer._write = delayed
 
 
 @defect
@@ -97,7 +97,7 @@ def writer_ignores_that_it_was_recovered() -> None:
 @defect
 def close_does_not_compare_the_end() -> None:
     """Rule 16: a writer takes any closed ledger for its own close."""
-    judge = _writer._judge
+    judge = _writer._compare_with_close
 
     def lenient(self: Any, found: Any) -> Any:
         if found.closed:
@@ -111,7 +111,7 @@ def close_does_not_compare_the_end() -> None:
             )
         return judge(self, found)
 
-    _writer._judge = lenient
+    _writer._compare_with_close = lenient
 
 
 @defect

@@ -11,12 +11,12 @@ from typing import Any
 from magnetar.ledger import LedgerMetadata
 from magnetar.ledger.core.metadata import LedgerState
 from sim.history import Violation
-from sim.ledgers.ambush import Ambushes
-from sim.ledgers.clients import Office, Tail, Writer, delete, recover
-from sim.ledgers.history import History, Story, check_change
+from sim.ledgers.clients import ClientContext, Tail, Writer, delete, recover
+from sim.ledgers.history import History, LedgerHistory, check_change
 from sim.ledgers.machines import Machine
 from sim.ledgers.metadata import SERVICE, Chances, MetadataService
 from sim.ledgers.plan import Plan
+from sim.ledgers.targeted_faults import TargetedFaults
 from support.sim import SimLoop, SimProcess
 
 MOST_LOOKED_AT = 100  # confirmed entries, at a change of ensembles
@@ -34,26 +34,26 @@ class Cluster:
         self.history = History()
         self.metadata = MetadataService(loop)
         self.metadata.chances = plan.chances
-        self.office = Office(loop, self.metadata, self.history, plan)
+        self.context = ClientContext(loop, self.metadata, self.history, plan)
         self.machines = [
             Machine(
                 loop, self.metadata, f"b{number}", may_be_damaged=number < plan.victims, group_wait_ms=wait_ms
             )
             for number, wait_ms in enumerate(plan.group_wait_ms)
         ]
-        self.office.power_fails = self.power_fails
+        self.context.power_fails = self.power_fails
         self.clients: dict[str, SimProcess] = {}
-        self.ambushes = Ambushes(loop, self.metadata, self.machines)
+        self.targeted_faults = TargetedFaults(loop, self.metadata, self.machines)
         for machine in self.machines:
             machine.on_ready = self._check_fences
         self.history.check_stored = self.check_stored
-        self.history.excused = lambda story: any(machine.damaged for machine in self.machines)
+        self.history.excused = lambda ledger: any(machine.damaged for machine in self.machines)
         self.metadata.on_change = self._metadata_changed
-        self.metadata.on_send = self.ambushes.sent
-        self.office.witness.on_add = self.ambushes.added
-        self.office.witness.on_fenced = self.ambushes.fenced
-        self.office.witness.deleting = lambda ledger_id: self.history.ledgers[ledger_id].deleting
-        self.tails: list[tuple[Tail, list[Story]]] = []
+        self.metadata.on_send = self.targeted_faults.sent
+        self.context.answers.on_add = self.targeted_faults.added
+        self.context.answers.on_fenced = self.targeted_faults.fenced
+        self.context.answers.deleting = lambda ledger_id: self.history.ledgers[ledger_id].deleting
+        self.tails: list[tuple[Tail, list[LedgerHistory]]] = []
         self.storming = True
         self._names = 0
         loop.network.latency = plan.latency_s
@@ -86,36 +86,36 @@ class Cluster:
 
     async def chain(self, name: str) -> None:
         """Ledger after ledger, as a topic has them: each ends in one of the plan's ways and is taken over if need be."""
-        stories: list[Story] = []
-        tail = Tail(self.office, f"tail-{name}")
-        self.tails.append((tail, stories))
-        self.launch(f"tail-{name}", tail.run(stories))
+        ledgers: list[LedgerHistory] = []
+        tail = Tail(self.context, f"tail-{name}")
+        self.tails.append((tail, ledgers))
+        self.launch(f"tail-{name}", tail.run(ledgers))
         while self.storming:
-            writer = self.writers(self.office, f"writer-{name}")
+            writer = self.writers(self.context, f"writer-{name}")
             process = self.launch(f"writer-{name}", writer.run())
-            if not await self._until(lambda writer=writer: writer.story is not None, 5.0):
+            if not await self._until(lambda writer=writer: writer.ledger is not None, 5.0):
                 process.kill()
                 continue
-            story = writer.story
-            assert story is not None
-            stories.append(story)
-            await self._turn(process, story)
+            ledger = writer.ledger
+            assert ledger is not None
+            ledgers.append(ledger)
+            await self._turn(process, ledger)
             await self._end(writer, process)
-            if story.closed is None:
-                await self._take_over(story)
+            if ledger.closed is None:
+                await self._take_over(ledger)
             rng, plan = self.loop.rng, self.plan
             stands_still = process.paused  # and finds, when it goes on, that its ledger is deleted
             self.loop.call_outside(stands_still + rng.uniform(0.0, plan.stale_s), process.kill)
-            if story.closed is not None and rng.random() < plan.delete + 0.5 * stands_still:
-                self.launch("deleter", delete(self.office, story))
+            if ledger.closed is not None and rng.random() < plan.delete + 0.5 * stands_still:
+                self.launch("deleter", delete(self.context, ledger))
 
-    async def _turn(self, process: SimProcess, story: Story) -> None:
+    async def _turn(self, process: SimProcess, ledger: LedgerHistory) -> None:
         rng = self.loop.rng
         seconds = rng.uniform(*self.plan.turn_s)
         if rng.random() < self.plan.squeeze:
             for _ in range(rng.choice((1, 1, 2))):
                 self.loop.call_outside(
-                    seconds * rng.uniform(0.1, 1.0), self.ambushes.squeeze, process, story.ledger_id
+                    seconds * rng.uniform(0.1, 1.0), self.targeted_faults.squeeze, process, ledger.ledger_id
                 )
         await asyncio.sleep(seconds)
 
@@ -146,18 +146,18 @@ class Cluster:
         if rng.random() < 0.3:
             await asyncio.sleep(rng.uniform(0.0, 0.3))
 
-    async def _take_over(self, story: Story) -> None:
+    async def _take_over(self, ledger: LedgerHistory) -> None:
         """One or more recoverers, some of which die on the way."""
         rng = self.loop.rng
         for _ in range(rng.choice((1, 1, 2, 3))):
-            process = self.launch("recoverer", recover(self.office, story, f"recoverer {self._names + 1}"))
-            if rng.random() < self.plan.ambush:
-                self.ambushes.lie_in_wait(process, story)
+            process = self.launch("recoverer", recover(self.context, ledger, f"recoverer {self._names + 1}"))
+            if rng.random() < self.plan.targeted:
+                self.targeted_faults.target_recoverer(process, ledger)
             elif rng.random() < 0.25:
                 self.loop.trace.fault("recoverer_crash", process.name)
                 self.loop.call_outside(rng.uniform(0.0, 0.1), process.kill)
             await asyncio.sleep(rng.expovariate(1 / 0.02))
-        await self._until(lambda: story.closed is not None or not self.storming, 2.0)
+        await self._until(lambda: ledger.closed is not None or not self.storming, 2.0)
 
     async def _until(self, condition: Any, seconds: float) -> bool:
         deadline = self.loop.time() + seconds
@@ -183,7 +183,7 @@ class Cluster:
         self.storming = False
 
     def _too_little(self) -> bool:
-        return sum(story.confirmed + 1 for story in self.history.ledgers.values()) < LEAST_ACKNOWLEDGED
+        return sum(ledger.confirmed + 1 for ledger in self.history.ledgers.values()) < LEAST_ACKNOWLEDGED
 
     def _break(self, kind: str, machine: Machine) -> None:
         rng = self.loop.rng
@@ -224,52 +224,52 @@ class Cluster:
         rng.shuffle(ends)
         self.loop.network.block(ends[0], ends[1], rng.uniform(0.1, 2.0))
 
-    def check_stored(self, story: Story, entry_id: int) -> None:
+    def check_stored(self, ledger: LedgerHistory, entry_id: int) -> None:
         """At the moment of an acknowledgement: Qa bookies of the ensemble in the metadata have the entry."""
-        node = self.metadata.ledger(story.ledger_id)
-        if node is None or story.closed is not None:
+        node = self.metadata.ledger(ledger.ledger_id)
+        if node is None or ledger.closed is not None:
             return
         bookies = node.ensemble_of(entry_id).bookies
         write_set = [bookies[position] for position in node.striping.write_set(entry_id)]
         by_name = {machine.name: machine for machine in self.machines}
-        have = [name for name in write_set if by_name[name].may_have(story.ledger_id, entry_id)]
-        acked = self.office.witness.acks(story.ledger_id, entry_id)
+        have = [name for name in write_set if by_name[name].may_have(ledger.ledger_id, entry_id)]
+        acked = self.context.answers.acks(ledger.ledger_id, entry_id)
         if node.state is LedgerState.OPEN:  # a recoverer may have put it elsewhere
             have = [name for name in have if name in acked]
-        if len(have) < story.ack_quorum:
+        if len(have) < ledger.ack_quorum:
             raise Violation(
-                f"ledger {story.ledger_id}: entry {entry_id} was acknowledged and is on {have} only; its write set is "
+                f"ledger {ledger.ledger_id}: entry {entry_id} was acknowledged and is on {have} only; its write set is "
                 f"{write_set}"
             )
 
     def _metadata_changed(
         self, process: str, ledger_id: int, before: LedgerMetadata, after: LedgerMetadata
     ) -> None:
-        story = self.history.ledgers.get(ledger_id)
-        if story is not None:
-            check_change(story, before, after, process)
+        ledger = self.history.ledgers.get(ledger_id)
+        if ledger is not None:
+            check_change(ledger, before, after, process)
             if before.ensembles != after.ensembles:
-                self._check_recorded(story, after)
-        self.ambushes.changed(process, after)
+                self._check_recorded(ledger, after)
+        self.targeted_faults.changed(process, after)
 
     def _check_fences(self, machine: Machine) -> None:
-        """Of a bookie that was started again: what it has told that it fenced, is fenced (rule 6)."""
+        """Checks a restarted bookie: every ledger that it has confirmed to be fenced is fenced (rule 6)."""
         assert machine.bookie is not None
-        for ledger_id in self.office.witness.fences(machine.name):
+        for ledger_id in self.context.answers.fences(machine.name):
             if not (machine.damaged or machine.bookie.ledgers.peek(ledger_id).fenced):
                 raise Violation(f"{machine.name} lost the fence of ledger {ledger_id} with its last process")
 
-    def _check_recorded(self, story: Story, metadata: LedgerMetadata) -> None:
+    def _check_recorded(self, ledger: LedgerHistory, metadata: LedgerMetadata) -> None:
         """Whenever ensembles change: what was confirmed of the last two of them stands where they say."""
         first = metadata.ensembles[-2:][0].first_entry
         by_name = {machine.name: machine for machine in self.machines}
-        for entry_id in range(max(first, story.confirmed - MOST_LOOKED_AT), story.confirmed + 1):
+        for entry_id in range(max(first, ledger.confirmed - MOST_LOOKED_AT), ledger.confirmed + 1):
             bookies = metadata.ensemble_of(entry_id).bookies
             write_set = [bookies[position] for position in metadata.striping.write_set(entry_id)]
-            have = [name for name in write_set if by_name[name].may_have(story.ledger_id, entry_id)]
-            if len(have) < story.ack_quorum:
+            have = [name for name in write_set if by_name[name].may_have(ledger.ledger_id, entry_id)]
+            if len(have) < ledger.ack_quorum:
                 raise Violation(
-                    f"ledger {story.ledger_id}: its metadata now has the confirmed entry {entry_id} on {write_set}, "
+                    f"ledger {ledger.ledger_id}: its metadata now has the confirmed entry {entry_id} on {write_set}, "
                     f"and it is on {have} only"
                 )
 
@@ -282,7 +282,7 @@ class Cluster:
     def heal(self) -> None:
         """Nothing planted fires any more; what is partitioned, is not."""
         network = self.loop.network
-        self.ambushes.over = True
+        self.targeted_faults.over = True
         self.metadata.slow.clear()
         network.unblock_all()
         network.latency, network.tail_latency = (30e-6, 400e-6), (0.0, 0.02)

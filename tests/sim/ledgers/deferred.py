@@ -1,4 +1,4 @@
-"""Writers of ledgers with deferred sync: what `force` confirmed is never lost, nor anything that a reader was told of.
+"""Writers of ledgers with deferred sync: what `force` confirmed is never lost, nor anything that a reader saw.
 
 Entries are answered when they are accepted, which is no promise: the history hears of an entry when the writer's
 last-add-confirmed reaches it. A force may not return before that; now and then the power fails everywhere when it does.
@@ -42,32 +42,32 @@ class DeferredWriter(Writer):
         confirm = writer._confirm
 
         def confirmed(first: int, adds: Sequence[Any], error: MagnetarError | None) -> None:
-            assert self.story is not None
+            assert self.ledger is not None
             for entry_id, add in enumerate(adds if error is None else (), first):
-                self._office.loop.trace.record("durable", self.story.ledger_id, entry_id)
-                self._office.history.acknowledged(self.story, entry_id, add.entry)
+                self._context.loop.trace.record("durable", self.ledger.ledger_id, entry_id)
+                self._context.history.acknowledged(self.ledger, entry_id, add.entry)
             confirm(first, adds, error)
 
         writer._confirm = confirmed  # type: ignore[method-assign,assignment]
 
     def _append(self, count: int) -> None:
-        story, writer = self.story, self.writer
+        ledger, writer = self.ledger, self.writer
         if not isinstance(writer, DeferredLedgerWriter):
             super()._append(count)
             return
-        assert story is not None
+        assert ledger is not None
         for _ in range(count):
-            if len(story.sent) - story.confirmed > MAX_UNCONFIRMED or len(story.sent) >= self.limit:
+            if len(ledger.sent) - ledger.confirmed > MAX_UNCONFIRMED or len(ledger.sent) >= self.limit:
                 break
-            payload = b"%d/%d/" % (story.ledger_id, len(story.sent)) + bytes(self._rng.choice(SIZES))
+            payload = b"%d/%d/" % (ledger.ledger_id, len(ledger.sent)) + bytes(self._rng.choice(SIZES))
             entry_id = writer.append(payload, self._answered)
             if entry_id >= 0:
-                self._office.history.sent(story, entry_id, payload)
+                self._context.history.sent(ledger, entry_id, payload)
             else:
-                self._office.history.refused += 1
+                self._context.history.refused += 1
         if self._rng.random() < REST:
             self.quiet = True
-            self._office.loop.call_later(self._rng.uniform(*REST_S), self._rested, writer)
+            self._context.loop.call_later(self._rng.uniform(*REST_S), self._rested, writer)
         elif self._rng.random() < FORCE:
             self._start_force(writer)
 
@@ -77,18 +77,18 @@ class DeferredWriter(Writer):
 
     def _start_force(self, writer: DeferredLedgerWriter) -> None:
         if self._forcing is None or self._forcing.done():
-            self._forcing = self._office.loop.create_task(self._force(writer), name="force")
+            self._forcing = self._context.loop.create_task(self._force(writer), name="force")
 
     def _answered(self, entry_id: int, _entry: bytes, error: MagnetarError | None) -> None:
-        assert self.story is not None
+        assert self.ledger is not None
         if error is not None:
             self.error = error
-            self._office.history.refused += 1
+            self._context.history.refused += 1
         elif entry_id != self._accepted + 1:
-            raise Violation(f"ledger {self.story.ledger_id}: {entry_id} was answered after {self._accepted}")
+            raise Violation(f"ledger {self.ledger.ledger_id}: {entry_id} was answered after {self._accepted}")
         else:
             self._accepted = entry_id
-            self._office.loop.trace.record("accepted", self.story.ledger_id, entry_id)
+            self._context.loop.trace.record("accepted", self.ledger.ledger_id, entry_id)
 
     async def _close(self, writer: LedgerWriter) -> None:
         try:
@@ -97,18 +97,18 @@ class DeferredWriter(Writer):
             self.error = error
 
     async def _force(self, writer: DeferredLedgerWriter) -> None:
-        story, office = self.story, self._office
-        assert story is not None
+        ledger, context = self.ledger, self._context
+        assert ledger is not None
         last = writer.last_add_pushed
         try:
             await writer.force()
         except MagnetarError as error:
             self.error = self.error or error
             return
-        if story.confirmed < last or writer.last_add_confirmed < last:
+        if ledger.confirmed < last or writer.last_add_confirmed < last:
             raise Violation(
-                f"ledger {story.ledger_id}: force returned with {story.confirmed} confirmed, {last} was to be"
+                f"ledger {ledger.ledger_id}: force returned with {ledger.confirmed} confirmed, {last} was to be"
             )
         if self._rng.random() < OUTAGE:
-            office.loop.trace.fault("outage_after_force")
-            office.loop.call_outside(0.0, office.power_fails)
+            context.loop.trace.fault("outage_after_force")
+            context.loop.call_outside(0.0, context.power_fails)

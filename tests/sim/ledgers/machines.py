@@ -141,7 +141,7 @@ class Machine:
             self._operate(look_at_disk)
 
     def delay_journal(self, wait_s: float, seconds: float) -> None:
-        """Syncs are late, and everything else is not, as behind a journal writer of its own (the inline one blocks)."""
+        """Delays syncs and nothing else, as a journal writer process would (the inline device blocks)."""
         bookie = self.bookie
         if bookie is None:
             return
@@ -324,4 +324,4 @@ class Machine:
 
 def look_at_disk(bookie: Bookie) -> None:
     """What it does twice a second by itself."""
-    bookie._look_at_disk()
+    bookie._check_disk()

@@ -36,7 +36,7 @@ class Chances:
     lost_request: float = 0.0
     lost_answer: float = 0.0
     latency_s: tuple[float, float] = (100e-6, 2e-3)
-    slow: float = 0.0  # chance of an answer that takes up to half a second
+    slow: float = 0.0  # chance of an answer that takes up to 0.5 s
 
 
 class MetadataService:
@@ -49,9 +49,9 @@ class MetadataService:
         self.sessions: list[ServiceSession] = []
         # Names of processes -> seconds that each way takes longer for them.
         self.slow: dict[str, float] = {}
-        # Told of each change of a ledger in the moment in which it becomes true: who, ledger, before, after.
+        # Called for each change of a ledger when it becomes true: process, ledger, before, after.
         self.on_change: Callable[[str, int, LedgerMetadata, LedgerMetadata], None] = lambda *change: None
-        # Told when a process sends one: who, path, value.
+        # Called when a process sends a change: process, path, value.
         self.on_send: Callable[[str, str, bytes], None] = lambda *sent: None
         self._decoded: dict[int, tuple[int, LedgerMetadata]] = {}
 

@@ -58,8 +58,10 @@ class Plan:
     explicit_lac_s: float
     group_wait_ms: tuple[float, ...]  # of each machine: how long its journal waits for company
     squeeze: float  # chance of a writer that two of its bookies fail it at once
-    ambush: float  # chance of a recoverer that something breaks at the worst moment
-    close_after_failure: float  # chance of an owner whose append failed to close the ledger; else it is gone
+    targeted: float  # chance of a recoverer to get a targeted fault
+    close_after_failure: (
+        float  # chance that an owner whose append failed closes the ledger; else it just ends
+    )
     delete: float  # chance of a ledger to be deleted right after its end
     stale_s: float  # how long a writer lives on, at most, when its ledger was taken over
     latency_s: tuple[float, float]
@@ -93,7 +95,7 @@ def draw(rng: random.Random) -> Plan:
         explicit_lac_s=rng.choice((0.03, 0.1, 0.3)),
         group_wait_ms=_group_waits(rng, machines),
         squeeze=rng.choice((0.1, 0.6, 1.0)),
-        ambush=rng.choice((0.2, 0.6, 1.0)),
+        targeted=rng.choice((0.2, 0.6, 1.0)),
         close_after_failure=rng.choice((0.0, 0.5, 1.0)),
         delete=rng.choice((0.1, 0.2, 0.6)),
         stale_s=rng.choice((1.5, 1.5, 4.0)),

@@ -1,6 +1,7 @@
 """The cluster of `ledgers` with writers that defer the sync, most of them: what was forced is never lost.
 
-After a force the power may fail everywhere at once. What was only accepted may be lost or kept, but everybody sees the same.
+After a force the power may fail everywhere at once. What was only accepted may be lost or may survive, but all clients see
+the same.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from magnetar.proto.errors import EntryDamaged, EntryNotFound, LedgerNotFound, M
 from sim.history import Violation
 from sim.ledgers.clients import Writer, recover
 from sim.ledgers.cluster import Cluster
-from sim.ledgers.history import Story
+from sim.ledgers.history import LedgerHistory
 from sim.ledgers.machines import Machine
 from sim.ledgers.plan import draw
 from support.sim import SimLoop, Trace
@@ -58,10 +58,10 @@ EXPECTED_FAULTS = (
     "read_only",
     "squeeze",
     "squeeze_refused",
-    "ambush_marked",
-    "ambush_re_add",
-    "ambush_replaced",
-    "ambush_closing",
+    "targeted_marked",
+    "targeted_re_add",
+    "targeted_replaced",
+    "targeted_closing",
 )
 CONVERGED_WITHIN_S = 60.0
 CALM_S = 3.5  # the last pause, partition and restart are over
@@ -75,16 +75,16 @@ async def converge(cluster: Cluster) -> Writer:
     """Every ledger closed and read, every machine registered, a new ledger written; raises Violation after a minute."""
     loop, history = cluster.loop, cluster.history
     deadline = loop.time() + CONVERGED_WITHIN_S
-    last = Writer(cluster.office, "last writer")
+    last = Writer(cluster.context, "last writer")
     last.limit = LAST_ENTRIES
     cluster.launch("last writer", last.run())
     judged: dict[int, None] = {}
     waits: list[str] = []
     while loop.time() < deadline:
-        for story in history.open_ledgers():
-            if story is not last.story and story.ledger_id not in judged:
-                judged[story.ledger_id] = None
-                cluster.launch("judge", recover(cluster.office, story, "judge"))
+        for ledger in history.open_ledgers():
+            if ledger is not last.ledger and ledger.ledger_id not in judged:
+                judged[ledger.ledger_id] = None
+                cluster.launch("judge", recover(cluster.context, ledger, "judge"))
         await asyncio.sleep(0.1)
         waits = await _what_waits(cluster, last)
         if not waits:
@@ -94,37 +94,39 @@ async def converge(cluster: Cluster) -> Writer:
 
 async def _what_waits(cluster: Cluster, last: Writer) -> list[str]:
     waits = [
-        f"ledger {story.ledger_id} is open"
-        for story in cluster.history.open_ledgers()
-        if story is not last.story
+        f"ledger {ledger.ledger_id} is open"
+        for ledger in cluster.history.open_ledgers()
+        if ledger is not last.ledger
     ]
     waits += [
-        f"{tail.name} is in ledger {story.ledger_id}"
-        for tail, stories in cluster.tails
-        for story in stories
-        if story.ledger_id not in tail.done and not story.deleting
+        f"{tail.name} is in ledger {ledger.ledger_id}"
+        for tail, ledgers in cluster.tails
+        for ledger in ledgers
+        if ledger.ledger_id not in tail.done and not ledger.deleting
     ]
     names = await cluster.metadata.truth.children(BOOKIES_PATH)
     waits += [f"{m.name} is not registered" for m in cluster.machines if not m.lost and m.name not in names]
-    if last.story is None or last.story.confirmed != LAST_ENTRIES - 1:
-        waits.append(f"the last ledger is not written: {last.story and last.story.confirmed} {last.error!r}")
+    if last.ledger is None or last.ledger.confirmed != LAST_ENTRIES - 1:
+        waits.append(
+            f"the last ledger is not written: {last.ledger and last.ledger.confirmed} {last.error!r}"
+        )
     return waits
 
 
 async def check_idle_ledger(cluster: Cluster, last: Writer) -> None:
     """Rule 19: readers learn of the last entry of a writer that has nothing more to append; also after a power loss."""
-    story = last.story
-    assert story is not None
+    ledger = last.ledger
+    assert ledger is not None
     interval_s = cluster.plan.explicit_lac_s
 
     async def look(found: list[int]) -> None:
-        client, _ = await cluster.office.client()
-        reader = await cluster.office.open(client, story, "the last reader")
-        cluster.history.last_confirmed(story, reader.last_add_confirmed, "the last reader")
+        client, _ = await cluster.context.client()
+        reader = await cluster.context.open(client, ledger, "the last reader")
+        cluster.history.last_confirmed(ledger, reader.last_add_confirmed, "the last reader")
         found.append(reader.last_add_confirmed)
 
     await asyncio.sleep(interval_s + 2.5)
-    await _look_until(cluster, look, "an idle writer's last entry was not told")
+    await _look_until(cluster, look, "an idle writer's last entry was not announced")
     fences = {machine.name: machine.fences() for machine in cluster.machines}
     cluster.power_fails()
     await asyncio.sleep(1.0)
@@ -132,7 +134,7 @@ async def check_idle_ledger(cluster: Cluster, last: Writer) -> None:
         lost = [ledger_id for ledger_id in fences[machine.name] if not _fenced(machine, ledger_id)]
         if lost:
             raise Violation(f"{machine.name} lost the fences of ledgers {lost} with the power")
-    await _look_until(cluster, look, "what an idle writer told was lost with the power")
+    await _look_until(cluster, look, "an idle writer's explicit LAC was lost with the power")
 
 
 def _fenced(machine: Machine, ledger_id: int) -> bool:
@@ -144,7 +146,7 @@ async def check_hung_bookie(cluster: Cluster) -> None:
     usable = [machine for machine in cluster.machines if machine.bookie is not None and not machine.damaged]
     if len(usable) <= cluster.plan.quorums[0] or len(usable) < len(cluster.machines):
         return
-    writer = Writer(cluster.office, "writer beside a hung bookie")
+    writer = Writer(cluster.context, "writer beside a hung bookie")
     writer.limit = HANG_ENTRIES
     cluster.launch("writer-hang", writer.run())
     await _until_confirmed(cluster, writer, HANG_ENTRIES, 20.0)
@@ -160,18 +162,18 @@ async def check_hung_bookie(cluster: Cluster) -> None:
 
 async def _recover_beside_hung_bookie(cluster: Cluster, writer: Writer) -> None:
     """One that hangs delays a recovery no longer than a writer: it is fenced, read and closed without it."""
-    story, core = writer.story, writer.writer
-    assert story is not None
+    ledger, core = writer.ledger, writer.writer
+    assert ledger is not None
     assert core is not None
-    if story.ack_quorum == 1:  # then it may be the only one that knows the end
+    if ledger.ack_quorum == 1:  # then it may be the only one that knows the end
         return
     hung = cluster.loop.rng.choice(core.metadata.last_ensemble.bookies)
     next(machine for machine in cluster.machines if machine.name == hung).pause(HANG_S)
-    cluster.launch("recoverer-hang", recover(cluster.office, story, "recoverer beside a hung bookie"))
+    cluster.launch("recoverer-hang", recover(cluster.context, ledger, "recoverer beside a hung bookie"))
     await asyncio.sleep(HANG_S - 0.5)
-    if story.closed is None:
+    if ledger.closed is None:
         raise Violation(
-            f"ledger {story.ledger_id} is not recovered after {HANG_S - 0.5} s: bookie {hung} hangs"
+            f"ledger {ledger.ledger_id} is not recovered after {HANG_S - 0.5} s: bookie {hung} hangs"
         )
     await asyncio.sleep(0.5)
 
@@ -183,7 +185,7 @@ async def check_memory(cluster: Cluster) -> None:
         return
     if cluster.loop.rng.random() < 0.5:  # it costs as much as all the rest
         return
-    writer = Writer(cluster.office, "writer beside a slow bookie")
+    writer = Writer(cluster.context, "writer beside a slow bookie")
     writer.sizes, writer.bursts, writer.limit = (
         (7000,),
         (20,),
@@ -195,11 +197,11 @@ async def check_memory(cluster: Cluster) -> None:
     assert writer.writer is not None
     slow = cluster.loop.rng.choice(writer.writer.metadata.last_ensemble.bookies)
     next(machine for machine in cluster.machines if machine.name == slow).pause(0.45)
-    limit = cluster.office.settings.max_outstanding_bytes
+    limit = cluster.context.settings.max_outstanding_bytes
     until = cluster.loop.time() + 0.4
     while cluster.loop.time() < until:
         await asyncio.sleep(0.02)
-        waits = cluster.office.witness.outstanding.get((process.name, slow), 0)
+        waits = cluster.context.answers.outstanding.get((process.name, slow), 0)
         if waits > limit:
             raise Violation(f"{waits} bytes wait for {slow}, max_outstanding_bytes={limit} may")
     writer.detaching = True
@@ -207,7 +209,7 @@ async def check_memory(cluster: Cluster) -> None:
 
 async def _until_confirmed(cluster: Cluster, writer: Writer, entries: int, seconds: float) -> None:
     deadline = cluster.loop.time() + seconds
-    while writer.story is None or writer.story.confirmed < entries - 1:
+    while writer.ledger is None or writer.ledger.confirmed < entries - 1:
         if cluster.loop.time() > deadline:
             raise Violation(
                 f"{writer.name} has no {entries} entries confirmed after {seconds} s: {writer.error!r}"
@@ -228,57 +230,57 @@ async def _look_until(cluster: Cluster, look: Any, wrong: str) -> None:
 async def check_everything(cluster: Cluster, last: Writer) -> None:
     """After the power loss: all ledgers are recovered or read by somebody new, then bookie by bookie."""
     history = cluster.history
-    assert last.story is not None
+    assert last.ledger is not None
     last.detaching = True
-    stories = [story for story in history.ledgers.values() if not story.deleting]
+    ledgers = [ledger for ledger in history.ledgers.values() if not ledger.deleting]
     before = history.recoveries
-    for story in stories:
-        cluster.launch("reread", recover(cluster.office, story, "the second reading"))
+    for ledger in ledgers:
+        cluster.launch("reread", recover(cluster.context, ledger, "the second reading"))
     deadline = cluster.loop.time() + CONVERGED_WITHIN_S
     while any(name.startswith("reread") for name in cluster.clients):
         await asyncio.sleep(0.1)
         if cluster.loop.time() > deadline:
-            raise Violation(f"ledgers cannot be read again: {[story.ledger_id for story in stories]}")
-    assert history.recoveries == before + len(stories)
+            raise Violation(f"ledgers cannot be read again: {[ledger.ledger_id for ledger in ledgers]}")
+    assert history.recoveries == before + len(ledgers)
     for machine in cluster.machines:
         if machine.bookie is not None and cluster.loop.rng.random() < 0.3:
             await machine.bookie.collect_garbage()
-    for story in stories:
-        await check_replicas(cluster, story)
-    for story in history.ledgers.values():
-        if story.deleting and await cluster.metadata.truth.get(ledger_path(story.ledger_id)) is not None:
-            raise Violation(f"ledger {story.ledger_id} was not deleted")
+    for ledger in ledgers:
+        await check_replicas(cluster, ledger)
+    for ledger in history.ledgers.values():
+        if ledger.deleting and await cluster.metadata.truth.get(ledger_path(ledger.ledger_id)) is not None:
+            raise Violation(f"ledger {ledger.ledger_id} was not deleted")
 
 
-async def check_replicas(cluster: Cluster, story: Story) -> None:
+async def check_replicas(cluster: Cluster, ledger: LedgerHistory) -> None:
     """All that any bookie answers is the same, and acknowledged entries stand on Qa bookies of their ensembles."""
-    node = await cluster.metadata.truth.get(ledger_path(story.ledger_id))
-    assert node is not None, story.ledger_id
-    metadata = LedgerMetadata.decode(node.value, story.ledger_id)
+    node = await cluster.metadata.truth.get(ledger_path(ledger.ledger_id))
+    assert node is not None, ledger.ledger_id
+    metadata = LedgerMetadata.decode(node.value, ledger.ledger_id)
     copies: dict[int, list[str]] = {}
     for machine in cluster.machines:
-        for entry_id in range(len(story.sent)):
-            entry = await _copy(machine, story, entry_id)
+        for entry_id in range(len(ledger.sent)):
+            entry = await _copy(machine, ledger, entry_id)
             if entry is not None:
-                cluster.history.read(story, entry_id, entry, machine.name)
+                cluster.history.read(ledger, entry_id, entry, machine.name)
                 copies.setdefault(entry_id, []).append(machine.name)
     excused = [machine.name for machine in cluster.machines if machine.damaged]
     for entry_id in range(metadata.last_entry + 1):
         bookies = metadata.ensemble_of(entry_id).bookies
         write_set = [bookies[position] for position in metadata.striping.write_set(entry_id)]
         have = [name for name in write_set if name in copies.get(entry_id, ()) or name in excused]
-        if len(have) < story.ack_quorum:
+        if len(have) < ledger.ack_quorum:
             raise Violation(
-                f"ledger {story.ledger_id}: entry {entry_id} should stand on {story.ack_quorum} of {write_set}, "
+                f"ledger {ledger.ledger_id}: entry {entry_id} should stand on {ledger.ack_quorum} of {write_set}, "
                 f"and stands on {copies.get(entry_id, [])}"
             )
 
 
-async def _copy(machine: Machine, story: Story, entry_id: int) -> bytes | None:
+async def _copy(machine: Machine, ledger: LedgerHistory, entry_id: int) -> bytes | None:
     if machine.bookie is None:
         return None
     try:
-        entries, _ = await machine.bookie.read(story.ledger_id, entry_id, entry_id)
+        entries, _ = await machine.bookie.read(ledger.ledger_id, entry_id, entry_id)
     except EntryNotFound:
         return None
     except EntryDamaged:

@@ -131,7 +131,7 @@ class SyncedKeyValue:
             disk.call("sync", "metadata", len(changes))
             self._files.check_alive()
         except (OSError, ProcessKilled) as error:
-            if disk.rng.random() < 0.5:  # it is durable all the same, and nobody was told
+            if disk.rng.random() < 0.5:  # it is durable all the same, and unacknowledged
                 self._storage.write_synced(changes)
             if isinstance(error, ProcessKilled):
                 raise

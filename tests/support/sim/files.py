@@ -48,7 +48,7 @@ class Fault:
 
 
 class SimDisk:
-    """The device. `rng` decides what a crash loses; `consume` is told how long a sync blocks its caller."""
+    """The device. `rng` decides what a crash loses; `consume` is called with the time for which a sync blocks its caller."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class SimDisk:
         self._actions: dict[int, Callable[[], None]] = {}
 
     def mount(self, process: SimProcess | None = None) -> SimFiles:
-        """The file system as one process sees it; when the process dies, its handles and locks are gone."""
+        """The file system as one process sees it; when the process dies, its handles and locks end."""
         files = SimFiles(self, process)
         if process is not None:
             process.at_death(files.die)
@@ -162,7 +162,7 @@ class SimFiles:
         self._dead = False
 
     def die(self) -> None:
-        """The process is gone: its handles no longer work, its locks are free."""
+        """The process has died: its handles no longer work, its locks are free."""
         self._dead = True
         for path in [path for path, lock in self.disk.locks.items() if lock.files is self]:
             del self.disk.locks[path]

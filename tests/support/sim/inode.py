@@ -21,7 +21,7 @@ class Inode:
         self._device: dict[int, bytes] = {}
         self._device_size = 0
         self._dirty: dict[int, bytes] = {}  # to be written by the next sync
-        # In the cache only, marked clean by a failed sync: never written again, and gone when the cache drops them.
+        # In the cache only, marked clean by a failed sync: never written again, and lost when the cache drops them.
         self._forgotten: dict[int, bytes] = {}
 
     def pages(self) -> int:
@@ -86,8 +86,8 @@ class Inode:
         if size < self.size:
             last, keep = divmod(size, PAGE_BYTES)
             for number in range(last, self.pages()):
-                kept = self.page(number)[:keep] if number == last else b""
-                self._set(number, kept + bytes(PAGE_BYTES - len(kept)))
+                survivors = self.page(number)[:keep] if number == last else b""
+                self._set(number, survivors + bytes(PAGE_BYTES - len(survivors)))
         self.size = size
 
     def sync(self) -> None:
@@ -131,7 +131,7 @@ class Inode:
                 pages[number] = bytes(damaged)
 
     def lose_power(self, rng: random.Random) -> int:
-        """Settles what survives; returns the number of pages that did not, or not whole."""
+        """Decides what survives a power loss; returns the number of pages that did not, or not whole."""
         lost = 0
         keep_chance = rng.choice((0.0, 0.5, 0.9, 1.0))
         size = self._device_size

@@ -1,12 +1,12 @@
 """A deterministic event loop: virtual time, simulated sockets and executors, processes that can be killed.
 
-What asyncio promises is kept (callbacks of call_soon run in order; timers run when due). What it does not promise is drawn
+What asyncio promises holds (callbacks of call_soon run in order; timers run when due). What it does not promise is drawn
 from the seed: the order of timers that are due at the same moment, network latency and the size of what one read returns,
 when an executor's job is done. Time moves only here: to the next timer when nothing is ready, by `CALLBACK_SECONDS` with
 every callback, and by `consume` when simulated code blocks (a sync of the disk).
 
 Of the real loops, asyncio's runs no timer early. uvloop's time stands still for a millisecond, and it rounds delays to
-whole ones: a timer may run half a millisecond before its time, and after one that was set for later. So do the processes of
+whole ones: a timer may run 0.5 ms before its time, and after one that was set for later. So do the processes of
 a loop with `whole_milliseconds`. Each process counts its seconds from a moment of its own, as the monotonic clock of a
 machine does. What belongs to no process has exact times, from `now`.
 
@@ -110,7 +110,7 @@ class SimLoop(UnsimulatedParts):
         return int(seconds * 1000) / 1000 if self.whole_milliseconds else seconds
 
     def consume(self, seconds: float) -> None:
-        """Simulated code has blocked for so long: everything else that became due runs late."""
+        """Simulated code has blocked for so long: everything else that became due is delayed."""
         self.now += seconds
 
     # --- callbacks ---------------------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ class SimLoop(UnsimulatedParts):
         return SimHandle(callback, args, contextvars.copy_context(), current_process())
 
     def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
-        """Kept until `deliver_signal`; per process."""
+        """Stored until `deliver_signal`; per process."""
         self._signals[current_process(), sig] = self._handle(callback, args)
 
     def remove_signal_handler(self, sig: int) -> bool:

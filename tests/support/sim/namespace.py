@@ -1,7 +1,7 @@
 """Names of a simulated disk: what programs see, what is durable, and the changes in between.
 
 A change of a directory (create, rename, delete, mkdir) is durable after `sync` of that directory. At a power loss each
-pending change survives or not; half of the time the seed keeps a prefix, as a journalling file system would, else any
+pending change survives or not; in 50% of the cases a prefix survives, as a journalling file system would, else any
 subset, as POSIX allows.
 """
 
@@ -85,22 +85,22 @@ class Namespace:
 
     def sync(self, directory: str) -> None:
         """The names of this directory are durable."""
-        kept: list[Change] = []
+        survivors: list[Change] = []
         for change in self._pending:
             if os.path.dirname(change.path) == directory:
                 _apply(change, self._durable_files, self._durable_directories)
             else:
-                kept.append(change)
-        self._pending = kept
+                survivors.append(change)
+        self._pending = survivors
 
     def lose_power(self, rng: random.Random) -> int:
-        """Settles what survives; returns the number of changes that did not."""
+        """Decides what survives a power loss; returns the number of changes that did not."""
         pending, self._pending = self._pending, []
         if rng.random() < 0.5:
-            kept = pending[: rng.randint(0, len(pending))]
+            survivors = pending[: rng.randint(0, len(pending))]
         else:
-            kept = [change for change in pending if rng.random() < 0.5]
-        for change in kept:
+            survivors = [change for change in pending if rng.random() < 0.5]
+        for change in survivors:
             _apply(change, self._durable_files, self._durable_directories)
         # A directory whose own name was lost takes what is in it along.
         for path in sorted(self._durable_directories):
@@ -111,7 +111,7 @@ class Namespace:
                 del self._durable_files[path]
         self._files = dict(self._durable_files)
         self._directories = dict(self._durable_directories)
-        return len(pending) - len(kept)
+        return len(pending) - len(survivors)
 
     def _change(self, change: Change) -> None:
         _apply(change, self._files, self._directories)

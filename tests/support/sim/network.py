@@ -109,12 +109,12 @@ class Link:
 
     @property
     def alive(self) -> bool:
-        """Neither end has been told of an end, and the link is not cut."""
+        """Neither end knows of an end, and the link is not cut."""
         return not (self.client.lost or self.server.lost or self._cut)
 
     @property
     def over(self) -> bool:
-        """Both ends are gone."""
+        """Both ends have ended."""
         return self.client.lost and self.server.lost
 
     def cut(self) -> None:
@@ -124,7 +124,7 @@ class Link:
             end.break_off(ConnectionResetError(errno.ECONNRESET, "connection reset (simulated)"))
 
     def stall(self) -> None:
-        """Nothing arrives any more, either way; nobody is told."""
+        """Nothing arrives any more, either way; neither end is notified."""
         for end in (self.client, self.server):
             end.incoming_stalled = True
 
@@ -302,7 +302,7 @@ class SimNetwork:
             _wake(future)
 
     def process_died(self, process: SimProcess, *, power: bool) -> None:
-        """Closes its listeners; its peers are told after a latency, or with the power of its machine gone not at all."""
+        """Closes its listeners; its peers are notified after a latency, or not at all if its machine lost power."""
         for address in [a for a, server in self.listeners.items() if server.process is process]:
             del self.listeners[address]
             if power:

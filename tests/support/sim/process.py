@@ -6,7 +6,7 @@ nothing of it runs again, not even a `finally`, exactly as after kill -9. What b
 survives everything.
 
 A dead process's coroutines must not be collected while the run lasts, since closing a coroutine would run its `finally`
-blocks. They are kept in `Graveyard` and closed, muted, when the loop is closed.
+blocks. `Graveyard` collects them and closes them, muted, when the loop is closed.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """One end of a simulated TCP connection, as asyncio's transports behave.
 
-    write -> outgoing (the write buffer that the protocol is told of) -> on the wire -> the peer's `arrived` -> data_received
+    write -> outgoing (the write buffer that the protocol sees) -> on the wire -> the peer's `arrived` -> data_received
 
 What is on the wire and in the peer's `arrived` together is bounded by a window, as by the kernel's two socket buffers. The
 end of the stream (FIN) travels behind the bytes; a reset overtakes them. What a protocol receives is always a prefix of what
 its peer wrote.
 
-A reset is known to the socket first. The protocol is told of it as the kernel tells it: by the next write at once, by a read
+A reset is known to the socket first. The protocol learns of it as from a kernel: by the next write at once, by a read
 once what had arrived is read; while reading is paused and nothing is written, not at all.
 """
 
@@ -69,7 +69,7 @@ class SimTransport(asyncio.Transport):
         self._last_arrival = 0.0  # nothing sent later arrives before this moment
         self._cut = False  # nothing that this end sends arrives any more, and no reset either
         self._powerless = False  # the machine of this end is without power: nothing answers here
-        self._error: Exception | None = None  # that the socket has, and the protocol has not been told of
+        self._error: Exception | None = None  # that the socket has, and the protocol does not know yet
         self._arrived = bytearray()
         self._end_arrived = False
         self._end_told = False
@@ -84,7 +84,7 @@ class SimTransport(asyncio.Transport):
     # --- asyncio.Transport ---------------------------------------------------------------------------------------
 
     def get_protocol(self) -> asyncio.Protocol:
-        """The protocol that is told of everything."""
+        """The protocol that gets all callbacks."""
         assert self._protocol is not None
         return self._protocol
 
@@ -208,7 +208,7 @@ class SimTransport(asyncio.Transport):
         self._soon(connected)
 
     def break_off(self, error: Exception) -> None:
-        """The connection is broken: nothing that this end sends arrives any more, and it is told at a time of its own.
+        """The connection is broken: nothing that this end sends arrives any more, and it learns of that at its own time.
 
         Until then it goes on writing, as far as the window has room: a stream whose middle is lost has lost its rest.
         """
@@ -275,7 +275,7 @@ class SimTransport(asyncio.Transport):
         self._loop.call_soon(callback, *arguments, context=self._context)
 
     def _outside(self, delay: float, callback: Callable[..., None], *arguments: Any) -> None:
-        # Even what the network does to this end runs in the name of its process: a dead one is told nothing.
+        # Even what the network does to this end runs in the name of its process: a dead one gets no callback.
         self._loop.call_precisely(self._loop.now + delay, callback, *arguments, context=self._context)
 
     def _send(self) -> None:
@@ -332,7 +332,7 @@ class SimTransport(asyncio.Transport):
             self._loop.trace.record("recv", self._name, size, digest(data))
             self._protocol.data_received(data)
             self._deliver_soon()
-        elif self._end_arrived:  # and when it is told, nothing is read any more
+        elif self._end_arrived:  # and once it knows, nothing is read any more
             if not self._end_told:
                 self._end_told = True
                 if not self._protocol.eof_received():
@@ -415,7 +415,7 @@ class SimTransport(asyncio.Transport):
             self._deliver_soon()
 
     def _lose(self, error: Exception | None) -> None:
-        """Tells the protocol, once, that the connection is gone."""
+        """Calls `connection_lost` of the protocol, once."""
         if self.lost:
             return
         self.lost = True

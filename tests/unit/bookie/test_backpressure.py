@@ -57,7 +57,7 @@ class Service:
 
 @pytest.fixture
 async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
-    monkeypatch.setattr("magnetar.bookie.server.held_adds.NOTICE_INTERVAL_S", 0.05)
+    monkeypatch.setattr("magnetar.bookie.server.paused_connections.NOTICE_INTERVAL_S", 0.05)
     # However slow the machine is: only silence ends the wait.
     monkeypatch.setattr("magnetar.ledger.bookie_connection._MAX_ADD_TIMEOUTS", 1000)
     bookie = await open_inline(
@@ -175,7 +175,7 @@ async def test_a_stop_does_not_wait_for_a_disk_that_hangs(
     await bookie.close()
 
 
-@pytest.mark.parametrize("part", ["disk_space.look", "load.sample", "collector._answer", "checkpointer.run"])
+@pytest.mark.parametrize("part", ["disk_space.check", "load.sample", "collector._answer", "checkpointer.run"])
 async def test_a_background_task_that_ends_stops_the_bookie(tmp_path: Path, part: str) -> None:
     bookie = await open_inline(
         str(tmp_path),

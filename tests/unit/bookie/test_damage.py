@@ -20,7 +20,7 @@ class Queue:
     def damaged(self, ledger_id: int, first: int, last: int, reason: str) -> None:
         self.told.append((ledger_id, first, last))
 
-    def gone(self, ledger_id: int) -> None:
+    def resolved(self, ledger_id: int) -> None:
         self.gone_ledgers.append(ledger_id)
 
 
@@ -45,7 +45,7 @@ def test_told_once_and_until_repaired() -> None:
     assert queue.gone_ledgers == []
     damage.repaired(1, 0, 100)
     assert queue.gone_ledgers == [1]
-    damage.file_gone("/data/index/1.sst")
+    damage.forget_file("/data/index/1.sst")
     figures = damage.figures()
     assert not any(figures[name] for name in ("damaged_ledgers", "damaged_entries", "damaged_files"))
     assert figures["damage_healed"] == 4
@@ -68,7 +68,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         damage.report(ledger_id, 0, where="log", reason="bits")
         damage.report_file(f"file {ledger_id}", "bits")
     assert len(damage.ledgers()) == 3
-    assert damage.figures()["damage_not_kept"] == 6 + 6
+    assert damage.figures()["damage_unrecorded"] == 6 + 6
     assert queue.told[-1] == (9, 0, 0)  # the queue hears of it nevertheless
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.bookie.cookie import Cookie, LedgerDirectory, decode_cookie, encode_cookie
+from magnetar.bookie.cookie import Cookie, CookieDirectory, decode_cookie, encode_cookie
 from magnetar.bookie.entry_log import decode_footer, encode_footer, encode_log_header, encode_record_header
 from magnetar.bookie.index import LedgerRecord, ModelStorage, decode_ledger_record, encode_ledger_record
 from magnetar.bookie.mark import JournalPosition, decode_mark, encode_mark, mark_moves_forward
@@ -18,7 +18,7 @@ COOKIE = Cookie(
     "bookie-1",
     cluster=7,
     journal_directories=("journal", "/mnt/j"),
-    ledger_directories=(LedgerDirectory("ledgers"), LedgerDirectory("/mnt/l", lost=True)),
+    ledger_directories=(CookieDirectory("ledgers"), CookieDirectory("/mnt/l", lost=True)),
 )
 MARK = {"journal": JournalPosition(3, 5000, 4000), "/mnt/j": JournalPosition(4, 1, 0)}
 
@@ -37,7 +37,7 @@ def test_golden_cookie_and_mark_of_the_first_format() -> None:
         0x0123456789ABCDEF,
         "bookie-1",
         journal_directories=("journal",),
-        ledger_directories=(LedgerDirectory("ledgers"),),
+        ledger_directories=(CookieDirectory("ledgers"),),
     )
     assert decode_mark(bytes.fromhex(GOLDEN_MARK_1), "m") == {"journal": JournalPosition(3, 5000, 4000)}
 

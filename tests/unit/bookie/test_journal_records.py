@@ -18,7 +18,7 @@ from magnetar.bookie.journal.records import (
     probe_begin,
     scan_journal,
 )
-from magnetar.bookie.journal.recovery import Verdict, judge
+from magnetar.bookie.journal.recovery import GapVerdict, judge
 
 INSTANCE = 0x0123456789ABCDEF
 
@@ -149,24 +149,24 @@ def gap(offset: int = 100, resumes_at: int | None = None, later_synced_to: int =
     ("found", "mark", "later", "verdict"),
     [
         # The clean end, and a group of which nothing or only some pages arrived.
-        (gap(), 100, None, Verdict.TORN_TAIL),
-        (gap(), 40, None, Verdict.TORN_TAIL),
-        (gap(resumes_at=200, later_synced_to=100), 40, None, Verdict.TORN_TAIL),
-        (gap(resumes_at=200, later_synced_to=60), 40, None, Verdict.TORN_TAIL),
+        (gap(), 100, None, GapVerdict.TORN_TAIL),
+        (gap(), 40, None, GapVerdict.TORN_TAIL),
+        (gap(resumes_at=200, later_synced_to=100), 40, None, GapVerdict.TORN_TAIL),
+        (gap(resumes_at=200, later_synced_to=60), 40, None, GapVerdict.TORN_TAIL),
         # Something later knew it durable.
-        (gap(resumes_at=200, later_synced_to=101), 40, None, Verdict.DAMAGE),
+        (gap(resumes_at=200, later_synced_to=101), 40, None, GapVerdict.DAMAGE),
         # Below the mark.
-        (gap(), 101, None, Verdict.DAMAGE),
-        (gap(resumes_at=200, later_synced_to=60), 150, None, Verdict.DAMAGE),
-        (gap(resumes_at=200, later_synced_to=180), 200, None, Verdict.DAMAGE_BELOW_MARK),
-        (gap(resumes_at=200, later_synced_to=180), 900, None, Verdict.DAMAGE_BELOW_MARK),
+        (gap(), 101, None, GapVerdict.DAMAGE),
+        (gap(resumes_at=200, later_synced_to=60), 150, None, GapVerdict.DAMAGE),
+        (gap(resumes_at=200, later_synced_to=180), 200, None, GapVerdict.DAMAGE_BELOW_MARK),
+        (gap(resumes_at=200, later_synced_to=180), 900, None, GapVerdict.DAMAGE_BELOW_MARK),
         # A later file was begun: this one was synced before that.
-        (gap(), 40, 100, Verdict.COMPLETE),
-        (gap(), 40, 300, Verdict.DAMAGE),
-        (gap(resumes_at=200, later_synced_to=60), 40, 300, Verdict.DAMAGE),
+        (gap(), 40, 100, GapVerdict.COMPLETE),
+        (gap(), 40, 300, GapVerdict.DAMAGE),
+        (gap(resumes_at=200, later_synced_to=60), 40, 300, GapVerdict.DAMAGE),
     ],
 )
-def test_rule_05_torn_tail_or_damage(found: Gap, mark: int, later: int | None, verdict: Verdict) -> None:
+def test_rule_05_torn_tail_or_damage(found: Gap, mark: int, later: int | None, verdict: GapVerdict) -> None:
     assert judge(found, mark_offset=mark, later_begun=later is not None, later_base=later) is verdict
 
 

@@ -14,7 +14,15 @@ import pytest
 
 from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.device import RingJournalDevice
-from magnetar.bookie.device.writer_process import CONTROL, DURABLE, FULL, REPORT, WRITTEN, PlainDisk, Writer
+from magnetar.bookie.device.writer_process import (
+    CONTROL,
+    DURABLE,
+    FULL,
+    REPORT,
+    WRITTEN,
+    JournalWriter,
+    PlainDisk,
+)
 from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.journal import InlineJournalDevice
 from magnetar.bookie.journal.records import Record, RecordType, incarnation_of, scan_journal
@@ -331,7 +339,7 @@ class Reports:
         control, self.control = os.pipe()
         self.report, report = os.pipe()
         self.ring = bytearray(64 * KIB)
-        self.writer = Writer(disk, memoryview(self.ring), "j-%d", 0, control, report, 4096, 0.0, 0)
+        self.writer = JournalWriter(disk, memoryview(self.ring), "j-%d", 0, control, report, 4096, 0.0, 0)
         self.fds = (control, report)
 
     def run(self, *messages: tuple[int, int]) -> list[tuple[int, ...]]:

@@ -8,7 +8,7 @@ import pytest
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.index import ModelStorage
-from magnetar.bookie.reads import LastConfirmedNews
+from magnetar.bookie.reads import LongPollResult
 from magnetar.proto.errors import LedgerNotFound, ServiceNotReady, StorageFailed, TooManyRequests
 from support.bookie_kit import add, add_all, entry, open_inline, until
 
@@ -22,7 +22,7 @@ async def bookie(tmp_path: Path) -> AsyncIterator[Bookie]:
 
 def poll(
     bookie: Bookie, ledger_id: int, confirmed: int, *, max_entries: int = 0
-) -> asyncio.Task[LastConfirmedNews]:
+) -> asyncio.Task[LongPollResult]:
     """One that must be woken: the end of its own time is a failure."""
     work = bookie.wait_last_confirmed(ledger_id, confirmed, timeout_s=20.0, max_entries=max_entries)
     return asyncio.get_running_loop().create_task(asyncio.wait_for(work, 3.0))

@@ -75,7 +75,7 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = MetadataRepairQueue(MemoryMetadataStore())
     for ledger_id in range(5):
         queue.damaged(ledger_id, 0, 0, "bits")
-        queue.gone(ledger_id + 100)
+        queue.resolved(ledger_id + 100)
     assert (queue.pending, queue.not_queued) == (2, 4)
 
 

@@ -14,7 +14,7 @@ from magnetar.bookie.index import LedgerRecord, Location, ModelLocationIndex, Mo
 from magnetar.bookie.scrub import scrubber as scrubber_module
 from magnetar.bookie.scrub.pace import Pace
 from magnetar.bookie.scrub.progress import ScrubProgress, decode_progress
-from magnetar.bookie.write_cache import Half
+from magnetar.bookie.write_cache import MemTable
 from magnetar.proto.errors import EntryDamaged, EntryNotFound, StorageFailed
 from magnetar.runtime.files import OsFile, OsFiles
 from support.bookie_kit import add, add_all, crash, entry, open_inline, open_real, small_settings, until
@@ -33,7 +33,7 @@ class Queue:
     def damaged(self, ledger_id: int, first: int, last: int, reason: str) -> None:
         self.told.append((ledger_id, first, last))
 
-    def gone(self, ledger_id: int) -> None:
+    def resolved(self, ledger_id: int) -> None:
         self.gone_ledgers.append(ledger_id)
 
 
@@ -242,7 +242,7 @@ async def test_rule_08_bits_of_the_real_index_are_found_by_the_scrub(tmp_path: P
             flip(path, rng.randrange(start, min(start + PAGE_BYTES, len(before))), rng.randrange(8))
             await bookie.scrubber._verify_index_file(path.name)
             assert "index rebuild" in bookie.damage.files()[str(path)]
-            bookie.damage.file_gone(str(path))
+            bookie.damage.forget_file(str(path))
             path.write_bytes(before)
             flips += 1
         await bookie.scrubber._verify_index_file(path.name)
@@ -491,7 +491,7 @@ async def test_the_rate_follows_what_is_stored() -> None:
     pace.aim(1 << 44, 0)
     assert pace.rate == 64 << 20
     pace.aim(1 << 30, 80_000)
-    assert pace.late
+    assert pace.behind
     assert pace.rate == 64 << 20
 
 
@@ -531,7 +531,7 @@ async def test_an_index_whose_directory_cannot_be_listed_does_not_end_the_scrub(
 async def test_what_a_crash_left_between_log_and_index_was_never_acknowledged(tmp_path: Path) -> None:
     storage = ModelStorage()
     bookie, _ = await filled(tmp_path, storage)
-    half = Half()
+    half = MemTable()
     half.ledgers[1] = {999: entry(1, 999)}  # the journal was slower than the flush, and lost it
     half.entries = 1
     await bookie.logs.append(half)

@@ -47,7 +47,7 @@ async def test_a_topic_goes_on_with_the_bookies_that_are_left_and_returns_to_ful
         assert broker.figures()["degraded_ledgers_total"] == 1
         assert broker.figures()["bookies_writable"] == 2
         bookies["b"].fail(None)
-        directory.told("b", BookieFacts())
+        directory.answered("b", BookieFacts())
         for number in (4, 5):
             client.publish(b"%d" % number, first=number)
             await client.confirmed(number + 1)

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from magnetar.ledger import (
     BookieFacts,
-    BookieSurvey,
+    BookieInfoReader,
     LedgerClient,
     LedgerSettings,
     LocalTransport,
@@ -54,14 +54,14 @@ async def test_the_backoff_ends_when_the_bookie_is_back(cluster: Cluster) -> Non
     transport = TcpTransport(directory, LONG, ConnectionOptions("test"))
     cluster.transports.append(transport)
     await fail_once(cluster, transport, adds)
-    directory.told("b1", BookieFacts())
+    directory.answered("b1", BookieFacts())
     send(transport, 1, 3, adds)
     assert (await adds.count(4))[3] == UNAVAILABLE, "an answer of one that was not lost is no return"
     directory.lost("b1")
-    directory.told("b1", BookieFacts(), hung=True)
+    directory.answered("b1", BookieFacts(), hung=True)
     send(transport, 1, 4, adds)
     assert (await adds.count(5))[4] == UNAVAILABLE, "nor is that of one whose journal hangs"
-    directory.told("b1", BookieFacts())
+    directory.answered("b1", BookieFacts())
     send(transport, 1, 5, adds)
     send(transport, 1, 6, adds, recovery=True)
     assert (await adds.count(7))[5:] == [0, 0]
@@ -92,7 +92,7 @@ async def test_a_replacement_that_is_needed_is_tried_at_once(cluster: Cluster) -
     client = LedgerClient(cluster.metadata, transport, directory, LONG, random.Random(1), StillClock())
     writer = await client.create()
     assert writer.metadata.last_ensemble.bookies == ("b2",)
-    directory.told("b1", BookieFacts())
+    directory.answered("b1", BookieFacts())
     await cluster.servers["b2"].stop()
     confirmed = Confirmations()
     writer.append(b"x", confirmed)
@@ -111,8 +111,8 @@ async def test_the_first_ledger_after_a_return_goes_to_the_bookie_that_is_back(c
     directory = cluster.directory()
     transport = TcpTransport(directory, settings, ConnectionOptions("test"))
     cluster.transports.append(transport)
-    survey = BookieSurvey(directory, transport, settings, random.Random(1))
-    await survey.start()
+    info_reader = BookieInfoReader(directory, transport, settings, random.Random(1))
+    await info_reader.start()
     client = LedgerClient(cluster.metadata, transport, directory, settings, random.Random(1), StillClock())
     for _ in range(3):
         writer = await client.create()
@@ -134,7 +134,7 @@ async def test_the_first_ledger_after_a_return_goes_to_the_bookie_that_is_back(c
         assert confirmed.errors == []
         assert len(writer.metadata.ensembles) == 1
         await writer.close()
-    await survey.close()
+    await info_reader.close()
     await client.close()
 
 
@@ -158,9 +158,9 @@ async def test_placement_takes_one_that_failed_just_now_last() -> None:
     directory.lost("b")
     directory.lost("c")
     assert await chosen() == {"a"}, "never so that a ledger cannot be made"
-    directory.told("c", BookieFacts())
+    directory.answered("c", BookieFacts())
     directory.lost("a")
-    directory.told("a", BookieFacts())
+    directory.answered("a", BookieFacts())
     assert await chosen() == {"a", "c"}, "what was before its return is void"
     await client.close()
 

@@ -69,7 +69,7 @@ class Cluster:
 
     def back(self, *names: str, zone: str = "") -> None:
         for name in names:
-            self.directory.told(name, BookieFacts.of({"zone": zone}))
+            self.directory.answered(name, BookieFacts.of({"zone": zone}))
 
 
 def restorable(writer: LedgerWriter) -> bool:

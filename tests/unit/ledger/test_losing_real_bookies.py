@@ -13,7 +13,7 @@ from magnetar.bookie import Bookie
 from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger import (
-    BookieSurvey,
+    BookieInfoReader,
     LedgerClient,
     LedgerSettings,
     LedgerWriter,
@@ -83,8 +83,8 @@ class Fleet:
         }
         self.settings = LedgerSettings(**(given | settings))
         self.transport = TcpTransport(self.directory, self.settings, ConnectionOptions("ledger client"))
-        self.survey = BookieSurvey(self.directory, self.transport, self.settings, random.Random(1))
-        await self.survey.start()
+        self.info_reader = BookieInfoReader(self.directory, self.transport, self.settings, random.Random(1))
+        await self.info_reader.start()
         self.client = LedgerClient(
             self.metadata, self.transport, self.directory, self.settings, random.Random(1), SystemClock()
         )
@@ -118,7 +118,7 @@ class Fleet:
                 assert [entry[LEDGER_ENTRY_HEADER_BYTES:] for entry in entries] == payloads
 
     async def close(self) -> None:
-        await self.survey.close()
+        await self.info_reader.close()
         await self.client.close()
         await self.transport.close()
         for machine in self.machines.values():

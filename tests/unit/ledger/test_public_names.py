@@ -6,8 +6,8 @@ import magnetar.metadata
 
 def test_public_names_of_the_ledger() -> None:
     assert set(magnetar.ledger.__all__) == set(
-        "AddCallback BookieDirectory BookieFacts BookieHealth BookieSurvey BookieTransport Candidates ConfirmCallback"
-        " Ensemble EntryPage Labels LastConfirmed LastConfirmedNews"
+        "AddCallback BookieDirectory BookieFacts BookieHealth BookieInfoReader BookieTransport Candidates ConfirmCallback"
+        " Ensemble EntryPage Labels LastConfirmed LongPollAnswer"
         " LedgerClient LedgerMetadata LedgerPage ListedLedger"
         " DeferredLedgerWriter LedgerReader LedgerSettings LedgerState LedgerTail LedgerWriter LocalTransport"
         " Placement RandomPlacement ReadResult"

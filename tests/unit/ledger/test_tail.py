@@ -249,7 +249,7 @@ async def test_a_confirmed_entry_on_bookies_that_the_reader_does_not_know_yet(ba
     told = (await bookies[stays].read_last_confirmed(writer.ledger_id, fence=False))[0]
     assert told >= 4
     # What a poll, or an answer that was on its way during the change, says.
-    reader.told_confirmed(told)
+    reader.update_last_confirmed(told)
     entries = await reader.read(3, told)
     assert [entry[LEDGER_ENTRY_HEADER_BYTES:] for entry in entries] == [b"%d" % n for n in range(3, told + 1)]
     await client.close()

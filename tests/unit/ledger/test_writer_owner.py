@@ -60,7 +60,7 @@ async def test_close_ends_when_its_client_closes() -> None:
     await turns()
     assert store.puts == 1
     await client.close()
-    with pytest.raises(AlreadyClosed, match="left as it is"):
+    with pytest.raises(AlreadyClosed, match="left open"):
         await within_a_second(closing)
     store.gate.set()
     assert not (await bookies.stored_metadata(writer.ledger_id)).closed

@@ -1,4 +1,4 @@
-"""What works outside the event loop: the journal writer and the disk worker, processes with their daemon's side."""
+"""The work outside the event loop: the processes journal writer and disk worker, each with its side in the daemon."""
 
 from .disk_worker import ProcessDiskWorker
 from .ring import RingJournalDevice

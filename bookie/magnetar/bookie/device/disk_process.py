@@ -1,7 +1,7 @@
 """The disk worker: a process that writes, syncs, warms and prepares files for the daemon. Run as a script.
 
-Every kind of work has a lane for each directory, and works in order there: a slow sync keeps neither a read nor a write nor
-another disk waiting.
+Each kind of work has a queue for each directory, worked on in order by a thread of its own: a slow sync delays no read, no
+write and no other disk.
 
     arguments: descriptors of a stream socket and of shared memory, bytes of the memory
     request:  u32 length of the rest | u8 operation | u32 id | u64 a | u64 b | u32 c | u16 path length | path | data
@@ -10,7 +10,7 @@ another disk waiting.
     SYNC     path                fdatasync of a file, fsync of a directory
     WARM     path, a, b          reads b bytes at a, so that they are in the page cache
     PREPARE  path, a, b, data    a zero-filled, synced file of `a` bytes, its name durable; data: recycle that
-                                 file; b: 1 if somebody waits for it
+                                 file; b: 1 if a caller waits for it
     REPLACE  path, data          replaces the content atomically; durable when answered
     DELETE   path                fine if it is missing
     RENAME   path, data          to the path `data`
@@ -18,8 +18,8 @@ another disk waiting.
     WRITE    path, a, b, c       writes c bytes of the shared memory, from b on, at `a` of the file
     TRUNCATE path, a             to `a` bytes
 
-Files that are written to stay open, and are synced through the same open file, which so is told of every failed write
-of the kernel. The end of the socket ends the process, with whatever is still queued. It holds the inherited lock of the
+Files that are written to stay open and are synced through the same descriptor, on which the kernel reports every failed
+write. The end of the socket ends the process, with whatever is still queued. It holds the inherited lock of the
 data directory until then: what it has begun is done before a successor of its daemon looks at the directory (rule 12b).
 """
 
@@ -39,7 +39,7 @@ RENAME = 6
 CREATE = 7
 WRITE = 8
 TRUNCATE = 9
-# Operations of one lane; the others, but for WARM and PREPARE, share that of SYNC.
+# Operations of one queue; the others, but for WARM and PREPARE, share that of SYNC.
 _WRITING = (CREATE, WRITE, TRUNCATE)
 
 REQUEST = struct.Struct(">IBIQQIH")
@@ -49,7 +49,7 @@ _FILL_BYTES = 512 << 10
 _PAUSE_S = 0.004
 _ZEROS = bytes(_FILL_BYTES)
 _OPEN_FILES = 16
-_LANES_OF_A_KIND = 16
+_QUEUES_OF_A_KIND = 16
 # (operation, id, a, b, c, path, data)
 Request = tuple[int, int, int, int, int, str, bytes]
 
@@ -72,7 +72,10 @@ class OpenFiles:
         self._fds: dict[str, int] = {}
 
     def use(self, path: str, flags: int = -1) -> int:
-        """A descriptor that the caller closes. With `flags` a file that is not here is opened and kept; else -1."""
+        """Returns a descriptor that the caller closes.
+
+        With `flags` a file that is not open yet is opened and stays open; without, -1.
+        """
         with self._lock:
             fd = self._fds.pop(path, -1)
             if fd < 0:
@@ -151,7 +154,7 @@ def warm(path: str, offset: int, length: int) -> None:
 
 
 def prepare(path: str, size: int, hurry: bool, source: str) -> None:
-    """In small steps with pauses, since the journal shares the disk; at once if somebody waits (`hurry`)."""
+    """In small steps with pauses, since the journal shares the disk; at once if a caller waits (`hurry`)."""
     if source:
         rename(source, path)
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o640)
@@ -222,7 +225,7 @@ def work(request: "Request", memory: "memoryview") -> None:
         delete(path)
 
 
-class Lane:
+class WorkQueue:
     """Requests worked on one after another by a thread of this process."""
 
     def __init__(self, answer_fd: int, memory: "memoryview") -> None:
@@ -236,7 +239,7 @@ class Lane:
     def put(self, request: "Request") -> None:
         """Queues a request; the daemon bounds how many there are."""
         self._requests.append(request)
-        # Only this thread releases; the lane takes it again before it looks at the list.
+        # Only this thread releases; the queue takes it again before it looks at the list.
         if self._ready.locked():
             self._ready.release()
 
@@ -253,13 +256,13 @@ class Lane:
                 try:
                     os.write(self._answer_fd, ANSWER.pack(request[1], failure))
                 except OSError:
-                    os._exit(0)  # the daemon is gone
+                    os._exit(0)  # the daemon has ended
 
 
-def lane_of(operation: int, path: str) -> "tuple[int, str]":
-    """Name of the lane of a request."""
+def queue_name(operation: int, path: str) -> "tuple[int, str]":
+    """Name of the queue of a request."""
     if operation in (WARM, PREPARE):
-        return operation, ""  # preparing takes long and nobody waits for it
+        return operation, ""  # preparing takes long, and no request waits for it
     return WRITE if operation in _WRITING else SYNC, os.path.dirname(path)
 
 
@@ -267,7 +270,7 @@ def main(arguments: "list[str]") -> int:
     """Entry point of the script."""
     fd, memory_fd, memory_bytes = map(int, arguments)
     memory = memoryview(mmap(memory_fd, memory_bytes, prot=PROT_READ))
-    lanes: dict[tuple[int, str], Lane] = {}
+    queues: dict[tuple[int, str], WorkQueue] = {}
     buffer = b""
     while data := os.read(fd, 65536):
         buffer += data
@@ -279,13 +282,15 @@ def main(arguments: "list[str]") -> int:
             body = buffer[REQUEST.size : length]
             buffer = buffer[length:]
             path, rest = body[:path_bytes].decode(), body[path_bytes:]
-            name = lane_of(operation, path)
-            lane = lanes.get(name)
-            if lane is None:
-                # There are few directories; others take the lane of the first of its kind.
-                known = [other for other in lanes if other[0] == name[0]]
-                lane = lanes[name] = Lane(fd, memory) if len(known) < _LANES_OF_A_KIND else lanes[known[0]]
-            lane.put((operation, number, a, b, c, path, rest))
+            name = queue_name(operation, path)
+            queue = queues.get(name)
+            if queue is None:
+                # There are few directories; beyond the limit they share the first queue of their kind.
+                known = [other for other in queues if other[0] == name[0]]
+                queue = queues[name] = (
+                    WorkQueue(fd, memory) if len(known) < _QUEUES_OF_A_KIND else queues[known[0]]
+                )
+            queue.put((operation, number, a, b, c, path, rest))
     return 0
 
 

@@ -167,7 +167,7 @@ class ProcessDiskWorker:
             self._memory = None
 
     async def _free_slot(self) -> int:
-        """Waits for its turn; nobody overtakes, so that writes are asked for in the order of their calls."""
+        """Waits for its turn, so that writes are sent in the order of their calls."""
         assert self._loop is not None
         turn: asyncio.Future[int] = self._loop.create_future()
         self._writers.append(turn)
@@ -181,7 +181,7 @@ class ProcessDiskWorker:
             raise
 
     def _release(self, slot: int) -> None:
-        """To whoever waits longest, or to the free ones."""
+        """Gives memory to the write that waits longest, or returns it to the free memory."""
         while self._writers:
             turn = self._writers.popleft()
             if not turn.done():
@@ -202,7 +202,7 @@ class ProcessDiskWorker:
         slot: int = -1,
     ) -> asyncio.Future[None]:
         if self._closed or self._socket is None or self._loop is None:
-            raise StorageFailed("the disk worker is closed")  # or its process ended: nobody would answer
+            raise StorageFailed("the disk worker is closed")  # or its process ended: there would be no answer
         self._next_id = number = (self._next_id + 1) & 0xFFFFFFFF
         encoded = path.encode()
         length = REQUEST.size - 4 + len(encoded) + len(data)
@@ -220,7 +220,7 @@ class ProcessDiskWorker:
             except BlockingIOError:
                 sent = 0
             except OSError:
-                return  # it is gone: `_worker_ended` fails what waits
+                return  # the process has ended: `_worker_ended` fails what waits
             if sent == len(message):
                 return
             message = message[sent:]

@@ -197,7 +197,7 @@ class RingJournalDevice(StreamOffsets):
             assert self._loop is not None
             self._loop.add_writer(self._control_fd, self._send_outbox)
         except OSError as error:
-            self._loop.call_soon(self._writer_gone, error)  # type: ignore[union-attr]
+            self._loop.call_soon(self._writer_unreachable, error)  # type: ignore[union-attr]
 
     def _send_outbox(self) -> None:
         try:
@@ -208,15 +208,15 @@ class RingJournalDevice(StreamOffsets):
             return
         except OSError as error:
             self._outbox.clear()
-            self._writer_gone(error)
+            self._writer_unreachable(error)
         assert self._loop is not None
         self._loop.remove_writer(self._control_fd)
 
-    def _writer_gone(self, error: OSError) -> None:
-        """Its pipe is closed; what it reported last may say why."""
+    def _writer_unreachable(self, error: OSError) -> None:
+        """The control pipe is closed; the last report of the process may say why."""
         if self._report_fd >= 0:
             self._report_readable()
-        self._fail(StorageFailed(f"the journal writer process is gone: {error.strerror}"))
+        self._fail(StorageFailed(f"the journal writer process has ended: {error.strerror}"))
 
     def _report_readable(self) -> None:
         try:
@@ -256,7 +256,7 @@ class RingJournalDevice(StreamOffsets):
                 self._drained.set_result(None)
 
     def _no_room_to_close(self) -> None:
-        """What is not durable was not acknowledged; whoever waits for it is told now."""
+        """Fails the journal: what is not durable was never acknowledged."""
         self._fail(DiskFull("the disk of the journal is full: what is not durable yet was not stored"))
 
     def _write_failed(self, number: int, sequence: int) -> None:

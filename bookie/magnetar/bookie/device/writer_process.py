@@ -9,15 +9,15 @@ the last sync ran is the next group.
     report, to the daemon, 32 bytes each: (DURABLE, offset, position in the file, ns of the sync),
                (FAILED, errno, file sequence, 0), (FULL, errno, file sequence, 0)
 
-A group that may wait for company does so until it is old or large enough; a large one ends at the next offset that was
+A group that may wait for more records does so until it is old or large enough; a large one ends at the next offset that was
 announced, which is the end of a record. A write that finds the disk full is tried again until there is space: nothing of it
-is lost, and nothing of it was reported (FULL is told once). A sync is never tried again, whatever its reason (rule 4).
+is lost, and nothing of it was reported (FULL is reported once). A sync is never tried again, whatever its reason (rule 4).
 
 A ROLL takes effect at the offset announced before it: everything up to there is synced first. Messages are shorter than
 PIPE_BUF, so they arrive whole and in order, on any machine. The end of the control pipe ends the process: the daemon is
-gone, or wants it to end. It holds the inherited lock of the data directory until then (rule 12b).
+dead, or wants it to end. It holds the inherited lock of the data directory until then (rule 12b).
 
-"shadow" is for tests: what was not synced is kept in memory and lost when the process is killed, as it would be by a
+"shadow" is for tests: what was not synced stays in memory and is lost when the process is killed, as it would be by a
 power failure; a sync writes pages in reverse order, so that one that is cut short leaves a torn group.
 """
 
@@ -103,7 +103,7 @@ class ShadowDisk(PlainDisk):
         super().sync()
 
 
-class Writer:
+class JournalWriter:
     """Writes [written, target) of the stream from the ring to the current file, group by group."""
 
     def __init__(
@@ -152,7 +152,7 @@ class Writer:
         os.write(self._report_fd, REPORT.pack(DURABLE, self._written, self._position, took))
 
     def _write(self, parts: "list[memoryview]") -> None:
-        told = False
+        reported_full = False
         while True:
             try:
                 self._disk.write(self._position, list(parts))
@@ -160,8 +160,8 @@ class Writer:
             except OSError as error:
                 if error.errno not in NO_SPACE:
                     raise
-                if not told:
-                    told = True
+                if not reported_full:
+                    reported_full = True
                     os.write(self._report_fd, REPORT.pack(FULL, error.errno, self.sequence, 0))
             poll = select.poll()
             poll.register(self._control_fd, 0)  # only its end shows: messages wait
@@ -180,7 +180,7 @@ class Writer:
         while data := os.read(self._control_fd, 65536):
             rest = self._take(rest + data)
             if self._wait_s:
-                rest = self._wait_for_company(rest)
+                rest = self._wait_for_more(rest)
             self.group()
 
     def _take(self, data: bytes) -> bytes:
@@ -196,14 +196,14 @@ class Writer:
                 self.roll(value)
         return data[whole:]
 
-    def _wait_for_company(self, rest: bytes) -> bytes:
+    def _wait_for_more(self, rest: bytes) -> bytes:
         until = time.monotonic() + self._wait_s
         while self._target > self._written and (left := until - time.monotonic()) > 0:
             if not select.select([self._control_fd], [], [], left)[0]:
                 break
             data = os.read(self._control_fd, 65536)
             if not data:
-                break  # the daemon is gone: the next read says so again
+                break  # the daemon has ended: the next read returns nothing again
             before = self._written
             rest = self._take(rest + data)
             if self._written != before:  # another group began to wait meanwhile
@@ -219,13 +219,13 @@ def main(arguments: "list[str]") -> int:
     template, mode = arguments[8:10]
     ring = memoryview(mmap(ring_fd, ring_bytes, prot=PROT_READ))
     disk = ShadowDisk() if mode == "shadow" else PlainDisk(mode == "sync")
-    writer = Writer(
+    writer = JournalWriter(
         disk, ring, template, offset, control_fd, report_fd, alignment, wait_us / 1_000_000, group_bytes
     )
     try:
         writer.run()
     except BrokenPipeError:
-        return 0  # the daemon is gone
+        return 0  # the daemon has ended
     except OSError as error:
         os.write(report_fd, REPORT.pack(FAILED, error.errno or 0, writer.sequence, 0))
         return 1

@@ -18,7 +18,7 @@ from magnetar.runtime.files import Files
 from ..disk_worker import DiskWorker
 from ..index import LedgerRecord, Location, encode_ledger_record
 from ..layout import DataLayout
-from ..write_cache import Half
+from ..write_cache import MemTable
 from .ledger_directory import DirectoryState, LedgerDirectory
 from .log_ids import LogIds
 from .log_reader import LogReader
@@ -130,14 +130,14 @@ class EntryLogs:
 
     def set_full(self, directory: int, full: bool) -> None:
         """What the disk watch found: a full directory is written to only when no other is left."""
-        self._directories[directory].told_full = full
+        self._directories[directory].full_by_disk_watch = full
         if not full:
-            self._directories[directory].found_full = False
+            self._directories[directory].full_by_append = False
 
     def fail_directory(self, directory: int, error: MagnetarError) -> None:
         """Nothing is written there any more. Raises `error` if no directory is left: then the bookie must stop (rule 4).
 
-        For whoever writes to a directory outside of a flush, and meets a failed write or sync.
+        Called after a failed write or sync outside of a flush.
         """
         if self._directories[directory].failure is not None:
             return
@@ -151,15 +151,15 @@ class EntryLogs:
 
     # --- the flush ---------------------------------------------------------------------------------------------------
 
-    async def append(self, half: Half, states: States = ()) -> list[PlacedSlice]:
+    async def append(self, memtable: MemTable, states: States = ()) -> list[PlacedSlice]:
         """Appends every entry, and a state record for each of `states`, in slices of the loop; says where they are.
 
         Of two places of one entry the later one counts. States (entry id STATE_ENTRY) have no place in the index.
         Buffered when it returns; `sync` makes it durable. Raises DiskFull, after which nothing of it is there and the same
         can be appended again, or StorageFailed when no directory is left.
         """
-        before = [(directory, directory.before()) for directory in self._usable()]
-        share = _Shares(half, states)
+        before = [(directory, directory.savepoint()) for directory in self._usable()]
+        share = _Shares(memtable, states)
         placed: list[PlacedSlice] = []
         while share.left:
             try:
@@ -167,7 +167,7 @@ class EntryLogs:
             except DiskFull:
                 for directory, point in before:
                     if directory.failure is None:
-                        await self._guarded(directory, directory.take_back(point))
+                        await self._guarded(directory, directory.roll_back(point))
                 raise
             share.begin_round(numbers)
             results = await _together(
@@ -190,7 +190,7 @@ class EntryLogs:
         return [directory for directory in self._directories if directory.failure is None]
 
     def _candidates(self, share: _Shares) -> list[int]:
-        """Where to put what is left. Raises what the last one said when there is nowhere."""
+        """Directories for what is left. Raises the last directory's error when there is none."""
         left = [directory for directory in self._usable() if directory.number not in share.refusals]
         writable = [directory.number for directory in left if directory.state is DirectoryState.WRITABLE]
         if writable or left:
@@ -217,7 +217,7 @@ class EntryLogs:
         for directory, result in zip(usable, results, strict=True):
             if isinstance(result, MagnetarError):
                 self.fail_directory(directory.number, result)
-        # A compaction may have given one up since the append: then nobody has synced what the flush put there.
+        # A compaction may have given one up since the append: then what the flush appended there is not synced.
         appended, self._appended_to = self._appended_to, {}
         return [number for number in appended if self._directories[number].failure is not None]
 
@@ -241,14 +241,14 @@ class EntryLogs:
     async def read(self, ledger_id: int, wanted: Sequence[tuple[int, Location]]) -> list[bytes]:
         """Entries whose records follow each other in one log. At least the first, or EntryDamaged.
 
-        details["missing_log"] is True when the log is gone: ask the index again.
+        details["missing_log"] is True when the log was deleted meanwhile: ask the index again.
         """
         return await self.reader.read(ledger_id, wanted)
 
     async def scan(
         self, log_id: int, *, bytes_per_s: float = 0, fresh: bool = False
     ) -> AsyncIterator[list[Scanned]]:
-        """Every record of a log, and what stands there instead of one, in slices of at most 1 ms of the loop.
+        """Yields every record of a log, and ranges without records, in slices of at most 1 ms of the loop.
 
         Of a current log, what is synced. A throttle of 0 bytes/s is none; `fresh` reads the disk and not the page cache.
         Raises DataDirectoryError if the log is missing (details["errno"] ENOENT), StorageFailed if it cannot be opened.
@@ -287,7 +287,7 @@ class EntryLogs:
         self._logs[info.log_id] = (info.directory, info.bytes)
 
     async def delete(self, log_id: int) -> None:
-        """The log is gone, durably, when it returns. Never a current one; fine if it is missing."""
+        """Deletes a log that is not current, durably when it returns. It is no error if the log is missing."""
         known = self._logs.get(log_id)
         if known is None:
             assert log_id not in self._directory_of, "a current log is never deleted"
@@ -306,23 +306,23 @@ class EntryLogs:
         self.abandon()
 
     def abandon(self) -> None:
-        """Lets go of all files as they are."""
+        """Closes all files without writing anything."""
         self.reader.close()
         for directory in self._directories:
             directory.abandon()
 
 
 class _Shares:
-    """Who gets which ledgers of one flush, round by round: what a directory refused goes to the others in the next one."""
+    """Assigns the ledgers of one flush to directories, round by round: what one refused goes to the others in the next."""
 
-    def __init__(self, half: Half, states: States) -> None:
-        self._half = half
+    def __init__(self, memtable: MemTable, states: States) -> None:
+        self._memtable = memtable
         self._states = states
-        # Directories of each round so far; and of the current one.
+        # The directories of each round so far, and of the current one.
         self._rounds: list[list[int]] = []
-        # What the directories said that did not take their share.
+        # The errors of the directories that did not take their share.
         self.refusals: dict[int, MagnetarError] = {}
-        self.left = bool(half.entries or states)
+        self.left = bool(memtable.entries or states)
 
     def begin_round(self, numbers: list[int]) -> None:
         """These take what is left."""
@@ -350,7 +350,7 @@ class _Shares:
     def records(self, number: int) -> Iterator[Record]:
         """The share of one directory in this round, ledger by ledger."""
         everything = len(self._rounds) == 1 and len(self._rounds[0]) == 1
-        yield from self._half.records(
+        yield from self._memtable.records(
             None if everything else lambda ledger_id: self._place(ledger_id) == number
         )
         for ledger_id, record in self._states:
@@ -375,7 +375,7 @@ async def _together(doing: Sequence[Coroutine[Any, Any, T]]) -> list[T | Magneta
 
 
 def _not_of_a_directory(error: MagnetarError) -> StorageFailed:
-    """The file of log ids failed, which is the bookie's own: giving a ledger directory up for it would help nobody."""
+    """The file of log ids belongs to the whole bookie: giving a ledger directory up for its failure would not help."""
     return StorageFailed(error.message, **error.details, whole_bookie=True)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from magnetar.proto.errors import DiskFull, MagnetarError
 
 from ..disk_worker import DiskWorker
-from .log_writer import Kept, LogWriter, PlacedSlice, Record, in_slices
+from .log_writer import LogSavepoint, LogWriter, PlacedSlice, Record, in_slices
 
 __all__ = ["DirectoryState", "LedgerDirectory"]
 
@@ -27,18 +27,18 @@ class DirectoryState(enum.StrEnum):
     FAILED = "failed"
 
 
-class Before(NamedTuple):
-    """The current log as it was, to take an append back."""
+class DirectorySavepoint(NamedTuple):
+    """The current log as it was before an append, for `LedgerDirectory.roll_back`."""
 
     writer: LogWriter | None
-    kept: Kept
+    log: LogSavepoint
     appended: bool
 
 
 class LedgerDirectory:
     """Appends to one log after another. One call at a time.
 
-    `next_log` gives the id and path of a log to begin; `closed_log` is told of one that is finished.
+    `next_log` returns the id and path of a log to begin; `closed_log` is called with a writer that is finished.
     """
 
     def __init__(
@@ -52,9 +52,10 @@ class LedgerDirectory:
     ) -> None:
         self.number = number
         self.path = path
-        # Set by the disk watch; and by an append, until one succeeds or the disk watch says otherwise.
-        self.told_full = False
-        self.found_full = False
+        # Set by the disk watch.
+        self.full_by_disk_watch = False
+        # Set by an append that found no space, until one succeeds or the disk watch finds space.
+        self.full_by_append = False
         self.failure: MagnetarError | None = None
         self.writer: LogWriter | None = None
         self._worker = worker
@@ -70,19 +71,21 @@ class LedgerDirectory:
         """See the module."""
         if self.failure is not None:
             return DirectoryState.FAILED
-        return DirectoryState.FULL if self.told_full or self.found_full else DirectoryState.WRITABLE
+        return (
+            DirectoryState.FULL if self.full_by_disk_watch or self.full_by_append else DirectoryState.WRITABLE
+        )
 
-    def before(self) -> Before:
-        """For `take_back`."""
-        kept = self.writer.keep() if self.writer is not None else Kept(0, {})
-        return Before(self.writer, kept, self._appended)
+    def savepoint(self) -> DirectorySavepoint:
+        """The present state, for `roll_back`."""
+        log = self.writer.savepoint() if self.writer is not None else LogSavepoint(0, {})
+        return DirectorySavepoint(self.writer, log, self._appended)
 
     async def append(self, records: Iterable[Record]) -> list[PlacedSlice]:
         """Appends everything and says where it is. Buffered when it returns.
 
         Raises DiskFull, and then nothing was appended; after any other error the directory must be given up.
         """
-        before = self.before()
+        before = self.savepoint()
         placed: list[PlacedSlice] = []
         try:
             for part in in_slices(records, self._log_bytes):
@@ -91,17 +94,17 @@ class LedgerDirectory:
                 placed.append(await writer.append_slice(part))
                 self._check_not_failed()
         except DiskFull:
-            self.found_full = True
-            await self.take_back(before)
+            self.full_by_append = True
+            await self.roll_back(before)
             raise
-        self.found_full = False
+        self.full_by_append = False
         return placed
 
-    async def take_back(self, before: Before) -> None:
-        """Gives back the space of what was appended since, to make the next attempt possible; finished logs stay."""
+    async def roll_back(self, before: DirectorySavepoint) -> None:
+        """Frees the space of what was appended since the savepoint, for the next attempt; finished logs stay."""
         if self.writer is not None:
-            kept = before.kept if self.writer is before.writer else Kept(0, {})
-            await self.writer.take_back(kept)
+            log = before.log if self.writer is before.writer else LogSavepoint(0, {})
+            await self.writer.roll_back(log)
         self._appended = before.appended
 
     async def _writable(self) -> LogWriter:
@@ -115,19 +118,19 @@ class LedgerDirectory:
         return self.writer
 
     def _check_not_failed(self) -> None:
-        """A compaction may give the directory up while a flush appends to it: then this part of the flush goes elsewhere."""
+        """Raises if a compaction gave the directory up during a flush: that part of the flush goes elsewhere."""
         if self.failure is not None:
             raise self.failure
 
     async def _close_log(self) -> None:
-        """The log is durable with its footer before the next one is begun; its name is once `sync` returns."""
+        """Finishes the current log, durably with its footer. Its name is durable after `sync`."""
         writer = self.writer
         assert writer is not None
         try:
             await writer.finish()
             await writer.sync()
         except DiskFull:
-            self.found_full = True  # no room for the footer: it can be counted again
+            self.full_by_append = True  # no room for the footer: it can be counted again
         writer.close()
         self.writer = None
         self._closed_log(writer)
@@ -156,13 +159,13 @@ class LedgerDirectory:
         await self.sync()
 
     def abandon(self) -> None:
-        """Lets go of the current log as it is."""
+        """Leaves the current log as it is, without a footer."""
         if self.writer is not None:
             self.writer.close()
             self.writer = None
 
     def give_up(self, error: MagnetarError) -> None:
-        """A write or sync failed: FAILED."""
+        """Marks the directory FAILED after a failed write or sync."""
         self.failure = error
         self._appended = self._named = False
         self.abandon()

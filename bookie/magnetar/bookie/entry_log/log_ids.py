@@ -70,7 +70,7 @@ class LogIds:
         self._reserved = self._next
 
     def take(self) -> int:
-        """The next number. Waits for the disk if nobody called `reserve` for long."""
+        """The next number. Waits for the disk if `reserve` was not called in time."""
         if self._next >= self._reserved:
             self._reserved = self._more()
             self._files.write_atomically(self._path, encode_log_ids(self._reserved))

@@ -24,8 +24,8 @@ _WILL_NEED_BYTES = 4 << 20
 class LogReader:
     """Reads of all entry logs. The loop never waits for the disk: what is not in the page cache the disk worker reads first.
 
-    `path_of` says where a log is, None if there is none. `on_damaged_log(log_id, reason)` is told when a log does not begin
-    as it should: once for each time it is opened.
+    `path_of` returns the path of a log, None if there is none. `on_damaged_log(log_id, reason)` is called when a log does
+    not begin as it should: once for each time it is opened.
     """
 
     def __init__(self, files: Files, worker: DiskWorker, path_of: Callable[[int], str | None]) -> None:
@@ -128,7 +128,7 @@ class LogReader:
         fault = await self.header_fault(log_id)
         if fault:
             self.on_damaged_log(log_id, fault)
-        file = self._open.get(log_id)  # somebody else may have been faster
+        file = self._open.get(log_id)  # another read may have been faster
         if file is None:
             file = self._open[log_id] = self._files.open(self._path(log_id), read_only=True)
             if len(self._open) > _OPEN_LOGS:

@@ -1,4 +1,4 @@
-"""Scans of the logs of a running bookie, and what they tell of each log: bytes by ledger."""
+"""Scans of the entry logs of a running bookie, and the statistics of each log: bytes by ledger."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from .scan import LogScan
 __all__ = ["LogScans", "LogStatistics"]
 
 _PAGE_BYTES = 4096
-# More unreadable pages than this in one log, and the rest of it is not tried.
+# After this many unreadable pages the rest of a log is not tried.
 _UNREADABLE_PAGES = 256
-# Rows of all statistics that are kept, about 100 bytes each.
+# Bound of the cached statistics, in rows of about 100 bytes.
 _KEPT_ROWS = 200_000
 
 
@@ -51,8 +51,8 @@ class LogScans:
 
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader
-        self._kept: OrderedDict[int, LogStatistics] = OrderedDict()
-        self._kept_rows = 0
+        self._cached: OrderedDict[int, LogStatistics] = OrderedDict()
+        self._cached_rows = 0
 
     async def scan(
         self, log_id: int, size: int, *, current: bool, bytes_per_s: float, fresh: bool = False
@@ -99,22 +99,22 @@ class LogScans:
             return b"".join(parts), bad
 
     async def statistics(self, log_id: int, size: int, *, bytes_per_s: float) -> LogStatistics:
-        """Of a log that is not current: from its footer, else by a scan. Kept."""
-        kept = self._kept.get(log_id)
-        if kept is not None:
-            self._kept.move_to_end(log_id)
-            return kept
+        """Statistics of a log that is not current, from its footer, else by a scan. They are cached."""
+        cached = self._cached.get(log_id)
+        if cached is not None:
+            self._cached.move_to_end(log_id)
+            return cached
         footer = await self._footer(log_id, size)
         if footer is not None:
             fault = await self._reader.header_fault(log_id)
             found = LogStatistics(footer.ledgers, size, LOG_HEADER_BYTES if fault else 0, 0, True)
         else:
             found = await self._counted(log_id, size, bytes_per_s)
-        self.forget(log_id)  # somebody else may have been faster
-        self._kept[log_id] = found
-        self._kept_rows += len(found.ledgers)
-        while self._kept_rows > _KEPT_ROWS and len(self._kept) > 1:
-            self.forget(next(iter(self._kept)))
+        self.forget(log_id)  # another call may have been faster
+        self._cached[log_id] = found
+        self._cached_rows += len(found.ledgers)
+        while self._cached_rows > _KEPT_ROWS and len(self._cached) > 1:
+            self.forget(next(iter(self._cached)))
         return found
 
     async def _footer(self, log_id: int, size: int) -> Footer | None:
@@ -143,7 +143,7 @@ class LogScans:
         return LogStatistics(ledgers, size, damaged, torn, False)
 
     def forget(self, log_id: int) -> None:
-        """The log is gone."""
-        kept = self._kept.pop(log_id, None)
-        if kept is not None:
-            self._kept_rows -= len(kept.ledgers)
+        """Drops the cached statistics of a log that was deleted."""
+        cached = self._cached.pop(log_id, None)
+        if cached is not None:
+            self._cached_rows -= len(cached.ledgers)

@@ -1,7 +1,7 @@
 """One entry log while it is appended to: by a flush, or by a compaction.
 
-Records are put together in slices of the loop and written by the disk worker. A position is given away once: what a write
-that was cancelled left behind is a record that nobody points to, never a hole that is written later.
+Records are put together in slices of the loop and written by the disk worker. A position is used once: what a write
+that was cancelled left behind is a record without a location in the index, never a hole that is written later.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def in_slices(records: Iterable[Record], log_bytes: int = _SLICE_BYTES) -> Itera
 
 
 class PlacedSlice(NamedTuple):
-    """Records that stand one after another in a log, from `offset` on.
+    """Consecutive records of a log, from `offset` on.
 
-    Their places are computed when they are asked for: 100,000 of them, kept at once, would cost the garbage collector 10 ms.
+    Locations are computed on demand: 100,000 location objects at once would cost Python's garbage collector 10 ms.
     """
 
     log_id: int
@@ -75,8 +75,8 @@ class PlacedSlice(NamedTuple):
         return found
 
 
-class Kept(NamedTuple):
-    """A state to go back to: see `LogWriter.take_back`."""
+class LogSavepoint(NamedTuple):
+    """The length of a log, and its bytes by ledger, to which `LogWriter.roll_back` returns."""
 
     position: int
     ledgers: dict[int, int]
@@ -90,7 +90,7 @@ class LogWriter:
         self.path = path
         # Where the next record goes; 0: not even the header is there.
         self.position = 0
-        # Everything before is durable (the file's name is not looked after here).
+        # Everything before this position is durable; the name of the file is the directory's concern.
         self.synced = 0
         # Bytes of records by ledger.
         self.ledgers: dict[int, int] = {}
@@ -100,7 +100,7 @@ class LogWriter:
         self._closed = False
 
     async def begin(self) -> None:
-        """Makes the file with its header. Buffered when it returns; `append` does it when nobody did.
+        """Makes the file with its header. Buffered when it returns; `append` calls it if necessary.
 
         Raises DiskFull, StorageFailed, DataDirectoryError (the file exists, or cannot be made).
         """
@@ -113,7 +113,7 @@ class LogWriter:
     async def append(self, records: Sequence[Record]) -> list[Location]:
         """Where each of the records went. Buffered when it returns, and synced up to the last MiB.
 
-        Raises DiskFull, after which `take_back` must be called before anything else, or StorageFailed, after which nothing
+        Raises DiskFull, after which `roll_back` must be called before anything else, or StorageFailed, after which nothing
         may be called but `close`.
         """
         locations: list[Location] = []
@@ -151,42 +151,45 @@ class LogWriter:
         self.position += size
         await self._worker.write(self.path, position, parts)
 
-    def keep(self) -> Kept:
-        """The state as it is, for `take_back`. 30 us for 10,000 ledgers."""
-        return Kept(self.position, self.ledgers.copy())
+    def savepoint(self) -> LogSavepoint:
+        """The present state, for `roll_back`. 30 us for 10,000 ledgers."""
+        return LogSavepoint(self.position, self.ledgers.copy())
 
-    async def take_back(self, kept: Kept) -> None:
-        """Gives the space of what was appended since back; the counts are those of then, too.
+    async def roll_back(self, savepoint: LogSavepoint) -> None:
+        """Truncates the log to the savepoint, to free space on a full disk.
 
-        For a full disk. What was synced meanwhile is cut as well: nobody knows of it.
+        What was synced meanwhile is cut off as well: no index names it yet.
         """
-        self.position, self.ledgers = kept.position, kept.ledgers
-        self.synced = min(self.synced, kept.position)
+        self.position, self.ledgers = savepoint.position, savepoint.ledgers
+        self.synced = min(self.synced, savepoint.position)
         if self.created:
-            await self._worker.truncate(self.path, kept.position)
+            await self._worker.truncate(self.path, savepoint.position)
 
     async def note_synced(self) -> None:
-        """Writes a record that tells later scans that all before it was durable (no sync of its own). May be left out."""
+        """Appends a SYNCED record: later scans know that all before it was durable.
+
+        It is not synced itself, and may be missing.
+        """
         if self.synced == self.position:
-            before = Kept(self.position, self.ledgers)
+            before = LogSavepoint(self.position, self.ledgers)
             header = encode_record_header(self.log_id, 0, SYNCED_ENTRY, b"")
             try:
                 await self._write([header], len(header))
             except DiskFull:
-                await self.take_back(before)
+                await self.roll_back(before)
 
     async def finish(self) -> None:
-        """Syncs, and writes the footer, which says so. The footer is buffered when it returns.
+        """Syncs the log, then writes the footer, which implies that. The footer is buffered when it returns.
 
-        Raises DiskFull: there is no footer then, which costs later readers a scan and nothing else.
+        Raises DiskFull: then there is no footer, and later readers scan the log instead.
         """
         await self.sync()
-        before = Kept(self.position, self.ledgers)
+        before = LogSavepoint(self.position, self.ledgers)
         footer = encode_footer(self.log_id, self.ledgers, self.position)
         try:
             await self._write([footer], len(footer))
         except DiskFull:
-            await self.take_back(before)
+            await self.roll_back(before)
             raise
 
     async def sync(self) -> None:

@@ -5,7 +5,7 @@
     footer:  rows (u64 ledger | u64 bytes) | u64 checksum of the rows | u32 rows | u32 version | u64 start | b"MAGELFTR"
 
 A record's checksum is xxh3-64, seeded with the log id, of everything after it; the footer's is seeded alike. The footer
-says how many bytes each ledger has in the log. Version 2 has two kinds of records that hold no entry, told by the entry id:
+says how many bytes each ledger has in the log. Two kinds of records hold no entry; their entry id marks them:
 
     STATE_ENTRY   what the bookie knew of the ledger besides its entries (fence, explicit LAC, tombstone), an encoded
                   LedgerRecord: the index can be built from the logs alone

@@ -11,7 +11,7 @@ first where the bad record's own length says, then wherever one is found, byte b
     else                                                                        torn: nothing there was ever synced
 
 A header that is wrong, and not all zeros, is damage in any case. The second kind is what a power failure leaves of the
-last flush: pages of one unsynced flush persist in any order, so good records may stand behind it. A log of version 1 has
+last flush: pages of one unsynced flush persist in any order, so good records may follow it. A log of version 1 has
 no SYNCED records: there only the end can be torn.
 """
 
@@ -189,7 +189,7 @@ class LogScan:
         return found
 
     def _record(self, found: list[Scanned], data: bytes, view: memoryview, at: int) -> int:
-        """Takes what stands at `at` of the window and returns how far to go on; 0: it must begin there, and be longer."""
+        """Takes what is at `at` of the window; returns how many bytes to advance, 0 if a longer window must begin there."""
         offset, left = self._at + at, self._end - self._at - at
         length = -1
         if left >= RECORD_HEADER_BYTES:
@@ -207,7 +207,7 @@ class LogScan:
                 if self._gap_at >= 0:
                     self._close_gap(found, offset)
                 if self._undecided:
-                    self._settle(found, entry_id, offset)
+                    self._judge_gaps(found, entry_id, offset)
                 found.append(
                     Scanned(ledger_id, entry_id, offset, length, data[at + RECORD_HEADER_BYTES : after])
                 )
@@ -255,8 +255,8 @@ class LogScan:
         if self._sealed or (self.version == 1 and offset < self._end):
             self._decide(found)
 
-    def _settle(self, found: list[Scanned], entry_id: int, offset: int) -> None:
-        """A good record stands at `offset`: what does it say of the ranges before it?"""
+    def _judge_gaps(self, found: list[Scanned], entry_id: int, offset: int) -> None:
+        """A good record at `offset` may show that the ranges before it are damage."""
         # The header shares its sector with the first record: the disk has it, so it was written once.
         beside_header = offset == LOG_HEADER_BYTES
         if beside_header or (entry_id == SYNCED_ENTRY and self.version != 1):
@@ -283,7 +283,10 @@ class LogScan:
 
 
 def scan_log(read: Callable[[int, int], bytes], size: int, log_id: int) -> Iterator[Scanned]:
-    """All of a log that nobody writes to; SYNCED records as well. Blocks. `read(offset, length)` may raise StorageFailed."""
+    """Yields all of a log that is not written to; SYNCED records as well.
+
+    Blocks. `read(offset, length)` may raise StorageFailed.
+    """
     scan = LogScan(log_id, size)
     while (span := scan.wanted()) is not None:
         data = read(*span)

@@ -1,16 +1,16 @@
-"""A round of garbage collection, and when the next one is.
+"""Garbage collection: runs rounds on schedule or by request.
 
-    1  the ledgers that have something here, *then* metadata: which are gone (rule 10); each gets a tombstone
-    2  while nothing is flushed (rule 11): the places of deleted ledgers leave the index, durably; which logs are closed
-    3  statistics of those logs (`survey`) -> what to delete, what to compact (`decisions`)
-    4  logs without a live ledger are deleted
-    5  compactions (`compactor`), the emptiest logs first, as far as their copies fit
-    6  tombstones that have served their time are forgotten
+    1  list the local ledgers, *then* ask metadata which of them were deleted (rule 10); each of these gets a tombstone
+    2  while no flush runs (rule 11): remove the locations of deleted ledgers from the index, durably; list the closed logs
+    3  statistics of those logs (`survey`) -> which to delete, which to compact (`decisions`)
+    4  delete logs without a live ledger
+    5  compact logs (`compactor`), the emptiest first, as far as their copies fit
+    6  forget tombstones that are older than `tombstone_retention_s`
 
-When metadata cannot be asked, nobody is taken for deleted in step 1. What was deleted before is still collected.
+When metadata cannot be read, step 1 deletes nothing. Ledgers that were deleted before are still collected.
 
-A round runs in the task of the collector, whoever asked for it: nobody's cancellation leaves one half done but the stop of
-the bookie, and that is one of the crashes which `Compactor` survives.
+A round runs in the task of the collector, whoever asked for it. Only a stop of the bookie interrupts one, and that is one of
+the crashes which `Compactor` survives.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from magnetar.proto.errors import DiskFull, MagnetarError, ServiceNotReady, Stor
 
 from ..entry_log import DirectoryState
 from .compactor import Compactor, IndexFailed, IndexUnreadable, OutputFailed, SourceDamaged
-from .decisions import Batch, CompactionRules, History, Plan, fits, plan_round
+from .decisions import CompactionBatch, CompactionRules, History, Plan, fits, plan_round
 from .deletion import Deletion
 from .parts import StorageParts
 from .survey import Survey
@@ -88,19 +88,20 @@ class Collector:
         self._compactor = Compactor(parts)
         self._fail = fail
         self._history = History()
-        # Copies that were named and have not replaced their sources yet: by this process, or by one that crashed.
-        self._unsettled: list[int] = []
-        # Logs with damage that the index names: not tried again before the next major compaction.
-        self._kept_damaged: dict[int, str] = {}
+        # Copies that have their final name and have not replaced their sources yet, made by this process or one that
+        # crashed.
+        self._unfinished_compactions: list[int] = []
+        # Logs with damaged live entries: not tried again before the next major compaction.
+        self._damaged_logs: dict[int, str] = {}
         self._pressed: frozenset[int] = frozenset()
         self._wanted = asyncio.Event()
-        # Those who wait for a round that has not begun.
+        # Callers that wait for a round that has not begun.
         self._asked: list[asyncio.Future[Collected]] = []
         self._ended = False
 
     def open(self) -> None:
         """Looks for what a crash left. After `EntryLogs.open`."""
-        self._unsettled = self._compactor.open()
+        self._unfinished_compactions = self._compactor.open()
 
     # --- when --------------------------------------------------------------------------------------------------------
 
@@ -125,9 +126,9 @@ class Collector:
         asked: list[asyncio.Future[Collected]] = []
         try:
             try:
-                await self._settle()
+                await self._finish_compactions()
             except MagnetarError as error:
-                _log.error("a compaction that a crash cut short is finished later: %s", error)
+                _log.error("an interrupted compaction cannot be finished yet: %s", error)
             while True:
                 await self._wait()
                 self._wanted.clear()
@@ -177,7 +178,7 @@ class Collector:
         figures, begun = self.figures, asyncio.get_running_loop().time()
         before = self._done_so_far()
         figures.rounds += 1
-        await self._settle()
+        await self._finish_compactions()
         asked = await self._delete_missing()
         async with self._parts.checkpointer.exclusive():
             await self.survey.purge()
@@ -189,7 +190,7 @@ class Collector:
             await self._compactor.delete([log.log_id])
             figures.deleted_logs += 1
             figures.reclaimed_bytes += log.bytes
-            self.survey.logs_went([log.log_id])
+            self.survey.logs_deleted([log.log_id])
         if await self._compact(plan):
             minor_s = begun if plan.minor else self._history.minor_s
             self._history = History(minor_s, begun if plan.major else self._history.major_s)
@@ -219,14 +220,14 @@ class Collector:
             settings.entry_log_bytes,
         )
 
-    async def _settle(self) -> None:
+    async def _finish_compactions(self) -> None:
         logs = self._parts.logs
-        for log_id in list(self._unsettled):
-            # In a directory that has failed the next start does it; until then a round leaves all of its logs alone.
+        for log_id in list(self._unfinished_compactions):
+            # In a failed directory the next start finishes it; until then rounds do not touch the logs there.
             directory = logs.directory_of(log_id)
             if directory is None or logs.directory_states[directory] is not DirectoryState.FAILED:
-                await self._compactor.settle(log_id)
-                self._unsettled.remove(log_id)
+                await self._compactor.finish(log_id)
+                self._unfinished_compactions.remove(log_id)
 
     async def _delete_missing(self) -> bool:
         """Step 1. False if metadata could not be asked."""
@@ -241,7 +242,7 @@ class Collector:
             _log.warning("no ledger is deleted in this round of garbage collection: %s", error)
             return False
         await self._deletion.delete(missing)
-        self.survey.dead.update(dict.fromkeys(missing))
+        self.survey.deleted.update(dict.fromkeys(missing))
         return True
 
     # --- compaction --------------------------------------------------------------------------------------------------
@@ -249,7 +250,7 @@ class Collector:
     async def _compact(self, plan: Plan) -> bool:
         """Step 5. False if something was left for want of space, so that the next round tries again."""
         if plan.major:
-            self._kept_damaged.clear()
+            self._damaged_logs.clear()
         if plan.compact:
             self.figures.major_compactions += plan.major
             self.figures.minor_compactions += plan.minor and not plan.major
@@ -259,7 +260,7 @@ class Collector:
         while batches:
             batch = batches.popleft()
             batch = batch._replace(
-                sources=tuple(log for log in batch.sources if log.log_id not in self._kept_damaged)
+                sources=tuple(log for log in batch.sources if log.log_id not in self._damaged_logs)
             )
             if not batch.sources:
                 continue
@@ -280,19 +281,19 @@ class Collector:
                 self._output_failed(batch, failed.error)
             except SourceDamaged as damaged:
                 self.figures.compactions_given_up += 1
-                self._kept_damaged[damaged.log_id] = str(damaged)
+                self._damaged_logs[damaged.log_id] = str(damaged)
                 batches.appendleft(batch)  # what is left of it
-                _log.error("entry log %08x %s: it is kept", damaged.log_id, damaged)
+                _log.error("entry log %08x %s; the log is not deleted", damaged.log_id, damaged)
         return complete
 
-    async def _compact_batch(self, batch: Batch) -> None:
+    async def _compact_batch(self, batch: CompactionBatch) -> None:
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        copied = await self._compactor.copy(batch, self.survey.gone)
+        copied = await self._compactor.copy(batch, self.survey.is_deleted)
         sources = [log.log_id for log in batch.sources]
         if copied.log_id:
-            self._unsettled.append(copied.log_id)
-            await self._settle()
+            self._unfinished_compactions.append(copied.log_id)
+            await self._finish_compactions()
             sources = [log_id for log_id in sources if self._parts.logs.path_of(log_id) is None]
         else:
             await self._compactor.flush_index()
@@ -302,9 +303,9 @@ class Collector:
         figures.compacted_bytes += copied.bytes
         figures.reclaimed_bytes += max(0, batch.bytes - copied.bytes) if sources else 0
         figures.compaction_ms += round((loop.time() - begun) * 1000)
-        self.survey.logs_went(sources)
+        self.survey.logs_deleted(sources)
 
-    def _fits(self, batch: Batch) -> bool:
+    def _fits(self, batch: CompactionBatch) -> bool:
         """Whether the copy leaves what flushes need; under pressure that is little, for it gives more back."""
         settings = self._parts.settings
         free, total = self._parts.files.free_bytes(self._parts.layout.ledgers[batch.directory])
@@ -316,7 +317,7 @@ class Collector:
             )
         return fits(batch, free, reserve)
 
-    def _output_failed(self, batch: Batch, error: MagnetarError) -> None:
+    def _output_failed(self, batch: CompactionBatch, error: MagnetarError) -> None:
         _log.warning("a compaction was given up: %s", error)
         if error.details.get("whole_bookie"):
             self._fail(error)
@@ -343,5 +344,5 @@ class Collector:
             "compaction_bytes": figures.compacted_bytes,
             "compaction_ms": figures.compaction_ms,
             "compaction_given_up": figures.compactions_given_up,
-            "compaction_damaged_logs": len(self._kept_damaged),
+            "compaction_damaged_logs": len(self._damaged_logs),
         }

@@ -1,20 +1,20 @@
 """Compaction: what is alive in some logs is copied to a new one, and the old ones are deleted. Crash-safe at every step.
 
-    1  copy     entrylog-N.compacting: every record that the index names at this very place, and the states of ledgers
+    1  copy     entrylog-N.compacting: every record whose location in the index is this very one, and the states of ledgers
     2  sync     footer, data
     3  name     entrylog-N.replaces (which logs), durable; then the copy gets its final name, durable
-    4  index    wherever it still names one of the old logs: the place in N; flushed
+    4  index    locations that still name one of the old logs now name N; flushed
     5  delete   the old logs, durably; then entrylog-N.replaces
 
-A crash before 3 leaves a file that means nothing. After it `settle` does 4 and 5 (again): each can be done twice. No old log
-goes before the index is durable without it (#1534). The index is compared and written in one turn, so an entry that was
-added anew meanwhile keeps its newer place.
+A crash before 3 leaves a file that a start deletes. After it `finish` does 4 and 5, which can be repeated. No old log is
+deleted before the index is durable without it (BookKeeper #1534). The index is compared and written in one turn, so an entry
+that was added again meanwhile keeps its newer location.
 
 The sources must be logs of which the index knows everything: the collector lists them while no flush is under way (rule 11).
 Otherwise a record that a flush has written and not yet indexed would look like garbage, and be deleted with its log.
 
 What cannot be read in a source is never taken for garbage: if the index names a place in there the entry is reported, the
-copy given up, and the log kept until the entry was repaired or its ledger deleted (#4607).
+copy given up, and the log stays until the entry was repaired or its ledger deleted (BookKeeper #4607).
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ from ..index import (
     decode_ledger_record,
     encode_ledger_record,
 )
-from .decisions import Batch
-from .parts import StorageParts
-from .places import places_of
-from .traces import (
+from .compaction_files import (
     compacting_path,
     decode_replaces,
     encode_replaces,
@@ -47,34 +44,33 @@ from .traces import (
     replaces_path,
     unfinished_log_id,
 )
+from .decisions import CompactionBatch
+from .entry_locations import locations_of
+from .parts import StorageParts
 
 __all__ = ["Compactor", "IndexFailed", "IndexUnreadable", "OutputFailed", "SourceDamaged"]
 
 _log = logging.getLogger(__name__)
 
 
-class IndexFailed(Exception):
+class _CausedFailure(Exception):
+    """A compaction failed because of `error`."""
+
+    def __init__(self, error: MagnetarError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class IndexFailed(_CausedFailure):
     """The index could not be written: the bookie must stop."""
 
-    def __init__(self, error: MagnetarError) -> None:
-        super().__init__(str(error))
-        self.error = error
+
+class IndexUnreadable(_CausedFailure):
+    """The index could not be read, so it is not known what is alive. Nothing was changed."""
 
 
-class IndexUnreadable(Exception):
-    """The index could not be read, so nobody can tell what is alive. Nothing was changed."""
-
-    def __init__(self, error: MagnetarError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class OutputFailed(Exception):
+class OutputFailed(_CausedFailure):
     """The copy could not be written. Nothing was changed; `error` is DiskFull, or the directory is not to be trusted."""
-
-    def __init__(self, error: MagnetarError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class SourceDamaged(Exception):
@@ -107,27 +103,27 @@ class Compactor:
     # --- after a crash -----------------------------------------------------------------------------------------------
 
     def open(self) -> list[int]:
-        """Deletes the copies that a crash cut short. The copies that `settle` has to see to, in no hurry.
+        """Deletes copies that a crash interrupted; returns the copies for which `finish` must be called, in no hurry.
 
         After `EntryLogs.open`, and before anything is written. Raises StorageFailed, DataDirectoryError.
         """
         found: list[int] = []
         for directory in self._layout.ledgers:
-            gone = False
+            deleted = False
             for name in self._files.list(directory):
                 log_id = replaces_log_id(name)
                 if unfinished_log_id(name) is not None or (
                     log_id is not None and self._logs.path_of(log_id) is None
                 ):
                     self._files.delete(os.path.join(directory, name))
-                    gone = True
+                    deleted = True
                 elif log_id is not None:
                     found.append(log_id)
-            if gone:
+            if deleted:
                 self._files.sync_directory(directory)
         return found
 
-    async def settle(self, log_id: int) -> list[int]:
+    async def finish(self, log_id: int) -> list[int]:
         """Steps 4 and 5 for the copy `log_id`; returns the logs that it replaced. IndexFailed, or what the files raise.
 
         A copy that cannot be read as a whole replaces nothing: it stays beside its sources.
@@ -147,8 +143,8 @@ class Compactor:
 
     # --- a batch -----------------------------------------------------------------------------------------------------
 
-    async def copy(self, batch: Batch, gone: Callable[[int], bool]) -> Copied:
-        """Steps 1 to 3, leaving out ledgers that are `gone`; `settle` must follow.
+    async def copy(self, batch: CompactionBatch, is_deleted: Callable[[int], bool]) -> Copied:
+        """Steps 1 to 3, without the ledgers for which `is_deleted` is true; `finish` must follow.
 
         OutputFailed, IndexUnreadable, SourceDamaged: nothing has changed.
         """
@@ -159,7 +155,7 @@ class Compactor:
             raise OutputFailed(error) from error
         writer = LogWriter(self._worker, compacting_path(directory, log_id), log_id)
         try:
-            await self._copy_live(batch, gone, writer)
+            await self._copy_live(batch, is_deleted, writer)
             if writer.position:
                 await self._name(batch, writer, directory)
         except MagnetarError as error:
@@ -172,17 +168,19 @@ class Compactor:
             writer.close()
         return Copied(log_id if writer.position else 0, writer.position)
 
-    async def _copy_live(self, batch: Batch, gone: Callable[[int], bool], writer: LogWriter) -> None:
+    async def _copy_live(
+        self, batch: CompactionBatch, is_deleted: Callable[[int], bool], writer: LogWriter
+    ) -> None:
         states: dict[int, LedgerRecord] = {}
         for source in batch.sources:
             unreadable: list[Scanned] = []
             try:
                 async for scanned in self._logs.scan(source.log_id, bytes_per_s=self._bytes_per_s):
-                    await self._copy_slice(source.log_id, scanned, gone, writer, states, unreadable)
+                    await self._copy_slice(source.log_id, scanned, is_deleted, writer, states, unreadable)
             except MagnetarError as error:
                 raise SourceDamaged(source.log_id, f"cannot be read: {error}") from error
             if unreadable:
-                await self._check_unreadable(source.log_id, unreadable, gone)
+                await self._check_unreadable(source.log_id, unreadable, is_deleted)
         rows = [(ledger_id, STATE_ENTRY, encode_ledger_record(state)) for ledger_id, state in states.items()]
         for start in range(0, len(rows), BATCH_ENTRIES):
             await self._append(writer, rows[start : start + BATCH_ENTRIES])
@@ -191,7 +189,7 @@ class Compactor:
         self,
         log_id: int,
         scanned: Sequence[Scanned],
-        gone: Callable[[int], bool],
+        is_deleted: Callable[[int], bool],
         writer: LogWriter,
         states: dict[int, LedgerRecord],
         unreadable: list[Scanned],
@@ -201,7 +199,7 @@ class Compactor:
             for record in scanned:
                 if record.data is None:
                     unreadable.append(record)  # what is torn as well: the index has the last word
-                elif gone(record.ledger_id):
+                elif is_deleted(record.ledger_id):
                     continue
                 elif record.entry_id == STATE_ENTRY:
                     state = decode_ledger_record(record.data)
@@ -209,7 +207,7 @@ class Compactor:
                     states[record.ledger_id] = state if known is None else known.merged(state)
                 else:
                     entries.append(record)
-            places = places_of(self._index, entries)
+            places = locations_of(self._index, entries)
         except MagnetarError as error:
             raise IndexUnreadable(error) from error
         live = [
@@ -227,7 +225,7 @@ class Compactor:
             raise OutputFailed(error) from error
 
     async def _check_unreadable(
-        self, log_id: int, ranges: Sequence[Scanned], gone: Callable[[int], bool]
+        self, log_id: int, ranges: Sequence[Scanned], is_deleted: Callable[[int], bool]
     ) -> None:
         """SourceDamaged if the index names a place in one of the ranges. Reads the whole index: damage is rare."""
         found = 0
@@ -242,7 +240,7 @@ class Compactor:
                 break
             after = rows[-1][:2]
             for ledger_id, entry_id, place in rows:
-                if place.log_id == log_id and not gone(ledger_id) and _within(place, ranges):
+                if place.log_id == log_id and not is_deleted(ledger_id) and _within(place, ranges):
                     found += 1
                     reason = "it cannot be read, so its log is not compacted"
                     self._damage.report(ledger_id, entry_id, where=path, reason=reason)
@@ -250,7 +248,7 @@ class Compactor:
         if found:
             raise SourceDamaged(log_id, f"holds {found} damaged entries that are not written elsewhere")
 
-    async def _name(self, batch: Batch, writer: LogWriter, directory: str) -> None:
+    async def _name(self, batch: CompactionBatch, writer: LogWriter, directory: str) -> None:
         """Step 3: from here on the copy counts."""
         await writer.finish()
         await writer.sync()
@@ -283,7 +281,7 @@ class Compactor:
                 # One turn of the loop: nothing else writes to the index in between.
                 moved = [
                     (record.ledger_id, record.entry_id, place, Location(log_id, record.offset, record.length))
-                    for record, place in zip(entries, places_of(self._index, entries), strict=True)
+                    for record, place in zip(entries, locations_of(self._index, entries), strict=True)
                     if place is not None and place.log_id in old
                 ]
                 for start in range(0, len(moved), BATCH_ENTRIES):

@@ -1,6 +1,7 @@
-"""What a round of garbage collection does with the entry logs: pure arithmetic over their statistics.
+"""Decides which entry logs a round deletes or compacts: pure arithmetic over their statistics.
 
-A log whose ledgers are all gone is deleted. One that is mostly garbage is compacted: what is alive is copied to a new log.
+A log whose ledgers are all deleted is deleted. One that is mostly garbage is compacted: what is alive is copied to a new
+log.
 
     minor  below 0.2 alive, every hour     gets most for least work
     major  below 0.5 alive, every day      writes at most as much as it frees
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 __all__ = [
     "MAX_SOURCES",
-    "Batch",
+    "CompactionBatch",
     "CompactionRules",
     "History",
     "LogUsage",
@@ -46,7 +47,7 @@ class LogUsage(NamedTuple):
     bytes: int
     live_bytes: int
     # False: a part of it cannot be read, so what is in there is not known. Only a compaction, which looks at the index for
-    # every byte of it, may let go of such a log.
+    # every byte of it, may delete such a log.
     whole: bool = True
 
     @property
@@ -73,7 +74,7 @@ class History(NamedTuple):
     major_s: float = -math.inf
 
 
-class Batch(NamedTuple):
+class CompactionBatch(NamedTuple):
     """Logs of one directory that are compacted into one."""
 
     directory: int
@@ -94,7 +95,7 @@ class Plan(NamedTuple):
     """What to do, in this order. `minor`, `major`: these count as done for all directories."""
 
     delete: tuple[LogUsage, ...]
-    compact: tuple[Batch, ...]
+    compact: tuple[CompactionBatch, ...]
     minor: bool
     major: bool
 
@@ -137,7 +138,7 @@ def plan_round(
     return Plan(tuple(delete), tuple(batches), minor or major, major)
 
 
-def fits(batch: Batch, free_bytes: int, reserve_bytes: int) -> bool:
+def fits(batch: CompactionBatch, free_bytes: int, reserve_bytes: int) -> bool:
     """Whether the copy can be written without eating into what flushes need. The sources are deleted after it only."""
     return batch.live_bytes + _COPY_OVERHEAD_BYTES + reserve_bytes <= free_bytes
 
@@ -146,16 +147,16 @@ def _due(threshold: float, interval_s: float, since_s: float, forced: bool) -> b
     return bool(threshold) and (forced or (interval_s > 0 and since_s >= interval_s))
 
 
-def _batches(directory: int, logs: Sequence[LogUsage], rules: CompactionRules) -> list[Batch]:
-    found: list[Batch] = []
+def _batches(directory: int, logs: Sequence[LogUsage], rules: CompactionRules) -> list[CompactionBatch]:
+    found: list[CompactionBatch] = []
     sources: list[LogUsage] = []
     size = 0
     for log in logs:
         if sources and (size + log.live_bytes > rules.entry_log_bytes or len(sources) == MAX_SOURCES):
-            found.append(Batch(directory, tuple(sources)))
+            found.append(CompactionBatch(directory, tuple(sources)))
             sources, size = [], 0
         sources.append(log)
         size += log.live_bytes
     if sources:
-        found.append(Batch(directory, tuple(sources)))
+        found.append(CompactionBatch(directory, tuple(sources)))
     return found

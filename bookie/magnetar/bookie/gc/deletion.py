@@ -15,7 +15,7 @@ from magnetar.proto.errors import error_from_wire
 from magnetar.runtime.clock import Clock
 
 from ..journal import Journals
-from ..ledgers import LedgerStates
+from ..ledgers import LedgerDescriptors
 from ..read_cache import ReadCache
 from ..scrub.damage import Damage
 from ..write_cache import WriteCache
@@ -30,7 +30,12 @@ class Deletion:
     """Writes the tombstones of one bookie."""
 
     def __init__(
-        self, ledgers: LedgerStates, cache: WriteCache, read_cache: ReadCache, damage: Damage, clock: Clock
+        self,
+        ledgers: LedgerDescriptors,
+        cache: WriteCache,
+        read_cache: ReadCache,
+        damage: Damage,
+        clock: Clock,
     ) -> None:
         self.journals: Journals = None  # type: ignore[assignment]  # set before anything is served
         # Ledgers deleted since the start.
@@ -40,15 +45,18 @@ class Deletion:
         self._read_cache = read_cache
         self._damage = damage
         self._clock = clock
-        # Tombstones on their way to the journal, shared by those who delete one ledger at the same time.
+        # Tombstones on their way to the journal, shared by concurrent deletions of one ledger.
         self._in_flight: dict[int, asyncio.Future[None]] = {}
 
     async def delete(self, ledger_ids: Sequence[int]) -> None:
-        """Durable when it returns, for ledgers that were never seen here as well. StorageFailed: the bookie stops."""
+        """Writes tombstones, also for ledgers that were never seen here.
+
+        Durable when it returns. StorageFailed: fail-stop.
+        """
         waiting: list[asyncio.Future[None]] = []
         for start in range(0, len(ledger_ids), _SLICE):
             for ledger_id in ledger_ids[start : start + _SLICE]:
-                self._entomb(ledger_id)
+                self._write_tombstone(ledger_id)
                 if (durable := self._in_flight.get(ledger_id)) is not None:
                     waiting.append(durable)
             await asyncio.sleep(0)
@@ -56,28 +64,28 @@ class Deletion:
             # Shielded: one caller that gives up must not cancel the others.
             await asyncio.shield(durable)
 
-    def replay(self, ledger_id: int, deleted_at_ms: int) -> None:
-        """A tombstone that a start found in a journal: the flush after the replay puts it into the index."""
+    def apply(self, ledger_id: int, deleted_at_ms: int) -> None:
+        """Applies a tombstone in memory, a new one or one from a replayed journal; the next flush puts it into the index."""
         state = self._ledgers.load(ledger_id)
         state.deleted_at_ms = max(state.deleted_at_ms, deleted_at_ms)
         state.fenced = True
         self._ledgers.mark_dirty(state, ledger_id)
-        # The half that is being flushed goes on to an entry log, as garbage.
+        # Its entries in the memtable that is being flushed still reach an entry log, as garbage.
         self._cache.discard_ledger(ledger_id)
 
-    def _entomb(self, ledger_id: int) -> None:
+    def _write_tombstone(self, ledger_id: int) -> None:
         state = self._ledgers.load(ledger_id)
         if state.deleted_at_ms:
             return
         deleted_at_ms = max(1, self._clock.now_ms())
-        self.replay(ledger_id, deleted_at_ms)
+        self.apply(ledger_id, deleted_at_ms)
         self._read_cache.discard_ledger(ledger_id)
         self._damage.deleted(ledger_id)
         self._ledgers.wake(ledger_id)
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._in_flight[ledger_id] = durable
         if state.fence_durable is None:
-            # The tombstone is a fence as well: who fences now is answered once it is durable (rule 6).
+            # The tombstone is a fence as well: a fence request is answered once the tombstone is durable (rule 6).
             state.fence_durable = durable
 
         def done(_ledger_id: int, _number: int, code: int) -> None:
@@ -86,7 +94,7 @@ class Deletion:
                 state.fence_durable = None
             if code:
                 durable.set_exception(error_from_wire(code, 0, "the tombstone could not be written"))
-                durable.exception()  # whoever asked may have gone away
+                durable.exception()  # marks it as retrieved: the caller may have been cancelled
             else:
                 self.deleted += 1
                 durable.set_result(None)

@@ -1,10 +1,11 @@
-"""Which ledgers are gone: the seam between garbage collection and the metadata store.
+"""Which ledgers were deleted: the seam between garbage collection and the metadata store.
 
 The order matters (rule 10): the caller lists the ledgers that it stores *before* it asks. A ledger is in the metadata before
 its first entry is written, so one that was listed and is then not found has been deleted; asked the other way around, one
 that was created between the two would look deleted.
 
-    collector: [1, 2, 3] have entries here  ->  missing([1, 2, 3])  ->  metadata lists 1, 3, 7  ->  is 2 really gone? -> [2]
+    collector: [1, 2, 3] have entries here  ->  missing([1, 2, 3])  ->  metadata lists 1, 3, 7  ->  was 2 really deleted? ->
+    [2]
 
 Nothing but an explicit answer counts: an error, a timeout, a name that this release does not know, the store of another
 cluster all raise, and nothing is deleted.
@@ -30,7 +31,7 @@ class ExistingLedgers(Protocol):
     """What garbage collection asks of metadata."""
 
     async def missing(self, ledger_ids: Sequence[int]) -> list[int]:
-        """Those that certainly exist no more, in the order given. Raises MagnetarError when that cannot be told."""
+        """Those that were certainly deleted, in the order given. Raises MagnetarError when that is not known."""
         ...
 
 
@@ -64,13 +65,13 @@ class MetadataLedgers:
         for start in range(0, len(names), _SLICE):
             existing.update(_ledger(name) for name in names[start : start + _SLICE])
             await asyncio.sleep(0)
-        gone: list[int] = []
+        deleted: list[int] = []
         for number, ledger_id in enumerate(ledger_ids):
             if ledger_id not in existing and await self._metadata.get(ledger_path(ledger_id)) is None:
-                gone.append(ledger_id)
+                deleted.append(ledger_id)
             if number % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
-        return gone
+        return deleted
 
     async def _check_cluster(self) -> None:
         node = await self._metadata.get(INSTANCE_PATH)

@@ -1,4 +1,4 @@
-"""What garbage collection works on: the parts of one bookie."""
+"""The parts of a bookie that garbage collection works on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..disk_worker import DiskWorker
 from ..entry_log import EntryLogs
 from ..index import LocationIndex
 from ..layout import DataLayout
-from ..ledgers import LedgerStates
+from ..ledgers import LedgerDescriptors
 from ..scrub.damage import Damage
 from ..settings import BookieSettings
 from .existing_ledgers import ExistingLedgers
@@ -31,7 +31,7 @@ class StorageParts:
     layout: DataLayout
     logs: EntryLogs
     index: LocationIndex
-    ledgers: LedgerStates
+    ledgers: LedgerDescriptors
     checkpointer: Checkpointer
     damage: Damage
     existing: ExistingLedgers | None

@@ -1,8 +1,7 @@
-"""What there is to collect: which ledgers are deleted, and how much of each closed log is alive.
+"""What a round can collect: which ledgers are deleted, and how much of each closed log is alive.
 
-A ledger is *dead* when it has a tombstone, and *gone* when it is dead or when nothing whatever is known of it: neither
-state nor place (its tombstone was forgotten). Everything else is alive, a ledger that was only fenced here included, until
-metadata says otherwise.
+A ledger is *deleted* when it has a tombstone, or when it has neither state nor locations: then its tombstone was forgotten.
+Every other ledger is alive until metadata says otherwise, one that was only fenced here included.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ class Survey:
     def __init__(self, parts: StorageParts) -> None:
         # Bytes that are alive in a log, where the scrub has measured them; None: not known.
         self.measured_live_bytes: Callable[[int], int | None] = _not_measured
-        # Deleted ledgers, as of this round: membership is asked, and the order is that of their ids.
-        self.dead: dict[int, None] = {}
+        # Ledgers with a tombstone, as of this round, by id.
+        self.deleted: dict[int, None] = {}
         self._parts = parts
-        # Dead ledgers whose places have left the index, as this process has seen.
+        # Deleted ledgers whose locations this process has removed from the index.
         self._purged: set[int] = set()
-        # Dead ledgers that each closed log names.
-        self._dead_in: dict[int, list[int]] = {}
-        self._gone: dict[int, bool] = {}
+        # Deleted ledgers in each closed log.
+        self._deleted_in: dict[int, list[int]] = {}
+        self._known_deleted: dict[int, bool] = {}
 
     async def list_ledgers(self) -> list[int]:
         """Begins a round; returns the ledgers that are not deleted, by id."""
         index, by_id = self._parts.index, self._parts.ledgers.by_id
-        self.dead = {}
-        self._gone = {}
+        self.deleted = {}
+        self._known_deleted = {}
         alive: list[int] = []
         after = -1
         while rows := index.list_ledgers(after, _LIST):
@@ -63,18 +62,18 @@ class Survey:
             for ledger_id, record in rows:
                 state = by_id.get(ledger_id)
                 if record.deleted_at_ms if state is None else state.deleted_at_ms:
-                    self.dead[ledger_id] = None
+                    self.deleted[ledger_id] = None
                 else:
                     alive.append(ledger_id)
             await asyncio.sleep(0)
         return alive
 
     async def purge(self) -> None:
-        """Dead ledgers have no places in the index, durably. Nothing may be flushed meanwhile. IndexFailed."""
+        """Removes the locations of deleted ledgers from the index, durably. No flush may run. Raises IndexFailed."""
         index = self._parts.index
-        purged = [ledger_id for ledger_id in self.dead if ledger_id not in self._purged]
+        purged = [ledger_id for ledger_id in self.deleted if ledger_id not in self._purged]
         for number, ledger_id in enumerate(purged):
-            if self._has_places(ledger_id):
+            if self._has_locations(ledger_id):
                 with index_writes():
                     index.delete_locations(ledger_id)
             if number % _SLICE == 0:
@@ -82,18 +81,18 @@ class Survey:
         if purged:
             with index_writes():
                 await index.flush_locations()
-        # A flush that waits for space still holds entries, and will put their places into the index.
+        # A flush that waits for space still holds entries, and will add their locations to the index.
         if not self._parts.checkpointer.stopped_by_full_disk:
             self._purged.update(purged)
 
-    def gone(self, ledger_id: int) -> bool:
-        """Whether nothing of the ledger is kept. Cached for the round; 8 us the first time."""
-        known = self._gone.get(ledger_id)
+    def is_deleted(self, ledger_id: int) -> bool:
+        """Whether the ledger is deleted; see the module. Cached for the round; 8 us the first time."""
+        known = self._known_deleted.get(ledger_id)
         if known is None:
-            known = self._gone[ledger_id] = ledger_id in self.dead or (
+            known = self._known_deleted[ledger_id] = ledger_id in self.deleted or (
                 ledger_id not in self._parts.ledgers.by_id
                 and self._parts.index.get_ledger(ledger_id) is None
-                and not self._has_places(ledger_id)
+                and not self._has_locations(ledger_id)
             )
         return known
 
@@ -102,7 +101,7 @@ class Survey:
         logs = self._parts.logs
         states = logs.directory_states
         found: list[LogUsage] = []
-        self._dead_in = {}
+        self._deleted_in = {}
         for info in closed:
             if states[info.directory] is DirectoryState.FAILED:
                 continue
@@ -117,40 +116,40 @@ class Survey:
                 continue
             ledgers = statistics.ledgers
             for number, ledger_id in enumerate(ledgers):
-                self.gone(ledger_id)
+                self.is_deleted(ledger_id)
                 if number % _SLICE == _SLICE - 1:
                     await asyncio.sleep(0)
-            gone = {ledger_id for ledger_id in ledgers if self._gone[ledger_id]}
-            live = live_bytes(ledgers, gone, self.measured_live_bytes(info.log_id))
-            if not live and len(gone) < len(ledgers):
+            deleted = {ledger_id for ledger_id in ledgers if self._known_deleted[ledger_id]}
+            live = live_bytes(ledgers, deleted, self.measured_live_bytes(info.log_id))
+            if not live and len(deleted) < len(ledgers):
                 live = 1  # only a compaction can tell that nothing of a live ledger is needed
-            self._dead_in[info.log_id] = [ledger_id for ledger_id in ledgers if ledger_id in self.dead]
+            self._deleted_in[info.log_id] = [ledger_id for ledger_id in ledgers if ledger_id in self.deleted]
             found.append(LogUsage(info.log_id, info.directory, info.bytes, live, statistics.whole))
         return found
 
-    def logs_went(self, log_ids: Collection[int]) -> None:
-        """Tombstones that went with these logs are written again while another log could bring their ledger back.
+    def logs_deleted(self, log_ids: Collection[int]) -> None:
+        """Rewrites the tombstones that were stored in these logs, while another log still has entries of their ledgers.
 
-        Only a rebuild of the index from the logs would: the index has the tombstone.
+        They matter to a rebuild of the index from the logs; the index itself has them.
         """
         went: dict[int, None] = {}
         for log_id in log_ids:
-            went.update(dict.fromkeys(self._dead_in.pop(log_id, [])))
-        for others in self._dead_in.values():
+            went.update(dict.fromkeys(self._deleted_in.pop(log_id, [])))
+        for others in self._deleted_in.values():
             for ledger_id in others:
                 if ledger_id in went:
                     del went[ledger_id]
-                    self._parts.ledgers.restate(ledger_id)
+                    self._parts.ledgers.rewrite_state(ledger_id)
 
     async def forget_tombstones(self) -> int:
-        """Those that have served their time. Nothing may be flushed meanwhile. IndexFailed.
+        """Forgets tombstones older than `tombstone_retention_s`. No flush may run. Raises IndexFailed.
 
-        Not before the mark has passed the journals that hold adds of the ledger: a replay would revive it.
+        A tombstone stays until the mark lies behind the journals with adds of the ledger: a replay would revive it.
         """
         parts = self._parts
         latest = parts.clock.now_ms() - round(parts.settings.tombstone_retention_s * 1000)
         forgotten = 0
-        for number, ledger_id in enumerate(self.dead):
+        for number, ledger_id in enumerate(self.deleted):
             if number % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
             record = parts.index.get_ledger(ledger_id)
@@ -158,7 +157,7 @@ class Survey:
                 record is not None
                 and 0 < record.deleted_at_ms <= latest
                 and ledger_id in self._purged
-                and parts.ledgers.settled(ledger_id)
+                and parts.ledgers.is_saved(ledger_id)
             ):
                 with index_writes():
                     parts.index.delete_ledger(ledger_id)
@@ -170,7 +169,7 @@ class Survey:
                 await parts.index.flush_ledgers()
         return forgotten
 
-    def _has_places(self, ledger_id: int) -> bool:
+    def _has_locations(self, ledger_id: int) -> bool:
         return bool(self._parts.index.list_locations(ledger_id, count=1))
 
 

@@ -1,9 +1,9 @@
-"""How far the index has come: a number beside RocksDB's own files that tells when they have fallen back.
+"""The guard of the index: a number beside RocksDB's own files that shows when these have lost changes.
 
 RocksDB verifies every block of its tables, but takes a damaged record at the end of its MANIFEST for a torn one: the newest
 tables are then forgotten in silence, and entries in them would be said not to exist (rule 8). Its sequence number counts
-every change and stands in the MANIFEST. After each flush the guard keeps the highest number of what was flushed; an index
-that opens with a lower one has lost something.
+every change and is recorded in the MANIFEST. After each flush the guard keeps the highest number of what was flushed; an
+index that opens with a lower one has lost something.
 
     two slots of 4096 bytes, written in turn: "MAGIDXGD" | u32 version | u64 turn | u64 sequence | u64 xxh3-64 of
     all before it | zeros

@@ -1,11 +1,11 @@
-"""Making the index anew from the entry logs, for a stopped bookie whose index is damaged or lost.
+"""Rebuilds the index from the entry logs, for a stopped bookie whose index is damaged or lost.
 
     every log, by id -> INDEX.rebuilding, flushed -> the old one renamed INDEX.damaged-<n> -> the new one renamed INDEX
 
 What is in the journals beyond the mark comes back by the replay of the next start. Killed at any moment, the command can be
 given again: it begins anew, and a start refuses while there is no index.
 
-**Which copy wins.** An entry may stand in several logs: a compaction was cut short, or a recovery added it again. The
+**Which copy wins.** An entry may be in several logs: a compaction was interrupted, or a recovery added it again. The
 protocol never gives one entry two payloads; a recovery's copy differs in its last add confirmed and its digest. So the copy
 with the higher last add confirmed wins, and of equal ones that with the higher (log id, offset). A copy made by a compaction
 has the bytes of its source, so it never beats a recovery's, although its log is younger.
@@ -15,13 +15,13 @@ read of the old index. Only that entries may have been lost is taken back, by a 
 tell. The first release wrote none: if the old index cannot tell, ledgers in its logs are taken for fenced.
 
 **Damage** (rule 8). What the old index knew and no log gives any more keeps its old location, so that reads say "damaged".
-If the old index cannot tell, whoever lost something is not told "no such entry" either:
+If the old index cannot be read, no ledger gets the answer "no such entry" where something may have been lost:
 
     footer of the log is good     ledgers whose bytes fall short of it        unknown, and fenced: the fence may be lost
     no footer, or no log          every ledger, and those not heard of yet    the same; the index is `incomplete`
 
 Ranges that were never synced (`torn`) lost nothing: the journal has it. What replaces an `incomplete` index is incomplete as
-well: the log that was damaged may be gone by now.
+well: the damaged log may have been deleted by now.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .locations import BATCH_ENTRIES, LedgerRecord, Location, LocationIndex, dec
 if TYPE_CHECKING:  # entry logs import this package
     from ..entry_log import Scanned
 
-__all__ = ["DamagedRange", "RebuildReport", "rebuild_index"]
+__all__ = ["DamagedBytes", "RebuildReport", "rebuild_index"]
 
 _MAX_DAMAGED = 10_000
 _PAGE_BYTES = 4096
@@ -50,7 +50,7 @@ _RECORD_HEADER_BYTES = 32
 _KEPT_ROWS = 1000
 
 
-class DamagedRange(NamedTuple):
+class DamagedBytes(NamedTuple):
     """Bytes of a log that hold no good record. Ledger and entry are what they claim, -1: nothing."""
 
     path: str
@@ -69,9 +69,9 @@ class RebuildReport:
     entries: int = 0
     ledgers: int = 0
     states: int = 0
-    # An entry stood in several places.
+    # Entries that were found in several places.
     duplicates: int = 0
-    damaged: list[DamagedRange] = field(default_factory=list)
+    damaged: list[DamagedBytes] = field(default_factory=list)
     damaged_bytes: int = 0
     torn_bytes: int = 0
     # Logs that could not be read at all, and why.
@@ -232,7 +232,7 @@ class _Rebuild:
         self._paths: dict[int, str] = {}
         # Of the batch: last add confirmed and place by key.
         self._batch: dict[tuple[int, int], tuple[int, Location]] = {}
-        # Ledgers that lost records, and logs of which nobody can tell whose they were.
+        # Ledgers that lost records, and logs whose ledgers are not known.
         self._short: dict[int, None] = {}
         self._not_told: list[str] = ["a lost directory"] if logs_lost else []
         # Ledgers in logs of the first release, which has no state records.
@@ -295,7 +295,7 @@ class _Rebuild:
             return False
         self.report.damaged_bytes += record.length
         if len(self.report.damaged) < _MAX_DAMAGED:
-            found = DamagedRange(path, record.offset, record.length, record.ledger_id, record.entry_id)
+            found = DamagedBytes(path, record.offset, record.length, record.ledger_id, record.entry_id)
             self.report.damaged.append(found)
         return True
 

@@ -33,13 +33,14 @@ from .locations import (
     encode_location,
 )
 
-__all__ = ["RocksLocationIndex"]
+__all__ = ["GUARDED", "INCOMPLETE", "INSTANCE", "LEDGER_KEY", "LOCATION_KEY", "RocksLocationIndex"]
 
-_KEY = struct.Struct(">QQ")
-_LEDGER_KEY = struct.Struct(">Q")
-_INSTANCE = b"instance"
-_GUARDED = b"guarded"
-_INCOMPLETE = b"incomplete"
+# Keys of the column families; see the module.
+LOCATION_KEY = struct.Struct(">QQ")
+LEDGER_KEY = struct.Struct(">Q")
+INSTANCE = b"instance"
+GUARDED = b"guarded"
+INCOMPLETE = b"incomplete"
 _STATES_LOGGED = b"states logged"
 _MAX_ID = 2**64 - 1
 
@@ -98,7 +99,7 @@ class RocksLocationIndex:
         sequence = self._db.latest_sequence_number()
         if self._guard.open():
             self._guard.check(sequence)
-        elif self._call(self._db.get, _GUARDED) is not None:
+        elif self._call(self._db.get, GUARDED) is not None:
             raise DataDirectoryError(
                 f"the guard {self._guard.path} of the index is missing; `magnetar bookie index rebuild` makes the index "
                 "anew from the entry logs",
@@ -106,8 +107,8 @@ class RocksLocationIndex:
             )
         else:  # it was just made, or by the first release
             self._guard.create(sequence)
-        if self._call(self._db.get, _GUARDED) is None:
-            self._note(_GUARDED)
+        if self._call(self._db.get, GUARDED) is None:
+            self._note(GUARDED)
 
     def _read_options(self) -> Any:
         """Every block that is read from the disk is verified."""
@@ -117,21 +118,21 @@ class RocksLocationIndex:
 
     def instance(self) -> int | None:
         """See `LocationIndex`."""
-        value = self._call(self._db.get, _INSTANCE)
+        value = self._call(self._db.get, INSTANCE)
         return None if value is None else int.from_bytes(value, "big")
 
     def set_instance(self, instance: int) -> None:
         """See `LocationIndex`. Blocks for some ms, at the first start."""
-        self._call(self._db.put, _INSTANCE, instance.to_bytes(8, "big"))
+        self._call(self._db.put, INSTANCE, instance.to_bytes(8, "big"))
         self._call(self._db.flush, True)
 
     def incomplete(self) -> bool:
         """See `LocationIndex`."""
-        return self._call(self._db.get, _INCOMPLETE) is not None
+        return self._call(self._db.get, INCOMPLETE) is not None
 
     def set_incomplete(self) -> None:
         """See `LocationIndex`."""
-        self._note(_INCOMPLETE)
+        self._note(INCOMPLETE)
 
     def states_are_logged(self) -> bool:
         """See `LocationIndex`."""
@@ -160,12 +161,14 @@ class RocksLocationIndex:
 
     def get(self, ledger_id: int, entry_id: int) -> Location | None:
         """See `LocationIndex`."""
-        value = self._call(self._locations.get, _KEY.pack(ledger_id, entry_id))
+        value = self._call(self._locations.get, LOCATION_KEY.pack(ledger_id, entry_id))
         return None if value is None else decode_location(value)
 
     def get_each(self, ledger_id: int, entry_ids: Sequence[int]) -> list[tuple[int, Location]]:
         """See `LocationIndex`."""
-        values = self._call(self._locations.get, [_KEY.pack(ledger_id, entry_id) for entry_id in entry_ids])
+        values = self._call(
+            self._locations.get, [LOCATION_KEY.pack(ledger_id, entry_id) for entry_id in entry_ids]
+        )
         return [
             (entry_id, decode_location(value))
             for entry_id, value in zip(entry_ids, values, strict=True)
@@ -183,17 +186,20 @@ class RocksLocationIndex:
         if after >= _MAX_ID:
             return []
         rows = self._rows(
-            self._locations, _KEY.pack(ledger_id, after + 1), count, _KEY.pack(ledger_id, _MAX_ID) + b"\0"
+            self._locations,
+            LOCATION_KEY.pack(ledger_id, after + 1),
+            count,
+            LOCATION_KEY.pack(ledger_id, _MAX_ID) + b"\0",
         )
-        return [(_KEY.unpack(key)[1], decode_location(value)) for key, value in rows]
+        return [(LOCATION_KEY.unpack(key)[1], decode_location(value)) for key, value in rows]
 
     def walk(
         self, after: tuple[int, int] | None = None, count: int = 1000
     ) -> list[tuple[int, int, Location]]:
         """See `LocationIndex`."""
-        first = b"" if after is None else _KEY.pack(*after) + b"\0"
+        first = b"" if after is None else LOCATION_KEY.pack(*after) + b"\0"
         rows = self._rows(self._locations, first, count)
-        return [(*_KEY.unpack(key), decode_location(value)) for key, value in rows]
+        return [(*LOCATION_KEY.unpack(key), decode_location(value)) for key, value in rows]
 
     def _rows(self, family: Any, first: bytes, count: int, end: bytes = b"") -> list[tuple[bytes, bytes]]:
         """Up to `count` rows from the key `first` on, in order. Their blocks do not push others out of the cache."""
@@ -219,14 +225,18 @@ class RocksLocationIndex:
         """See `LocationIndex`."""
         batch = self._rocks.WriteBatch(raw_mode=True)
         for ledger_id, entry_id, location in locations:
-            batch.put(_KEY.pack(ledger_id, entry_id), encode_location(location), self._locations_handle)
+            batch.put(
+                LOCATION_KEY.pack(ledger_id, entry_id), encode_location(location), self._locations_handle
+            )
         self._locations_sequence = self._write(batch)
 
     def replace_locations(self, moved: Sequence[tuple[int, int, Location, Location]]) -> int:
         """See `LocationIndex`."""
         if not moved:
             return 0
-        values = self._call(self._locations.get, [_KEY.pack(ledger, entry) for ledger, entry, _, _ in moved])
+        values = self._call(
+            self._locations.get, [LOCATION_KEY.pack(ledger, entry) for ledger, entry, _, _ in moved]
+        )
         there = [
             (ledger, entry, new)
             for (ledger, entry, old, new), value in zip(moved, values, strict=True)
@@ -239,34 +249,34 @@ class RocksLocationIndex:
     def delete_locations(self, ledger_id: int) -> None:
         """See `LocationIndex`. One range tombstone, about 2 us, and 1 us a get until RocksDB compacts it away."""
         batch = self._rocks.WriteBatch(raw_mode=True)
-        end = _KEY.pack(ledger_id, _MAX_ID)
-        batch.delete_range(_KEY.pack(ledger_id, 0), end, self._locations_handle)
+        end = LOCATION_KEY.pack(ledger_id, _MAX_ID)
+        batch.delete_range(LOCATION_KEY.pack(ledger_id, 0), end, self._locations_handle)
         batch.delete(end, self._locations_handle)
         self._locations_sequence = self._write(batch)
 
     def get_ledger(self, ledger_id: int) -> LedgerRecord | None:
         """See `LocationIndex`."""
-        value = self._call(self._ledgers.get, _LEDGER_KEY.pack(ledger_id))
+        value = self._call(self._ledgers.get, LEDGER_KEY.pack(ledger_id))
         return None if value is None else decode_ledger_record(value)
 
     def list_ledgers(self, after: int = -1, count: int = 1000) -> list[tuple[int, LedgerRecord]]:
         """See `LocationIndex`."""
         if after >= _MAX_ID:
             return []
-        rows = self._rows(self._ledgers, _LEDGER_KEY.pack(after + 1), count)
-        return [(_LEDGER_KEY.unpack(key)[0], decode_ledger_record(value)) for key, value in rows]
+        rows = self._rows(self._ledgers, LEDGER_KEY.pack(after + 1), count)
+        return [(LEDGER_KEY.unpack(key)[0], decode_ledger_record(value)) for key, value in rows]
 
     def put_ledgers(self, ledgers: Sequence[tuple[int, LedgerRecord]]) -> None:
         """See `LocationIndex`."""
         batch = self._rocks.WriteBatch(raw_mode=True)
         for ledger_id, record in ledgers:
-            batch.put(_LEDGER_KEY.pack(ledger_id), encode_ledger_record(record), self._ledgers_handle)
+            batch.put(LEDGER_KEY.pack(ledger_id), encode_ledger_record(record), self._ledgers_handle)
         self._ledgers_sequence = self._write(batch)
 
     def delete_ledger(self, ledger_id: int) -> None:
         """See `LocationIndex`."""
         batch = self._rocks.WriteBatch(raw_mode=True)
-        batch.delete(_LEDGER_KEY.pack(ledger_id), self._ledgers_handle)
+        batch.delete(LEDGER_KEY.pack(ledger_id), self._ledgers_handle)
         self._ledgers_sequence = self._write(batch)
 
     def _write(self, batch: Any) -> int:

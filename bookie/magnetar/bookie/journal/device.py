@@ -1,7 +1,7 @@
 """The seam between the journal and what makes its bytes durable.
 
 A device takes a stream of bytes that is numbered from `offset` on, and says up to which offset they are durable. It knows
-nothing of records. What arrived while a sync was running is the next group, unless groups are told to wait for company
+nothing of records. What arrives while a sync is running is the next group, which may also wait for more records
 (`journal_group_max_wait_ms`), and a group starts at a multiple of the alignment in the current file (`file_position`
 says how far the file is used). What is appended as deferred waits for the next bytes that are not, or for `sync`.
 
@@ -9,7 +9,8 @@ The journal owns the files: it prepares them and says where in the stream the ne
 that point is synced before the next file is touched (rule 5 depends on it).
 
 A failed write or sync is never tried again (rule 4): `on_failure` is called once, and nothing becomes durable any more. The
-exception is a write (never a sync) that finds the disk full: it waits, `full` is true meanwhile, and `on_space` tells both.
+exception is a write (never a sync) that finds the disk full: it waits, `full` is true meanwhile, and `on_space` is called at
+both changes.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class JournalDevice(Protocol):
 
     @property
     def requested_offset(self) -> int:
-        """Everything below is durable or on its way there; what lies between it and `end_offset` is deferred."""
+        """Everything below is durable or on its way there; what follows up to `end_offset` is deferred."""
         ...
 
     @property
@@ -82,24 +83,24 @@ class JournalDevice(Protocol):
         ...
 
     async def close(self, *, wait: bool = True) -> None:
-        """Waits until everything appended is durable (unless the device failed, or `wait` is False), lets go of the file."""
+        """Waits until everything appended is durable (unless the device failed, or `wait` is False), closes the file."""
         ...
 
 
 def ignore_durable(offset: int) -> None:
-    """Until the journal listens."""
+    """The callback until the journal sets its own."""
 
 
 def ignore_failure(error: MagnetarError) -> None:
-    """Until somebody listens."""
+    """The callback until the owner sets its own."""
 
 
 def ignore_space() -> None:
-    """Until the journal listens."""
+    """The callback until the journal sets its own."""
 
 
 class StreamOffsets:
-    """The part that all devices share: where the stream stands, and how much of it may wait for the disk.
+    """The part that all devices share: the offsets of the stream, and how much of it may wait for the disk.
 
     Invariant: `_durable` <= `_end` <= `_durable` + `_capacity`.
     """

@@ -149,13 +149,13 @@ class InlineJournalDevice(StreamOffsets):
                     self._write(item)
                 except DiskFull:
                     self._scheduled = asyncio.get_running_loop().call_later(_RETRY_FULL_S, self._write_groups)
-                    self._tell_space(True)
+                    self._notify_space(True)
                     return
                 self._durable += sum(map(len, item))
             work.popleft()
-        self._tell_space(False)
+        self._notify_space(False)
 
-    def _tell_space(self, full: bool) -> None:
+    def _notify_space(self, full: bool) -> None:
         if full != self.full:
             self.full = full
             self.on_space()

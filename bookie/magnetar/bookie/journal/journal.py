@@ -5,10 +5,10 @@ of the stream that goes there), then released by a checkpoint and prepared again
 an incarnation, is never used twice.
 
 Once nothing was written for a moment after a group, a small record (SYNCED) says that the group is durable, so that damage
-at the very end of a journal is told from a torn tail (rule 5).
+at the very end of a journal can be distinguished from a torn tail (rule 5).
 
-A file is left as soon as what was prepared of it is used up and the next one is ready; while it is not, the file just
-grows, and more are kept ready from then on.
+The journal moves on to the next file as soon as the prepared part of the current one is used up. If no next file is ready,
+the current one grows, and more files are prepared in advance from then on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 DurableCallback = Callable[[int, int, int], None]
 
 _RETRY_PREPARE_S = 1.0
-# How long the journal is quiet before it says that what it wrote is durable.
+# How long nothing is written before a SYNCED record follows.
 _IDLE_S = 0.1
 ADD = int(RecordType.ADD)
 
@@ -94,17 +94,17 @@ class Journal:
         # Loop time at which a record became durable last, or the first of those that wait now came.
         self._progress_at = 0.0
         self._now: Callable[[], float] = float  # of the loop, once it has started
-        # Records for which the ring had no room, in order. Their payloads stand in the write cache, which bounds them.
+        # Records for which the ring had no room, in order. The write cache has their payloads, and bounds them.
         self._waiting: deque[tuple[int, bytes, DurableCallback, int, int]] = deque()
         # Why nothing is acknowledged any more.
         self.failure: MagnetarError | None = None
         self._wanted = asyncio.Event()
-        self._upkeep: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Task[None] | None = None
         # No file could be prepared for want of space, and none is ready.
         self._cannot_prepare = False
-        # When the journal fell quiet: the timer, and the end offset then. Up to `_sealed` a later record says so already.
+        # The timer for a SYNCED record, and the end offset when it was set. Records up to `_synced_record_end` need none.
         self._idle: asyncio.TimerHandle | None = None
-        self._quiet_at = self._sealed = -1
+        self._quiet_at = self._synced_record_end = -1
         # Deferred adds are synced when this fires, or when so many bytes wait, if nothing else has brought a sync.
         self._deferred_timer: asyncio.TimerHandle | None = None
         self._deferred_limit = settings.journal_ring_bytes // 4
@@ -115,7 +115,7 @@ class Journal:
     async def start(
         self, position: JournalPosition, prepared_bytes: int, released: list[tuple[int, int]]
     ) -> None:
-        """Begins the prepared file at `position`; `released` are old files (sequence, bytes) that nobody needs."""
+        """Begins the prepared file at `position`; `released` are old files (sequence, bytes) for reuse."""
         self._now = asyncio.get_running_loop().time
         self._device.on_durable = self._durable
         self._device.on_failure = self._device_failed
@@ -124,8 +124,8 @@ class Journal:
         await self._device.start(position.sequence, position.offset)
         self._begin(position.sequence, prepared_bytes)
         self._wanted.set()
-        self._upkeep = asyncio.get_running_loop().create_task(self._prepare_files(), name="journal files")
-        self._upkeep.add_done_callback(self._upkeep_ended)
+        self._preparing = asyncio.get_running_loop().create_task(self._prepare_files(), name="journal files")
+        self._preparing.add_done_callback(self._preparing_ended)
 
     @property
     def waiting(self) -> bool:
@@ -203,7 +203,7 @@ class Journal:
         self._pending.append((device.end_offset, done, ledger_id, entry_id))
 
     def add_deferred(self, entry: bytes, done: DurableCallback, ledger_id: int, entry_id: int) -> None:
-        """The same without asking for a sync: the next one covers it, whoever asks, within `journal_deferred_sync_s`."""
+        """The same without asking for a sync: the next sync covers it, within `journal_deferred_sync_s`."""
         device = self._device
         if self._waiting or device.free_bytes < len(entry) + 2 * RECORD_HEADER_BYTES or self.failure:
             self._append_later(ADD, entry, done, ledger_id, entry_id)
@@ -222,7 +222,7 @@ class Journal:
             )
 
     def sync(self) -> None:
-        """What was deferred goes to the disk now, in one group with whatever else does."""
+        """Sends deferred records to the disk now, in one group with all others."""
         if self.failure is None:
             if self._device.durable_offset == self._device.requested_offset:
                 self._progress_at = self._now()
@@ -232,7 +232,7 @@ class Journal:
         """`done` is called when everything appended before is durable. Forces of one turn of the loop share a sync."""
         device = self._device
         if self.failure is not None or self._waiting:
-            # A mark behind what waits for the ring.
+            # A position behind the records that wait for the ring.
             self._append_later(RecordType.SYNCED, b"", done, ledger_id, -1)
         elif device.durable_offset == device.end_offset:
             asyncio.get_running_loop().call_soon(done, ledger_id, -1, 0)
@@ -277,17 +277,17 @@ class Journal:
         if self._deferred_timer is not None:
             self._deferred_timer.cancel()
             self._deferred_timer = None
-        if self._upkeep is not None:
-            self._upkeep.cancel()
-            await asyncio.gather(self._upkeep, return_exceptions=True)
-            self._upkeep = None
+        if self._preparing is not None:
+            self._preparing.cancel()
+            await asyncio.gather(self._preparing, return_exceptions=True)
+            self._preparing = None
         wait = False
         try:
             if self._waiting and self.failure is None and not self._device.full:
                 self._emptied = asyncio.get_running_loop().create_future()
                 await self._emptied
             wait = True
-        finally:  # a bookie that gives up waiting lets go all the same
+        finally:  # also when the bookie gives up waiting
             try:
                 await self._device.close(wait=wait)
                 await asyncio.sleep(0)  # what the device has to say
@@ -334,7 +334,7 @@ class Journal:
             self.group_records.observe(before - len(pending))
         if self._waiting:
             self._drain_waiting()
-            self._tell_emptied()
+            self._notify_emptied()
         file = self._files[-1]
         position = self._device.file_position
         if offset > file.base and position >= file.prepared_bytes:
@@ -346,25 +346,30 @@ class Journal:
                 self._wanted.set()
             else:
                 self._outran = True
-        if self._idle is None and self._sealed != offset == self._device.end_offset:
-            self._fall_quiet()
+        if self._idle is None and self._synced_record_end != offset == self._device.end_offset:
+            self._schedule_synced_record()
 
-    def _fall_quiet(self) -> None:
+    def _schedule_synced_record(self) -> None:
         self._quiet_at = self._device.end_offset
-        self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self._seal)
+        self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self._append_synced_record)
 
-    def _seal(self) -> None:
-        """Says that everything is durable, if nothing was written meanwhile. Its own durability does not matter."""
+    def _append_synced_record(self) -> None:
+        """Appends a SYNCED record if nothing was written meanwhile. Its own durability does not matter."""
         self._idle = None
         device = self._device
         end = device.end_offset
-        if self.failure is not None or self._closing or device.durable_offset != end or self._sealed == end:
-            return  # the next group brings it back
+        if (
+            self.failure is not None
+            or self._closing
+            or device.durable_offset != end
+            or self._synced_record_end == end
+        ):
+            return  # the next group sets the timer again
         if end != self._quiet_at:
-            self._fall_quiet()
+            self._schedule_synced_record()
             return
         device.append(encode_record_header(self._incarnation, end, end, RecordType.SYNCED, b""), b"")
-        self._sealed = device.end_offset
+        self._synced_record_end = device.end_offset
 
     def _begin(self, sequence: int, prepared_bytes: int) -> None:
         device = self._device
@@ -375,7 +380,7 @@ class Journal:
             self._incarnation, base, device.durable_offset, RecordType.BEGIN, payload
         )
         device.append(header, payload)
-        self._sealed = device.end_offset
+        self._synced_record_end = device.end_offset
         self._files.append(JournalFile(sequence, base, prepared_bytes))
 
     def stop(self, error: MagnetarError) -> None:
@@ -387,7 +392,7 @@ class Journal:
             self.on_failure(error)
 
     def _refuse_all(self, error: MagnetarError) -> bool:
-        """Nothing more is acknowledged: neither what waits nor what may still come. False if that was so already."""
+        """Refuses all records that wait or still come. False if that has happened before."""
         if self.failure is not None:
             return False
         self.failure = error
@@ -397,7 +402,7 @@ class Journal:
             done(ledger_id, number, error.code)
         for _, _, done, ledger_id, number in waiting:
             done(ledger_id, number, error.code)
-        self._tell_emptied()
+        self._notify_emptied()
         return True
 
     def _space_changed(self) -> None:
@@ -410,18 +415,20 @@ class Journal:
             self._cannot_prepare = value
             self.on_space()
 
-    def _tell_emptied(self) -> None:
+    def _notify_emptied(self) -> None:
         if self._emptied is not None and not self._waiting and not self._emptied.done():
             self._emptied.set_result(None)
 
-    def _upkeep_ended(self, task: asyncio.Task[None]) -> None:
-        """Without files to come the current one would grow for ever, and silently."""
+    def _preparing_ended(self, task: asyncio.Task[None]) -> None:
+        """Stops the journal: without new files the current one would silently grow for ever."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.critical("the upkeep of %s ended", self.directory, exc_info=error)
-            self._device_failed(StorageFailed(f"the upkeep of {self.directory} ended: {error!r}"))
+            _log.critical("the preparation of journal files in %s ended", self.directory, exc_info=error)
+            self._device_failed(
+                StorageFailed(f"the preparation of journal files in {self.directory} ended: {error!r}")
+            )
 
     async def _prepare_files(self) -> None:
-        """Keeps files ready, recycles released ones, deletes what is too much. Nobody waits for it."""
+        """The task that prepares files, recycles released ones and deletes surplus ones."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -459,9 +466,9 @@ class Journal:
         wanted = self._settings.journal_file_bytes
         if self._released:
             source, size = self._released[0]
-            kept = sum(size for _, size in self._spares)
+            spare_bytes = sum(size for _, size in self._spares)
             # One that is too small was the first file of a first start.
-            if size < wanted or (self._spares and kept + size > self._settings.journal_spare_bytes):
+            if size < wanted or (self._spares and spare_bytes + size > self._settings.journal_spare_bytes):
                 await self._worker.delete(journal_path(self.directory, source))
                 self._released.popleft()
                 return

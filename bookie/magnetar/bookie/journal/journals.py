@@ -1,4 +1,4 @@
-"""All journals of a bookie as one: which ledger goes where, and where each of them stands.
+"""All journals of a bookie as one: which ledger belongs to which journal, and the position of each journal.
 
 A ledger's records go to the journal `ledger_id % count`, so their order is that of one file. The positions are a vector: a
 checkpoint covers every journal, and each releases its files by its own component of the mark alone (rule 3).
@@ -61,7 +61,7 @@ class Journals:
         return {name: journal.durable_position() for name, journal in self.by_name.items()}
 
     def release(self, mark: Mark) -> None:
-        """Each journal lets go of its files before its position. Only after the mark is durable (rule 2)."""
+        """Each journal releases its files before its position. Only after the mark is durable (rule 2)."""
         for name, journal in self.by_name.items():
             journal.release(mark[name])
 

@@ -1,4 +1,4 @@
-"""Journal records (FORMATS.md, "Journal"): encoding, and a scan that says what it found and repairs nothing.
+"""Journal records (FORMATS.md, "Journal"): encoding, and a scan that reports what it finds and repairs nothing.
 
     u64 checksum | u64 incarnation | u64 offset | u64 synced_to | u32 length | u16 type | u16 0 | payload
 
@@ -8,7 +8,7 @@
 * The checksum is xxh3-64, seeded with the incarnation, of everything after it. What a recycled file still holds of its
   earlier life has another incarnation and counts as free space.
 * A group (what one sync made durable) starts at a multiple of the alignment (512 to 65536, 4096 by default) in the file and
-  is padded with zeros. What stands in the padding does not matter: only the record with the next offset goes on.
+  is padded with zeros. The content of the padding does not matter: only a record with the next offset continues the stream.
 * The first record of a file is BEGIN. A file without a valid one was prepared, but never begun.
 
 Bytes decide nothing here: `scan_journal` reports records and *gaps*; `recovery` has the table that judges them (rule 5).
@@ -164,7 +164,7 @@ class _Window:
         return self._data[begin : begin + length]
 
     def held(self, position: int) -> tuple[bytes, int]:
-        """What was read last, and the place of `position` in it; nothing and 0 if it lies elsewhere."""
+        """The bytes read last, and the index of `position` in them; b"" and 0 if it is outside."""
         at = position - self._start
         return (self._data, at) if 0 <= at < len(self._data) else (b"", 0)
 
@@ -276,14 +276,14 @@ def probe_begin(read: Callable[[int, int], bytes], size: int, incarnation: int) 
 
 
 def holds_records(read: Callable[[int, int], bytes], size: int, incarnation: int) -> bool:
-    """True if a good record of this incarnation stands anywhere in the file. Reads all of it."""
+    """True if the file has a good record of this incarnation anywhere. Reads all of it."""
     return _resume(_Window(read, size), 0, incarnation, -1)[0] is not None
 
 
 def _resume(window: _Window, position: int, incarnation: int, missing: int) -> tuple[Record | None, int]:
     """The next good record behind a gap, and the highest `synced_to` of all good records behind it.
 
-    Records are looked for wherever the incarnation stands, not only at group borders: a group may have lost its first
+    Records are searched for wherever the incarnation appears, not only at group borders: a group may have lost its first
     page only.
     """
     first: Record | None = None

@@ -1,4 +1,4 @@
-"""What a start makes of the journals it finds: one table (rule 5), and the replay that follows it.
+"""Recovery of the journals at a start: one decision table for gaps (rule 5), and the replay of the records.
 
 A gap at offset X, in a file that a start has to read. The first row that matches holds.
 
@@ -11,9 +11,9 @@ A gap at offset X, in a file that a start has to read. The first row that matche
     | any                | X >= mark             | <= X                     | begun          | DAMAGE            |
     | any                | X >= mark             | <= X                     | none begun     | TORN_TAIL         |
 
-COMPLETE: the file was left in order. TORN_TAIL: never acknowledged, whatever good records stand behind it (pages of one
-unsynced write persist in any order); it includes the clean end. DAMAGE_BELOW_MARK: what is missing stands in the entry
-logs; it is reported and the replay goes on. DAMAGE: acknowledged records are missing; the start is refused and nothing
+COMPLETE: the file was left in order. TORN_TAIL: never acknowledged, whatever good records follow (pages of one
+unsynced write persist in any order); it includes the clean end. DAMAGE_BELOW_MARK: the entry logs have what is missing; it
+is reported and the replay goes on. DAMAGE: acknowledged records are missing; the start is refused and nothing
 is cut or overwritten.
 """
 
@@ -41,14 +41,14 @@ from .records import (
     scan_journal,
 )
 
-__all__ = ["BegunFile", "Recovered", "Verdict", "begun_files", "journal_files", "judge", "replay_journals"]
+__all__ = ["BegunFile", "GapVerdict", "Recovered", "begun_files", "journal_files", "judge", "replay_journals"]
 
 _log = logging.getLogger(__name__)
 _SLICE_RECORDS = 256
 _WITHOUT_CONTENT = (RecordType.BEGIN, RecordType.SYNCED)
 
 
-class Verdict(enum.Enum):
+class GapVerdict(enum.Enum):
     """See the module's table."""
 
     COMPLETE = "complete"
@@ -57,20 +57,20 @@ class Verdict(enum.Enum):
     DAMAGE_BELOW_MARK = "damage below the mark"
 
 
-def judge(gap: Gap, *, mark_offset: int, later_begun: bool, later_base: int | None) -> Verdict:
+def judge(gap: Gap, *, mark_offset: int, later_begun: bool, later_base: int | None) -> GapVerdict:
     """The table. `later_base` is the first offset of the next begun file, None when its BEGIN cannot be read."""
     if gap.resumes_at is None and gap.offset >= mark_offset and later_begun:
         if later_base is None or later_base == gap.offset:
-            return Verdict.COMPLETE
+            return GapVerdict.COMPLETE
     if gap.resumes_at is not None and gap.resumes_at <= mark_offset:
-        return Verdict.DAMAGE_BELOW_MARK
+        return GapVerdict.DAMAGE_BELOW_MARK
     if gap.offset < mark_offset:
-        return Verdict.DAMAGE
+        return GapVerdict.DAMAGE
     if gap.later_synced_to > gap.offset:
-        return Verdict.DAMAGE
+        return GapVerdict.DAMAGE
     if later_begun:
-        return Verdict.DAMAGE
-    return Verdict.TORN_TAIL
+        return GapVerdict.DAMAGE
+    return GapVerdict.TORN_TAIL
 
 
 class Recovered(NamedTuple):
@@ -114,7 +114,7 @@ async def replay_journals(
     if mark.sequence not in present:
         raise DataDirectoryError(
             f"the journal {journal_path(directory, mark.sequence)} is missing, and the checkpoint mark needs it; "
-            "restore it (is its disk mounted?): acknowledged entries stand in it",
+            "restore it (is its disk mounted?): it has acknowledged entries",
             path=journal_path(directory, mark.sequence),
         )
     begun = begun_files(files, directory, instance, [seq for seq in present if seq >= mark.sequence])
@@ -143,9 +143,9 @@ async def replay_journals(
                     later_begun=later is not None,
                     later_base=later.base if later else None,
                 )
-                if verdict is Verdict.DAMAGE:
+                if verdict is GapVerdict.DAMAGE:
                     raise _damage(found.path, item.offset, item.position)
-                if verdict is Verdict.DAMAGE_BELOW_MARK:
+                if verdict is GapVerdict.DAMAGE_BELOW_MARK:
                     warnings.append(
                         f"{found.path}: records are damaged at or after byte {item.position}, below the mark"
                     )

@@ -1,13 +1,13 @@
-"""A stopped bookie's directories, looked at and changed by an operator: what `magnetar bookie SUBCOMMAND` does.
+"""Inspects and changes the directories of a stopped bookie, for `magnetar bookie SUBCOMMAND`.
 
-Typed results, no printing. `StoppedBookie.open` takes the bookie's lock; everything else takes a StoppedBookie. What only
-looks leaves nothing behind: no byte and no name below the bookie's directories changes, the lock file apart.
+Results are typed, and nothing is printed. `StoppedBookie.open` takes the bookie's lock; everything else takes a
+StoppedBookie. Inspection changes nothing: no byte and no name below the bookie's directories, the lock file apart.
 """
 
 from .entries import StoredEntry, read_entries
 from .entry_logs import LogBroken, LogEnd, LogHeader, LogLedger, LogRecord, find_log, walk_entry_log
 from .identity import (
-    DirectoryState,
+    DirectoryReport,
     accept_new_disks,
     check_identity,
     declare_lost,
@@ -17,7 +17,7 @@ from .identity import (
 from .journaled import Journaled, JournaledLedger, JournalPlace
 from .journals import (
     JournalDirectory,
-    JournalFile,
+    JournalFileReport,
     JournalGap,
     JournalRecord,
     journal_directories,
@@ -27,14 +27,13 @@ from .journals import (
 from .ledgers import LedgerSummary, list_ledgers
 from .rebuild import rebuild
 from .stopped import LogFile, StoppedBookie
-from .verify import Check, Finding, Verification, verify
+from .verify import Finding, Verification, VerifiedPart, verify
 
 __all__ = [
-    "Check",
-    "DirectoryState",
+    "DirectoryReport",
     "Finding",
     "JournalDirectory",
-    "JournalFile",
+    "JournalFileReport",
     "JournalGap",
     "JournalPlace",
     "JournalRecord",
@@ -50,6 +49,7 @@ __all__ = [
     "StoppedBookie",
     "StoredEntry",
     "Verification",
+    "VerifiedPart",
     "accept_new_disks",
     "check_identity",
     "declare_lost",

@@ -1,4 +1,4 @@
-"""Entries of a ledger of a stopped bookie, from where they stand: an entry log, or a journal that was not replayed yet."""
+"""Reads entries of a ledger of a stopped bookie, from entry logs or from journals that were not replayed yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..entry_log.records import RECORD_HEADER_BYTES, record_entry
 from ..index import Location
 from ..journal.records import RECORD_HEADER_BYTES as JOURNAL_HEADER_BYTES
 from .journaled import JournalPlace
-from .open_files import OpenFiles
+from .log_file_cache import LogFileCache
 from .stopped import StoppedBookie
 
 __all__ = ["StoredEntry", "read_entries"]
@@ -43,10 +43,10 @@ def read_entries(
 ) -> Iterator[StoredEntry]:
     """What is here of `first` to `last` (None: the end), ascending. One entry is held at a time.
 
-    `places`: entries that stand in journals (`Journaled.places`), which are newer than those in entry logs. Raises
+    `places`: entries that are in journals (`Journaled.places`), which are newer than those in entry logs. Raises
     StorageFailed when the index is damaged; a damaged entry is returned as such.
     """
-    files = OpenFiles(bookie.files)
+    files = LogFileCache(bookie.files)
     waiting = iter(
         sorted(item for item in places.items() if first <= item[0] and (last is None or item[0] <= last))
     )
@@ -71,7 +71,7 @@ def read_entries(
 
 
 def read_located(
-    bookie: StoppedBookie, files: OpenFiles, ledger_id: int, entry_id: int, location: Location
+    bookie: StoppedBookie, files: LogFileCache, ledger_id: int, entry_id: int, location: Location
 ) -> StoredEntry:
     """The entry that the index says to be at `location`; damage is in the result, not raised."""
     path = bookie.log_path(location.log_id)
@@ -89,7 +89,7 @@ def read_located(
     return _entry(ledger_id, entry_id, "entry log", path, location.offset, entry, "")
 
 
-def _from_journal(files: OpenFiles, ledger_id: int, entry_id: int, place: JournalPlace) -> StoredEntry:
+def _from_journal(files: LogFileCache, ledger_id: int, entry_id: int, place: JournalPlace) -> StoredEntry:
     try:
         data = files.read_at(place.path, place.position + JOURNAL_HEADER_BYTES, place.length)
     except MagnetarError as error:

@@ -1,4 +1,4 @@
-"""Sets of entry ids as ranges: what a ledger has here, in a few numbers, and where its holes are."""
+"""Sets of entry ids, stored as ranges."""
 
 from __future__ import annotations
 

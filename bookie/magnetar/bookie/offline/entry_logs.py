@@ -1,4 +1,4 @@
-"""The entry logs of a stopped bookie: records, whether the index points to them, damage, footer, statistics."""
+"""Walks the entry logs of a stopped bookie: records, whether they are live, damage, footer, sums by ledger."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SECTOR_BYTES = 4096
 
 
 class LogHeader(NamedTuple):
-    """First item. `damage` is empty when the log begins as it should."""
+    """The first item of a walk. `damage` is empty if the header is good."""
 
     log_id: int
     path: str
@@ -69,9 +69,9 @@ class LogRecord(NamedTuple):
 
 
 class LogBroken(NamedTuple):
-    """Bytes without a good record. `torn`: nothing there was ever synced. Else it is damage.
+    """A range without a good record. `torn`: nothing there was ever synced; otherwise it is damage.
 
-    Ids are what the first bytes claim, -1 if they say nothing; `live`: the index has that entry at this very place.
+    The ids are what the first bytes claim, or -1. `live`: the index has that entry at this very offset.
     """
 
     log_id: int
@@ -84,7 +84,7 @@ class LogBroken(NamedTuple):
 
 
 class LogLedger(NamedTuple):
-    """What a log has of one ledger. Bytes of records, headers included."""
+    """The sums of one ledger in a log. `bytes` includes the headers of records; `live` counts live records."""
 
     ledger_id: int
     records: int
@@ -93,7 +93,7 @@ class LogLedger(NamedTuple):
 
 
 class LogEnd(NamedTuple):
-    """Last item: the sums. `footer`: True good, False damaged, None: the log was not closed. `damage`: of the footer."""
+    """The last item of a walk: the sums. `footer`: True good, False damaged, None missing (the log was not closed)."""
 
     log_id: int
     records: int
@@ -108,7 +108,7 @@ class LogEnd(NamedTuple):
 
 
 def find_log(bookie: StoppedBookie, text: str) -> LogFile:
-    """By id (hexadecimal), name or path. DataDirectoryError when there is none."""
+    """Finds a log by id (hexadecimal), name or path. DataDirectoryError when there is none."""
     logs = bookie.logs()
     name = text.rpartition("/")[2]
     for log in logs:
@@ -128,7 +128,7 @@ def find_log(bookie: StoppedBookie, text: str) -> LogFile:
 def walk_entry_log(
     bookie: StoppedBookie, log: LogFile, *, index: IndexView | None = None, progress: Progress = no_progress
 ) -> Iterator[LogHeader | LogRecord | LogBroken | LogEnd]:
-    """A LogHeader, what stands in the log in order, a LogEnd. `index` None takes the bookie's if it can be opened.
+    """Yields a LogHeader, records and broken ranges in order, and a LogEnd. `index` None: the bookie's, if it can be opened.
 
     Raises StorageFailed when the log or the index cannot be read.
     """
@@ -218,7 +218,7 @@ class _LogWalk:
         damage = "the footer is damaged" if footer_state is False else ""
         counted = {ledger_id: row.bytes for ledger_id, row in self._ledgers.items()}
         if footer is not None and not self._damaged and footer.ledgers != counted:
-            damage = "the footer does not say what the log holds"
+            damage = "the footer does not match the records"
         return LogEnd(
             self._log.log_id,
             self._records,
@@ -242,7 +242,7 @@ def _read_footer(file: File, size: int, log_id: int) -> tuple[Footer | None, boo
 
 
 class _Readable:
-    """Reads around sectors that cannot be read: they are zeros here, where no record is good."""
+    """A file whose unreadable sectors read as zeros, in which no record is good."""
 
     def __init__(self, file: File) -> None:
         self._file = file

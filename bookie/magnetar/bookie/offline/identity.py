@@ -1,4 +1,4 @@
-"""Cookie and directories of a stopped bookie: what is there, and what a start would say to it."""
+"""Cookie and directories of a stopped bookie: what is there, and whether a start would accept it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .look_only import LookOnlyFiles
 from .stopped import StoppedBookie, file_size, lock_stopped
 
 __all__ = [
-    "DirectoryState",
+    "DirectoryReport",
     "accept_new_disks",
     "check_identity",
     "declare_lost",
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class DirectoryState(NamedTuple):
+class DirectoryReport(NamedTuple):
     """A journal or ledger directory, known to the cookie or named by the settings.
 
     `copy`: "ours", "none", "damaged", or what another cookie there says. `files`: journals or entry logs in it.
@@ -50,10 +50,10 @@ class DirectoryState(NamedTuple):
     bytes: int
 
 
-def inspect_directories(bookie: StoppedBookie, cookie: Cookie) -> list[DirectoryState]:
+def inspect_directories(bookie: StoppedBookie, cookie: Cookie) -> list[DirectoryReport]:
     """Journal directories first, in the order of the settings, then those that only the cookie knows."""
     layout = bookie.layout
-    rows: list[DirectoryState] = []
+    rows: list[DirectoryReport] = []
     lost = {row.name for row in cookie.ledger_directories if row.lost}
     for role, paths, known in (
         (JOURNAL_ROLE, layout.journals, list(cookie.journal_directories)),
@@ -65,7 +65,7 @@ def inspect_directories(bookie: StoppedBookie, cookie: Cookie) -> list[Directory
             names = data_names(bookie.files, path) if exists else []
             size = sum(file_size(bookie.files, os.path.join(path, one)) for one in names)
             rows.append(
-                DirectoryState(
+                DirectoryReport(
                     role,
                     name,
                     path,
@@ -108,7 +108,7 @@ def check_identity(bookie: StoppedBookie) -> str:
 
 
 def declare_lost(bookie: StoppedBookie, directory: str) -> Cookie:
-    """The ledger directory is gone for good; see `directories.forget_ledger_directory`. DataDirectoryError. Durable."""
+    """Declares a ledger directory lost for good; see `directories.forget_ledger_directory`. DataDirectoryError. Durable."""
     return forget_ledger_directory(bookie.files, bookie.layout, directory)
 
 

@@ -1,4 +1,4 @@
-"""The index's own files, compared with what the scrub of the running bookie keeps of them (`scrub/progress`).
+"""The index's own files, compared with the checksums that the scrub of the running bookie stores (`scrub/progress`).
 
 RocksDB verifies a block when it reads it, and a walk reads no filter; so the tables are hashed as bytes as well. A table
 that no scrub has seen yet is only read.
@@ -55,7 +55,7 @@ def check_index_files(bookie: StoppedBookie, progress: Progress = no_progress) -
 
 
 def _known_tables(bookie: StoppedBookie) -> dict[str, tuple[int, int]]:
-    """(bytes, checksum of so many first bytes) by name; nothing if no scrub kept any, or what it kept is damaged."""
+    """(bytes, checksum of so many first bytes) by name; empty if no scrub stored any, or the stored ones are damaged."""
     path = os.path.join(bookie.layout.root, "scrub")
     if not bookie.files.exists(path):
         return {}

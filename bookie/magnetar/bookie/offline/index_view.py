@@ -1,9 +1,9 @@
-"""The index of a stopped bookie, for looking at: nothing below its directory changes, not even a time stamp.
+"""A read-only view of the index of a stopped bookie: nothing below its directory changes, not even a time stamp.
 
 RocksDB opens read-only, but rocksdict writes its own configuration file even then. So the database is opened in a directory
-of links, which is made for the occasion elsewhere and deleted afterwards; that works on a read-only file system as well.
+of symbolic links, a temporary one, which is deleted afterwards; that works on a read-only file system as well.
 
-rocksdict's `items()` ends in silence where a block is damaged: whoever iterates has to ask the iterator for its status.
+rocksdict's iterators end silently at a damaged block, so each iteration checks the status of its iterator afterwards.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -23,15 +22,11 @@ from magnetar.runtime.files import Files
 from ..index import LedgerRecord, Location, decode_ledger_record
 from ..index.guard import IndexGuard
 from ..index.locations import decode_location
+from ..index.rocks import GUARDED, INCOMPLETE, INSTANCE, LEDGER_KEY, LOCATION_KEY
 
 __all__ = ["IndexView", "remove_empty_directory"]
 
-_KEY = struct.Struct(">QQ")
-_LEDGER_KEY = struct.Struct(">Q")
-_INSTANCE = b"instance"
-_GUARDED = b"guarded"
-_INCOMPLETE = b"incomplete"
-# Not linked: rocksdict writes the first, and nobody else has the database open while the bookie's lock is held.
+# Not linked: rocksdict writes the first; the second is not needed while the bookie's lock is held.
 _OWN_FILES = ("rocksdict-config.json", "LOCK")
 
 
@@ -81,7 +76,7 @@ class IndexView:
         try:
             if guard.open(read_only=True):
                 guard.check(self.sequence())
-            elif self._guard(self._db.get, _GUARDED) is not None:
+            elif self._checked(self._db.get, GUARDED) is not None:
                 raise DataDirectoryError(
                     f"the guard {guard.path} of the index is missing; `magnetar bookie index rebuild` makes the index "
                     "anew from the entry logs",
@@ -91,58 +86,58 @@ class IndexView:
             guard.close()
 
     def instance(self) -> int | None:
-        """Whose index it is: the instance of the cookie; None if it does not say."""
-        value: bytes | None = self._guard(self._db.get, _INSTANCE)
+        """The instance of the cookie to which the index belongs; None if it has none."""
+        value: bytes | None = self._checked(self._db.get, INSTANCE)
         return None if value is None else int.from_bytes(value, "big")
 
     def incomplete(self) -> bool:
         """True: it was rebuilt from damaged logs, and ledgers that it does not know may have lost entries here."""
-        return self._guard(self._db.get, _INCOMPLETE) is not None
+        return self._checked(self._db.get, INCOMPLETE) is not None
 
     def sequence(self) -> int:
         """RocksDB's number of its last change that can be read: see `index.guard`."""
-        return int(self._guard(self._db.latest_sequence_number))
+        return int(self._checked(self._db.latest_sequence_number))
 
     def get(self, ledger_id: int, entry_id: int) -> Location | None:
         """Where the entry is. About 4 us."""
-        value = self._guard(self._locations.get, _KEY.pack(ledger_id, entry_id))
+        value = self._checked(self._locations.get, LOCATION_KEY.pack(ledger_id, entry_id))
         return None if value is None else decode_location(value)
 
     def get_ledger(self, ledger_id: int) -> LedgerRecord | None:
         """What is known of the ledger besides its entries."""
-        value = self._guard(self._ledgers.get, _LEDGER_KEY.pack(ledger_id))
+        value = self._checked(self._ledgers.get, LEDGER_KEY.pack(ledger_id))
         return None if value is None else decode_ledger_record(value)
 
     def ledgers(self) -> Iterator[tuple[int, LedgerRecord]]:
         """Every ledger record, ascending."""
         for key, value in self._items(self._ledgers, b""):
-            if len(key) != _LEDGER_KEY.size:
+            if len(key) != LEDGER_KEY.size:
                 raise StorageFailed(
                     f"a key of the ledger index {self.path} has a wrong length: it is damaged"
                 )
-            yield _LEDGER_KEY.unpack(key)[0], decode_ledger_record(value)
+            yield LEDGER_KEY.unpack(key)[0], decode_ledger_record(value)
 
     def locations(self, ledger_id: int | None = None, first: int = 0) -> Iterator[tuple[int, int, Location]]:
         """(ledger, entry, location), ascending; of one ledger from entry `first` on, or of all. About 0.5 us each."""
-        start = b"" if ledger_id is None else _KEY.pack(ledger_id, first)
+        start = b"" if ledger_id is None else LOCATION_KEY.pack(ledger_id, first)
         for key, value in self._items(self._locations, start):
-            if len(key) != _KEY.size:
+            if len(key) != LOCATION_KEY.size:
                 raise StorageFailed(
                     f"a key of the location index {self.path} has a wrong length: it is damaged"
                 )
-            found, entry_id = _KEY.unpack(key)
+            found, entry_id = LOCATION_KEY.unpack(key)
             if ledger_id is not None and found != ledger_id:
                 return
             yield found, entry_id, decode_location(value)
 
     def estimated_locations(self) -> int:
-        """About how many there are; free of charge."""
+        """An estimate of the number of locations, without reading them."""
         with contextlib.suppress(Exception):
             return int(self._locations.property_int_value("rocksdb.estimate-num-keys") or 0)
         return 0
 
     def close(self) -> None:
-        """Frees it and deletes the links. May be called twice."""
+        """Closes the database and deletes the links. May be called twice."""
         if self._db is not None:
             self._locations = self._ledgers = None
             self._db.close()
@@ -167,11 +162,11 @@ class IndexView:
             while items.valid():
                 yield items.key(), items.value()
                 items.next()
-            self._guard(items.status)
+            self._checked(items.status)
         finally:
             del items  # the database stays open as long as an iterator lives
 
-    def _guard(self, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _checked(self, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return call(*arguments)
         except Exception as error:
@@ -182,11 +177,11 @@ class IndexView:
             ) from error
 
     def _plain(self, error: Exception) -> str:
-        """What RocksDB says, with the index's own path in place of the links'."""
+        """RocksDB's message, with the path of the index in place of the links' path."""
         return str(error).strip().replace(self._links, self.path)
 
 
 def remove_empty_directory(path: str) -> None:
-    """What a trial run made beside the index. Fine if it is not there, or not empty."""
+    """Removes a directory that a dry run made beside the index. Does nothing if it is missing or not empty."""
     with contextlib.suppress(OSError):
         os.rmdir(path)

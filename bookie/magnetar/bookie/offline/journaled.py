@@ -1,4 +1,4 @@
-"""What the next start would replay: entries and states that stand in the journals and not yet in entry logs and index."""
+"""What the next start would replay: entries and states that only the journals have, not yet entry logs and index."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 from ..index import LedgerRecord
 from ..journal.records import RecordType
 from .entry_ids import EntryIds
-from .journals import JournalFile, JournalGap, JournalRecord, Progress, no_progress, walk_journals
+from .journals import JournalFileReport, JournalGap, JournalRecord, Progress, no_progress, walk_journals
 from .stopped import StoppedBookie
 
 __all__ = ["JournalPlace", "Journaled", "JournaledLedger"]
 
 
 class JournalPlace(NamedTuple):
-    """Where an entry stands: its record starts at `position` of the file; `length` is that of the entry."""
+    """The place of an entry in a journal: its record starts at `position` of the file; `length` is that of the entry."""
 
     path: str
     position: int
@@ -47,7 +47,7 @@ class Journaled:
         self.ledgers: dict[int, JournaledLedger] = {}
         # Of the ledger that was asked for: newest place by entry id.
         self.places: dict[int, JournalPlace] = {}
-        # Damage: what stands behind it in that journal is not in here, as no start would replay it.
+        # Damage: records behind it in that journal are left out, because no start would replay them.
         self.warnings: list[str] = []
 
     @classmethod
@@ -63,9 +63,9 @@ class Journaled:
             elif isinstance(item, JournalGap) and item.verdict == "damage":
                 stopped_at = item.journal
                 found.warnings.append(
-                    f"{item.path} is damaged at or after byte {item.position}; what stands behind it is left out"
+                    f"{item.path} is damaged at or after byte {item.position}; what follows it is left out"
                 )
-            elif isinstance(item, JournalFile) and item.state == "missing":
+            elif isinstance(item, JournalFileReport) and item.state == "missing":
                 found.warnings.append(f"{item.path} is missing although the mark needs it")
         return found
 
@@ -79,7 +79,7 @@ class Journaled:
             ledger.deleted_at_ms = known.deleted_at_ms if known is not None else 0
         if record.kind == RecordType.ADD:
             if ledger.deleted_at_ms:
-                return  # rule 7: a start passes over it as well
+                return  # rule 7: a start skips it as well
             length = len(record.payload)
             if (
                 ledger.ids.add(record.entry_id)

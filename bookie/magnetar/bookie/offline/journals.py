@@ -20,14 +20,14 @@ from ..journal.records import (
     incarnation_of,
     scan_journal,
 )
-from ..journal.recovery import BegunFile, Verdict, begun_files, journal_files, judge
+from ..journal.recovery import BegunFile, GapVerdict, begun_files, journal_files, judge
 from ..layout import journal_path
 from ..mark import JournalPosition, decode_mark
 from .stopped import StoppedBookie
 
 __all__ = [
     "JournalDirectory",
-    "JournalFile",
+    "JournalFileReport",
     "JournalGap",
     "JournalRecord",
     "Progress",
@@ -57,7 +57,7 @@ class JournalDirectory(NamedTuple):
     in_settings: bool
 
 
-class JournalFile(NamedTuple):
+class JournalFileReport(NamedTuple):
     """A file. `base` is the offset of its first record, -1 when it was never begun or that cannot be read.
 
     `state`: "needed" by a start; "unneeded", its records are in the entry logs; "prepared", never begun in this life;
@@ -73,7 +73,7 @@ class JournalFile(NamedTuple):
 
 
 class JournalRecord(NamedTuple):
-    """A good record. Ids and last_add_confirmed are -1 where its type has none; `payload` stands behind its header."""
+    """A good record. Ids and last_add_confirmed are -1 where its type has none; `payload` follows its header."""
 
     journal: int
     path: str
@@ -96,7 +96,7 @@ class JournalGap(NamedTuple):
     """A place without the record that should be there.
 
     `verdict`: "clean end", "complete" (the next file goes on here), "torn tail" (never acknowledged), "damage", "damage
-    below the mark" (the entry logs have what stood there), "not needed". `resumes_at` is the offset of the next good
+    below the mark" (the entry logs have what was there), "not needed". `resumes_at` is the offset of the next good
     record, -1 if there is none.
     """
 
@@ -111,7 +111,7 @@ class JournalGap(NamedTuple):
     @property
     def is_damage(self) -> bool:
         """True where a start finds bytes changed that were synced."""
-        return self.verdict in (Verdict.DAMAGE.value, Verdict.DAMAGE_BELOW_MARK.value)
+        return self.verdict in (GapVerdict.DAMAGE.value, GapVerdict.DAMAGE_BELOW_MARK.value)
 
 
 def read_mark(bookie: StoppedBookie) -> dict[str, JournalPosition] | None:
@@ -144,7 +144,7 @@ def walk_journals(
     file: str = "",
     from_mark: bool = False,
     progress: Progress = no_progress,
-) -> Iterator[JournalDirectory | JournalFile | JournalRecord | JournalGap]:
+) -> Iterator[JournalDirectory | JournalFileReport | JournalRecord | JournalGap]:
     """Directory by directory, file by file in order, record by record; a gap wherever the order breaks and at each end.
 
     `journal`: only this number; `file`: only this path or name. Of unneeded files, records are given for `file` only, and
@@ -189,7 +189,7 @@ class _DirectoryWalk:
         self._progress = progress
         self._done = self._total = 0
 
-    def run(self) -> Iterator[JournalFile | JournalRecord | JournalGap]:
+    def run(self) -> Iterator[JournalFileReport | JournalRecord | JournalGap]:
         directory, instance = self._directory, self._bookie.cookie.instance
         sizes = dict(journal_files(self._bookie.files, directory.path))
         mark = directory.mark
@@ -199,7 +199,7 @@ class _DirectoryWalk:
         if mark is not None and mark.sequence not in sizes:
             path = journal_path(directory.path, mark.sequence)
             if self._wanted(path):
-                yield JournalFile(directory.number, mark.sequence, path, 0, "missing", -1)
+                yield JournalFileReport(directory.number, mark.sequence, path, 0, "missing", -1)
         in_order = {one.sequence: one for one in begun}
         expected = mark.base if mark is not None else 0
         for sequence, size in sizes.items():
@@ -212,7 +212,7 @@ class _DirectoryWalk:
             wanted = self._wanted(one.path)
             if wanted:
                 base = -1 if one.base is None else one.base
-                yield JournalFile(directory.number, sequence, one.path, size, "needed", base)
+                yield JournalFileReport(directory.number, sequence, one.path, size, "needed", base)
             for item in self._scan(one, size, expected, mark, later):
                 if isinstance(item, JournalRecord):
                     expected = item.offset + RECORD_HEADER_BYTES + len(item.payload)
@@ -221,10 +221,10 @@ class _DirectoryWalk:
                 if wanted:
                     yield item
         if mark is not None and mark.sequence in sizes and not begun and mark.offset > mark.base:
-            # Everything in the marked file is gone, the record that began it too.
+            # Everything in the marked file is lost, its BEGIN record too.
             path = journal_path(directory.path, mark.sequence)
             if self._wanted(path):
-                yield JournalGap(directory.number, path, 0, mark.base, -1, -1, Verdict.DAMAGE.value)
+                yield JournalGap(directory.number, path, 0, mark.base, -1, -1, GapVerdict.DAMAGE.value)
 
     def _wanted(self, path: str) -> bool:
         wanted = not self._file or path == self._file or path.rpartition("/")[2] == self._file
@@ -255,7 +255,7 @@ class _DirectoryWalk:
                     later_base=later.base if later is not None else None,
                 )
                 name = verdict.value
-                if verdict is Verdict.TORN_TAIL and not _holds(file, size, item.position, incarnation):
+                if verdict is GapVerdict.TORN_TAIL and not _holds(file, size, item.position, incarnation):
                     name = "clean end"
                 yield _gap(number, one.path, item, name)
         finally:
@@ -263,7 +263,7 @@ class _DirectoryWalk:
         self._done += size
         self._progress("journals", self._done, self._total)
 
-    def _unneeded(self, sequence: int, size: int) -> Iterator[JournalFile | JournalRecord | JournalGap]:
+    def _unneeded(self, sequence: int, size: int) -> Iterator[JournalFileReport | JournalRecord | JournalGap]:
         """A file that no start reads; its records are shown if it was asked for."""
         number, path = self._directory.number, journal_path(self._directory.path, sequence)
         if not self._wanted(path):
@@ -273,7 +273,7 @@ class _DirectoryWalk:
         base = begun[0].base if begun else None
         state = "unneeded" if begun else "prepared"
         if not self._from_mark:
-            yield JournalFile(number, sequence, path, size, state, -1 if base is None else base)
+            yield JournalFileReport(number, sequence, path, size, state, -1 if base is None else base)
         if not self._file or base is None:
             return
         file = self._bookie.files.open(path, read_only=True)
@@ -326,7 +326,7 @@ def _gap(number: int, path: str, gap: Gap, verdict: str) -> JournalGap:
 
 
 def _holds(file: File, size: int, position: int, incarnation: int) -> bool:
-    """True if anything of this life of the file stands at or after `position`: then a write was torn there."""
+    """True if the file has anything of this incarnation at or after `position`: then a write was torn there."""
     pattern = incarnation.to_bytes(8, "big")
     while position < size:
         data = file.read_at(position, _FIND_BYTES)

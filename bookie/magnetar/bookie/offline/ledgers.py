@@ -1,4 +1,4 @@
-"""What a stopped bookie has of each ledger: index and ledger records, and what still stands in the journals only."""
+"""What a stopped bookie has of each ledger: index, ledger records, and what only the journals have yet."""
 
 from __future__ import annotations
 

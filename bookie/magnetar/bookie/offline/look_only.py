@@ -1,4 +1,4 @@
-"""A file system that can be looked at: what would be written is forgotten. For asking what a start would say."""
+"""A read-only file system that ignores writes: it shows what a start would do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["LookOnlyFiles"]
 
 
 class LookOnlyFiles:
-    """`magnetar.runtime.files.Files` over another one; changes are taken and do not happen."""
+    """`magnetar.runtime.files.Files` over another one: changes are recorded and not made."""
 
     def __init__(self, files: Files) -> None:
         self._files = files

@@ -1,4 +1,4 @@
-"""Making the index of a stopped bookie anew (`index/rebuild`), once it is clear that this is a bookie's directory."""
+"""Rebuilds the index of a stopped bookie (`index/rebuild`), after a check that the directories are this bookie's."""
 
 from __future__ import annotations
 

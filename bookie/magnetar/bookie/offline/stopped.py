@@ -1,4 +1,4 @@
-"""A stopped bookie's directories, held by their lock while they are looked at."""
+"""A stopped bookie's directories, locked while they are inspected."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class StoppedBookie:
         return self._index
 
     def ledger_directories(self) -> list[str]:
-        """Of the settings, and those that only the cookie names: who looks should not depend on complete settings."""
+        """Those of the settings, and those that only the cookie names: inspection must not depend on complete settings."""
         try:
             known = [row.name for row in self.cookie.ledger_directories if not row.lost]
         except MagnetarError:
@@ -128,7 +128,7 @@ class StoppedBookie:
             self._index = None
 
     def close(self) -> None:
-        """Lets go of everything. May be called twice."""
+        """Closes everything and releases the lock. May be called twice."""
         self.close_index()
         self._lock.release()
 

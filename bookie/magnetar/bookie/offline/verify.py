@@ -1,11 +1,11 @@
-"""Everything that a start and a scrub would check, on a stopped bookie, without changing anything.
+"""Verifies a stopped bookie: all that a start and a scrub would check, without changing anything.
 
     cookie and its copies -> mark -> journals -> entry logs -> index files -> every location -> ledger records
 
 Entry logs are read once, in order. Every good record is looked up in the index; the locations that point to records of a log
 are counted there and again when the index is walked. Where the two counts of a log differ, and only there, a second walk
-reads what each location of that log points to, so that damage is told by ledger and entry. Memory: by log, by ledger with a
-state record, and MAX_FINDINGS findings.
+reads what each location of that log points to, so that damage is reported by ledger and entry. Memory: by log, by ledger
+with a state record, and MAX_FINDINGS findings.
 
 What was torn by a crash is no damage: nothing there was ever acknowledged.
 """
@@ -26,7 +26,7 @@ from .identity import check_identity
 from .index_files import check_index_files
 from .index_view import IndexView
 from .journals import (
-    JournalFile,
+    JournalFileReport,
     JournalGap,
     JournalRecord,
     Progress,
@@ -34,12 +34,12 @@ from .journals import (
     read_mark,
     walk_journals,
 )
-from .open_files import OpenFiles
+from .log_file_cache import LogFileCache
 from .stopped import LogFile, StoppedBookie
 
-__all__ = ["Check", "Finding", "Verification", "verify"]
+__all__ = ["Finding", "Verification", "VerifiedPart", "verify"]
 
-# More are counted, not kept.
+# Further findings are only counted.
 MAX_FINDINGS = 10_000
 _KNOWN_TYPES = ("BEGIN", "ADD", "FENCE", "LAST_CONFIRMED", "SYNCED", "DELETED")
 _PROGRESS_STEP = 10_000
@@ -51,7 +51,7 @@ NOT_CHECKED = "not checked"
 
 
 class Finding(NamedTuple):
-    """One piece of damage. -1 where ledger, entry or position mean nothing."""
+    """One piece of damage. Ledger, entry or position is -1 where it has no meaning."""
 
     part: str
     path: str
@@ -61,8 +61,8 @@ class Finding(NamedTuple):
     text: str
 
 
-class Check(NamedTuple):
-    """What became of one part. `verdict`: "sound", "torn tail" (sound as well), "damage" or "not checked"."""
+class VerifiedPart(NamedTuple):
+    """The result for one part. `verdict`: "sound", "torn tail" (sound as well), "damage" or "not checked"."""
 
     part: str
     path: str
@@ -76,7 +76,7 @@ class Verification:
     """The result. `sound` is the answer; a part that could not be checked is not sound."""
 
     def __init__(self) -> None:
-        self.checks: list[Check] = []
+        self.checks: list[VerifiedPart] = []
         self.findings: list[Finding] = []
         self.damage_found = 0
 
@@ -136,7 +136,7 @@ class _Verify:
     def _note(
         self, part: str, path: str, verdict: str, *, records: int = 0, size: int = 0, note: str = ""
     ) -> None:
-        self._result.checks.append(Check(part, path, verdict, records, size, note))
+        self._result.checks.append(VerifiedPart(part, path, verdict, records, size, note))
 
     def _failed(self, part: str, path: str, error: str) -> None:
         self._result.found(part, path, error)
@@ -173,14 +173,14 @@ class _Verify:
             self._walk_journals()
         except StorageFailed as error:  # a start would be refused as well
             self._failed("journal", str(error.details.get("path", "")), error.message)
-        except MagnetarError as error:  # without cookie or mark nobody can tell what is needed
+        except MagnetarError as error:  # without cookie or mark it is not known which journals are needed
             self._note("journal", "", NOT_CHECKED, note=error.message)
 
     def _walk_journals(self) -> None:
-        current: JournalFile | None = None
+        current: JournalFileReport | None = None
         records, verdict, note = 0, SOUND, ""
         for item in walk_journals(self._bookie, progress=self._progress):
-            if isinstance(item, JournalFile):
+            if isinstance(item, JournalFileReport):
                 if current is not None:
                     self._note(
                         "journal", current.path, verdict, records=records, size=current.bytes, note=note
@@ -259,7 +259,9 @@ class _Verify:
                         note = note or f"{item.bytes} bytes at byte {item.position}: never synced"
                         continue
                     verdict, note = DAMAGE, f"{item.bytes} bytes at byte {item.position}"
-                    if not item.live:  # else told by ledger and entry when the locations are checked
+                    if (
+                        not item.live
+                    ):  # else it is reported by ledger and entry when the locations are checked
                         self._result.found("entry log", log.path, note, position=item.position)
                 elif item.damage:
                     verdict, note = DAMAGE, item.damage
@@ -317,7 +319,7 @@ class _Verify:
         self._note("index", path, DAMAGE if damaged else SOUND, records=total, note=note)
 
     def _read_suspects(self, index: IndexView, suspects: set[int]) -> int:
-        files = OpenFiles(self._bookie.files)
+        files = LogFileCache(self._bookie.files)
         damaged = 0
         deleted: tuple[int, bool] = (-1, False)
         try:
@@ -328,7 +330,7 @@ class _Verify:
                     record = index.get_ledger(ledger_id)
                     deleted = (ledger_id, record is not None and record.deleted_at_ms > 0)
                 if deleted[1]:
-                    continue  # nobody is served any of it, and its logs may be gone already
+                    continue  # nothing of it is served, and its logs may be deleted already
                 entry = read_located(self._bookie, files, ledger_id, entry_id, location)
                 if entry.damage:
                     damaged += 1

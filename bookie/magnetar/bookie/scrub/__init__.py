@@ -1,4 +1,4 @@
-"""Looking for damage before somebody needs the bytes: the scrub, what it found, and who is asked to repair it."""
+"""The scrub, which looks for damage before a reader meets it; what is damaged; the repair queue."""
 
 from .damage import Damage, DamagedRange, RepairQueue
 

@@ -1,10 +1,10 @@
-"""What is damaged on this bookie: found by reads, by the scrub and by the rebuild of the index; told once, never served.
+"""What is damaged on this bookie: found by reads, by the scrub and by a rebuild of the index; reported once, never served.
 
-    found -> counted, logged, handed to the repair queue -> gone when it was written again, repaired or deleted
+    found -> counted, logged, handed to the repair queue -> resolved when it is written again, repaired or deleted
 
-Kept in memory only: what a restart forgets is found again by the next read or the next pass of the scrub. Memory is bounded:
-a ledger with many separate ranges becomes one wide range, and beyond a number of ledgers findings are only counted and
-handed on. While an entry stands here, the bookie says "damaged" where it would say "no such entry" (rule 8).
+It is in memory only: what a restart forgets is found again by the next read or the next pass of the scrub. Memory is
+bounded: a ledger with many separate ranges becomes one wide range, and beyond a number of ledgers findings are only counted
+and handed on. While an entry is recorded here, the bookie says "damaged" where it would say "no such entry" (rule 8).
 
 Damage of files that hold no entries of one ledger (index, journal) is counted apart: another replica cannot heal it.
 """
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 _MAX_RANGES = 1000  # of one ledger
 _MAX_LEDGERS = 50_000
 _MAX_FILES = 1000
-# Then only figures tell: a dying disk must not fill the log as well.
+# After this many log lines only figures rise: a dying disk must not fill the log as well.
 _MAX_LOGGED = 200
 
 
@@ -35,13 +35,13 @@ class DamagedRange(NamedTuple):
 
 
 class RepairQueue(Protocol):
-    """Who brings damaged entries back from other replicas. Calls return at once and never raise."""
+    """Takes entries that must be repaired from other replicas. Calls return at once and never raise."""
 
     def damaged(self, ledger_id: int, first: int, last: int, reason: str) -> None:
-        """These entries of this bookie need repair. May be told again after a restart."""
+        """These entries of this bookie need repair. The call may be repeated after a restart."""
         ...
 
-    def gone(self, ledger_id: int) -> None:
+    def resolved(self, ledger_id: int) -> None:
         """Nothing of the ledger is damaged here any more."""
         ...
 
@@ -53,17 +53,17 @@ class Damage:
         self.queue = queue
         # Disjoint and not adjacent unless their reasons differ, by first entry.
         self._ranges: dict[int, list[DamagedRange]] = {}
-        # A bookie that stops cannot read: that is no damage.
+        # True once the bookie stops: reads that fail then are no damage.
         self._over = False
         self._files: dict[str, str] = {}
         # Figures: findings ever, entries found and found good again, findings for which there was no room.
         self.found = 0
         self.healed = 0
-        self.not_kept = 0
+        self.unrecorded = 0
         self._logged = 0
 
     def report(self, ledger_id: int, entry_id: int, *, where: str, reason: str) -> None:
-        """One entry cannot be served from here. Known damage changes nothing."""
+        """Records an entry that cannot be served from here. A known one changes nothing."""
         self.report_range(ledger_id, entry_id, entry_id, where=where, reason=reason)
 
     def report_range(self, ledger_id: int, first: int, last: int, *, where: str, reason: str) -> None:
@@ -74,8 +74,8 @@ class Damage:
         if ranges is None:
             if len(self._ranges) >= _MAX_LEDGERS:
                 self.found += 1
-                self.not_kept += 1
-                self._tell(ledger_id, first, last, where, reason)
+                self.unrecorded += 1
+                self._hand_to_queue(ledger_id, first, last, where, reason)
                 return
             ranges = self._ranges[ledger_id] = []
         at = bisect_right(ranges, first, key=lambda known: known.first)
@@ -87,7 +87,7 @@ class Damage:
             wide = DamagedRange(ranges[0].first, max(known.last for known in ranges), where, "many ranges")
             ranges[:] = [wide]
             first, last = wide.first, wide.last
-        self._tell(ledger_id, first, last, where, reason)
+        self._hand_to_queue(ledger_id, first, last, where, reason)
 
     def report_file(self, path: str, reason: str) -> None:
         """A file of the index or of a journal is damaged: an operator must act, see the reason."""
@@ -97,10 +97,10 @@ class Damage:
         if len(self._files) < _MAX_FILES:
             self._files[path] = reason
         else:
-            self.not_kept += 1
+            self.unrecorded += 1
         self._log("%s is damaged: %s", path, reason)
 
-    def _tell(self, ledger_id: int, first: int, last: int, where: str, reason: str) -> None:
+    def _hand_to_queue(self, ledger_id: int, first: int, last: int, where: str, reason: str) -> None:
         span = str(first) if first == last else f"{first} to {last}"
         self._log("entry %s of ledger %d is damaged (%s): %s", span, ledger_id, where, reason)
         if self.queue is not None:
@@ -149,16 +149,16 @@ class Damage:
             self.deleted(ledger_id)
 
     def deleted(self, ledger_id: int) -> None:
-        """The ledger was deleted, or all of it repaired: nobody needs it from here."""
+        """The ledger was deleted, or all of it was repaired."""
         if self._ranges.pop(ledger_id, None) is not None and self.queue is not None:
-            self.queue.gone(ledger_id)
+            self.queue.resolved(ledger_id)
 
-    def file_gone(self, path: str) -> None:
+    def forget_file(self, path: str) -> None:
         """A damaged file was replaced or deleted."""
         self._files.pop(path, None)
 
     def stop(self) -> None:
-        """The bookie stops or has failed: what cannot be read from now on tells nothing."""
+        """The bookie stops or has failed: failed reads are no findings from now on."""
         self._over = True
 
     def figures(self) -> dict[str, int]:
@@ -171,7 +171,7 @@ class Damage:
             "damaged_files": len(self._files),
             "damage_found": self.found,
             "damage_healed": self.healed,
-            "damage_not_kept": self.not_kept,
+            "damage_unrecorded": self.unrecorded,
         }
 
 

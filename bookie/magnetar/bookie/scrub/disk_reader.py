@@ -1,4 +1,4 @@
-"""Reads a file as it stands on the disk: each step is dropped from the page cache and read again by the disk worker.
+"""Reads a file from the disk itself: each step is dropped from the page cache and read again by the disk worker.
 
 What was not cached before is dropped again afterwards, so that a pass over cold data does not push out what readers use.
 """
@@ -12,7 +12,7 @@ from ..disk_worker import DiskWorker
 
 __all__ = ["DiskReader"]
 
-# A read of somebody else waits for one step at most.
+# Another read waits for one step at most.
 _STEP_BYTES = 1 << 20
 _PAGE_BYTES = 4096
 

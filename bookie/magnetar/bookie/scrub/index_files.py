@@ -1,7 +1,7 @@
-"""The index's own files, as bytes: each table (SST) is hashed when it is first seen, and compared from then on.
+"""Verifies the files of the index as bytes: each table (SST) is hashed when it is first seen, and compared from then on.
 
 RocksDB verifies a block when it reads it, which for a filter or a rarely used table may be never; and a table is never
-changed after it was written. A MANIFEST only grows: what was hashed of it must stay. CURRENT must name a MANIFEST.
+changed after it was written. A MANIFEST only grows, so its hashed part must stay the same. CURRENT must name a MANIFEST.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REBUILD = "`magnetar bookie index rebuild` makes the index anew from the entry l
 
 
 class IndexFiles:
-    """`tables` keeps (bytes, checksum) by name: it is the progress's, which keeps it."""
+    """Verifies the files in `directory`. `tables` maps names to (bytes, checksum); `ScrubProgress` owns and stores it."""
 
     def __init__(
         self, files: Files, worker: DiskWorker, directory: str, tables: dict[str, tuple[int, int]]
@@ -36,7 +36,7 @@ class IndexFiles:
         self._tables = tables
 
     def names(self) -> dict[str, int]:
-        """The files that are verified, and their bytes; none for an index that has no files."""
+        """Names of the files to verify, with their sizes; empty for an index without files. Forgets deleted tables."""
         if not self._files.exists(self._directory):
             return {}
         found: dict[str, int] = {}
@@ -52,7 +52,7 @@ class IndexFiles:
     def _size(self, name: str) -> int | None:
         try:
             file = self._files.open(self.path(name), read_only=True)
-        except DataDirectoryError:  # compacted away meanwhile
+        except DataDirectoryError:  # deleted by a RocksDB compaction
             return None
         try:
             return file.size()
@@ -60,11 +60,11 @@ class IndexFiles:
             file.close()
 
     def path(self, name: str) -> str:
-        """Where a file is."""
+        """The path of a file of the index."""
         return os.path.join(self._directory, name)
 
     async def verify(self, name: str) -> AsyncIterator[int | str]:
-        """Yields the bytes of each step, and at last what is wrong, if something is."""
+        """Reads a file: yields the number of bytes of each step, and at the end a text if something is wrong."""
         try:
             reader = DiskReader(self._files, self._worker, self.path(name))
         except DataDirectoryError:
@@ -88,7 +88,7 @@ class IndexFiles:
                 begin = begin or data
                 yield len(data)
             if not self._files.exists(self.path(name)):
-                return  # compacted away meanwhile
+                return  # deleted by a RocksDB compaction
             if reader.refused:
                 yield f"{reader.refused[0][2]}; {REBUILD}"
             elif name == "CURRENT":
@@ -103,7 +103,7 @@ class IndexFiles:
 
 
 def _hash_with(digest: xxhash.xxh3_64, more: bytes) -> int:
-    """The hash of what was fed and `more`; `digest` stays as it is."""
+    """The hash of what `digest` has hashed so far and `more`; `digest` does not change."""
     copy = digest.copy()
     copy.update(more)
     return copy.intdigest()

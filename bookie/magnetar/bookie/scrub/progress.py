@@ -1,4 +1,4 @@
-"""When each file was last verified, kept through restarts: a bookie restarted every hour still gets through its data.
+"""When each file was last verified, stored across restarts: a bookie that restarts every hour still gets through its data.
 
     DATA/scrub:  b"MAGSCRUB" | u32 version | u32 n | n bytes: msgpack map | u64 xxh3-64 of all before it
 

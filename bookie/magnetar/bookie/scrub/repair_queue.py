@@ -1,4 +1,4 @@
-"""The bookie's way to the repair queue in the metadata store (`metadata.damage`): what replicas elsewhere are asked to heal.
+"""Writes damaged entries into the repair queue in the metadata store (`metadata.damage`), to be repaired from replicas.
 
 A node is written or widened when damage is found, and deleted when nothing of the ledger is damaged any more. Whoever
 repairs (the auditor, or this bookie) reads the other replicas and adds the entries again; then the damage goes away here
@@ -22,7 +22,7 @@ _RETRY_S = 5.0
 
 
 class MetadataRepairQueue:
-    """See the module. `start` it once in the loop, `close` it before the store; damage may be told from the beginning."""
+    """See the module. `start` it once in the loop, `close` it before the store; damage may be reported before `start`."""
 
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
@@ -47,7 +47,7 @@ class MetadataRepairQueue:
         self._pending[ledger_id] = merge_ranges([*ranges, (first, last, reason)])
         self._wake.set()
 
-    def gone(self, ledger_id: int) -> None:
+    def resolved(self, ledger_id: int) -> None:
         """See RepairQueue."""
         if ledger_id in self._pending or len(self._pending) < _MAX_PENDING:
             self._pending[ledger_id] = None
@@ -88,7 +88,7 @@ class MetadataRepairQueue:
             try:
                 await self._metadata.delete(path, version=node.version)
             except (VersionConflict, NotFoundInStore):
-                continue  # somebody repairs it at this moment
+                continue  # it is being repaired at this moment
             return
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ Three kinds of units, the one that was verified longest ago first, each again af
     index file  `index_files`
     index walk  each location points into a log that exists, and not past its end
 
-Bad bytes of a log are damage of those entries whose locations the index has there: nobody else misses them. Everything found
+Bad bytes of a log are damage only of the entries whose locations in the index are there. Everything found
 goes to `damage`; nothing is changed. An entry that was found damaged and is good again (recovered, compacted away) is
 taken out of it.
 
@@ -31,8 +31,8 @@ from magnetar.proto.ledger_entry import NO_ENTRY
 from ..entry_log import RECORD_HEADER_BYTES, STATE_ENTRY, LogInfo, Scanned
 from ..entry_log.records import SYNCED_ENTRY
 from ..entry_log.scan import LogScan
+from ..gc.entry_locations import locations_of
 from ..gc.parts import StorageParts
-from ..gc.places import places_of
 from ..index import Location
 from .disk_reader import DiskReader
 from .index_files import REBUILD, IndexFiles
@@ -104,7 +104,7 @@ class Scrubber:
             "scrub_units": self.units_verified,
             "scrub_oldest_s": self.oldest_s,
             "scrub_rate_bytes_per_s": int(self._pace.rate),
-            "scrub_late": int(self._pace.late),
+            "scrub_behind": int(self._pace.behind),
             "scrub_paused_ms": int(self._pace.paused_s * 1000),
         }
 
@@ -174,7 +174,7 @@ class Scrubber:
             else:
                 await self._verify_index_file(name)
         except StorageFailed as error:
-            # What of the index cannot be read: requests that need it are told so, and others are not kept from their data.
+            # Parts of the index that cannot be read: requests that need them fail, others are served.
             self._damage.report_file(self._index_files.path(""), f"{error}; {REBUILD}")
         self._progress.done(unit.name, self._clock.now_ms())
         self.units_verified += 1
@@ -237,7 +237,7 @@ class Scrubber:
         if check.bad:
             await self._report_bad(check)
         elif not start:
-            self._damage.file_gone(info.path)
+            self._damage.forget_file(info.path)
         if not start and len(check.missing) < _MAX_SUSPICIOUS:
             self._live[log_id] = check.live_bytes
 
@@ -258,7 +258,7 @@ class Scrubber:
         ]
         log_id = check.info.log_id
         del check.missing[_MAX_SUSPICIOUS:]
-        for record, place in zip(entries, places_of(self._index, entries), strict=True):
+        for record, place in zip(entries, locations_of(self._index, entries), strict=True):
             if place is None:
                 check.missing.append((record.ledger_id, record.entry_id, record.length))
             elif place == (log_id, record.offset, record.length):
@@ -268,10 +268,10 @@ class Scrubber:
         """Records whose entry the index has nowhere: of a deleted ledger, not indexed yet, or lost by the index.
 
         Beyond the last entry of its ledger: a crash came between log and index, and the journal did not have it either (it
-        was slower than the flush). So it was never acknowledged, and recoveries must be told that it is not here.
+        was slower than the flush). So it was never acknowledged, and recoveries must get "no such entry" for it.
         """
         for at in range(0, len(check.missing), _SLICE_RECORDS):
-            # Between the append of a flush and its place in the index stands this barrier; and deletions are seen whole.
+            # Waits out a flush, which appends before it updates the index, and a deletion.
             async with self._checkpointer.exclusive():
                 for ledger_id, entry_id, length in check.missing[at : at + _SLICE_RECORDS]:
                     if (
@@ -280,7 +280,7 @@ class Scrubber:
                     ):
                         check.live_bytes += (
                             length + RECORD_HEADER_BYTES
-                        )  # not garbage: nobody else has it here
+                        )  # not garbage: there is no other copy on this bookie
                         self._damage.report(
                             ledger_id,
                             entry_id,

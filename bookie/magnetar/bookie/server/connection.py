@@ -1,11 +1,12 @@
-"""One ledger client of a bookie.
+"""The bookie's side of one connection of a ledger client.
 
 Adds come in runs (consecutive frames with one header) and are answered in rows: one AddDone frame per connection per sync of
-the journal. Requests run as tasks, a bounded number per connection, and stop while the peer does not take their answers.
-Long polls wait beside them, bounded as well; when there is something to read for one it queues up with the requests.
+the journal. Other requests run as tasks, at most `_MAX_RUNNING` per connection, and none is started while the write buffer
+is full. Long polls wait in tasks of their own, at most `_MAX_LONG_POLLS`; one that has an answer to read joins the queue of
+requests.
 
-Backpressure: while adds wait for room in the write cache no connection that adds is read (`held_adds`); while a connection
-has too many requests outstanding, that one is not read.
+Backpressure: while adds wait for room in the write cache, connections that send adds are not read (`paused_connections`).
+A connection with `_MAX_QUEUED` requests in its queue is not read either.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ from magnetar.proto.ledger_entry import (
 from magnetar.runtime.connection import Connection
 
 from ..engine import Bookie
-from ..reads import LastConfirmedNews
-from .held_adds import HeldAdds
-from .requests import OPERATIONS, Answer, answer_news, perform, wait_for_news
+from ..reads import LongPollResult
+from .paused_connections import PausedConnections
+from .requests import OPERATIONS, Answer, answer_long_poll, perform, wait_for_last_confirmed
 
 __all__ = ["BookieConnection"]
 
@@ -62,34 +63,39 @@ _DAMAGED = EntryDamaged.code
 _RESOURCE = "bookie"
 
 
-class _News(NamedTuple):
-    """A long poll that is to be answered."""
+class _LongPoll(NamedTuple):
+    """A long poll that has ended and waits for its entries to be read."""
 
     command: WaitLastConfirmed
-    news: LastConfirmedNews
+    result: LongPollResult
 
 
 class BookieConnection:
-    """One ledger client. A `ConnectionHandler`."""
+    """The `ConnectionHandler` of one connection. It stays in `handlers` until its tasks have ended."""
 
-    def __init__(self, bookie: Bookie, handlers: dict[BookieConnection, None], held: HeldAdds) -> None:
+    def __init__(
+        self, bookie: Bookie, handlers: dict[BookieConnection, None], paused: PausedConnections
+    ) -> None:
         self._bookie = bookie
         self._handlers = handlers
-        self._held = held
+        self._paused = paused
         self._connection: Connection | None = None
         self._rows: list[bytes] = []
-        # Header bytes of the last AddEntry run: a ledger client's hardly ever change.
+        # Header bytes of the last run of AddEntry frames: a ledger client rarely changes them, so they are decoded once.
         self._add_header = b""
         self._add_recovery = self._add_deferred = False
         self._accepted_rows: list[bytes] = []
-        self._queued: deque[Command | _News] = deque()
+        self._queued: deque[Command | _LongPoll] = deque()
         self._running: dict[asyncio.Task[None], None] = {}
         self._polls: dict[asyncio.Task[None], None] = {}
 
     # --- the connection calls -----------------------------------------------------------------------------------------
 
     def connection_ready(self, connection: Connection) -> None:
-        """See `ConnectionHandler`. Not known to the server before: who fails the handshake is never told closed."""
+        """See `ConnectionHandler`.
+
+        The server learns of the connection here: without a handshake there is no `connection_closed` either.
+        """
         self._connection = connection
         self._handlers[self] = None
 
@@ -105,7 +111,7 @@ class BookieConnection:
                 self._add_deferred = command.deferred and not command.recovery
                 self._add(payloads)
             elif isinstance(command, ForceLedger) and not command.request_id:
-                # In order with the adds, and nobody waits for it.
+                # It takes effect in order with the adds, and has no answer.
                 connection = self._connection
                 if connection is not None:
                     connection.authorize("add", _RESOURCE)
@@ -115,9 +121,9 @@ class BookieConnection:
                     self._receive(command)
 
     def connection_closed(self, error: MagnetarError | None) -> None:
-        """See `ConnectionHandler`. Adds that are in the journal go on; nobody hears of them."""
+        """See `ConnectionHandler`. Adds that are in the journal still become durable; they are not answered."""
         self._connection = None
-        self._held.forget(self)
+        self._paused.forget(self)
         self._queued.clear()
         for task in (*self._running, *self._polls):
             task.cancel()
@@ -150,10 +156,10 @@ class BookieConnection:
             done(header.ledger_id, header.entry_id, _DAMAGED)
         if not self._bookie.accepting:
             connection.pause_reading("adds")
-            self._held.hold(self)
+            self._paused.pause(self)
 
-    def adds_held(self) -> None:
-        """They wait still: tells the peer that the bookie is alive."""
+    def adds_paused(self) -> None:
+        """Tells the peer, by an AddDone frame without rows, that the bookie is alive while its adds wait."""
         if self._connection is not None and self._connection.writable:
             self._connection.send(_ADD_DONE)
 
@@ -230,11 +236,11 @@ class BookieConnection:
 
     async def _poll(self, connection: Connection, command: WaitLastConfirmed) -> None:
         try:
-            news = await wait_for_news(self._bookie, command)
+            result = await wait_for_last_confirmed(self._bookie, command)
         except Exception as error:
-            connection.answer_error(command.request_id, _told(error))
+            connection.answer_error(command.request_id, _as_answer(error))
             return
-        self._queued.append(_News(command, news))
+        self._queued.append(_LongPoll(command, result))
 
     def _poll_ended(self, task: asyncio.Task[None]) -> None:
         self._polls.pop(task, None)
@@ -262,25 +268,25 @@ class BookieConnection:
         if self._connection is None and not self._running and not self._polls:
             self._handlers.pop(self, None)
 
-    async def _answer(self, connection: Connection, request: Command | _News) -> None:
-        command = request.command if isinstance(request, _News) else request
+    async def _answer(self, connection: Connection, request: Command | _LongPoll) -> None:
+        command = request.command if isinstance(request, _LongPoll) else request
         try:
             answer: Answer
-            if isinstance(request, _News):
-                answer = await answer_news(self._bookie, connection, request.command, request.news)
+            if isinstance(request, _LongPoll):
+                answer = await answer_long_poll(self._bookie, connection, request.command, request.result)
             else:
                 answer = await perform(self._bookie, connection, request)
             connection.answer(command.request_id, answer.result, answer.payload)
         except Exception as error:
-            connection.answer_error(command.request_id, _told(error))
+            connection.answer_error(command.request_id, _as_answer(error))
 
     async def ended(self) -> None:
-        """Waits for what still runs."""
+        """Waits for the tasks of this connection."""
         await asyncio.gather(*self._running, *self._polls, return_exceptions=True)
 
 
-def _told(error: Exception) -> MagnetarError:
-    """What the peer is told."""
+def _as_answer(error: Exception) -> MagnetarError:
+    """The error to answer: a MagnetarError as it is, anything else is our bug."""
     if isinstance(error, MagnetarError):
         return error
     _log.error("a bookie request failed", exc_info=error)

@@ -1,4 +1,4 @@
-"""What each command but AddEntry does: check, ask the engine, answer."""
+"""The operations of all commands except AddEntry: they check arguments, call the engine and make the answer."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.connection import Connection
 
 from ..engine import Bookie
-from ..reads import LastConfirmedNews
+from ..reads import LongPollResult
 
-__all__ = ["OPERATIONS", "Answer", "answer_news", "perform", "wait_for_news"]
+__all__ = ["OPERATIONS", "Answer", "answer_long_poll", "perform", "wait_for_last_confirmed"]
 
 _MAX_ID = 1 << 63
 _MAX_LONG_POLL_BYTES = 1 << 20
@@ -111,8 +111,8 @@ async def _force(bookie: Bookie, _: Connection, command: ForceLedger) -> Answer:
     return Answer()
 
 
-async def wait_for_news(bookie: Bookie, command: WaitLastConfirmed) -> LastConfirmedNews:
-    """The waiting half of a long poll. What is to be read after it is read as other reads are."""
+async def wait_for_last_confirmed(bookie: Bookie, command: WaitLastConfirmed) -> LongPollResult:
+    """The waiting part of a long poll. Its entries are read as for other requests."""
     _check_ids(command.ledger_id)
     _check_last_confirmed(command.last_add_confirmed)
     if min(command.timeout_ms, command.max_entries, command.max_bytes) < 0:
@@ -122,21 +122,21 @@ async def wait_for_news(bookie: Bookie, command: WaitLastConfirmed) -> LastConfi
     )
 
 
-async def answer_news(
-    bookie: Bookie, connection: Connection, command: WaitLastConfirmed, news: LastConfirmedNews
+async def answer_long_poll(
+    bookie: Bookie, connection: Connection, command: WaitLastConfirmed, result: LongPollResult
 ) -> Answer:
-    """The reading half."""
+    """The reading part."""
     entries: list[bytes] = []
     first = command.last_add_confirmed + 1
-    if command.max_entries and news.last_add_confirmed >= first:
+    if command.max_entries and result.last_add_confirmed >= first:
         limit = min(command.max_bytes or _MAX_LONG_POLL_BYTES, connection.max_message_bytes)
-        last = min(news.last_add_confirmed, first + command.max_entries - 1)
-        # Another bookie has them, or their reader asks for one by name and is told.
+        last = min(result.last_add_confirmed, first + command.max_entries - 1)
+        # Another bookie has them, or their reader asks for one by id and gets the error.
         with contextlib.suppress(EntryNotFound, EntryDamaged, UnknownLedgerState):
             entries, _ = await bookie.read(command.ledger_id, first, last, max_bytes=limit)
     sizes = [len(entry) for entry in entries]
     return Answer(
-        {"last_add_confirmed": news.last_add_confirmed, "fenced": news.fenced, "sizes": sizes}, entries
+        {"last_add_confirmed": result.last_add_confirmed, "fenced": result.fenced, "sizes": sizes}, entries
     )
 
 
@@ -166,7 +166,7 @@ OPERATIONS: dict[type[Command], str] = {
 
 
 async def perform(bookie: Bookie, connection: Connection, command: Command) -> Answer:
-    """Carries out one of `OPERATIONS` but the long poll. Raises what is to be told to the peer."""
+    """Carries out one of `OPERATIONS` but the long poll. Raises the error to answer."""
     return await _PERFORM[type(command)](bookie, connection, command)
 
 

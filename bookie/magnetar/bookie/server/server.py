@@ -1,4 +1,4 @@
-"""The listening side: makes a connection handler for each ledger client, and knows all of them."""
+"""The TCP server: makes a connection handler for each ledger client, and has a list of all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_s
 
 from ..engine import Bookie
 from .connection import BookieConnection
-from .held_adds import HeldAdds
+from .paused_connections import PausedConnections
 
 __all__ = ["BookieServer"]
 
@@ -23,7 +23,7 @@ class BookieServer:
         self._server: FramedServer | None = None
         # In order of their coming: waking them must not depend on hashes.
         self._handlers: dict[BookieConnection, None] = {}
-        self._held = HeldAdds(bookie)
+        self._paused = PausedConnections(bookie)
 
     @classmethod
     async def start(cls, bookie: Bookie, host: str, port: int, options: ConnectionOptions) -> BookieServer:
@@ -31,7 +31,7 @@ class BookieServer:
         self = cls(bookie)
         options = replace(options, features=(*options.features, DEFERRED_SYNC))
         self._server = await start_server(host, port, self._handler, options)
-        bookie.on_accepting.append(self._held.release)
+        bookie.on_accepting.append(self._paused.release)
         return self
 
     @property
@@ -42,12 +42,12 @@ class BookieServer:
 
     async def close(self, drain_seconds: float) -> None:
         """Tells every peer, flushes, waits for running reads. Long polls end without an answer."""
-        if self._held.release in self._bookie.on_accepting:
-            self._bookie.on_accepting.remove(self._held.release)
-        self._held.close()
+        if self._paused.release in self._bookie.on_accepting:
+            self._bookie.on_accepting.remove(self._paused.release)
+        self._paused.close()
         if self._server is not None:
             await self._server.close(drain_seconds)
         await asyncio.gather(*[handler.ended() for handler in list(self._handlers)])
 
     def _handler(self) -> BookieConnection:
-        return BookieConnection(self._bookie, self._handlers, self._held)
+        return BookieConnection(self._bookie, self._handlers, self._paused)

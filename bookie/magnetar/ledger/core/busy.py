@@ -1,4 +1,4 @@
-"""Bookies of an ensemble that refuse adds because they have too much to do, and that nobody can replace."""
+"""Bookies of an ensemble that refuse adds because they have too much to do, and that have no replacement."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 Each bookie answers an add twice: when the entry is in its cache and journal, and when it is durable. The second answer is
 the one that a writer of an ordinary ledger waits for, and does here all that it does there; so order, quorums of every write
 set, ensemble changes from LAC+1 on, close and recovery are those of `WriterCore`, and only `stored` moves
-`last_add_confirmed`. The first answer moves `last_add_accepted`, which nobody but the owner is told: no header has it.
+`last_add_confirmed`. The first answer moves `last_add_accepted`, which only the writer's owner learns: no header has it.
 
     last_add_confirmed <= last_add_accepted <= last_add_pushed
 
@@ -13,10 +13,10 @@ set, ensemble changes from LAC+1 on, close and recovery are those of `WriterCore
   that lost its memory meanwhile does not know that it owes an answer, and no answer of its next life counts: its
   connection was lost, so its adds fail, it is replaced, and the replacement gets every entry from LAC+1 on.
 * **What is sent again** is sent to be synced, not deferred: replacements, what was held during a change, what was refused.
-* **Memory**: entries stay here until they are durable. At half of `max_unforced_bytes` the writer forces by itself (the
+* **Memory**: entries stay here until they are durable. At 50% of `max_unforced_bytes` the writer forces by itself (the
   shell looks at `wants_force`); at all of it no more is answered until some of it is durable, so that the owner's own
   bound on what is unanswered holds the rest.
-* A close forces. A failure drops what was not confirmed; `dropped` says whether an owner had been told of some of it.
+* A close forces. A failure drops what was not confirmed; `dropped` counts entries among these that had been answered.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class DeferredWriterCore(WriterCore):
         self.max_unforced_bytes = max_unforced_bytes
         self.last_add_accepted = NO_ENTRY  # last entry whose owner was answered
         self.accepted_bytes = 0  # of the entries last_add_confirmed+1 .. last_add_accepted
-        self.force_target = NO_ENTRY  # up to here somebody wants it durable
+        self.force_target = NO_ENTRY  # the last entry that a force waits for
         self.dropped = 0  # entries that were answered and then lost by a failure, as far as this writer knows
         self._piggybacked = NO_ENTRY  # LAC in the header of the last entry
 
     # --- hot ---------------------------------------------------------------------------------------------------------
 
     def append(self, payload: bytes, context: Any) -> tuple[bytes, Bookies]:
-        """See WriterCore: whom to send it to now, as a deferred add."""
+        """See WriterCore; the bookies get it as a deferred add."""
         entry_id = self.last_add_pushed + 1
         self.length = length = self.length + len(payload)
         self._piggybacked = confirmed = self.last_add_confirmed
@@ -107,7 +107,7 @@ class DeferredWriterCore(WriterCore):
         return super().stored(bookie, entry_id)
 
     def take_accepted(self) -> Sequence[PendingAdd]:
-        """Those that can be answered now, in order; for them nobody is to be told again when they are confirmed."""
+        """Adds that can be answered now, in order. They are not answered again when they are confirmed."""
         entry_id = self.last_add_accepted
         if not self.sending or entry_id == self.last_add_pushed:
             return _NOTHING
@@ -142,7 +142,7 @@ class DeferredWriterCore(WriterCore):
 
     @property
     def wants_force(self) -> bool:
-        """Half of what may wait here does, and no force is under way."""
+        """Whether 50% of `max_unforced_bytes` wait here and no force is under way."""
         return (
             2 * self.accepted_bytes >= self.max_unforced_bytes
             and self.force_target <= self.last_add_confirmed
@@ -151,8 +151,8 @@ class DeferredWriterCore(WriterCore):
 
     @property
     def idle_last_confirmed(self) -> bool:
-        """Readers are told as soon as no entry says it: those that follow may wait for a force."""
-        return self.sending and self.last_add_confirmed > max(self._told, self._piggybacked)
+        """Whether the explicit LAC is due: as soon as no entry carries the LAC, since later entries may wait for a force."""
+        return self.sending and self.last_add_confirmed > max(self._explicit_lac, self._piggybacked)
 
     def _force(self) -> list[Instruction]:
         """During an ensemble change it waits until adds are sent again."""
@@ -174,10 +174,12 @@ class DeferredWriterCore(WriterCore):
     def _ensemble_changed(self) -> list[Instruction]:
         assert self._changing_to is not None
         bits = enumerate(self._changing_to)
-        kept = ~sum(1 << position for position, bookie in bits if self._bits.get(bookie) != 1 << position)
+        unchanged = ~sum(
+            1 << position for position, bookie in bits if self._bits.get(bookie) != 1 << position
+        )
         add: Any
         for add in self.pending:
-            add.accepted &= kept
+            add.accepted &= unchanged
         return super()._ensemble_changed()
 
     def _go_on(self) -> list[Instruction]:

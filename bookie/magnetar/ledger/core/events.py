@@ -1,7 +1,7 @@
-"""What the cores are told (events) and what they want done (instructions).
+"""Events, which the cores take, and instructions, which they return.
 
-The shell carries instructions out in the order given, and tells the outcome as an event. `Confirm` is the only one that
-reaches the caller of `append`.
+The shell carries instructions out in the order given, and hands the outcome to the core as an event. `Confirm` is the only
+one that reaches the caller of `append`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class MetadataFound:
 
 @dataclass(frozen=True, slots=True)
 class MetadataFailed:
-    """Answer to either when the store could not serve, or the node is gone."""
+    """Answer to either when the store failed, or the node was deleted."""
 
     error: MagnetarError
 
@@ -82,12 +82,12 @@ class ForceRequested:
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """The writer's owner leaves the ledger as it is: a crash, seen from outside."""
+    """The writer's owner leaves the ledger as it is, open, as a crash would."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleTick:
-    """The explicit-LAC interval passed (rule 19)."""
+    """The explicit-LAC interval is over (rule 19)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class RetryDue:
 
 
 @dataclass(frozen=True, slots=True)
-class LastConfirmedTold:
-    """Answer to TellLastConfirmed: every bookie has it."""
+class ExplicitLacWritten:
+    """Answer to WriteExplicitLac: every bookie has stored it."""
 
     last_add_confirmed: int
 
@@ -144,7 +144,7 @@ class SendAdds:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Tell the callers of `append`, in this order; with an error: all of them failed."""
+    """Call the callbacks of these appends, in this order; with an error, all of them failed."""
 
     first_entry: int
     adds: Sequence[PendingAdd]
@@ -153,7 +153,7 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Tell the callers of `append` that their entries are accepted, in this order (deferred sync)."""
+    """Call the callbacks of these appends, in this order: their entries are accepted (deferred sync)."""
 
     first_entry: int
     adds: Sequence[PendingAdd]
@@ -168,7 +168,7 @@ class ForceAdds:
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """Tell RetryDue after a pause: bookies refused adds because they have too much to do."""
+    """Send RetryDue after a pause: bookies refused adds with TooManyRequests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +193,8 @@ class ReadMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class TellLastConfirmed:
-    """Write the explicit LAC to these bookies."""
+class WriteExplicitLac:
+    """Write the explicit LAC to these bookies (rule 19)."""
 
     bookies: tuple[str, ...]
     last_add_confirmed: int
@@ -242,7 +242,7 @@ Event = (
     | Detached
     | IdleTick
     | RetryDue
-    | LastConfirmedTold
+    | ExplicitLacWritten
     | LastConfirmedRead
     | EntryRead
     | BookieSlow
@@ -256,7 +256,7 @@ Instruction = (
     | ChooseBookies
     | WriteMetadata
     | ReadMetadata
-    | TellLastConfirmed
+    | WriteExplicitLac
     | ReadLastConfirmed
     | ReadEntry
     | Finished

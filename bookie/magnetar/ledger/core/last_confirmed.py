@@ -27,7 +27,7 @@ class LastConfirmedQuorum:
         self._bookies = bookies
         self._known = 0  # bits of positions
         self._unknown: dict[str, int] = {}  # bookie -> error code
-        self.last_add_confirmed = NO_ENTRY  # highest one told
+        self.last_add_confirmed = NO_ENTRY  # highest one in the answers
 
     def answered(self, bookie: str, last_add_confirmed: int, code: int) -> None:
         """Takes one bookie's answer; of one that is not in the ensemble it is an answer to an earlier question."""

@@ -5,7 +5,7 @@
 
 `ensembles` lists (first entry, bookies): entries from there up to the next one's first are stored on these bookies. The
 last ensemble may be empty (its first entry above the ledger's last one) when a change came right before the end.
-Keys that this release does not know are kept and written back.
+Keys that this release does not know are preserved and written back.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ class LedgerMetadata:
 
     def with_ensemble(self, first_entry: int, bookies: Bookies) -> LedgerMetadata:
         """Entries from `first_entry` on go to `bookies`; replaces an ensemble recorded for the same entry (rule 17)."""
-        kept = tuple(e for e in self.ensembles if e.first_entry < first_entry)
-        assert len(kept) >= len(self.ensembles) - 1, (
+        unchanged = tuple(e for e in self.ensembles if e.first_entry < first_entry)
+        assert len(unchanged) >= len(self.ensembles) - 1, (
             "an ensemble change never reaches behind the last ensemble"
         )
-        changed = replace(self, ensembles=(*kept, Ensemble(first_entry, bookies)))
+        changed = replace(self, ensembles=(*unchanged, Ensemble(first_entry, bookies)))
         changed.check()
         return changed
 

@@ -3,7 +3,7 @@
     (well) ──`errors` failures within `window_s`──> quarantined ──after `duration_s`──> (well, nothing held against it)
 
 A connection that breaks fails every add on it at once: failures of one second are one. Out of placement means new ledgers
-and replacements; nobody stops reading from such a bookie, nor writing to it where it is in the ensemble.
+and replacements; such a bookie is still read from, and written to where it is in an ensemble.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Quarantine:
         return sum(1 for until in list(self._until.values()) if until > now)
 
     def offers(self, writable: Sequence[str], now: float) -> Iterator[tuple[str, ...]]:
-        """What placement may choose from: the well ones; if that is not enough, one quarantined one more at a time.
+        """What placement may choose from: the healthy bookies; if these are too few, one quarantined bookie more at a time.
 
         So a quarantine never leaves a ledger without an ensemble that there is.
         """

@@ -19,7 +19,9 @@ MAX_ENSEMBLE_SIZE = 64
 def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
     """Raises InvalidSetting unless 1 <= Qa <= Qw <= E <= 64."""
     if ack_quorum < 1:
-        problem = "ack_quorum must be at least 1: somebody has to have an entry before it is confirmed"
+        problem = (
+            "ack_quorum must be at least 1: at least one bookie must have an entry before it is confirmed"
+        )
     elif ack_quorum > write_quorum:
         problem = (
             "an entry is written to write_quorum bookies, more cannot confirm it; lower ack_quorum to "

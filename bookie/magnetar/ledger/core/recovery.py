@@ -1,4 +1,4 @@
-"""Recovery of a ledger whose writer is gone: fence it, find its end, close it.
+"""Recovery of a ledger without waiting for its writer: fences it, finds its end, closes it.
 
     begin ──> MARKING ──> FENCING ──> BASE ──> ENTRIES ──> CLOSING ──> done
               (IN_RECOVERY)  (LAC)    (length)  (read, re-add)  (compare-and-set)
@@ -64,14 +64,14 @@ from .last_confirmed import LastConfirmedQuorum
 from .metadata import Bookies, LedgerMetadata, LedgerState
 from .shares import preferences
 
-# Entries that are being read or added again at a time; their bytes are bounded by the shell, which holds reads back.
+# The window: entries that are read or added again at a time. The shell bounds their bytes by delaying reads.
 WINDOW_ENTRIES = 1024
-# Entries that one bookie is asked for in a row when every bookie has every entry.
+# Consecutive entries that one bookie is asked for when every bookie has every entry.
 RUN_ENTRIES = 128
 # False: every replica of an entry is asked at once. Every order of messages with True is one with False as well (the other
-# replicas' answers are late), so the model check explores that.
+# replicas answer later), so the model check explores that.
 ONE_REPLICA_FIRST = True
-# A start over means that another recovery, or the writer's ensemble change, came first: each makes progress.
+# Each start over means that another recovery, or the writer's ensemble change, has made progress.
 MAX_STARTS = 10
 
 _NEGATIVE = frozenset((EntryNotFound.code, LedgerNotFound.code))
@@ -91,7 +91,7 @@ class RecoveryState(enum.Enum):
 
 
 class _Recovered:
-    """An entry past the base: first being looked for, then being added again."""
+    """An entry behind the base: first it is searched for, then it is added again."""
 
     __slots__ = ("acked", "answered", "asked", "codes", "entry", "length", "negatives")
 
@@ -99,46 +99,46 @@ class _Recovered:
         self.entry: bytes | None = None
         self.length = 0
         self.negatives = 0
-        self.asked = 0  # bits of positions in the ensemble that is read
+        self.asked = 0  # bits of positions in `_reading`
         self.answered: dict[str, None] = {}
-        self.codes: list[int] = []  # of answers that say neither yes nor no
-        self.acked = 0  # bits of positions in the current ensemble
+        self.codes: list[int] = []  # error codes of answers that are neither the entry nor "no such entry"
+        self.acked = 0  # bits of positions in the last ensemble of `_changed`
 
 
 class RecoveryCore:
-    """Sans-I/O; `handle` is the one mutator."""
+    """The recovery of one ledger, sans-I/O; `begin` and `handle` are its only mutators."""
 
     def __init__(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> None:
         self.ledger_id = ledger_id
         self.state = RecoveryState.NEW
-        self.metadata = metadata  # in the store; ensemble changes made here are in `_changed`
+        self.metadata = metadata  # as in the store; ensemble changes made here are in `_changed`
         self.version = version
         self.striping = metadata.striping
         self.starts = 0
         self._reset()
 
     def _reset(self) -> None:
-        self._changed = self.metadata  # what the closing compare-and-set will write, but for state and end
+        self._changed = self.metadata  # what the closing compare-and-set will write, apart from state and end
         self._reading: Bookies = self.metadata.last_ensemble.bookies  # the ensemble when recovery began
         self._quorum = LastConfirmedQuorum(self.striping, self._reading)
         self._base = NO_ENTRY  # last entry known to be confirmed
-        self._base_asked: list[str] = []  # replicas not yet asked for the base
+        self._base_replicas: list[str] = []  # replicas not yet asked for the base
         self._base_codes: list[int] = []
-        self._suspects: dict[
-            str, None
-        ] = {}  # silent bookies; read from only when nobody else is left, for speed alone
-        self.held_bytes = 0  # of entries that were found and are not done with
-        self._entries: dict[int, _Recovered] = {}  # _first .. : read or added again, not done with; in order
-        self._first = 0  # everything below is done with
+        self._suspects: dict[str, None] = {}  # slow or silent bookies: asked last, for speed
+        self.held_bytes = 0  # of found entries that do not have their ack quorum yet
+        self._entries: dict[
+            int, _Recovered
+        ] = {}  # from _first on, in order: searched for, or being added again
+        self._first = 0  # all entries below have their ack quorum again
         self._next_read = 0
-        self._next_add = 0  # entries from here on are not found yet; _first <= _next_add <= _next_read
+        self._next_add = 0  # all entries below were found; _first <= _next_add <= _next_read
         self._last: int | None = None  # last entry of the ledger, once known
         self._length = 0  # payload bytes up to _next_add - 1
         self._failing: dict[int, int] = {}  # position -> error code, being replaced
-        self._gone: dict[int, None] = {}  # positions whose bookie failed and has no replacement
-        # Positions whose bookie has too much to do, and no replacement: what is kept back from it until the pause is over.
+        self._unreplaceable: dict[int, None] = {}  # positions whose bookie failed and has no replacement
+        # Positions whose bookie is busy and has no replacement, with the adds that wait for the end of the pause.
         self._busy: dict[int, dict[int, None]] = {}
-        self._excluded: dict[str, int] = {}  # bookies that failed, and how: an error code
+        self._excluded: dict[str, int] = {}  # failed bookie -> error code
 
     def begin(self) -> list[Instruction]:
         """Starts (or starts over) with `metadata`."""
@@ -159,7 +159,7 @@ class RecoveryCore:
                 return [ReadLastConfirmed(bookie) for bookie in self._reading]
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Takes an event; answers to questions of a state that is over are ignored."""
+        """Takes an event. Answers that belong to an earlier state are ignored."""
         match event:  # the frequent ones first
             case AddStored(bookie, entry_id) if self.state is RecoveryState.ENTRIES:
                 return self._added(bookie, entry_id)
@@ -175,7 +175,7 @@ class RecoveryCore:
             case LastConfirmedRead(bookie, last_add_confirmed, code) if self.state is RecoveryState.FENCING:
                 return self._last_confirmed_read(bookie, last_add_confirmed, code)
             case LastConfirmedRead(bookie, _, 0):
-                self._suspects.pop(bookie, None)  # late, but alive
+                self._suspects.pop(bookie, None)  # slow, but alive
                 return []
             case EntryRead() if self.state is RecoveryState.BASE:
                 return self._base_read(event)
@@ -231,11 +231,11 @@ class RecoveryCore:
         self.state = RecoveryState.BASE
         bookies = self.metadata.ensemble_of(self._base).bookies
         write_set = [bookies[position] for position in self.striping.write_set(self._base)]
-        self._base_asked = sorted(write_set, key=lambda bookie: bookie in self._suspects)
+        self._base_replicas = sorted(write_set, key=lambda bookie: bookie in self._suspects)
         return self._ask_base()
 
     def _ask_base(self) -> list[Instruction]:
-        return [ReadEntry(self._base_asked.pop(0), self._base)] if self._base_asked else []
+        return [ReadEntry(self._base_replicas.pop(0), self._base)] if self._base_replicas else []
 
     def _base_read(self, event: EntryRead) -> list[Instruction]:
         if event.entry_id != self._base:
@@ -251,7 +251,7 @@ class RecoveryCore:
     # --- entries -----------------------------------------------------------------------------------------------------
 
     def _read_on(self) -> list[Instruction]:
-        """Keeps the window filled, by a quarter of it at least, while the end is not known."""
+        """Fills the window, once 25% of it are free, while the end of the ledger is not known."""
         self.state = RecoveryState.ENTRIES
         room = self._first + WINDOW_ENTRIES - self._next_read
         if self._last is not None or room < max(1, WINDOW_ENTRIES // 4):
@@ -277,7 +277,7 @@ class RecoveryCore:
         return instructions
 
     def wants(self, entry_id: int) -> bool:
-        """Whether an answer about it still matters: the shell need not ask otherwise."""
+        """Whether an answer about this entry still matters; otherwise the shell need not ask."""
         if self.state is RecoveryState.ENTRIES:
             found = self._entries.get(entry_id)
             return found is not None and found.entry is None
@@ -285,11 +285,11 @@ class RecoveryCore:
 
     @property
     def first_unfinished(self) -> int:
-        """Everything below is found and added again: what is read next whatever it costs in memory."""
+        """The first entry without its ack quorum. The shell reads it even when it delays other reads."""
         return self._base if self.state is RecoveryState.BASE else self._first
 
     def _slow(self, bookie: str) -> list[Instruction]:
-        """Its answers are not waited for alone any more."""
+        """From now on other replicas are asked as well as this bookie."""
         self._suspects[bookie] = None
         if self.state is RecoveryState.BASE:
             return self._ask_base()
@@ -306,7 +306,7 @@ class RecoveryCore:
         if found is None or event.entry_id < self._next_add or event.bookie in found.answered:
             return []
         if event.bookie not in self._reading or not found.asked & 1 << self._reading.index(event.bookie):
-            return []  # an answer to an attempt that started over: from outside the write set it proves nothing
+            return []  # an answer to an earlier start: a bookie outside the write set proves nothing
         found.answered[event.bookie] = None
         if event.code not in _SILENT:
             self._suspects.pop(event.bookie, None)
@@ -327,7 +327,7 @@ class RecoveryCore:
         return instructions
 
     def _decide(self) -> list[Instruction]:
-        """Goes through the entries in order as far as their fate is known."""
+        """Goes through the entries in order, as far as it is known whether they exist."""
         instructions: list[Instruction] = []
         before = self._next_add
         while self._last is None and self._next_add < self._next_read:
@@ -346,7 +346,7 @@ class RecoveryCore:
                 break
         if self._last is None and self._next_add == before:
             return []
-        if self._gone and (error := self._unreachable_quorum("", before)):
+        if self._unreplaceable and (error := self._unreachable_quorum("", before)):
             return self._fail(error)
         return instructions + self._after_adds()
 
@@ -360,7 +360,7 @@ class RecoveryCore:
         for position in self._busy:
             if self.striping.mask(entry_id) & 1 << position:
                 self._busy[position][entry_id] = None
-        without = (*self._gone, *self._failing, *self._busy)
+        without = (*self._unreplaceable, *self._failing, *self._busy)
         write_set, adds = self.striping.write_set(entry_id), [(entry_id, entry)]
         return [SendAdds(bookies[position], adds) for position in write_set if position not in without]
 
@@ -393,11 +393,11 @@ class RecoveryCore:
         if bookie not in bookies:
             return []
         position = bookies.index(bookie)
-        known = position in self._busy or position in self._failing or position in self._gone
+        known = position in self._busy or position in self._failing or position in self._unreplaceable
         if code != TooManyRequests.code:
             if self._busy.pop(position, None) is not None and position in self._failing:
                 self._failing[position] = code
-            known = position in self._failing or position in self._gone
+            known = position in self._failing or position in self._unreplaceable
         elif position in self._busy or not known:
             self._busy.setdefault(position, {})[entry_id] = None
         return [] if known else self._fail_position(position, code)
@@ -408,10 +408,10 @@ class RecoveryCore:
         return [ChooseBookies((position,), tuple(dict.fromkeys((*bookies, *self._excluded))))]
 
     def _retry(self, expired: bool) -> list[Instruction]:
-        """The pause is over; what was confirmed without the busy bookies they need not store."""
+        """The pause is over: sends busy bookies what they refused, except entries that have their ack quorum by now."""
         if self._failing:
             return [RetryLater()] if self._busy else []
-        if expired and self._busy:  # one by one: there may be a bookie for some of them
+        if expired and self._busy:  # replace one at a time: there may be enough bookies for some of them
             failed = self._fail_position(self._busy.popitem()[0], TooManyRequests.code)
             return [RetryLater(), *failed] if self._busy else failed
         busy, self._busy = self._busy, {}
@@ -425,7 +425,7 @@ class RecoveryCore:
         return instructions
 
     def _replace(self, chosen: dict[int, str]) -> list[Instruction]:
-        """The change is kept here until the closing compare-and-set (rule 15)."""
+        """The change stays in memory until the closing compare-and-set (rule 15)."""
         bookies = list(self._changed.last_ensemble.bookies)
         for position, bookie in chosen.items():
             bookies[position] = bookie
@@ -443,8 +443,10 @@ class RecoveryCore:
         return instructions + self._after_adds()
 
     def _no_replacement(self, reason: str) -> list[Instruction]:
-        """Goes on with the bookies that are left, as long as Qa of each write set are; busy ones may stay."""
-        self._gone.update(dict.fromkeys(position for position in self._failing if position not in self._busy))
+        """Goes on without the failed bookies if each write set has Qa others; busy bookies stay."""
+        self._unreplaceable.update(
+            dict.fromkeys(position for position in self._failing if position not in self._busy)
+        )
         self._failing.clear()
         error = self._unreachable_quorum(reason, self._first)
         if error:
@@ -455,14 +457,14 @@ class RecoveryCore:
         for entry_id in range(first, self._next_add):
             write_set = self.striping.write_set(entry_id)
             stored = self._entries[entry_id].acked
-            usable = sum(1 for p in write_set if p not in self._gone or stored & 1 << p)
+            usable = sum(1 for p in write_set if p not in self._unreplaceable or stored & 1 << p)
             if usable < self.striping.ack_quorum:
                 failed = ", ".join(
                     f"{bookie} ({error_name(code)})" for bookie, code in self._excluded.items()
                 )
                 return NotEnoughBookies(
                     f"recovery of {self._name} cannot store entry {entry_id} on {self.striping.ack_quorum} bookies: "
-                    f"{failed} did not take it; nothing was cut off. Bring bookies back, or add some (those with "
+                    f"{failed} did not take it; nothing was truncated. Bring bookies back, or add some (those with "
                     f"TooManyRequests need faster disks or a larger write_cache_bytes), and try again. {reason}".rstrip()
                 )
         return None
@@ -482,7 +484,7 @@ class RecoveryCore:
 
     def check(self) -> None:
         """Asserts the invariants; tests call it after every event."""
-        assert not any(position in self._gone for position in self._busy)
+        assert not any(position in self._unreplaceable for position in self._busy)
         if self.state is RecoveryState.ENTRIES:
             assert self._first <= self._next_add <= self._next_read
             end = self._next_add if self._last is not None else self._next_read

@@ -1,4 +1,4 @@
-"""Which bookie stands at which position, so that every write set spans enough labels (racks, zones).
+"""Arranges bookies at the positions of an ensemble, so that every write set spans enough labels (racks, zones).
 
 The ensemble is a ring; a write set is a run of Qw neighbours in it. A label names a rack or a zone; "" is not known, and
 counts for none. With two racks, E = 4 and Qw = 2 the order a1 a2 b1 b2 has the write set {a1, a2}; a1 b1 a2 b2 has none
@@ -35,47 +35,46 @@ MAX_STEPS = 2000
 
 
 def arrange(
-    striping: Striping, order: Order, spread: int, kept: Mapping[int, tuple[str, str]] | None = None
+    striping: Striping, order: Order, spread: int, fixed: Mapping[int, tuple[str, str]] | None = None
 ) -> tuple[str, ...] | None:
     """A bookie for each position, the first of `order` where possible; None if there is no such arrangement.
 
-    Each write set spans `spread` labels (at most Qw). With `kept`, the positions that stay as they are, only write sets with
-    another position in them are looked at: what is wrong elsewhere was so before. `order` has a bookie for each
-    position that is not kept, and none that is.
+    Each write set spans `spread` labels (at most Qw). `fixed` holds the positions that stay as they are; write sets that
+    consist of fixed positions only are not checked. `order` has the bookies for the other positions.
     """
-    kept = kept or {}
+    fixed = fixed or {}
     if spread <= 1:
-        return spread_in_order(striping, order, kept)
-    if not kept and not can_span(striping, order, spread):
+        return spread_in_order(striping, order, fixed)
+    if not fixed and not can_span(striping, order, spread):
         return None
     for tight in (False, True):
-        search = _Search(striping, order, kept, spread, tight)
+        search = _Search(striping, order, fixed, spread, tight)
         if search.fill(0):
             return search.bookies()
         if search.steps <= MAX_STEPS:
             return None  # every arrangement was tried
-        if not kept and (laid_out := _in_columns(striping.ensemble_size, order, spread)):
+        if not fixed and (laid_out := _in_columns(striping.ensemble_size, order, spread)):
             return laid_out
     return None
 
 
 def spread_in_order(
-    striping: Striping, order: Order, kept: Mapping[int, tuple[str, str]] | None = None
+    striping: Striping, order: Order, fixed: Mapping[int, tuple[str, str]] | None = None
 ) -> tuple[str, ...]:
-    """The first bookies of `order` at the positions that are not kept."""
-    kept = kept or {}
+    """The first bookies of `order` at the positions that are not fixed."""
+    fixed = fixed or {}
     names = iter(order)
     return tuple(
-        kept[position][0] if position in kept else next(names)[0]
+        fixed[position][0] if position in fixed else next(names)[0]
         for position in range(striping.ensemble_size)
     )
 
 
 def spread_out(
-    striping: Striping, order: Order, kept: Mapping[int, tuple[str, str]] | None = None
+    striping: Striping, order: Order, fixed: Mapping[int, tuple[str, str]] | None = None
 ) -> tuple[str, ...]:
-    """As many labels in each write set as a greedy choice finds: what is left when `arrange` finds nothing."""
-    search = _Search(striping, order, kept or {}, 0, True)
+    """A greedy choice of as many labels in each write set as possible, for when `arrange` finds no solution."""
+    search = _Search(striping, order, fixed or {}, 0, True)
     found = search.fill(0)
     assert found, "with nothing asked the first choice fits"
     return search.bookies()
@@ -84,7 +83,7 @@ def spread_out(
 def can_span(striping: Striping, order: Order, spread: int) -> bool:
     """Whether the counts allow it: a necessary condition, and a sufficient one when `spread` is Qw.
 
-    A label that stands c times is seen by at most min(E, c * Qw) of the E write sets, each of which needs `spread`.
+    A label that occurs c times is seen by at most min(E, c * Qw) of the E write sets, each of which needs `spread`.
     """
     size, quorum = striping.ensemble_size, striping.write_quorum
     whole, rest = divmod(size, quorum)
@@ -102,10 +101,10 @@ def can_span(striping: Striping, order: Order, spread: int) -> bool:
 
 
 def _in_columns(size: int, order: Order, spread: int) -> tuple[str, ...] | None:
-    """An order in which any `spread` neighbours have different labels; None if some label would have to stand too often.
+    """An order in which any `spread` neighbours have different labels; None if some label would have to occur too often.
 
     The ring is cut into as many blocks of `spread` positions or more as fit, and filled across them: the first position of
-    each block, the second of each... A label that stands no more often than there are blocks, the frequent ones first, then
+    each block, the second of each... A label that occurs no more often than there are blocks, the frequent ones first, then
     meets itself only a whole block further on.
     """
     blocks = size // spread
@@ -140,7 +139,7 @@ class _Search:
         self,
         striping: Striping,
         order: Order,
-        kept: Mapping[int, tuple[str, str]],
+        fixed: Mapping[int, tuple[str, str]],
         spread: int,
         tight: bool,
     ) -> None:
@@ -149,11 +148,11 @@ class _Search:
         self._spread = spread
         # Try labels that the neighbourhood lacks first, those with most bookies left before others; else as `order` has it.
         self._tight = tight
-        self._open = [position for position in range(size) if position not in kept]
-        self._names: list[str] = [kept[position][0] if position in kept else "" for position in range(size)]
+        self._open = [position for position in range(size) if position not in fixed]
+        self._names: list[str] = [fixed[position][0] if position in fixed else "" for position in range(size)]
         # None: not filled yet.
         self._labels: list[str | None] = [
-            kept[position][1] if position in kept else None for position in range(size)
+            fixed[position][1] if position in fixed else None for position in range(size)
         ]
         self._left: dict[str, list[tuple[int, str]]] = {}  # label -> (rank, bookie), the next one last
         for rank, (bookie, label) in reversed(list(enumerate(order))):

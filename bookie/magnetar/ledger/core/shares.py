@@ -1,4 +1,4 @@
-"""Who is asked for which entries of a striped ledger's range: few bookies, each for all that it is to give at once.
+"""Which bookies are asked for which entries of a range of a striped ledger: few bookies, each for its whole share at once.
 
 >>> from .quorum import Striping
 >>> shares(Striping(3, 2, 2), 0b111, 0, (0, 0, 0), 0)  # residues 0 and 1 at position 1, residue 2 at position 0
@@ -19,9 +19,9 @@ def shares(
 ) -> list[tuple[int, int]]:
     """(position, residues) that together have the residues `wanted`, each from one position of its write set.
 
-    `begin`: the residue that is assigned first, so that ledgers differ in whom they ask most. `excluded`: by residue, the
-    positions that cannot give it; a residue for which none is left is in no share. `suspected` positions come last. All
-    residues and positions are bits, but for those returned as position and `begin`.
+    `begin`: the residue that is assigned first, so that different ledgers ask different bookies first. `excluded`: by
+    residue, the positions that cannot give it; a residue for which none is left is in no share. `suspected` positions come
+    last. All residues and positions are bits, but for those returned as position and `begin`.
     """
     found: dict[int, int] = {}
     current = -1  # the position that got the last residue

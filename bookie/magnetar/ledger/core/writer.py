@@ -7,7 +7,7 @@
 
 Invariants:
 * Entries are confirmed in order; `last_add_confirmed` never goes back (rule 17).
-* While the ensemble changes nothing is confirmed and nothing is sent; acks of it are kept, failures are queued (17, 18).
+* While the ensemble changes nothing is confirmed and nothing is sent; acks are counted, failures are queued (rules 17, 18).
 * The changed ensemble starts at LAC+1, so every pending entry belongs to it, and every pending entry whose write set has
   a replaced position is sent to the replacement before anything else is.
 * After one failure nothing is ever confirmed again.
@@ -44,11 +44,11 @@ from .events import (
     Confirm,
     Detached,
     Event,
+    ExplicitLacWritten,
     Failed,
     Finished,
     IdleTick,
     Instruction,
-    LastConfirmedTold,
     MetadataFailed,
     MetadataFound,
     MetadataWritten,
@@ -57,7 +57,7 @@ from .events import (
     RetryDue,
     RetryLater,
     SendAdds,
-    TellLastConfirmed,
+    WriteExplicitLac,
     WriteMetadata,
 )
 from .metadata import Bookies, Ensemble, LedgerMetadata, LedgerState
@@ -87,13 +87,13 @@ class WriterCore:
     __slots__ = (
         "_bits",
         "_changing_to",
+        "_explicit_lac",
         "_failing",
         "_first_held",
         "_masks",
         "_replaced",
         "_size",
         "_targets",
-        "_told",
         "_writing_metadata",
         "ack_quorum",
         "busy",
@@ -141,13 +141,13 @@ class WriterCore:
         self._changing_to: Bookies | None = None  # the ensemble being written to the metadata
         self._first_held = 0  # pending entries from here on were not sent to anyone; only while not sending
         self._writing_metadata = False
-        self._told = NO_ENTRY  # highest LAC told explicitly
+        self._explicit_lac = NO_ENTRY  # highest LAC that was written explicitly
         self._set_ensemble(metadata.last_ensemble.bookies)
 
-    # --- the hot pair ------------------------------------------------------------------------------------------------
+    # --- for every entry ----------------------------------------------------------------------------------------------
 
     def append(self, payload: bytes, context: Any) -> tuple[bytes, Bookies]:
-        """Takes the next entry id (`last_add_pushed` afterwards). Returns the entry and whom to send it to now.
+        """Takes the next entry id (`last_add_pushed` afterwards). Returns the entry and the bookies to send it to now.
 
         Only while `error` is None and no close was requested.
         """
@@ -194,7 +194,7 @@ class WriterCore:
     # --- everything else ---------------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Instruction]:
-        """The one mutator of the rare paths."""
+        """Takes every event but the two frequent ones."""
         if self.state is WriterState.DETACHED:
             asked = isinstance(event, CloseRequested)
             return [Failed(writer_errors.left_open(self.ledger_id))] if asked else []
@@ -218,9 +218,9 @@ class WriterCore:
             case Detached():
                 return self._detach()
             case IdleTick():
-                return self._tell_last_confirmed()
-            case LastConfirmedTold(last_add_confirmed):
-                self._told = max(self._told, last_add_confirmed)
+                return self._write_explicit_lac()
+            case ExplicitLacWritten(last_add_confirmed):
+                self._explicit_lac = max(self._explicit_lac, last_add_confirmed)
                 return []
             case _:
                 raise AssertionError(f"not an event of a writer: {event}")
@@ -233,8 +233,8 @@ class WriterCore:
 
     @property
     def idle_last_confirmed(self) -> bool:
-        """Whether readers can learn of the last entry only by being told (rule 19)."""
-        return self.sending and self.last_add_confirmed == self.last_add_pushed > self._told
+        """Whether readers can learn of the last entry only from an explicit LAC (rule 19)."""
+        return self.sending and self.last_add_confirmed == self.last_add_pushed > self._explicit_lac
 
     def _add_failed(self, bookie: str, entry_id: int, code: int) -> list[Instruction]:
         if self.error is not None or self.state not in _ADDING:
@@ -315,7 +315,7 @@ class WriterCore:
         bookies = tuple(self._bits)
         instructions: list[Instruction] = []
         for position, bookie in enumerate(bookies):
-            # A replacement gets what its position should have; the others only what was held back.
+            # A replacement gets all pending entries of its position; the others only those that were not sent yet.
             start = self.last_add_confirmed + 1 if position in self._replaced else self._first_held
             if adds := self._adds_of(position, start):
                 instructions.append(SendAdds(bookie, adds))
@@ -323,7 +323,7 @@ class WriterCore:
         self.sending = True
         self.state = WriterState.DRAINING if self.close_requested else WriterState.WRITING
         first = self.last_add_confirmed + 1
-        if confirmed := self._take_confirmed():  # by the acks kept during the change
+        if confirmed := self._take_confirmed():  # by the acks counted during the change
             instructions.append(Confirm(first, confirmed, None))
         return instructions + self.drained()
 
@@ -359,7 +359,7 @@ class WriterCore:
         if self.state is WriterState.CHANGING:
             return self._ensemble_changed()
         self._changing_to = None  # failed meanwhile
-        return self._seal_or_judge() if self.close_requested else []
+        return self._seal_or_compare() if self.close_requested else []
 
     def _metadata_found(self, metadata: LedgerMetadata, version: int) -> list[Instruction]:
         self._writing_metadata = False
@@ -374,13 +374,13 @@ class WriterCore:
                     return self._ensemble_changed()  # our own write, whose answer was lost
                 if metadata.last_ensemble != ours:
                     return self._fail(writer_errors.ensemble_changed_by_other(self.ledger_id))
-                # Somebody replaced bookies of older ensembles: theirs stands, ours is added.
+                # Another client replaced bookies of older ensembles: its change stays, ours is added.
                 return [self._write(metadata.with_ensemble(self.last_add_confirmed + 1, self._changing_to))]
             case WriterState.SEALING | WriterState.JUDGING:
-                return self._judge(metadata)
+                return self._compare_with_close(metadata)
             case _:
                 self._changing_to = None  # failed meanwhile
-                return self._seal_or_judge() if self.close_requested else []
+                return self._seal_or_compare() if self.close_requested else []
 
     def _metadata_failed(self, error: MagnetarError) -> list[Instruction]:
         self._writing_metadata = False
@@ -391,7 +391,7 @@ class WriterCore:
             return [Failed(error)]
         self._changing_to = None
         if self.state is WriterState.FAILED:  # meanwhile, and for a reason that still counts
-            return self._seal_or_judge() if self.close_requested else []
+            return self._seal_or_compare() if self.close_requested else []
         return self._fail(error)
 
     # --- the end -----------------------------------------------------------------------------------------------------
@@ -400,13 +400,13 @@ class WriterCore:
         if self.state is WriterState.CLOSED:
             return [Finished(self.metadata)]
         if self.close_requested:
-            return []  # one is under way, and tells everybody
+            return []  # one is under way, and answers all callers
         self.close_requested = True
         if self.state is WriterState.WRITING:
             self.state = WriterState.DRAINING
             return self.drained()
         if self.state is WriterState.FAILED and not self._writing_metadata:
-            return self._seal_or_judge()
+            return self._seal_or_compare()
         return []
 
     def _detach(self) -> list[Instruction]:
@@ -416,7 +416,7 @@ class WriterCore:
         self.state = WriterState.DETACHED
         return self.handle(CloseRequested()) if self.close_requested else []
 
-    def _seal_or_judge(self) -> list[Instruction]:
+    def _seal_or_compare(self) -> list[Instruction]:
         if isinstance(self.error, LedgerFenced) or self.metadata.state is not LedgerState.OPEN:
             self.state = WriterState.JUDGING
             return [ReadMetadata()]
@@ -430,14 +430,14 @@ class WriterCore:
     def _sealed(self) -> LedgerMetadata:
         return self.metadata.close(self.last_add_confirmed, self.confirmed_length)
 
-    def _judge(self, found: LedgerMetadata) -> list[Instruction]:
-        """Rule 16: what somebody else wrote is our close only if last entry and length agree."""
+    def _compare_with_close(self, found: LedgerMetadata) -> list[Instruction]:
+        """Rule 16: metadata that another client wrote equal our close only if last entry and length agree."""
         ours = (self.last_add_confirmed, self.confirmed_length)
         if found.closed and (found.last_entry, found.length) == ours:
             self.state = WriterState.CLOSED
             return [Finished(found)]
         if found.state is LedgerState.OPEN and self.state is WriterState.SEALING:
-            return self._seal()  # somebody replaced bookies of older ensembles; close what is there now
+            return self._seal()  # another client replaced bookies of older ensembles; close what is there now
         self.state = WriterState.FAILED
         self.close_requested = False
         self.error = writer_errors.taken_over(self.ledger_id, found.state)
@@ -452,7 +452,7 @@ class WriterCore:
             self._changing_to = None
         instructions: list[Instruction] = [Confirm(first, failed, error)] if failed else []
         if self.close_requested and not self._writing_metadata:
-            instructions += self._seal_or_judge()
+            instructions += self._seal_or_compare()
         return instructions
 
     def _give_up(self, error: MagnetarError) -> None:
@@ -463,10 +463,10 @@ class WriterCore:
         self.length = self.confirmed_length
         self.last_add_pushed = self.last_add_confirmed
 
-    def _tell_last_confirmed(self) -> list[Instruction]:
+    def _write_explicit_lac(self) -> list[Instruction]:
         if not self.idle_last_confirmed:
             return []
-        return [TellLastConfirmed(tuple(self._bits), self.last_add_confirmed)]
+        return [WriteExplicitLac(tuple(self._bits), self.last_add_confirmed)]
 
     def refusal(self) -> MagnetarError | None:
         """Why `append` is not allowed now; None if it is."""
@@ -484,7 +484,7 @@ class WriterCore:
         assert self.last_add_pushed == self.last_add_confirmed + len(self.pending)
         assert self.outstanding_bytes == sum(len(add.entry) for add in self.pending)
         assert (self.pending[-1].length if self.pending else self.confirmed_length) == self.length
-        assert self._told <= self.last_add_confirmed
+        assert self._explicit_lac <= self.last_add_confirmed
         assert all(max(r) <= self.last_add_pushed for r in self.busy.refused.values()) or self.error
         assert not self.sending or not (self._failing or self._replaced or self._changing_to)
         assert self.state is WriterState.CHANGING or self._writing_metadata or self._changing_to is None

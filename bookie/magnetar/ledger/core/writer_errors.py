@@ -1,4 +1,4 @@
-"""Why a writer takes no more appends, in words."""
+"""The errors of a writer that takes no more appends."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TOO_LARGE = frozenset((MessageTooLarge.code, FrameTooLarge.code))
 
 
 def fenced_at(ledger_id: int, bookie: str) -> LedgerFenced:
-    """A bookie said so."""
+    """A bookie answered an add with LedgerFenced."""
     return LedgerFenced(f"ledger {ledger_id} was fenced at bookie {bookie}", ledger_id=ledger_id)
 
 
 def taken_over(ledger_id: int, found: LedgerState) -> LedgerFenced:
-    """The metadata says so. OPEN: only a bookie does, on behalf of a recovery that went no further, or of its own repair."""
+    """The metadata has another owner. OPEN: only a bookie is fenced, by an unfinished recovery or its own repair."""
     if found is LedgerState.OPEN:
         return LedgerFenced(
             f"ledger {ledger_id} is fenced at a bookie, though OPEN in the metadata: this writer must stop; whoever opens "
@@ -39,7 +39,7 @@ def taken_over(ledger_id: int, found: LedgerState) -> LedgerFenced:
 
 
 def ensemble_changed_by_other(ledger_id: int) -> LedgerFenced:
-    """There is another writer."""
+    """The metadata has an ensemble that this writer did not write."""
     return LedgerFenced(f"another writer changed the ensemble of ledger {ledger_id}", ledger_id=ledger_id)
 
 
@@ -66,4 +66,4 @@ def not_enough_bookies(
 
 def left_open(ledger_id: int) -> AlreadyClosed:
     """Its owner detached it."""
-    return AlreadyClosed(f"ledger {ledger_id} was left as it is by its writer; whoever recovers it closes it")
+    return AlreadyClosed(f"ledger {ledger_id} was left open by its writer; a recovery closes it")

@@ -1,8 +1,8 @@
 """Where new ledgers and replacements go.
 
-`policy` is the seam; `random_placement` and `spread` (racks, zones) stand behind it, `weighting` draws the order in which
+`policy` is the seam; `random_placement` and `spread` (racks, zones) implement it, `weighting` draws the order in which
 bookies are preferred. `chooser` asks a policy on behalf of the ledger client: it knows quarantine and degrading. What is
-decided without chance stands in `ledger.core`: `ring`, `degrade`, `quarantine`.
+decided without chance is in `ledger.core`: `ring`, `degrade`, `quarantine`.
 """
 
 from magnetar.ledger.settings import LedgerSettings

@@ -1,4 +1,4 @@
-"""Asks the placement policy on behalf of the ledger client: over whom it may choose from, and for how many."""
+"""Asks the placement policy on behalf of the ledger client: which bookies it may choose from, and how many it needs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class BookieChooser:
         rng: random.Random,
         expect: Callable[[str], None],
     ) -> None:
-        """`expect` is told of each bookie that a ledger will be written to."""
+        """`expect` is called with each bookie that a ledger will be written to."""
         self._bookies = bookies
         self._expect = expect
         self._placement = placement

@@ -1,4 +1,4 @@
-"""The seam: a policy is asked two questions, over what is known of the bookies at that moment."""
+"""The interface of placement policies: a new ensemble, and replacements, from the bookies known at that moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Candidates", "Labels", "Placement"]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Bookies to choose from, and what they told of themselves."""
+    """Bookies to choose from, with the labels and the free space that they reported."""
 
     names: Sequence[str]  # writable ones, sorted, each once
     labels: Callable[[str], Labels]  # of any bookie, of an ensemble's others as well

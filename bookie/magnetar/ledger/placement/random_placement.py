@@ -1,4 +1,4 @@
-"""Every writable bookie is as good as another, or as good as its free space."""
+"""Random placement: all writable bookies are alike, or weighted by their free space."""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@ Rack-aware: every write set (Qw neighbours in the round-robin ring) spans at lea
 as there are so many. A rack is named by zone and rack: `r1` of zone `a` is not `r1` of zone `b`. Zone-aware: every write set
 spans min(Qw, zones) zones. A replacement keeps that for the write sets that it belongs to.
 
-With `placement_strict` what cannot be kept is refused, and so is a cluster with fewer racks or zones than the minimum.
-Without it the policy takes what comes nearest, fewer labels first, then as many as a greedy choice finds, and says so once.
+With `placement_strict` an ensemble that cannot be spread is refused, and so is a cluster with fewer racks or zones than the
+minimum. Without it the policy takes what comes nearest, fewer labels first, then as many as a greedy choice finds, and says
+so once.
 """
 
 from __future__ import annotations
@@ -73,12 +74,12 @@ class SpreadPlacement:
     ) -> dict[int, str]:
         """See Placement."""
         left = left_to_choose(positions, candidates, exclude)
-        kept = {
+        fixed = {
             position: (bookie, self._label(candidates, bookie))
             for position, bookie in enumerate(ensemble)
             if position not in positions
         }
-        arranged = self._arranged(striping, candidates, left, kept, rng)
+        arranged = self._arranged(striping, candidates, left, fixed, rng)
         return {position: arranged[position] for position in positions}
 
     def _label(self, candidates: Candidates, bookie: str) -> str:
@@ -89,33 +90,33 @@ class SpreadPlacement:
         striping: Striping,
         candidates: Candidates,
         names: Sequence[str],
-        kept: Mapping[int, tuple[str, str]],
+        fixed: Mapping[int, tuple[str, str]],
         rng: random.Random,
     ) -> tuple[str, ...]:
         quorum = striping.write_quorum
         order = [
             (name, self._label(candidates, name)) for name in self._weighting.order(names, candidates, rng)
         ]
-        known = dict.fromkeys(label for _, label in (*order, *kept.values()) if label)
+        known = dict.fromkeys(label for _, label in (*order, *fixed.values()) if label)
         wanted = min(quorum, len(known)) if self._kind.all_of_them else min(quorum, self._minimum, len(known))
         if self._strict:
             wanted = max(wanted, min(quorum, self._minimum))
             labelled = [(name, label) for name, label in order if label]
             found = None
-            if len(labelled) + len(kept) >= striping.ensemble_size:
-                found = arrange(striping, labelled, wanted, kept)
+            if len(labelled) + len(fixed) >= striping.ensemble_size:
+                found = arrange(striping, labelled, wanted, fixed)
             if found is None:
-                raise NotEnoughBookies(self._refusal(striping, order, wanted, bool(kept)))
+                raise NotEnoughBookies(self._refusal(striping, order, wanted, bool(fixed)))
             return found
         for spread in range(wanted, 1, -1):
-            found = arrange(striping, order, spread, kept)
+            found = arrange(striping, order, spread, fixed)
             if found is not None:
-                self._went_well(striping, spread, order)
+                self._spread_succeeded(striping, spread, order)
                 return found
-        self._went_well(striping, min(wanted, 1), order)
-        return spread_out(striping, order, kept)
+        self._spread_succeeded(striping, min(wanted, 1), order)
+        return spread_out(striping, order, fixed)
 
-    def _went_well(self, striping: Striping, spread: int, order: Sequence[tuple[str, str]]) -> None:
+    def _spread_succeeded(self, striping: Striping, spread: int, order: Sequence[tuple[str, str]]) -> None:
         """Says once that it does not, and once that it does again. `spread`: labels that every write set spans."""
         quorum = striping.write_quorum
         short = spread < min(quorum, self._minimum)

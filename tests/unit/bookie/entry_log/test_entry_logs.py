@@ -13,7 +13,7 @@ from magnetar.bookie.entry_log.log_writer import PlacedSlice
 from magnetar.bookie.entry_log.records import encode_footer, encode_log_header, encode_record_header
 from magnetar.bookie.index import LedgerRecord, Location, decode_ledger_record
 from magnetar.bookie.layout import DataLayout
-from magnetar.bookie.write_cache import Half, WriteCache
+from magnetar.bookie.write_cache import MemTable, WriteCache
 from magnetar.proto.errors import DataDirectoryError, DiskFull, EntryDamaged, MagnetarError, StorageFailed
 from support.bookie_kit import entry
 from support.sim import SimDisk
@@ -23,7 +23,7 @@ Entries = dict[tuple[int, int], bytes]
 Places = dict[tuple[int, int], Location]
 
 
-def half_of(entries: Entries) -> Half:
+def half_of(entries: Entries) -> MemTable:
     cache = WriteCache(1 << 30)
     for (ledger_id, entry_id), data in entries.items():
         cache.put(ledger_id, entry_id, data)

@@ -9,8 +9,7 @@ import pytest
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.entry_log import RECORD_HEADER_BYTES, STATE_ENTRY
-from magnetar.bookie.gc.compactor import Compactor
-from magnetar.bookie.gc.traces import (
+from magnetar.bookie.gc.compaction_files import (
     compacting_path,
     decode_replaces,
     encode_replaces,
@@ -18,6 +17,7 @@ from magnetar.bookie.gc.traces import (
     replaces_path,
     unfinished_log_id,
 )
+from magnetar.bookie.gc.compactor import Compactor
 from magnetar.bookie.index import Location
 from magnetar.proto.errors import DiskFull, EntryDamaged, LedgerFenced, StorageFailed
 from support.bookie_kit import KIB, add, add_all, crash, entry, open_real, until
@@ -93,14 +93,14 @@ async def test_entries_written_anew_meanwhile_keep_their_newer_place(
 ) -> None:
     bookie = await sparse(gc)
     newer = entry(4, 3, b"digested anew by a recovery" * 20, lac=-1)
-    settle = Compactor.settle
+    finish = Compactor.finish
 
     async def late(self: Compactor, log_id: int) -> list[int]:
         await add_all(bookie, [newer], recovery=True)
         await bookie.checkpoint()
-        return await settle(self, log_id)
+        return await finish(self, log_id)
 
-    monkeypatch.setattr(Compactor, "settle", late)
+    monkeypatch.setattr(Compactor, "finish", late)
     await bookie.collect_garbage()
     assert (await bookie.read(4, 3, 3))[0] == [newer]
     await gc.crash_and_open()
@@ -326,7 +326,7 @@ async def test_a_directory_that_failed_does_not_keep_the_others_from_being_colle
     ledgers = {"ledger_directories": (str(tmp_path / "l1"), str(tmp_path / "l2"))}
     bookie = await sparse(gc, **ledgers)
     first = next(info for info in bookie.logs.logs() if info.directory == 0)
-    bookie.collector._unsettled.append(first.log_id)  # named, and then its disk failed
+    bookie.collector._unfinished_compactions.append(first.log_id)  # named, and then its disk failed
     bookie.logs.fail_directory(0, StorageFailed("unlink: input/output error"))
     collected = await bookie.collect_garbage()
     assert collected.deleted_logs + collected.compacted_logs > 0

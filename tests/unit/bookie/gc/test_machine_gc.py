@@ -120,7 +120,7 @@ class GarbageMachine(RuleBasedStateMachine):
             for which in sorted(some):
                 ledger = self.chosen(which)
                 session.promises.doomed[ledger] = None
-                self.metadata.gone[ledger] = None
+                self.metadata.deleted[ledger] = None
 
         self.step(run)
 
@@ -130,7 +130,7 @@ class GarbageMachine(RuleBasedStateMachine):
 
         async def run(session: Session) -> None:
             ledger = self.chosen(which)
-            self.metadata.gone[ledger] = None
+            self.metadata.deleted[ledger] = None
             session.promises.doomed[ledger] = None
             deleting = asyncio.ensure_future(session.delete(ledger))
             if wait:
@@ -178,7 +178,7 @@ class GarbageMachine(RuleBasedStateMachine):
             await asyncio.gather(*answers)
             for ledger in garbage:
                 session.promises.doomed[ledger] = None
-                self.metadata.gone[ledger] = None
+                self.metadata.deleted[ledger] = None
             collecting = asyncio.ensure_future(self.collected(session))
             await asyncio.sleep(delay)  # metadata answers, or has answered
             await session.checkpoint()
@@ -194,7 +194,7 @@ class GarbageMachine(RuleBasedStateMachine):
         doomed = [
             ledger
             for ledger in promises.doomed
-            if ledger in self.metadata.gone and index.get_ledger(ledger) is not None
+            if ledger in self.metadata.deleted and index.get_ledger(ledger) is not None
         ]
         try:
             result = await session.bookie.collect_garbage()
@@ -281,7 +281,7 @@ class GarbageMachine(RuleBasedStateMachine):
         """Nothing but the current log, with its states, is left."""
         everything = dict.fromkeys([*self.made, 900])
         session.promises.doomed.update(everything)
-        self.metadata.gone.update(everything)
+        self.metadata.deleted.update(everything)
         await session.checkpoint()
         for _ in range(2):
             await self.collected(session)

@@ -11,7 +11,7 @@ import xxhash
 from magnetar.bookie.journal.records import Record
 from magnetar.bookie.journal.recovery import replay_journals
 from magnetar.bookie.offline import (
-    JournalFile,
+    JournalFileReport,
     JournalGap,
     StoppedBookie,
     Verification,
@@ -59,7 +59,7 @@ def test_rule_05_every_page_of_the_journals_is_judged_as_a_start_judges_it(kille
             needed = [
                 item
                 for item in walk_journals(bookie)
-                if isinstance(item, JournalFile) and item.state == "needed"
+                if isinstance(item, JournalFileReport) and item.state == "needed"
             ]
             for file in needed:
                 for page in range(0, file.bytes, PAGE):
@@ -147,7 +147,7 @@ def test_what_cannot_be_read_is_not_sound(killed: Path, name: str) -> None:
         needed = [
             item.path
             for item in with_stopped(killed, lambda bookie: list(walk_journals(bookie)))
-            if isinstance(item, JournalFile) and item.state == "needed"
+            if isinstance(item, JournalFileReport) and item.state == "needed"
         ]
         path = Path(needed[-1])
     elif name == "index":

@@ -90,7 +90,7 @@ def test_rule_09_an_emptied_disk_is_refused_until_it_is_declared_lost(killed: Pa
     shutil.rmtree(killed / "l1")
     (killed / "l1").mkdir()
     problem = looked_at(killed, check_identity)
-    assert "its cookie is gone" in problem
+    assert "its cookie is missing" in problem
     assert not looked_at(killed, verify).sound
     with pytest.raises(DataDirectoryError, match="entries do not exist"):
         rebuilt(killed)

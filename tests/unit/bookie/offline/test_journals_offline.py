@@ -9,7 +9,7 @@ import pytest
 from magnetar.bookie.offline import (
     JournalDirectory,
     Journaled,
-    JournalFile,
+    JournalFileReport,
     JournalGap,
     JournalRecord,
     walk_journals,
@@ -17,7 +17,7 @@ from magnetar.bookie.offline import (
 from magnetar.proto.errors import DataDirectoryError
 from support.offline_kit import LATER, flip, journals, with_stopped
 
-Item = JournalDirectory | JournalFile | JournalRecord | JournalGap
+Item = JournalDirectory | JournalFileReport | JournalRecord | JournalGap
 
 
 def walked(directory: Path, **options: object) -> list[Item]:
@@ -87,7 +87,7 @@ def test_a_missing_journal_is_told(killed: Path) -> None:
     mark = next(item for item in walked(killed) if isinstance(item, JournalDirectory)).mark
     assert mark is not None
     (killed / "journal" / f"journal-{mark.sequence:016x}.log").unlink()
-    files = [item for item in walked(killed) if isinstance(item, JournalFile)]
+    files = [item for item in walked(killed) if isinstance(item, JournalFileReport)]
     assert files[0].state == "missing"
     assert with_stopped(killed, Journaled.read).warnings
 
@@ -95,9 +95,9 @@ def test_a_missing_journal_is_told(killed: Path) -> None:
 def test_one_file_alone_needed_or_not(killed: Path) -> None:
     for path in journals(killed):
         items = walked(killed, file=path.name)
-        assert [item.path for item in items if isinstance(item, JournalFile)] == [str(path)]
+        assert [item.path for item in items if isinstance(item, JournalFileReport)] == [str(path)]
         assert not any(isinstance(item, JournalDirectory) for item in items)
-        state = next(item.state for item in items if isinstance(item, JournalFile))
+        state = next(item.state for item in items if isinstance(item, JournalFileReport))
         assert bool(records(items)) == (state in ("needed", "unneeded"))
 
 

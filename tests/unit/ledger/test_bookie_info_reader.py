@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.ledger import (
-    BookieSurvey,
+    BookieInfoReader,
     Labels,
     LedgerClient,
     LedgerSettings,
@@ -59,7 +59,7 @@ class Room:
     def __init__(self, interval_s: float = 30.0, **bookies: Asked) -> None:
         self.bookies = bookies
         self.directory = StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 1)))
-        self.survey = BookieSurvey(
+        self.info_reader = BookieInfoReader(
             self.directory,
             Transport(bookies),
             LedgerSettings(bookie_info_interval_s=interval_s, connect_timeout_s=0.05),
@@ -67,12 +67,12 @@ class Room:
         )
 
     async def __aenter__(self) -> "Room":
-        await self.survey.start()
+        await self.info_reader.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.survey.close()
-        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("survey")]
+        await self.info_reader.close()
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("info of")]
 
     async def until(self, writable: tuple[str, ...]) -> None:
         async with asyncio.timeout(10):
@@ -101,7 +101,7 @@ async def test_one_that_does_not_answer_holds_nobody_up_and_is_asked_again(
     down.error = BookieUnavailable("no")
     hung = Asked()
     hung.go.clear()
-    with caplog.at_level(logging.INFO, "magnetar.ledger.survey"):
+    with caplog.at_level(logging.INFO, "magnetar.ledger.bookie_info_reader"):
         async with Room(0.02, a=Asked(), b=down, c=hung) as room:
             assert room.directory.writable() == ("a", "c"), "nothing is known against c yet"
             async with asyncio.timeout(10):
@@ -176,8 +176,8 @@ async def test_over_tcp_a_hung_bookie_is_passed_by_until_it_answers_again() -> N
     settings = replace(FAST, ensemble_size=2, write_quorum=2, ack_quorum=2, minimum_write_quorum=1)
     directory = cluster.directory()
     transport = TcpTransport(directory, settings, ConnectionOptions("test"))
-    survey = BookieSurvey(directory, transport, settings, random.Random(1))
-    await survey.start()
+    info_reader = BookieInfoReader(directory, transport, settings, random.Random(1))
+    await info_reader.start()
     client = LedgerClient(cluster.metadata, transport, directory, settings, random.Random(1), StillClock())
     assert directory.free_bytes("b") == 1 << 30
     writer = await client.create()
@@ -198,7 +198,7 @@ async def test_over_tcp_a_hung_bookie_is_passed_by_until_it_answers_again() -> N
             await asyncio.sleep(0.01)
     assert not (await client.create()).degraded
     await client.close()
-    await survey.close()
+    await info_reader.close()
     await transport.close()
     await cluster.close()
 
@@ -216,14 +216,14 @@ async def test_a_bookie_whose_journal_hangs_is_passed_by_until_it_goes_on(
             await b.asked.wait()
         assert room.directory.writable() == ("a", "b")
         b.told["journal_stalled_s"] = 2.6
-        with caplog.at_level(logging.INFO, "magnetar.ledger.survey"):
+        with caplog.at_level(logging.INFO, "magnetar.ledger.bookie_info_reader"):
             await room.until(("a",))
             assert (
                 "bookie b answers, but its journal hangs: nothing became durable there for 2.6 s"
                 in caplog.text
             )
             assert room.directory.labels("b").zone == "z", "what it told is known all the same"
-            assert room.survey.problems() == {
+            assert room.info_reader.problems() == {
                 "bookie b": "answers, but its journal hangs: nothing became durable there for 2.6 s while adds wait; new "
                 "ledgers pass it by"
             }
@@ -237,7 +237,7 @@ async def test_a_bookie_whose_journal_hangs_is_passed_by_until_it_goes_on(
             b.told["journal_stalled_s"] = 0.0
             await room.until(("a", "b"))
         assert room.directory.returns("b") == before + 1
-        assert room.survey.problems() == {}
+        assert room.info_reader.problems() == {}
         assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"], "said once each"
 
 
@@ -251,12 +251,12 @@ async def test_a_start_that_is_cancelled_leaves_no_task() -> None:
     hung = Asked()
     hung.go.clear()
     room = Room(a=hung)
-    room.survey._first_s = 60
-    starting = asyncio.create_task(room.survey.start())
+    room.info_reader._first_s = 60
+    starting = asyncio.create_task(room.info_reader.start())
     await hung.asked.wait()
     starting.cancel()
     assert isinstance((await asyncio.gather(starting, return_exceptions=True))[0], asyncio.CancelledError)
-    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("survey")]
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("info of")]
     assert room.directory.on_suspected is None
 
 

@@ -1,11 +1,10 @@
-"""What a daemon needs seldom, and does not pay for at its start.
+"""Imports that a daemon does not need for its start: logs and HTTP.
 
 structlog costs 90 ms and 7 MB, aiohttp with prometheus 220 ms and 14 MB. They are imported when they are first needed, in a
-thread of their own: an import of 200 ms in the loop would be felt by every client, and no request of theirs waits for that
-thread.
+thread: an import of 200 ms in the event loop would delay every client. No request of a client waits for that thread.
 
-    LateLogs    keeps log records until structlog is there, then hands over to it
-    LateHttp    listens from the start; the first connection waits in the backlog until aiohttp is there
+    LazyLogs    buffers log records until structlog is imported, then hands over to it
+    LazyHttp    listens from the start; the first connection waits in the backlog until aiohttp is imported
 """
 
 from __future__ import annotations
@@ -30,16 +29,19 @@ _MAX_RECORDS = 1000
 _BACKLOG = 128
 
 
-async def import_apart(*names: str) -> None:
-    """Imports modules in a thread that is gone afterwards."""
+async def import_in_thread(*names: str) -> None:
+    """Imports modules in a thread that ends afterwards."""
     with ThreadPoolExecutor(1, "import") as executor:
         loop = asyncio.get_running_loop()
         for name in names:
             await loop.run_in_executor(executor, importlib.import_module, name)
 
 
-class LateLogs(logging.Handler):
-    """The root logger's handler until structlog is there. `flush` brings it at once, for a process that is about to end."""
+class LazyLogs(logging.Handler):
+    """The root logger's handler until structlog is imported.
+
+    `flush` imports it at once, for a process that is about to end.
+    """
 
     def __init__(self, *, format: Literal["auto", "console", "json"], level: str, daemon: str) -> None:
         super().__init__()
@@ -60,13 +62,13 @@ class LateLogs(logging.Handler):
             logging.getLogger(noisy).setLevel(logging.WARNING)
 
     def ready(self) -> None:
-        """The daemon has started: from now on records may bring structlog in."""
+        """The daemon has started: from now on a record starts the import of structlog."""
         self._may_load = True
         if self._records:
             self._load()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keeps the record, in the words that it has now."""
+        """Buffers the record with its text rendered."""
         record.message = record.getMessage()
         record.msg, record.args = record.message, None
         self._records.append(record)
@@ -74,7 +76,7 @@ class LateLogs(logging.Handler):
             self._load()
 
     def flush(self) -> None:
-        """Everything kept is written when this returns."""
+        """Writes all buffered records before it returns."""
         if self._records:
             self._hand_over()
 
@@ -85,10 +87,10 @@ class LateLogs(logging.Handler):
             except RuntimeError:
                 self._hand_over()
                 return
-            self._loading = loop.create_task(self._load_apart())
+            self._loading = loop.create_task(self._load_in_thread())
 
-    async def _load_apart(self) -> None:
-        await import_apart("structlog")
+    async def _load_in_thread(self) -> None:
+        await import_in_thread("structlog")
         self._hand_over()
 
     def _hand_over(self) -> None:
@@ -103,8 +105,8 @@ class LateLogs(logging.Handler):
         self._records.clear()
 
 
-class LateHttp:
-    """/metrics, /health and /ready. Made by `bind`; `metrics` is called once, when somebody asks first."""
+class LazyHttp:
+    """/metrics, /health and /ready. Made by `bind`; `metrics` is called once, at the first connection."""
 
     def __init__(
         self,
@@ -134,7 +136,7 @@ class LateHttp:
         ready: Callable[[], bool],
         checks: Mapping[str, Callable[[], str]],
         warnings: Callable[[], Mapping[str, str]] = dict,
-    ) -> LateHttp:
+    ) -> LazyHttp:
         """Listens. Raises InvalidSetting when the port is taken."""
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -156,7 +158,7 @@ class LateHttp:
         self._starting = self._loop.create_task(self._start())
 
     async def _start(self) -> HttpServer:
-        await import_apart("magnetar.runtime.http")
+        await import_in_thread("magnetar.runtime.http")
         from magnetar.runtime.http import HttpServer
 
         return await HttpServer.start(

@@ -1,12 +1,12 @@
-"""What a compaction leaves in a ledger directory, so that a start can finish it (FORMATS.md, "Compaction").
+"""The files of a compaction in a ledger directory, from which a start can finish it (FORMATS.md, "Compaction").
 
-    entrylog-<new id>.compacting    the copy while it is written; means nothing, a start deletes it
+    entrylog-<new id>.compacting    the copy while it is written; a start deletes it
     entrylog-<new id>.replaces      which logs the copy replaces: made durable before the copy gets its final name
     entrylog-<new id>.log           the copy, complete and synced
 
-So a copy with its final name and a `.replaces` beside it is *compacted from* those logs: wherever the index still names one
-of them it is told the new place, they are deleted, and last of all `.replaces` is. A `.replaces` without the copy means
-nothing. A damaged one is forgotten: then the copy is a log like any other, and no log is deleted because of it.
+So a copy with its final name and a `.replaces` beside it replaces those logs: locations in the index that still name one of
+them are changed to the copy, the logs are deleted, and `.replaces` is deleted last. A `.replaces` without the copy is
+ignored. A damaged one is deleted: then the copy is a log like any other, and no log is deleted because of it.
 
     b"MAGCMPCT" | u32 version | u32 log id of the copy | u32 count | count x u32 log id | u64 xxh3-64 of all before it
 """
@@ -68,7 +68,7 @@ def encode_replaces(log_id: int, sources: Sequence[int]) -> bytes:
 
 
 def decode_replaces(data: bytes, log_id: int) -> list[int] | None:
-    """The logs that copy `log_id` replaces; None if that cannot be told."""
+    """The logs that copy `log_id` replaces; None if the data are damaged."""
     if len(data) < _HEAD.size + _CHECKSUM.size:
         return None
     magic, version, found, count = _HEAD.unpack_from(data)

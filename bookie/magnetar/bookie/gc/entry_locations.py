@@ -1,4 +1,4 @@
-"""Where the index has the entries that a scan found: runs of a ledger are asked for as ranges."""
+"""Looks up the locations of the entries that a scan found; runs of a ledger are looked up as ranges."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from ..entry_log import Scanned
 from ..index import Location, LocationIndex
 
-__all__ = ["places_of"]
+__all__ = ["locations_of"]
 
 _RANGE = 500
 
 
-def places_of(index: LocationIndex, records: Sequence[Scanned]) -> list[Location | None]:
-    """One place for each record. 0.6 us for an entry of a run, 4 us for one that stands alone. StorageFailed."""
+def locations_of(index: LocationIndex, records: Sequence[Scanned]) -> list[Location | None]:
+    """One location for each record, None where the index has none.
+
+    0.6 us for an entry of a run, 4 us for a single one. StorageFailed.
+    """
     places: list[Location | None] = []
     start = 0
     while start < len(records):

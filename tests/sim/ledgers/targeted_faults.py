@@ -1,14 +1,15 @@
-"""Faults that wait for their moment: those of a storm meet the few milliseconds of an ensemble change or a close too rarely.
+"""Faults at a chosen moment: random faults hit the few milliseconds of an ensemble change or a close too rarely.
 
-A squeeze of a writer, one of:
+A double fault for a writer (`squeeze`), one of:
 
-    late       the answers of one bookie of its ensemble are late, another one fails meanwhile, and the metadata service
-               takes its time with the change: answers arrive before, while and after the new ensemble is recorded
+    delayed    the answers of one bookie of its ensemble are delayed, another bookie fails meanwhile, and the metadata
+    service
+               is slow with the change: answers arrive before, while and after the new ensemble is recorded
     refused    a bookie that has adds to sync refuses those that follow: it is replaced, and acknowledges what it has later
 
-An ambush of a recoverer, one of:
+A fault for a recoverer, one of:
 
-    marked     it dies soon after its IN_RECOVERY is true: the writer goes on between fenced and other bookies
+    marked     it dies soon after it has written IN_RECOVERY: the writer goes on with some bookies fenced and others not
     re_add     the bookie that it re-adds to fails, while another bookie does not answer it
     replaced   the same, and it dies when it re-adds to a bookie that is not in the metadata
     closing    it dies or stands still when it has sent its closing compare-and-set
@@ -21,7 +22,7 @@ from functools import partial
 
 from magnetar.ledger import LedgerMetadata
 from magnetar.ledger.core.metadata import LedgerState
-from sim.ledgers.history import Story
+from sim.ledgers.history import LedgerHistory
 from sim.ledgers.machines import Machine
 from sim.ledgers.metadata import MetadataService
 from support.sim import SimLoop, SimProcess
@@ -31,29 +32,34 @@ FAILURES = ("crash", "power", "full", "cut", "cut")
 
 
 @dataclass
-class _Ambush:
+class _Target:
     kind: str
     process: SimProcess
-    story: Story
+    ledger: LedgerHistory
     re_adds: int  # that pass before something happens
     silent: str = ""  # the bookie that answers the fence, and then nothing for a while
 
 
-class Ambushes:
-    """Of one run. Told by the witness and by the metadata service; what happens, happens in a later turn of the loop."""
+class TargetedFaults:
+    """The targeted faults of one run.
+
+    The answer checker and the metadata service call it; faults happen in a later turn of the loop.
+    """
 
     def __init__(self, loop: SimLoop, metadata: MetadataService, machines: list[Machine]) -> None:
         self.over = False
         self._loop = loop
         self._metadata = metadata
         self._machines = {machine.name: machine for machine in machines}
-        self._refusing: dict[str, str] = {}  # writer -> the bookie that will take one more burst
-        self._waiting: dict[str, _Ambush] = {}  # process -> what waits for it
+        self._refusing: dict[
+            str, str
+        ] = {}  # writer -> the bookie that takes one more burst and then refuses adds
+        self._waiting: dict[str, _Target] = {}  # process -> the fault that waits for it
 
     # --- writers -----------------------------------------------------------------------------------------------------
 
     def squeeze(self, process: SimProcess, ledger_id: int) -> None:
-        """Two of the ledger's bookies at once, for up to 0.3 s."""
+        """Makes two of the ledger's bookies fail at once, for up to 0.3 s."""
         rng, network = self._loop.rng, self._loop.network
         metadata = self._metadata.ledger(ledger_id)
         if self.over or not process.alive or metadata is None or metadata.ensemble_size < 2:
@@ -61,16 +67,16 @@ class Ambushes:
         if rng.random() < 0.4:
             self._refuse(process, metadata)
             return
-        late, failing = rng.sample(metadata.last_ensemble.bookies, 2)
-        self._loop.trace.fault("squeeze", process.name, late, failing)
+        delayed, failing = rng.sample(metadata.last_ensemble.bookies, 2)
+        self._loop.trace.fault("squeeze", process.name, delayed, failing)
         seconds = rng.choice((rng.uniform(0.003, 0.03), rng.uniform(0.03, 0.2)))
-        network.block(late, process.name, seconds)
+        network.block(delayed, process.name, seconds)
         slow_s = rng.choice((0.0, rng.uniform(0.0, seconds)))
         self._metadata.slow[process.name] = slow_s
         self._loop.call_outside(seconds + 2 * slow_s + 0.1, self._metadata.slow.pop, process.name, None)
         self._loop.call_outside(rng.uniform(0.0, seconds), self._fail, failing, process)
         if rng.random() < 0.3:
-            self._loop.call_outside(rng.uniform(0.0, 2 * seconds), self._fail, late, process)
+            self._loop.call_outside(rng.uniform(0.0, 2 * seconds), self._fail, delayed, process)
 
     def _refuse(self, process: SimProcess, metadata: LedgerMetadata) -> None:
         rng = self._loop.rng
@@ -78,7 +84,7 @@ class Ambushes:
         refusing = rng.choice(bookies)
         self._loop.trace.fault("squeeze_refused", process.name, refusing)
         for name, machine in self._machines.items():
-            if name == refusing or name not in bookies:  # who replaces it shall not be faster
+            if name == refusing or name not in bookies:  # a replacement must not be faster
                 machine.delay_journal(rng.uniform(0.05, 0.3), 0.8)
         self._refusing[process.name] = refusing
         self._loop.call_outside(0.5, self._refusing.pop, process.name, None)
@@ -117,66 +123,66 @@ class Ambushes:
 
     # --- recoverers --------------------------------------------------------------------------------------------------
 
-    def lie_in_wait(self, process: SimProcess, story: Story) -> None:
-        """For a recoverer that has just been started."""
+    def target_recoverer(self, process: SimProcess, ledger: LedgerHistory) -> None:
+        """Chooses the fault for a recoverer that has just been started."""
         rng = self._loop.rng
         kind = rng.choice(KINDS)
-        ambush = self._waiting[process.name] = _Ambush(kind, process, story, rng.choice((0, 0, 0, 1, 3)))
-        metadata = self._metadata.ledger(story.ledger_id)
+        target = self._waiting[process.name] = _Target(kind, process, ledger, rng.choice((0, 0, 0, 1, 3)))
+        metadata = self._metadata.ledger(ledger.ledger_id)
         if kind in ("re_add", "replaced") and metadata is not None:
             silent = rng.choice(metadata.last_ensemble.bookies)
             match rng.choice(("at once", "fenced", "fenced", "never")):
                 case "at once":
                     self._loop.network.block(silent, process.name, rng.uniform(0.2, 1.2))
                 case "fenced":
-                    ambush.silent = silent
+                    target.silent = silent
 
     def fenced(self, process: str, bookie: str) -> None:
         """A bookie has answered the fence of a recoverer, which will read from it."""
-        ambush = self._waiting.get(process)
-        if ambush is not None and ambush.silent == bookie and not self.over:
-            ambush.silent = ""
+        target = self._waiting.get(process)
+        if target is not None and target.silent == bookie and not self.over:
+            target.silent = ""
             # Mostly for longer than a read may take: the others are asked then, a replacement among them.
             self._loop.network.block(bookie, process, self._loop.rng.uniform(0.4, 1.3))
 
     def _re_added(self, process: str, bookie: str, ledger_id: int) -> None:
-        ambush = self._waiting.get(process)
-        if ambush is None or self.over or ambush.kind not in ("re_add", "replaced"):
+        target = self._waiting.get(process)
+        if target is None or self.over or target.kind not in ("re_add", "replaced"):
             return
         rng = self._loop.rng
         metadata = self._metadata.ledger(ledger_id)
         if metadata is not None and bookie not in metadata.last_ensemble.bookies:
-            if ambush.kind == "replaced":
-                self._spring(ambush)
-                self._loop.call_outside(rng.choice((0.0, rng.uniform(0.0, 0.008))), ambush.process.kill)
+            if target.kind == "replaced":
+                self._trigger(target)
+                self._loop.call_outside(rng.choice((0.0, rng.uniform(0.0, 0.008))), target.process.kill)
             return
-        ambush.re_adds -= 1
-        if ambush.re_adds == -1:
-            if ambush.kind == "re_add":
-                self._spring(ambush)
-            self._loop.call_outside(0.0, self._fail, bookie, ambush.process, True)
+        target.re_adds -= 1
+        if target.re_adds == -1:
+            if target.kind == "re_add":
+                self._trigger(target)
+            self._loop.call_outside(0.0, self._fail, bookie, target.process, True)
 
     def sent(self, process: str, path: str, value: bytes) -> None:
         """A process sends a change of metadata."""
-        ambush = self._waiting.get(process)
-        if ambush is None or self.over or ambush.kind != "closing":
+        target = self._waiting.get(process)
+        if target is None or self.over or target.kind != "closing":
             return
-        if LedgerMetadata.decode(value, ambush.story.ledger_id).closed:
+        if LedgerMetadata.decode(value, target.ledger.ledger_id).closed:
             rng = self._loop.rng
-            self._spring(ambush)
+            self._trigger(target)
             if rng.random() < 0.6:
-                self._loop.call_outside(rng.uniform(0.0, 0.005), ambush.process.kill)
+                self._loop.call_outside(rng.uniform(0.0, 0.005), target.process.kill)
             else:
-                self._loop.call_outside(0.0, ambush.process.pause, rng.uniform(0.1, 1.0))
+                self._loop.call_outside(0.0, target.process.pause, rng.uniform(0.1, 1.0))
 
     def changed(self, process: str, metadata: LedgerMetadata) -> None:
-        """A change of metadata is true."""
-        ambush = self._waiting.get(process)
-        if ambush is not None and not self.over and ambush.kind == "marked":
+        """The metadata service has made a change."""
+        target = self._waiting.get(process)
+        if target is not None and not self.over and target.kind == "marked":
             if metadata.state is LedgerState.IN_RECOVERY:
-                self._spring(ambush)
-                self._loop.call_outside(self._loop.rng.uniform(0.0, 0.02), ambush.process.kill)
+                self._trigger(target)
+                self._loop.call_outside(self._loop.rng.uniform(0.0, 0.02), target.process.kill)
 
-    def _spring(self, ambush: _Ambush) -> None:
-        del self._waiting[ambush.process.name]
-        self._loop.trace.fault(f"ambush_{ambush.kind}", ambush.process.name)
+    def _trigger(self, target: _Target) -> None:
+        del self._waiting[target.process.name]
+        self._loop.trace.fault(f"targeted_{target.kind}", target.process.name)

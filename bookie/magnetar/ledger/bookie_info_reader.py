@@ -1,6 +1,6 @@
-"""Asks the bookies of a list how they are, in the background: nobody registers there.
+"""Asks the bookies of a static list for BookieInfo, in the background: such bookies do not register.
 
-    unknown ──answers──> told (labels, free space, read-only) <──answers── lost
+    unknown ──answers──> known (labels, free space, read-only) <──answers── lost
        └──────silent───────────────────────────> lost <──silent, suspected──┘ (not writable)
 
 A bookie that answers while its journal has made nothing durable for half an add timeout, although adds wait, is as good as
@@ -28,7 +28,7 @@ _RETRY_S = 1.0  # a bookie that does not answer is asked again after so long at 
 _PAUSE_S = 0.2
 
 
-class BookieSurvey:
+class BookieInfoReader:
     """Owns its tasks; neither directory nor transport. Close it before the transport."""
 
     def __init__(
@@ -45,7 +45,7 @@ class BookieSurvey:
         self._stall_s = settings.add_timeout_s / 2
         self._rng = rng
         self._wakes = {name: asyncio.Event() for name in bookies.names}
-        self._silent: dict[str, str] = {}  # who is passed by -> why, of whom it was logged
+        self._silent: dict[str, str] = {}  # bookie that placement avoids -> the reason that was logged
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -54,7 +54,7 @@ class BookieSurvey:
         asked = {name: loop.create_future() for name in self._bookies.names}
         self._bookies.on_suspected = self._wake
         self._tasks = [
-            loop.create_task(self._follow(name, first), name=f"survey of bookie {name}")
+            loop.create_task(self._follow(name, first), name=f"info of bookie {name}")
             for name, first in asked.items()
         ]
         try:
@@ -65,7 +65,7 @@ class BookieSurvey:
             raise
 
     def problems(self) -> dict[str, str]:
-        """For /health: which bookies new ledgers pass by, and why."""
+        """For /health: bookies that new ledgers avoid, and why."""
         return {f"bookie {name}": f"{text}; new ledgers pass it by" for name, text in self._silent.items()}
 
     async def close(self) -> None:
@@ -105,23 +105,23 @@ class BookieSurvey:
             ):  # our own bug, which must not end the survey of this bookie
                 _log.exception("asking bookie %s how it is failed", bookie)
             self._bookies.lost(bookie)
-            self._say(bookie, f"does not answer: {error}")
+            self._log_change(bookie, f"does not answer: {error}")
             return False
         if facts.journal_stalled_s > self._stall_s:
-            self._bookies.told(bookie, facts, hung=True)
-            self._say(
+            self._bookies.answered(bookie, facts, hung=True)
+            self._log_change(
                 bookie,
                 f"answers, but its journal hangs: nothing became durable there for {facts.journal_stalled_s:.1f} s while "
                 "adds wait",
             )
             return False
-        self._bookies.told(bookie, facts)
+        self._bookies.answered(bookie, facts)
         if bookie in self._silent:
             del self._silent[bookie]
             _log.info("bookie %s answers again", bookie)
         return True
 
-    def _say(self, bookie: str, text: str) -> None:
+    def _log_change(self, bookie: str, text: str) -> None:
         if bookie not in self._silent:
             _log.warning("bookie %s %s; new ledgers pass it by", bookie, text)
         self._silent[bookie] = text

@@ -1,4 +1,4 @@
-"""A few files kept open while entries are read from here and there."""
+"""Read-only files that stay open while entries are read from many logs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import OrderedDict
 
 from magnetar.runtime.files import File, Files
 
-__all__ = ["OpenFiles"]
+__all__ = ["LogFileCache"]
 
 _MOST = 16
 
 
-class OpenFiles:
+class LogFileCache:
     """Read-only, the most recently used ones."""
 
     def __init__(self, files: Files) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from magnetar.cli.late import LateHttp, LateLogs
+from magnetar.cli.lazy_imports import LazyHttp, LazyLogs
 from magnetar.proto.errors import InvalidSetting
 from magnetar.runtime.metrics import Metrics
 
@@ -27,7 +27,7 @@ def root_logger() -> Iterator[logging.Logger]:
 async def test_records_are_kept_until_structlog_is_there(
     root_logger: logging.Logger, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    logs = LateLogs(format="json", level="info", daemon="standalone")
+    logs = LazyLogs(format="json", level="info", daemon="standalone")
     logs.install()
     logging.getLogger("magnetar.test").info("first %d", 1)
     logging.getLogger("magnetar.test").debug("too fine")
@@ -45,7 +45,7 @@ async def test_records_are_kept_until_structlog_is_there(
 def test_flush_brings_structlog_at_once(
     root_logger: logging.Logger, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    logs = LateLogs(format="json", level="info", daemon="bookie")
+    logs = LazyLogs(format="json", level="info", daemon="bookie")
     logs.install()
     logging.getLogger("magnetar.test").critical("the disk failed")
     root_logger.handlers[0].flush()
@@ -70,7 +70,7 @@ async def test_the_first_connections_wait_and_are_answered() -> None:
         made.append(Metrics())
         return made[-1]
 
-    http = LateHttp.bind("127.0.0.1", 0, metrics=metrics, ready=lambda: True, checks={"disk": lambda: "full"})
+    http = LazyHttp.bind("127.0.0.1", 0, metrics=metrics, ready=lambda: True, checks={"disk": lambda: "full"})
     try:
         assert not made
         answers = await asyncio.gather(
@@ -87,9 +87,9 @@ async def test_the_first_connections_wait_and_are_answered() -> None:
 
 
 async def test_closed_before_anybody_asked() -> None:
-    http = LateHttp.bind("127.0.0.1", 0, metrics=Metrics, ready=lambda: True, checks={})
+    http = LazyHttp.bind("127.0.0.1", 0, metrics=Metrics, ready=lambda: True, checks={})
     with pytest.raises(InvalidSetting, match="http_port"):
-        LateHttp.bind("127.0.0.1", http.address[1], metrics=Metrics, ready=lambda: True, checks={})
+        LazyHttp.bind("127.0.0.1", http.address[1], metrics=Metrics, ready=lambda: True, checks={})
     await http.close()
 
 
