@@ -589,12 +589,12 @@ def admit_groups(payloads: Sequence[bytes]) -> AdmittedGroups:
 
 
 def _admit_several(payload: bytes, batches: list[bytes], counts: list[int], sequence_ids: list[int]) -> None:
-    found: list[tuple[bytes, int, int]] = []
+    found: dict[int, BatchHeader] = {}
     offset = 0
     while offset < len(payload) or not found:
-        header = decode_batch_header(payload, offset)
+        found[offset] = header = decode_batch_header(payload, offset)
         verify_batch(payload, offset, header.size)
-        found.append((payload[offset : offset + header.size], header.message_count, header.sequence_id))
         offset += header.size
-    for column, values in zip((batches, counts, sequence_ids), zip(*found)):
-        column.extend(values)  # type: ignore[arg-type]
+    batches += [payload[start : start + header.size] for start, header in found.items()]
+    counts += [header.message_count for header in found.values()]
+    sequence_ids += [header.sequence_id for header in found.values()]
