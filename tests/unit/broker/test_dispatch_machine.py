@@ -26,6 +26,7 @@ KEYS = "abcde"
 TYPES = ["exclusive", "failover", "shared", "key_shared"]
 INDIVIDUAL = ("shared", "key_shared")
 MAX_REPLAY_READS = entry_source.MAX_REPLAY_READS
+LOOK_AHEAD = key_shared.LOOK_AHEAD_MESSAGES_PER_CONSUMER
 PER_CONSUMER, PER_SUBSCRIPTION = 12, 20
 
 
@@ -443,6 +444,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Everything works again: each message that is not acknowledged is delivered."""
         entry_source.MAX_REPLAY_READS = MAX_REPLAY_READS
+        key_shared.LOOK_AHEAD_MESSAGES_PER_CONSUMER = LOOK_AHEAD
         if not hasattr(self, "world"):
             return
         world = self.world

@@ -10,6 +10,8 @@ from magnetar.broker.dispatch.core import dispatcher, entry_source
 from magnetar.broker.dispatch.core.dispatcher import DispatchCore
 from magnetar.broker.dispatch.core.entry_source import EntrySource
 from magnetar.broker.dispatch.core.redelivery_tracker import RedeliveryTracker
+from magnetar.broker.dispatch.core.selection.failover import FailoverSelector
+from magnetar.broker.dispatch.core.selection.key_shared import KeySharedSelector
 from magnetar.broker.dispatch.core.selection.shared import SharedSelector
 from support.dispatch_scenario import run_scenario
 from unit.broker.test_dispatch_machine import DispatchMachine
@@ -137,10 +139,11 @@ def plant_failed_replay_not_delayed(patch: pytest.MonkeyPatch) -> None:
     """An entry that cannot be read is read again at once, for ever, and starves those behind it."""
     read_failed = source.read_failed
 
-    def impatient(self: Any, read_id: int, error: Any, now_ms: int) -> None:
-        read_failed(self, read_id, error, now_ms)
+    def impatient(self: Any, *given: Any) -> Any:
+        skipped = read_failed(self, *given)
         for failure in self.failures.values():
             failure.waiting = False
+        return skipped
 
     patch.setattr(source, "read_failed", impatient)
 
@@ -165,6 +168,56 @@ def plant_nack_past_the_end(patch: pytest.MonkeyPatch) -> None:
 def plant_owner_not_settled(patch: pytest.MonkeyPatch) -> None:
     """What somebody else acknowledged stays pending at the consumer that has it."""
     patch.setattr(core, "_settle_elsewhere", lambda self, key, first, last: None)
+
+
+def plant_hand_over_without_draining(patch: pytest.MonkeyPatch) -> None:
+    """Rule 28: a key goes to its new owner while the old one has unacknowledged messages of it."""
+    without(patch, "_in_flight")
+
+
+def plant_key_overtaken(patch: pytest.MonkeyPatch) -> None:
+    """Rule 28: what is new goes past older messages of its key that wait in the replay queue."""
+    without(patch, "_queued")
+
+
+def without(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Entries are shared out without a look at this."""
+    share_out = KeySharedSelector.share_out
+
+    def careless(self: Any, *given: Any, **named: Any) -> Any:
+        known = getattr(self, name)
+        setattr(self, name, {})
+        try:
+            return share_out(self, *given, **named)
+        finally:
+            setattr(self, name, known)
+
+    patch.setattr(KeySharedSelector, "share_out", careless)
+
+
+def plant_set_aside_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """What waits for a consumer's permits or for a key to drain is never looked at again."""
+    patch.setattr(KeySharedSelector, "_release", lambda self, event: None)
+
+
+def plant_two_active_consumers(patch: pytest.MonkeyPatch) -> None:
+    """Failover: every consumer that has room gets something."""
+
+    def anybody(self: Any, entry: Any, wanted: Any) -> Any:
+        consumer = next((one for one in reversed(self._consumers) if one.ready), self.active)
+        return consumer, wanted, consumer.available_permits
+
+    patch.setattr(FailoverSelector, "choose", anybody)
+
+
+def plant_takeover_does_not_go_back(patch: pytest.MonkeyPatch) -> None:
+    """Failover: what the consumer before had not acknowledged is not delivered to the one that takes over."""
+
+    def forgetful(self: Any, now_ms: int) -> bool:
+        self.next_due_ms = None
+        return False
+
+    patch.setattr(FailoverSelector, "timer_due", forgetful)
 
 
 PLANTS = {

@@ -251,7 +251,11 @@ class KeySharedSelector:
                     if share is None or share.redelivery_count != count:
                         share = current[owner] = Share(owner, [], count)
                         shares.append(share)
-                    share.wanted.append((first, last))
+                    wanted = share.wanted
+                    if wanted and wanted[-1][1] + 1 == first:
+                        wanted[-1] = (wanted[-1][0], last)
+                    else:
+                        wanted.append((first, last))
                     permits[owner] -= last - first + 1
                     if permits[owner] <= 0:
                         del permits[owner]
