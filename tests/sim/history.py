@@ -36,9 +36,12 @@ class Subscription:
     """What one subscription delivered and acknowledged."""
 
     name: str
-    ordered: bool  # Exclusive: first occurrences come in order
+    # First occurrences come in order: of each producer (1), of each of so many keys of a producer, or not at all (0).
+    keys_in_order: int
     delivered: dict[Name, MessageId] = field(default_factory=dict)  # first delivery of each
-    last_number: dict[str, int] = field(default_factory=dict)  # highest number delivered, by producer
+    last_number: dict[Name, int] = field(
+        default_factory=dict
+    )  # highest number delivered, by producer and key
     receipts: dict[MessageId, float] = field(default_factory=dict)  # id -> when its receipt came
     cumulative: tuple[MessageId, float] | None = None  # highest cumulative receipt
     acknowledged: dict[Name, None] = field(default_factory=dict)  # with or without receipt
@@ -58,7 +61,7 @@ class History:
         self.subscriptions: dict[str, Subscription] = {}
         self.tail: dict[MessageId, Name] = {}  # what the tail reader handed out
         self._tail_last: MessageId | None = None
-        self._tail_numbers: dict[str, int] = {}
+        self._tail_numbers: dict[Name, int] = {}
 
     # --- producing -------------------------------------------------------------------------------------------------
 
@@ -83,9 +86,9 @@ class History:
         self.tail[message_id] = name
         self._in_order(self._tail_numbers, name, f"the reader at {message_id}", gaps=self.trimming)
 
-    def subscription(self, name: str, *, ordered: bool) -> Subscription:
+    def subscription(self, name: str, *, keys_in_order: int) -> Subscription:
         """Made when first asked for."""
-        return self.subscriptions.setdefault(name, Subscription(name, ordered))
+        return self.subscriptions.setdefault(name, Subscription(name, keys_in_order))
 
     def delivered(self, subscription: Subscription, message_id: MessageId, value: bytes, now: float) -> None:
         """A consumer got a message."""
@@ -101,8 +104,8 @@ class History:
             subscription.redeliveries += 1
         else:
             subscription.delivered[name] = message_id
-        if subscription.ordered:
-            self._in_order(subscription.last_number, name, f"{subscription.name} at {message_id}")
+        if keys := subscription.keys_in_order:
+            self._in_order(subscription.last_number, name, f"{subscription.name} at {message_id}", keys=keys)
 
     def acknowledged(
         self, subscription: Subscription, message_id: MessageId, name: Name, now: float, *, receipt: bool
@@ -125,17 +128,20 @@ class History:
             )
         subscription.mark_delete = mark
 
-    def _in_order(self, last: dict[str, int], name: Name, where: str, *, gaps: bool = False) -> None:
+    def _in_order(
+        self, last: dict[Name, int], name: Name, where: str, *, keys: int = 1, gaps: bool = False
+    ) -> None:
         producer, number = name
-        highest = last.get(producer, -1)
+        key = number % keys
+        highest = last.get((producer, key), key - keys)
         if number <= highest:
             return  # a duplicate, or this would not be the first occurrence
-        missing = [n for n in range(highest + 1, number) if (producer, n) not in self.failed]
+        missing = [n for n in range(highest + keys, number, keys) if (producer, n) not in self.failed]
         if missing and not gaps:
             raise Violation(
                 f"{where} got {name} as first occurrence although {missing[:5]} did not come before it"
             )
-        last[producer] = number
+        last[producer, key] = number
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -149,7 +155,7 @@ class History:
 
     def check_reread(self, entries: list[tuple[MessageId, bytes]]) -> None:
         """A reader that started from the beginning after everything: what is durable, in order, as confirmed."""
-        last: dict[str, int] = {}
+        last: dict[Name, int] = {}
         by_id: dict[MessageId, Name] = {}
         for message_id, value in entries:
             name = name_of(value)

@@ -17,6 +17,7 @@ from sim.history import History, Name, Subscription, name_of, value_of
 from support.sim import SimClock, SimLoop
 
 TOPIC = "orders"
+KEYS = 7  # message n of a producer has the key n % KEYS
 PADDINGS = (0, 10, 100, 100, 100, 1000, 20_000)
 
 
@@ -30,11 +31,13 @@ class Load:
         self._loop = loop
         self._url = url
         self._clients = 0
+        # Of these two: their names, and how many keys of a producer keep their order.
+        self._types = loop.rng.sample([("shared", 0), ("failover", 1), ("key_shared", KEYS)], 2)
         self.producers: list[asyncio.Task[None]] = []
         self.readers: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Three producers, one tail reader, one Exclusive and two Shared consumers."""
+        """Three producers, one tail reader, and consumers of three subscriptions."""
         for name, batching in (("batched", True), ("single", False), ("paced", True)):
             self.producers.append(self._spawn(name, self._produce(name, batching)))
         self.start_readers()
@@ -47,14 +50,14 @@ class Load:
         self.start_consumers("")
 
     def start_consumers(self, again: str) -> None:
-        """One Exclusive and two Shared consumers; `again` tells later ones from the first."""
-        billing = self.history.subscription("billing", ordered=True)
+        """One Exclusive consumer, and two each of two of the other types; `again` tells later ones from the first."""
+        billing = self.history.subscription("billing", keys_in_order=1)
         self.readers.append(self._spawn(f"billing{again}", self._consume(billing, "exclusive", "billing")))
-        workers = self.history.subscription("workers", ordered=False)
-        for number in range(2):
-            self.readers.append(
-                self._spawn(f"worker-{number}{again}", self._consume(workers, "shared", f"w{number}"))
-            )
+        for kind, keys in self._types:
+            subscription = self.history.subscription(kind, keys_in_order=keys)
+            for number in range(2):
+                name = f"{kind}-{number}"
+                self.readers.append(self._spawn(f"{name}{again}", self._consume(subscription, kind, name)))
 
     async def client(self, name: str) -> Client:
         """A connected client; keeps trying."""
@@ -101,7 +104,9 @@ class Load:
 
         async def open_producer() -> None:
             producers.append(
-                await client.create_producer(TOPIC, name=name, batching=batching, send_timeout=300.0)
+                await client.create_producer(
+                    TOPIC, name=name, batching=batching, batching_by_key=name == "paced", send_timeout=300.0
+                )
             )
 
         await self.until_done(open_producer)
@@ -110,7 +115,8 @@ class Load:
             burst = 1 if name == "paced" else rng.choice((1, 1, 5, 40))
             for _ in range(burst):
                 message = self.history.send(name)
-                receipt = producers[0].send_nowait(value_of(message, rng.choice(PADDINGS)))
+                key = f"{name}-{message[1] % KEYS}"
+                receipt = producers[0].send_nowait(value_of(message, rng.choice(PADDINGS)), key)
                 waiting.append(asyncio.create_task(self._confirm(message, receipt)))
             waiting = [task for task in waiting if not task.done() or task.exception() is not None]
             await asyncio.sleep(rng.expovariate(10 if burst > 1 else 40))
@@ -175,15 +181,19 @@ class Load:
             assert message.value is not None
             self.history.delivered(subscription, message.id, message.value, self._loop.now)
             dice = rng.random()
-            if dice < 0.03 and kind == "shared":
+            if dice < 0.03 and kind in ("shared", "key_shared"):
                 consumer.nack(message)
+            elif dice < 0.04 and kind in ("failover", "key_shared"):
+                await asyncio.gather(*acks)
+                await self.until_done(consumer.close)
+                consumer = None
             elif dice < 0.40:
                 await consumer.ack(message)
                 self.history.acknowledged(
                     subscription, message.id, name_of(message.value), self._loop.now, receipt=False
                 )
             else:
-                cumulative = kind == "exclusive" and dice < 0.5
+                cumulative = kind in ("exclusive", "failover") and dice < 0.5
                 work = self._ack(subscription, consumer, message.id, name_of(message.value), cumulative)
                 acks.append(asyncio.create_task(work))
                 acks = [task for task in acks if not task.done() or task.exception() is not None]
