@@ -165,10 +165,10 @@ async def test_a_damaged_pointer_refuses_its_subscription_and_says_what_helps(va
         topic = broker.topics[str(TOPIC)]
         await auditor.received(MESSAGES)
         await auditor.ack(*[message.row() for message in auditor.messages])
-        before = len(topic.ledger.list.record.ledgers)
+        before = len(topic.ledger.list.ledgers)
         topic.maintain()
         await topic.trimmed()
-        assert len(topic.ledger.list.record.ledgers) == before
+        assert len(topic.ledger.list.ledgers) == before
         await FakeClient(broker).ask(c.DeleteSubscription, "orders", "billing")
         assert await stage.metadata.get(cursor_path(TOPIC, "billing")) is None
         assert await delivered(broker) == all_but()

@@ -84,7 +84,7 @@ class Cursor:
         self._on_conflict = on_conflict
         self._loop = asyncio.get_running_loop()
         self._version = -1
-        self._record = CursorRecord(NO_LEDGER, {})
+        self._record = CursorRecord(NO_LEDGER, {}, 0, {}, [], False)
         self._writer: Writer | None = None
         self._entries = 0  # in the cursor ledger
         self._rows: list[AckRowWithCount] = []
@@ -111,7 +111,7 @@ class Cursor:
     async def create(self, now_ms: int) -> None:
         """Records a new durable cursor at the state's position; durable when it returns. Raises AlreadyExists."""
         if self.path is not None:
-            self._record = CursorRecord(NO_LEDGER, self.state.snapshot(), now_ms)
+            self._record = CursorRecord(NO_LEDGER, self.state.snapshot(), now_ms, {}, [], False)
             self._version = await self._metadata.create(self.path, self._record.encode())
 
     async def recover(self, topology: Topology) -> None:

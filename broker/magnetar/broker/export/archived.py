@@ -28,15 +28,14 @@ import msgspec
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 
 from ..cursors.core.acks import Position
-from ..log.managed_ledger import ManagedLedger
-from ..log.records import ArchivedLedger, LedgerInfo
+from ..log.managed_ledger import MAX_LEDGERS_PER_TRIMMING, ManagedLedger
+from ..log.records import Archive, LedgerInfo
 from .leases import Leases
 
 if TYPE_CHECKING:
     from ..dispatch.subscription import Subscription
 
-# What is deleted at once, while the list cannot change otherwise and a topic that rolls over waits.
-MAX_LEDGERS_PER_ARCHIVING = 1_000
+MAX_LEDGERS_PER_ARCHIVING = MAX_LEDGERS_PER_TRIMMING
 MAX_LOCATION_CHARS = 1_024
 _decode_rows = msgspec.msgpack.Decoder(list[tuple[int, int, int, int]]).decode
 
@@ -158,7 +157,7 @@ class Archiving:
     def _beginning(self, lease: str) -> Iterator[tuple[LedgerInfo, str]]:
         """The ledgers at the bookies from the first one on, each with the reason why it cannot leave them ("": it can)."""
         limit, who = self._needed(lease)
-        for info in self._ledger.list.record.ledgers:
+        for info in self._ledger.list.ledgers:
             if not info.closed:
                 yield info, "it is open"
             elif info.entries:  # else it leaves the list by itself
@@ -189,19 +188,28 @@ class Archiving:
     async def _commit(self, wanted: Wanted) -> dict[str, Any]:
         ready, answer = self._look(wanted)
         if ready or answer["moved"]:
-            ledgers = self._ledger.list
-            ids = {info.ledger_id for info in ready}
-            asked = {row.position_id for row in wanted.rows}
-            before = [
-                one._replace(location=wanted.location) if one.info.ledger_id in asked else one
-                for one in ledgers.record.archived
-            ]
-            await ledgers.commit(
-                archived=before + [ArchivedLedger(info, wanted.location) for info in ready],
-                ledgers=[info for info in ledgers.record.ledgers if info.ledger_id not in ids],
-                trimmed=ledgers.record.trimmed + [info.stored_id for info in ready],
-            )
+            archives = list(self._ledger.list.record.archives)
+            if answer["moved"]:
+                archives = self._moved(wanted)
+            if ready:
+                _extend(archives, wanted.location, ready[-1].ledger_id)
+            await self._ledger.list.commit(archives=archives)
         return answer
+
+    def _moved(self, wanted: Wanted) -> list[Archive]:
+        """Where archived ledgers are once those that are asked for were moved."""
+        asked = {row.position_id for row in wanted.rows}
+        ledgers, archives = self._ledger.list, list[Archive]()
+        for info, location in ledgers.archived_after(-1, len(ledgers.archived_ledgers)):
+            _extend(archives, wanted.location if info.ledger_id in asked else location, info.ledger_id)
+        return archives
+
+
+def _extend(archives: list[Archive], location: str, last: int) -> None:
+    """Ledgers up to `last` are archived at the location, behind those that are archived."""
+    if archives and archives[-1].location == location:
+        archives.pop()
+    archives.append(Archive(location, last))
 
 
 def _compare(row: Row, info: LedgerInfo) -> None:

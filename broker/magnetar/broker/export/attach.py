@@ -221,8 +221,8 @@ class Attachments:
             info.ledger_id, info.first_index = ledger_id, next_index
             next_index += info.messages
         await ledgers.commit(
-            ledgers=record.ledgers + filled,
-            trimmed=record.trimmed + [info.stored_id for info in infos if not info.entries],
+            append=filled,
+            delete=[info.stored_id for info in infos if not info.entries],
             next_index=next_index,
             attached=attached,
             publishing=publishing,

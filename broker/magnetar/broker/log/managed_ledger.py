@@ -56,6 +56,8 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 MAX_ENTRIES_PER_READ = 1024
+# What is deleted at once, while the list cannot change otherwise and a topic that rolls over waits.
+MAX_LEDGERS_PER_TRIMMING = 1_000
 
 
 class ManagedLedger(Generic[T]):
@@ -99,13 +101,13 @@ class ManagedLedger(Generic[T]):
         existed = await self.list.load(create_ms=self._clock.now_ms() if create else None)
         if not existed or self.list.record.deleting:
             return existed
-        for info in self.list.record.ledgers:
-            if not info.closed:
-                await self._recover(info)
+        if self.list.ledgers and not self.list.ledgers[-1].closed:
+            await self._recover(self.list.ledgers[-1])
         try:
             await self.list.commit()
         except VersionConflict as conflict:
             raise TopicBusy(f"topic {self.name} is being taken over by another broker") from conflict
+        await self.list.sweep()
         await self._readers.delete_trimmed(self.list)
         return True
 
@@ -374,7 +376,7 @@ class ManagedLedger(Generic[T]):
         )
         info = LedgerInfo(writer.ledger_id, self.list.record.next_index)
         try:
-            await self.list.commit(ledgers=[*self.list.record.ledgers, info])
+            await self.list.commit(append=[info])
         except VersionConflict:
             # After any other failure the stored list may name the new ledger: then it stays.
             with contextlib.suppress(MagnetarError):
@@ -458,21 +460,24 @@ class ManagedLedger(Generic[T]):
     async def trim(self, limit: Callable[[], Position | None]) -> int:
         """Deletes closed ledgers that lie wholly before the limit; returns how many. Metadata first (rule 25).
 
-        `limit` is asked before, and once more when nothing else changes the list any more; None: everything is kept.
+        `limit` is asked before, and once more when nothing else changes the list any more; None: everything is kept. At
+        most MAX_LEDGERS_PER_TRIMMING go at once: what is left is for the next round.
         """
-        if self.state in (State.FENCED, State.CLOSED) or not self.list.below(limit()):
-            return 0
+
+        def count() -> int:
+            position = limit()
+            found = 0 if position is None else self.list.closed_before(position)
+            return min(found, MAX_LEDGERS_PER_TRIMMING - len(self.list.record.trimmed))
 
         async def change() -> int:
-            left = {info.ledger_id: info for info in self.list.below(limit())}
-            if left:
-                await self.list.commit(
-                    ledgers=[info for info in self.list.record.ledgers if info.ledger_id not in left],
-                    trimmed=self.list.record.trimmed + [info.stored_id for info in left.values()],
-                )
+            found = count()
+            if found > 0:
+                await self.list.commit(trim=found)
                 self._events.rolled()
-            return len(left)
+            return found
 
+        if self.state in (State.FENCED, State.CLOSED) or count() <= 0:
+            return 0
         try:
             return await self.edit(change)
         except MagnetarError as error:
@@ -482,18 +487,20 @@ class ManagedLedger(Generic[T]):
     async def mark_deleting(self) -> None:
         """From here on the topic is gone, even if a crash comes before `delete` is done."""
         async with self._list_lock:
-            record = self.list.record
-            trimmed = record.trimmed + [info.stored_id for info in record.ledgers]
-            await self.list.commit(ledgers=[], trimmed=trimmed, deleting=True)
+            await self.list.commit(deleting=True)
 
     async def delete(self) -> None:
         """Deletes the ledgers of a topic marked as deleting, then its metadata; may be repeated after a crash."""
         async with self._list_lock:
-            await self._readers.delete_trimmed(self.list)
-            if self.list.record.trimmed:
-                raise TopicBusy(
-                    f"topic {self.name}: {len(self.list.record.trimmed)} ledgers could not be deleted; delete it again"
-                )
+            while True:
+                await self._readers.delete_trimmed(self.list)
+                if self.list.record.trimmed:
+                    raise TopicBusy(
+                        f"topic {self.name}: {len(self.list.record.trimmed)} ledgers could not be deleted; delete it again"
+                    )
+                if not self.list.ledgers:
+                    break
+                await self.list.commit(trim=min(len(self.list.ledgers), MAX_LEDGERS_PER_TRIMMING))
             await self.list.delete()
 
 

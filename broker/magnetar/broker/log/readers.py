@@ -45,6 +45,7 @@ class LedgerReaders:
     async def delete_trimmed(self, ledgers: LedgerList) -> None:
         """Deletes what the stored list no longer names; what fails is tried again at the next change or opening."""
         for stored_id in list(ledgers.record.trimmed):
+            await asyncio.sleep(0)
             self._readers.pop(stored_id, None)
             try:
                 await self._ledgers.delete(stored_id)

@@ -24,7 +24,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
     """Reads at most one entry per subscription, to tell its backlog."""
     ledger = topic.ledger.list
     total = ledger.message_count
-    kept, archived = ledger.record.ledgers, ledger.record.archived
+    kept, archived = ledger.ledgers, ledger.archived_ledgers
     return TopicStats(
         topic=str(topic.name),
         state=topic.ledger.state.value,
@@ -34,9 +34,9 @@ async def topic_stats(topic: Topic) -> TopicStats:
         stored_bytes=sum(info.size for info in kept),
         next_index=total,
         archived_ledgers=len(archived),
-        archived_messages=sum(one.info.messages for one in archived),
-        archived_bytes=sum(one.info.size for one in archived),
-        archive_locations=list(dict.fromkeys(one.location for one in archived)),
+        archived_messages=sum(info.messages for info in archived),
+        archived_bytes=sum(info.size for info in archived),
+        archive_locations=list(dict.fromkeys(one.location for one in ledger.record.archives)),
         queued_bytes=topic.publish_budget.used,
         staged_ledgers=len(topic.export.staging),
         leases=topic.export.leases.count(),

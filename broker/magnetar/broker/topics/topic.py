@@ -374,7 +374,7 @@ class Topic:
 
     async def last_message_id(self) -> MessageId | None:
         """The last confirmed message, None if the topic holds none."""
-        for info in reversed(self.ledger.list.record.ledgers):
+        for info in reversed(self.ledger.list.ledgers):
             if info.entries:
                 last = info.entries - 1
                 return MessageId(
