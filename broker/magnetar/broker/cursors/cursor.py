@@ -41,7 +41,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
-from ..log.records import CursorRecord, replace
+from ..log.records import CursorLedgers, CursorRecord, replace
 from ..resources.stores import Ledgers, Metadata, Reader, Writer
 from ..settings import BrokerSettings
 from .core.acks import AckState, Position, Topology
@@ -99,7 +99,7 @@ class Cursor:
         self._durable_mark = state.mark_delete
         # The mark-delete position that `recover` fell back to because of damage; None: everything could be read.
         self.recovered_from: Position | None = None
-        self._damaged = False  # the pointer cannot be decoded
+        self._damaged = False  # not even the ledger can be read from the pointer
 
     @property
     def durable(self) -> bool:
@@ -124,7 +124,6 @@ class Cursor:
         try:
             state = AckState.restore(topology, self._record.snapshot)
         except (KeyError, TypeError, ValueError) as error:
-            self._damaged = True
             raise DataDirectoryError(f"the metadata of {self.path} is damaged: {error!r}") from error
         if self._record.ledger_id != NO_LEDGER:
             state = await self._read_ledger(state, topology)
@@ -181,7 +180,11 @@ class Cursor:
         try:
             self._record = CursorRecord.decode(stored.value, self.path)
         except DataDirectoryError:
-            self._damaged = True
+            known = CursorLedgers.decode(stored.value)
+            if known is None:
+                self._damaged = True
+            else:
+                self._record.ledger_id, self._record.trimmed = known.ledger_id, known.trimmed
             raise
         return not self._record.deleting
 
@@ -447,7 +450,10 @@ class Cursor:
         if self.path is None:
             return
         if self._damaged:
-            _log.warning("cursor %s: deleted; its ledger, if it has one, is not known and stays", self.path)
+            _log.warning(
+                "cursor %s: deleted; nothing of it can be read, so that its ledger, if it has one, stays: the ledger whose "
+                "property `cursor` is this path", self.path,
+            )  # fmt: skip
             await self._metadata.delete(self.path, version=self._version)
             return
         writer, self._writer = self._writer, None

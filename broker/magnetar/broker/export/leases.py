@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from magnetar.proto.errors import InvalidArgument, TooManyRequests
 
-from ..cursors.core.acks import Position
 from ..settings import BrokerSettings
 from .names import check_text
 
@@ -78,11 +77,6 @@ class Leases:
     def release(self, name: str) -> None:
         """Ends a lease; fine if it is not held."""
         self._leases.pop(name, None)
-
-    def mark(self) -> Position | None:
-        """The first position that is kept; None if there is no lease."""
-        lease = self.lowest()
-        return None if lease is None else (max(lease.first, 0), 0, 0)
 
     def lowest(self, besides: str = "") -> Lease | None:
         """The lease that keeps most, leaving out that of a name; None if there is no other."""

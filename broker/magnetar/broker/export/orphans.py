@@ -32,8 +32,8 @@ class ExportedTopic(Protocol):
 class Topics(Protocol):
     """The registry of topics."""
 
-    async def list_topics(self, namespace: str) -> list[str]:
-        """Full names; "": of all namespaces."""
+    async def list_topics(self, namespace: str, *, after: str, count: int) -> list[str]:
+        """At most `count` full names behind `after`; "": of all namespaces."""
 
     async def topic(self, name: TopicName, *, create: bool) -> ExportedTopic:
         """The loaded topic."""
@@ -41,13 +41,14 @@ class Topics(Protocol):
 
 async def find_staged(topics: Topics, metadata: Metadata) -> None:
     """Loads every topic that has staged ledgers; those that are loaded learn of nodes that they do not know."""
-    for number, full_name in enumerate(await topics.list_topics("")):
-        if number % _TOPICS_PER_TURN == _TOPICS_PER_TURN - 1:
-            await asyncio.sleep(0)
-        name = TopicName.parse(full_name)
-        try:
-            if await metadata.children(staged_path(name)):
-                topic = await topics.topic(name, create=False)
-                await topic.export.staging.load()
-        except MagnetarError as error:
-            _log.warning("the staged ledgers of topic %s cannot be looked at yet: %s", full_name, error)
+    after = ""
+    while page := await topics.list_topics("", after=after, count=_TOPICS_PER_TURN):
+        for after in page:
+            name = TopicName.parse(after)
+            try:
+                if await metadata.children(staged_path(name), limit=1):
+                    topic = await topics.topic(name, create=False)
+                    await topic.export.staging.load()
+            except MagnetarError as error:
+                _log.warning("the staged ledgers of topic %s cannot be looked at yet: %s", after, error)
+        await asyncio.sleep(0)

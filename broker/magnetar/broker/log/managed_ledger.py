@@ -41,13 +41,14 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
 
-from ..cursors.core.acks import Position
+from ..cursors.core.acks import AckState, Position
+from ..cursors.cursor import Cursor
 from ..resources.stores import Ledgers, Metadata, Reads
 from ..resources.tasks import finish
 from ..settings import BrokerSettings
 from .ledger_list import LedgerList
 from .readers import LedgerReaders
-from .records import LedgerInfo
+from .records import LedgerInfo, cursor_path
 from .rollover import rollover_due
 from .segment import LedgerEvents, PendingEntry, Segment, State, measure
 
@@ -73,6 +74,7 @@ class ManagedLedger(Generic[T]):
         events: LedgerEvents[T],
     ) -> None:
         self.name = name
+        self._metadata = metadata
         self._ledgers = ledgers
         self._settings = settings
         self._clock = clock
@@ -437,7 +439,18 @@ class ManagedLedger(Generic[T]):
             await asyncio.wait(rolls)
         await self._readers.close()
 
-    # --- positions and reading ---------------------------------------------------------------------------------------
+    def cursor(self, subscription: str | None, position: Position = (0, 0, 0)) -> Cursor:
+        """A cursor of this log, to be created at the position, recovered or deleted; None: a reader's, not durable."""
+        return Cursor(
+            None if subscription is None else cursor_path(self.name, subscription),
+            AckState(self.list, position),
+            self._metadata,
+            self._ledgers,
+            self._settings,
+            self.fence,
+        )
+
+    # --- reading ---------------------------------------------------------------------------------------
 
     async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
         """Confirmed ledger entries from `first` on, at least one. Raises MessageLost if they were trimmed."""
@@ -457,17 +470,17 @@ class ManagedLedger(Generic[T]):
 
     # --- trimming ----------------------------------------------------------------------------------------------------
 
-    async def trim(self, limit: Callable[[], Position | None]) -> int:
+    async def trim(self, limit: Callable[[], Position]) -> int:
         """Deletes closed ledgers that lie wholly before the limit; returns how many. Metadata first (rule 25).
 
-        `limit` is asked before, and once more when nothing else changes the list any more; None: everything is kept. At
-        most MAX_LEDGERS_PER_TRIMMING go at once: what is left is for the next round.
+        `limit` is asked before, and once more when nothing else changes the list any more. At most
+        MAX_LEDGERS_PER_TRIMMING go at once: what is left is for the next round.
         """
 
         def count() -> int:
-            position = limit()
-            found = 0 if position is None else self.list.closed_before(position)
-            return min(found, MAX_LEDGERS_PER_TRIMMING - len(self.list.record.trimmed))
+            return min(
+                self.list.closed_before(limit()), MAX_LEDGERS_PER_TRIMMING - len(self.list.record.trimmed)
+            )
 
         async def change() -> int:
             found = count()

@@ -6,6 +6,7 @@ the broker works with.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -197,6 +198,20 @@ class CursorRecord(Record, tag_field="format", tag=FORMAT):
     properties: dict[str, str]
     trimmed: list[int]  # ledgers that held it and may not be deleted yet
     deleting: bool  # the subscription does not exist any more; its ledgers may
+
+
+class CursorLedgers(msgspec.Struct):
+    """What deleting a cursor takes, of a pointer that cannot be read otherwise."""
+
+    ledger_id: int
+    trimmed: list[int]
+
+    @classmethod
+    def decode(cls, value: bytes) -> CursorLedgers | None:
+        """None if not even this can be read."""
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            return msgspec.msgpack.decode(value, type=cls)
+        return None
 
 
 class StagedRecord(Record, tag_field="format", tag=FORMAT):

@@ -124,8 +124,8 @@ class Metadata(Protocol):
     async def delete(self, path: str, *, version: int | None = None) -> None:
         """Raises VersionConflict."""
 
-    async def children(self, path: str) -> list[str]:
-        """Names below `path`, sorted; none if it does not exist."""
+    async def children(self, path: str, *, after: str = "", limit: int = 0) -> list[str]:
+        """Names below `path`, sorted: at most `limit` (0: all) behind `after`; none if it does not exist."""
 
     async def next_id(self, name: str, count: int = 1) -> int:
         """A number that this name never gave before; the first of `count` in a row."""

@@ -158,26 +158,35 @@ class Broker:
         stored = await self._metadata.get(topic_path(name))
         return stored is not None and not TopicRecord.decode(stored.value, topic_path(name)).deleting
 
-    async def list_topics(self, namespace: str) -> list[str]:
-        """Full names, sorted; `tenant/namespace`, or all if empty."""
-        if namespace:
-            parts = namespace.split("/")
-            if len(parts) != 2 or not all(parts):
-                raise InvalidArgument(f"not a namespace: {namespace!r} (want tenant/namespace)")
-            namespaces = [(parts[0], parts[1])]
-        else:
-            namespaces = [
-                (tenant, child)
-                for tenant in await self._metadata.children(TOPICS_ROOT)
-                for child in await self._metadata.children(f"{TOPICS_ROOT}/{tenant}")
+    async def list_topics(self, namespace: str, *, after: str = "", count: int) -> list[str]:
+        """At most `count` full names behind `after`, ordered by tenant, namespace, domain and name.
+
+        `namespace`: `tenant/namespace`, or all if empty.
+        """
+        parts = namespace.split("/") if namespace else []
+        if namespace and (len(parts) != 2 or not all(parts)):
+            raise InvalidArgument(f"not a namespace: {namespace!r} (want tenant/namespace)")
+        behind: list[str] = []
+        if after:
+            domain, tenant, its_namespace, name = TopicName.parse(after)
+            behind = [tenant, its_namespace, domain, name][len(parts) :]
+        paths = await self._list("/".join([TOPICS_ROOT, *parts]), 4 - len(parts), behind, count)
+        names = [path.removeprefix(f"{TOPICS_ROOT}/").split("/") for path in paths]
+        return [str(TopicName(domain, tenant, space, name)) for tenant, space, domain, name in names]
+
+    async def _list(self, path: str, levels: int, after: list[str], count: int) -> list[str]:
+        """At most `count` nodes that stand `levels` below a path, behind the one whose names below it are `after`."""
+        first = after[0] if after else ""
+        if levels == 1:
+            return [
+                f"{path}/{name}" for name in await self._metadata.children(path, after=first, limit=count)
             ]
-        found: list[str] = []
-        for tenant, child in namespaces:
-            root = f"{TOPICS_ROOT}/{tenant}/{child}"
-            for domain in await self._metadata.children(root):
-                names = await self._metadata.children(f"{root}/{domain}")
-                found += [str(TopicName(domain, tenant, child, name)) for name in names]
-        return sorted(found)
+        found = await self._list(f"{path}/{first}", levels - 1, after[1:], count) if first else []
+        for name in await self._metadata.children(path, after=first):
+            if len(found) == count:
+                break
+            found += await self._list(f"{path}/{name}", levels - 1, [], count - len(found))
+        return found
 
     async def delete_topic(self, name: TopicName, *, force: bool) -> None:
         """Deletes it with its subscriptions and ledgers. Raises TopicNotFound, TopicBusy."""

@@ -31,23 +31,25 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName, check_subscription_name
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
-from ..cursors.core.acks import AckState, EntryKey, Position
+from ..cursors.core.acks import EntryKey, Position
 from ..cursors.cursor import Cursor
 from ..cursors.recovery import CursorRecovery
 from ..dispatch.core.consumer import Consumer, ConsumerPort
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.readers import Readers
 from ..dispatch.subscription import Subscription, check_type
+from ..export.leases import Leases
 from ..export.topic_export import TopicExport
 from ..log.managed_ledger import LedgerEvents, ManagedLedger
 from ..log.positions import Start, find_position
-from ..log.records import cursor_path, cursors_path
+from ..log.records import cursors_path
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
 from .maintenance import Maintenance
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
+from .retention import Retention
 
 _log = logging.getLogger(__name__)
 
@@ -77,11 +79,11 @@ class Topic:
             components.clock,
             LedgerEvents(self._confirmed, self._append_soon, self._ledgers_changed, self._fenced),
         )
-        self.recovery = CursorRecovery(name, self.ledger.list, self._durable_cursor, self._attach, settings)
-        self.export = TopicExport(
-            name, self.ledger, self.subscriptions, self.recovery.unavailable, components
-        )
-        self._maintenance = Maintenance(self.ledger, self.subscriptions, self.recovery, self.export)
+        self.recovery = CursorRecovery(name, self.ledger.list, self.ledger.cursor, self._attach, settings)
+        leases = Leases(settings, self._loop.time)
+        self.retention = Retention(self.ledger.list, self.subscriptions, self.recovery.unavailable, leases)
+        self.export = TopicExport(name, self.ledger, leases, self.retention.lowest, components)
+        self._maintenance = Maintenance(self.ledger, self.retention, self.export.staging)
         self._append_scheduled = False
         # Confirmed in this wake-up, not yet told: ledger, entry, stored bytes, what it holds.
         self._told: list[tuple[int, int, bytes | None, GatheredEntry]] = []
@@ -104,21 +106,6 @@ class Topic:
         await self.export.load(taken_over=existed)
         await self.recovery.run(await self._components.metadata.children(cursors_path(self.name)))
         self._check_served()  # a cursor may have met another owner
-
-    def _durable_cursor(self, name: str) -> Cursor:
-        """To be recovered or deleted."""
-        return self._cursor(name, AckState(self.ledger.list, (0, 0, 0)))
-
-    def _cursor(self, name: str | None, state: AckState) -> Cursor:
-        components = self._components
-        return Cursor(
-            None if name is None else cursor_path(self.name, name),
-            state,
-            components.metadata,
-            components.ledgers,
-            self._settings,
-            self.ledger.fence,
-        )
 
     def _attach(self, name: str, cursor: Cursor) -> Subscription:
         components = self._components
@@ -315,7 +302,7 @@ class Topic:
 
     async def _create_subscription(self, name: str, start: Start, *, durable: bool) -> Subscription:
         position = await self.find(start)
-        cursor = self._cursor(name if durable else None, AckState(self.ledger.list, position))
+        cursor = self.ledger.cursor(name if durable else None, position)
         try:
             await cursor.create(self._clock.now_ms())
         except AlreadyExists:
@@ -325,7 +312,7 @@ class Topic:
                 await cursor.recover(self.ledger.list)
             else:
                 await cursor.delete()
-                cursor = self._cursor(name if durable else None, AckState(self.ledger.list, position))
+                cursor = self.ledger.cursor(name if durable else None, position)
                 await cursor.create(self._clock.now_ms())
         return self._attach(name, cursor)
 
@@ -491,7 +478,7 @@ class Topic:
     async def _delete_rest(self) -> None:
         metadata = self._components.metadata
         for name in await metadata.children(cursors_path(self.name)):
-            cursor = self._durable_cursor(name)
+            cursor = self.ledger.cursor(name)
             with contextlib.suppress(DataDirectoryError):  # can be deleted all the same
                 await cursor.adopt()
             await cursor.delete()

@@ -194,7 +194,7 @@ class Walk:
         await topic.trimmed()
         if lease is not None:
             first = topic.ledger.list.ledgers[0].ledger_id if topic.ledger.list.ledgers else None
-            assert first == lease["first"] or topic.export.leases.mark() is None
+            assert first == lease["first"] or topic.export.leases.lowest() is None
         await consumer.ask(c.Unsubscribe, 5)
 
     async def _archive(self, broker: Any) -> None:
