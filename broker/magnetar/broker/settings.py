@@ -48,6 +48,9 @@ class BrokerSettings:
     max_ledger_age_ms: int = 240 * 60_000
     min_ledger_age_ms: int = 10 * 60_000  # until then a ledger may hold HARD_LEDGER_LIMIT times as much
     maintenance_interval_s: float = 120.0
+    # A topic that nobody uses for so long is unloaded in the next round of maintenance: no producers, consumers, leases or
+    # staged ledgers, and no request. Its next use loads it again. 0: topics stay loaded.
+    topic_idle_unload_ms: int = 10 * 60_000
 
     read_bytes: int = 1 * MIB  # one read of a consumer that is behind the cache
     read_ahead_bytes: int = 4 * MIB  # read and not yet dispatched, per subscription
@@ -96,9 +99,14 @@ class BrokerSettings:
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise InvalidSetting(f"broker setting {name} must be positive, not {getattr(self, name)}")
-        for name in ("max_unacked_messages_per_consumer", "max_unacked_messages_per_subscription"):
+        for name, zero in (
+            ("max_unacked_messages_per_consumer", "switches the cap off"),
+            ("max_unacked_messages_per_subscription", "switches the cap off"),
+            ("topic_idle_unload_ms", "keeps topics loaded"),
+            ("attach_min_bytes", "attaches every batch"),
+        ):
             if getattr(self, name) < 0:
-                raise InvalidSetting(f"broker setting {name} must not be negative; 0 switches the cap off")
+                raise InvalidSetting(f"broker setting {name} must not be negative; 0 {zero}")
         if self.unreadable_entry_policy not in ("stop", "skip"):
             raise InvalidSetting(
                 f"broker setting unreadable_entry_policy must be 'stop' or 'skip', not {self.unreadable_entry_policy!r}"
@@ -107,10 +115,6 @@ class BrokerSettings:
             raise InvalidSetting(
                 f"broker setting min_ledger_age_ms={self.min_ledger_age_ms} must lie between 0 and "
                 f"max_ledger_age_ms={self.max_ledger_age_ms}"
-            )
-        if self.attach_min_bytes < 0:
-            raise InvalidSetting(
-                "broker setting attach_min_bytes must not be negative; 0 attaches every batch"
             )
         if self.max_ledger_entries > MAX_LEDGER_ENTRIES:
             raise InvalidSetting(f"broker setting max_ledger_entries must not exceed {MAX_LEDGER_ENTRIES}")

@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -91,8 +90,8 @@ class Cursor:
         self._dirty = False
         self._snapshot_due = False
         # Receipts to give: for the change that is being written, and for those that come after it.
-        self._writing: deque[DurableCallback] = deque()
-        self._waiting: deque[DurableCallback] = deque()
+        self._writing: list[DurableCallback] = []
+        self._waiting: list[DurableCallback] = []
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -127,6 +126,7 @@ class Cursor:
             raise DataDirectoryError(f"the metadata of {self.path} is damaged: {error!r}") from error
         if self._record.ledger_id != NO_LEDGER:
             state = await self._read_ledger(state, topology)
+        self._record.snapshot = {}  # the state has it
         self.state = state
         self._durable_mark = state.mark_delete
 
@@ -267,7 +267,7 @@ class Cursor:
         try:
             # Those who wait for a change that is in the delta just written were taken along with it.
             while self._dirty or self._waiting:
-                self._writing, self._waiting = self._waiting, deque()
+                self._writing, self._waiting = self._waiting, []
                 try:
                     await self._write()
                 except MagnetarError as failure:
@@ -289,10 +289,11 @@ class Cursor:
                         self._settings.cursor_flush_interval_ms / 1000, self._start_flush
                     )
 
-    def _answer(self, receipts: deque[DurableCallback], error: MagnetarError | None) -> None:
+    def _answer(self, receipts: list[DurableCallback], error: MagnetarError | None) -> None:
         """Each is taken out before it is called, so that none is called twice, whatever one of them raises."""
+        receipts.reverse()
         while receipts:
-            receipts.popleft()(error)
+            receipts.pop()(error)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

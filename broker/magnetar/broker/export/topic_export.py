@@ -20,7 +20,7 @@ from .staging import Staging
 
 
 class TopicExport:
-    """Of one topic; made with it, loaded after its ledger list."""
+    """Of one topic."""
 
     def __init__(
         self,
@@ -39,12 +39,10 @@ class TopicExport:
         self.attachments = Attachments(ledger, self.staging, components)
         self.archiving = Archiving(ledger, needed)
 
-    async def load(self, *, taken_over: bool) -> None:
-        """`taken_over`: the topic was there, so others may hold leases and staged ledgers of it."""
-        if taken_over:
-            self.leases.taken_over()
-            await self.staging.load()
-            await self.attachments.load()
+    async def load(self) -> None:
+        """Finds the staged ledgers, and what became of the small batches, of a former owner."""
+        await self.staging.load()
+        await self.attachments.load()
 
     async def ledgers(self, after: int, count: int) -> dict[str, Any]:
         """The answer to TopicLedgers."""

@@ -167,9 +167,8 @@ class LedgerList:
         del self.ledgers[: len(archived)]
         self.archived_ledgers += archived
         self._add(append)
-        for segment in before.segments:
-            if segment not in head.segments:
-                await self._delete_segment(segment.number)
+        for segment in sorted({*before.segments} - {*head.segments}) if head.segments is not before.segments else ():
+            await self._delete_segment(segment.number)
 
     def _trim_segments(self, head: TopicRecord, first: int, last: int) -> None:
         """Ledgers `first` to `last` are trimmed: they were the first ones at the bookies."""

@@ -10,7 +10,6 @@ whose sequence ids count up without a gap, which is checked by comparing two lis
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
@@ -176,7 +175,7 @@ class Coalescer:
 
     def __init__(self, max_entry_bytes: int) -> None:
         self._max_bytes = max_entry_bytes
-        self._entries: deque[GatheredEntry] = deque()
+        self._entries: list[GatheredEntry] = []  # max_topic_publish_bytes of them at most: a few
         self.queued_bytes = 0
 
     def __bool__(self) -> bool:
@@ -223,13 +222,12 @@ class Coalescer:
 
     def take(self) -> GatheredEntry:
         """The oldest entry; the caller appends it."""
-        entry = self._entries.popleft()
+        entry = self._entries.pop(0)
         self.queued_bytes -= entry.size
         return entry
 
     def clear(self) -> list[GatheredEntry]:
         """Everything that is queued, to be failed."""
-        entries = list(self._entries)
-        self._entries.clear()
+        entries, self._entries = self._entries, []
         self.queued_bytes = 0
         return entries

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
+from ..cursors.core.acks import Position
 from ..export.staging import Staging
 from ..log.managed_ledger import ManagedLedger
 from .retention import Retention
@@ -20,26 +21,25 @@ class Maintenance:
         self,
         ledger: ManagedLedger[Any],
         retention: Retention,
-        staging: Staging,
     ) -> None:
         self._ledger = ledger
         self._retention = retention
-        self._staging = staging
         self._trimming: asyncio.Task[int] | None = None
         self._sweeping: asyncio.Task[int] | None = None
 
-    def round(self) -> None:
-        """Begins a round; what is still under way from the last one is left to it."""
+    def round(self, staging: Staging | None) -> None:
+        """Begins a round; what is still under way from the last one is left to it. `staging` None: nothing is staged."""
         self._ledger.roll_if_due()
         loop = asyncio.get_running_loop()
-        if self._trimming is None:
-            self._trimming = loop.create_task(
-                self._ledger.trim(lambda: self._retention.trimmed_until().position)
-            )
+        if self._trimming is None and self._ledger.trimmable(self._limit):
+            self._trimming = loop.create_task(self._ledger.trim(self._limit))
             self._trimming.add_done_callback(self._trimmed)
-        if self._sweeping is None and len(self._staging):
-            self._sweeping = loop.create_task(self._staging.sweep())
+        if self._sweeping is None and staging is not None and len(staging):
+            self._sweeping = loop.create_task(staging.sweep())
             self._sweeping.add_done_callback(self._swept)
+
+    def _limit(self) -> Position:
+        return self._retention.trimmed_until().position
 
     def _trimmed(self, task: asyncio.Task[int]) -> None:
         self._trimming = None

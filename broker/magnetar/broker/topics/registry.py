@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 _READ_AHEAD_SHARE = 0.2  # of the memory budget: entries read for consumers that are behind
 _LOADS_AT_ONCE = 64
+_UNLOADS_AT_ONCE = 16
+_TOPICS_PER_TURN = 50  # of maintenance: a millisecond of the loop
 # Whoever asks again so soon for a topic that could not be loaded gets the same failure: a storm of clients does not make
 # one load after another.
 _FAILURE_MEMORY_S = 0.1
@@ -67,11 +69,13 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         self._loading: dict[str, _Load] = {}
         self._failed_loads: dict[str, MagnetarError] = {}  # of the last moment
-        self._deleting: dict[str, asyncio.Task[None]] = {}
+        # By topic that is being deleted or unloaded: whoever asks for it waits.
+        self._ending: dict[str, asyncio.Task[None]] = {}
         self._leaving: dict[int, asyncio.Task[None]] = {}  # fenced topics that are letting go
         self._load_slots = asyncio.Semaphore(_LOADS_AT_ONCE)
         self._maintenance: asyncio.Task[None] | None = None
         self._finding: asyncio.Task[None] | None = None  # staged ledgers of topics that are not loaded
+        self._unloading: asyncio.Task[None] | None = None
         self._name_prefix = ""
         self._names = 0
         self._closing = False
@@ -98,13 +102,14 @@ class Broker:
         while True:
             topic = self.topics.get(key)
             if topic is not None:
+                topic.used_at = asyncio.get_running_loop().time()
                 return topic
             if self._closing:
                 raise ServiceNotReady("the broker is stopping; look the topic up again")
             if name.domain != "persistent":
                 raise Unsupported("non-persistent topics are not offered yet; use persistent://...")
-            if key in self._deleting:
-                await asyncio.wait([self._deleting[key]])
+            if key in self._ending:
+                await asyncio.wait([self._ending[key]])
                 continue
             if (error := self._failed_loads.get(key)) is not None:
                 raise _copy_of(error)
@@ -192,20 +197,20 @@ class Broker:
         """Deletes it with its subscriptions and ledgers. Raises TopicNotFound, TopicBusy."""
         topic = await self.topic(name, create=False)
         key = str(name)
-        if key in self._deleting:
+        if key in self._ending:
             raise TopicBusy(f"topic {name} is being deleted; try again")
 
         async def delete() -> None:
             try:
                 await topic.delete(force=force)
             finally:
-                del self._deleting[key]
+                del self._ending[key]
                 if topic.gone is not None and self.topics.get(key) is topic:
                     del self.topics[key]
 
         # A task of its own: it goes on when the caller gives up.
-        self._deleting[key] = asyncio.get_running_loop().create_task(delete())
-        await asyncio.shield(self._deleting[key])
+        self._ending[key] = asyncio.get_running_loop().create_task(delete())
+        await asyncio.shield(self._ending[key])
 
     async def create_topic(self, name: TopicName) -> None:
         """Makes a topic, or finds it there. Raises TopicBusy."""
@@ -233,11 +238,53 @@ class Broker:
                 # It may have to wait for topics that cannot be loaded; the rounds do not.
                 self._finding = loop.create_task(find_staged(self, self._metadata))
                 self._finding.add_done_callback(self._found)
-            for topic in list(self.topics.values()):
-                try:
-                    topic.maintain()
-                except Exception:  # a defect in one topic must not end the rounds of all
-                    _log.exception("the maintenance round of topic %s failed", topic.name)
+            await self._round()
+
+    async def _round(self) -> None:
+        """Every topic has its round, and those that nobody uses are unloaded."""
+        loop = asyncio.get_running_loop()
+        idle: list[Topic] = []
+        for number, topic in enumerate(list(self.topics.values()), 1):
+            try:
+                topic.maintain()
+            except Exception:  # a defect in one topic must not end the rounds of all
+                _log.exception("the maintenance round of topic %s failed", topic.name)
+            if self._is_idle(topic):
+                idle.append(topic)
+            if number % _TOPICS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        if idle and self._unloading is None:
+            # The bookies of one may be slow; the rounds do not wait for them.
+            self._unloading = loop.create_task(self._unload(idle))
+            self._unloading.add_done_callback(self._unloaded)
+
+    def _is_idle(self, topic: Topic) -> bool:
+        limit_ms = self.settings.topic_idle_unload_ms
+        idle_ms = 1000 * (asyncio.get_running_loop().time() - topic.used_at)
+        return 0 < limit_ms <= idle_ms and not topic.in_use and topic.gone is None
+
+    async def _unload(self, idle: list[Topic]) -> None:
+        for first in range(0, len(idle), _UNLOADS_AT_ONCE):
+            closing: list[asyncio.Task[None]] = []
+            for topic in idle[first : first + _UNLOADS_AT_ONCE]:
+                if self._is_idle(topic):
+                    key = str(topic.name)
+                    del self.topics[key]
+                    self._ending[key] = asyncio.get_running_loop().create_task(self._close_idle(key, topic))
+                    closing.append(self._ending[key])
+            if closing:
+                await asyncio.wait(closing)
+
+    async def _close_idle(self, key: str, topic: Topic) -> None:
+        try:
+            await topic.close()
+        except Exception:  # a defect in one topic must not keep the others loaded
+            _log.exception("unloading topic %s failed", key)
+        finally:
+            del self._ending[key]
+
+    def _unloaded(self, task: asyncio.Task[None]) -> None:
+        self._unloading = None
 
     def _found(self, task: asyncio.Task[None]) -> None:
         self._finding = None
@@ -247,11 +294,11 @@ class Broker:
     async def close(self, *, drain_seconds: float = 5.0) -> None:
         """Closes every topic: queued messages are confirmed, cursors written, ledgers closed."""
         self._closing = True
-        for task in (self._maintenance, self._finding):
+        for task in (self._maintenance, self._finding, self._unloading):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
-        if busy := [load.task for load in self._loading.values()] + list(self._deleting.values()):
+        if busy := [load.task for load in self._loading.values()] + list(self._ending.values()):
             await asyncio.wait(busy)
         topics = list(self.topics.values())
         self.topics.clear()

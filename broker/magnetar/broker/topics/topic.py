@@ -42,7 +42,7 @@ from ..export.leases import Leases
 from ..export.topic_export import TopicExport
 from ..log.managed_ledger import LedgerEvents, ManagedLedger
 from ..log.positions import Start, find_position
-from ..log.records import cursors_path
+from ..log.records import cursors_path, staged_path
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
@@ -80,10 +80,12 @@ class Topic:
             LedgerEvents(self._confirmed, self._append_soon, self._ledgers_changed, self._fenced),
         )
         self.recovery = CursorRecovery(name, self.ledger.list, self.ledger.cursor, self._attach, settings)
-        leases = Leases(settings, self._loop.time)
-        self.retention = Retention(self.ledger.list, self.subscriptions, self.recovery.unavailable, leases)
-        self.export = TopicExport(name, self.ledger, leases, self.retention.lowest, components)
-        self._maintenance = Maintenance(self.ledger, self.retention, self.export.staging)
+        self._leases = Leases(settings, self._loop.time)
+        self.retention = Retention(
+            self.ledger.list, self.subscriptions, self.recovery.unavailable, self._leases
+        )
+        self._export: TopicExport | None = None  # made when first used: few topics need it
+        self._maintenance = Maintenance(self.ledger, self.retention)
         self._append_scheduled = False
         # Confirmed in this wake-up, not yet told: ledger, entry, stored bytes, what it holds.
         self._told: list[tuple[int, int, bytes | None, GatheredEntry]] = []
@@ -94,6 +96,7 @@ class Topic:
         self._reader_number = 0
         self.messages_in = 0
         self.bytes_in = 0
+        self.used_at = self._loop.time()  # when somebody asked for it, or a round found it in use
 
     # --- loading -----------------------------------------------------------------------------------------------------
 
@@ -101,10 +104,15 @@ class Topic:
         """Takes the topic over and recovers its cursors. Raises TopicNotFound, TopicBusy."""
         existed = await self.ledger.open(create=create)
         if self.ledger.list.record.deleting:
-            await self._delete_rest()
+            await self._delete_rest(self.export)
             existed = await self.ledger.open(create=create)
-        await self.export.load(taken_over=existed)
-        await self.recovery.run(await self._components.metadata.children(cursors_path(self.name)))
+        metadata = self._components.metadata
+        if existed:
+            self._leases.taken_over()
+            staged = await metadata.children(staged_path(self.name), limit=1)
+            if staged or self.ledger.list.record.publishing:
+                await self.export.load()
+        await self.recovery.run(await metadata.children(cursors_path(self.name)))
         self._check_served()  # a cursor may have met another owner
 
     def _attach(self, name: str, cursor: Cursor) -> Subscription:
@@ -121,6 +129,16 @@ class Topic:
         subscription = Subscription(name, self, cursor, dispatcher, self._emptied)
         self.subscriptions[name] = subscription
         return subscription
+
+    @property
+    def export(self) -> TopicExport:
+        """What it offers to those who go to its ledgers themselves. Raises TopicNotServed."""
+        if self._export is None:
+            self._check_served()
+            self._export = TopicExport(
+                self.name, self.ledger, self._leases, self.retention.lowest, self._components
+            )
+        return self._export
 
     # --- publishing --------------------------------------------------------------------------------------------------
 
@@ -378,7 +396,21 @@ class Topic:
     def maintain(self) -> None:
         """The regular round."""
         if self._gone is None:
-            self._maintenance.round()
+            if self.in_use:
+                self.used_at = self._loop.time()
+            self._maintenance.round(None if self._export is None else self._export.staging)
+
+    @property
+    def in_use(self) -> bool:
+        """False if unloading the topic now would disturb nobody."""
+        return bool(
+            len(self.producers)
+            or any(subscription.consumers for subscription in self.subscriptions.values())
+            or self.publish_budget.used
+            or self._tasks
+            or self._leases.count()
+            or (self._export is not None and len(self._export.staging))
+        )
 
     async def trimmed(self) -> None:
         """A trimming that was under way is over; those that follow heed every cursor and lease that is there now."""
@@ -444,9 +476,16 @@ class Topic:
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
         assert self._gone is not None
-        await self.export.stop(self._gone)
+        await self._stop(self._gone)
+
+    async def _stop(self, error: MagnetarError) -> None:
+        """Ends what changes the log, and closes it."""
+        export = self._export
+        if export is not None:
+            await export.stop(error)
         await self.ledger.close()
-        await self.export.attachments.stop()
+        if export is not None:
+            await export.attachments.stop()
         await self._maintenance.stop()
 
     async def abandon(self) -> None:
@@ -464,23 +503,21 @@ class Topic:
                 f"topic {self.name} has {len(self.producers)} producer(s) and {consumers} consumer(s); "
                 "close them or use force"
             )
+        export = self.export
         self._gone = error = TopicNotFound(f"topic {self.name} was deleted")
         self._fail_queued(error)
         self.producers.close_all(error)
         await self._end_subscriptions(error, fenced=True)
-        await self.export.stop(error)
-        await self.ledger.close()
-        await self.export.attachments.stop()
-        await self._maintenance.stop()
+        await self._stop(error)
         await self.ledger.mark_deleting()
-        await self._delete_rest()
+        await self._delete_rest(export)
 
-    async def _delete_rest(self) -> None:
+    async def _delete_rest(self, export: TopicExport) -> None:
         metadata = self._components.metadata
         for name in await metadata.children(cursors_path(self.name)):
             cursor = self.ledger.cursor(name)
             with contextlib.suppress(DataDirectoryError):  # can be deleted all the same
                 await cursor.adopt()
             await cursor.delete()
-        await self.export.staging.delete_all()
+        await export.staging.delete_all()
         await self.ledger.delete()
