@@ -167,7 +167,9 @@ class LedgerList:
         del self.ledgers[: len(archived)]
         self.archived_ledgers += archived
         self._add(append)
-        for segment in sorted({*before.segments} - {*head.segments}) if head.segments is not before.segments else ():
+        for segment in (
+            sorted({*before.segments} - {*head.segments}) if head.segments is not before.segments else ()
+        ):
             await self._delete_segment(segment.number)
 
     def _trim_segments(self, head: TopicRecord, first: int, last: int) -> None:
