@@ -26,6 +26,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import (
     DataDirectoryError,
     EntryDamaged,
@@ -41,7 +42,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ..log.records import CursorLedgers, CursorRecord, replace
-from ..resources.stores import Ledgers, Metadata, Reader, Writer
+from ..resources.stores import Ledgers, Reader, Writer
 from ..settings import BrokerSettings
 from .core.acks import AckState, Position, Topology
 from .entries import AckRowWithCount, encode_delta, encode_snapshot, replay
@@ -69,7 +70,7 @@ class Cursor:
         self,
         path: str | None,
         state: AckState,
-        metadata: Metadata,
+        metadata: MetadataStore,
         ledgers: Ledgers,
         settings: BrokerSettings,
         on_conflict: Callable[[MagnetarError], None],
@@ -306,7 +307,7 @@ class Cursor:
         mark = self.state.mark_delete
         try:
             await self._write_state(rows, mark)
-        except BaseException:  # whether it is durable is not known, and the rows are gone
+        except BaseException:  # whether it is durable is not known, and the rows were taken
             self._dirty = self._snapshot_due = True
             raise
         self._durable_mark = mark
@@ -327,7 +328,11 @@ class Cursor:
         except VersionConflict:
             raise
         except MagnetarError as error:
-            _log.warning("cursor %s: kept in metadata, no ledger can be written: %s", self.path, error)
+            _log.warning(
+                "cursor %s: its state is written to metadata, since no ledger can be written: %s",
+                self.path,
+                error,
+            )
             await self._write_pointer()
 
     async def _append(self, writer: Writer, payload: bytes) -> None:
@@ -446,7 +451,7 @@ class Cursor:
             _log.warning("cursor %s: not closed cleanly: %s", self.path, error)
 
     async def delete(self) -> None:
-        """The subscription is gone from its first write on, its ledgers and pointer when this returns."""
+        """The subscription does not exist from the first write on; its ledgers and pointer are deleted when this returns."""
         await self._stop()
         if self.path is None:
             return

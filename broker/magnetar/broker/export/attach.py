@@ -29,8 +29,8 @@ from magnetar.proto.errors import InvalidArgument, LedgerNotFound, MalformedFram
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ..log.managed_ledger import ManagedLedger
+from ..log.open_ledger import measure
 from ..log.records import AttachedQuery, LedgerInfo
-from ..log.segment import measure
 from ..topics.components import Components
 from .names import check_text
 from .publish import SmallBatches, StagedBatches, read_staged

@@ -10,11 +10,11 @@ import asyncio
 import logging
 from typing import Protocol
 
+from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import TopicName
 
 from ..log.records import staged_path
-from ..resources.stores import Metadata
 from .topic_export import TopicExport
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Topics(Protocol):
         """The loaded topic."""
 
 
-async def find_staged(topics: Topics, metadata: Metadata) -> None:
+async def find_staged(topics: Topics, metadata: MetadataStore) -> None:
     """Loads every topic that has staged ledgers; those that are loaded learn of nodes that they do not know."""
     after = ""
     while page := await topics.list_topics("", after=after, count=_TOPICS_PER_TURN):

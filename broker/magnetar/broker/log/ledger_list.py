@@ -32,11 +32,11 @@ from typing import Any
 
 import msgspec
 
+from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, NotFoundInStore, TopicNotFound
 from magnetar.proto.ids import TopicName
 
 from ..cursors.core.acks import Position
-from ..resources.stores import Metadata
 from .records import (
     ArchivedLedger,
     LedgerInfo,
@@ -64,7 +64,7 @@ class LedgerList:
     `record.ledgers` are the last ones of both together, the same objects.
     """
 
-    def __init__(self, name: TopicName, metadata: Metadata) -> None:
+    def __init__(self, name: TopicName, metadata: MetadataStore) -> None:
         self.name = name
         self.path = topic_path(name)
         self.record = TopicRecord.new(0)  # the head; `ledgers` is to be looked at for what the topic has

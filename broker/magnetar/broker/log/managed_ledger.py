@@ -27,6 +27,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
+from magnetar.metadata import MetadataStore
 from magnetar.proto.entry import rebase_entry
 from magnetar.proto.errors import (
     LedgerFenced,
@@ -42,14 +43,14 @@ from magnetar.runtime.clock import Clock
 
 from ..cursors.core.acks import AckState, Position
 from ..cursors.cursor import Cursor
-from ..resources.stores import Ledgers, Metadata, Reads
+from ..resources.stores import Ledgers, Reads
 from ..resources.tasks import finish
 from ..settings import BrokerSettings
 from .ledger_list import LedgerList
+from .open_ledger import LedgerEvents, OpenLedger, PendingEntry, State, measure
 from .readers import LedgerReaders
 from .records import LedgerInfo, cursor_path
 from .rollover import rollover_due
-from .segment import LedgerEvents, PendingEntry, Segment, State, measure
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class ManagedLedger(Generic[T]):
     def __init__(
         self,
         name: TopicName,
-        metadata: Metadata,
+        metadata: MetadataStore,
         ledgers: Ledgers,
         settings: BrokerSettings,
         clock: Clock,
@@ -81,8 +82,8 @@ class ManagedLedger(Generic[T]):
         self.state = State.IDLE
         self.list = LedgerList(name, metadata)
         self._list_lock = asyncio.Lock()  # one change of the list at a time
-        self._segment: Segment | None = None
-        # Appended and not confirmed, in order; all of them belong to the current segment, or wait for the next one.
+        self._open_ledger: OpenLedger | None = None
+        # Appended and not confirmed, in order; all of them belong to the current ledger, or wait for the next one.
         self._pending: list[PendingEntry[T]] = []  # a few; an empty deque takes 600 bytes of every topic
         self.outstanding_bytes = 0
         self._due = False  # limits were reached: no more appends to this ledger
@@ -142,13 +143,15 @@ class ManagedLedger(Generic[T]):
     def next_position(self) -> tuple[int, int]:
         """Ledger and entry: what is appended from now on comes at this place or behind it."""
         ledger_id, entries, _ = self.list.end
-        return (ledger_id, entries) if self._segment is None else (ledger_id, entries + len(self._pending))
+        return (
+            (ledger_id, entries) if self._open_ledger is None else (ledger_id, entries + len(self._pending))
+        )
 
     @property
     def next_message(self) -> int:
         """Index in the ledger of the next message: `first_index` of the entry to append now."""
-        assert self._segment is not None
-        return self._segment.next_message
+        assert self._open_ledger is not None
+        return self._open_ledger.next_message
 
     def wake(self) -> None:
         """There is something to append: an idle topic opens its next ledger; `events.ready` comes when it is open."""
@@ -188,34 +191,32 @@ class ManagedLedger(Generic[T]):
         self._submit(pending)
 
     def _submit(self, pending: PendingEntry[T]) -> None:
-        segment = self._segment
-        assert segment is not None
-        segment.next_message += pending.messages
-        pending.entry_id = segment.writer.append(pending.payload, segment.confirmed)
-        if self._rollover_due(segment, pending.append_time_ms):
+        ledger = self._open_ledger
+        assert ledger is not None
+        ledger.next_message += pending.messages
+        pending.entry_id = ledger.writer.append(pending.payload, ledger.confirmed)
+        if self._rollover_due(ledger, pending.append_time_ms):
             self._due = True
 
-    def _rollover_due(self, segment: Segment, now_ms: int) -> bool:
-        entries = segment.info.entries + len(self._pending)
-        age_ms = now_ms - segment.opened_ms
-        return segment.writer.restorable or rollover_due(
-            self._settings, entries, segment.writer.length, age_ms
-        )
+    def _rollover_due(self, ledger: OpenLedger, now_ms: int) -> bool:
+        entries = ledger.info.entries + len(self._pending)
+        age_ms = now_ms - ledger.opened_ms
+        return ledger.writer.restorable or rollover_due(self._settings, entries, ledger.writer.length, age_ms)
 
     def _entry_done(
-        self, segment: Segment, entry_id: int, entry: bytes | None, error: MagnetarError | None
+        self, ledger: OpenLedger, entry_id: int, entry: bytes | None, error: MagnetarError | None
     ) -> None:
         if error is not None:
-            segment.live = False
+            ledger.live = False
             if isinstance(error, LedgerFenced):
                 self.fence(error)
             elif isinstance(error, MessageTooLarge):  # in the next ledger as well
                 self.fence(TopicNotServed(f"topic {self.name} cannot be written: {error}"))
             else:
-                _log.warning("topic %s: ledger %d failed: %s", self.name, segment.info.ledger_id, error)
+                _log.warning("topic %s: ledger %d failed: %s", self.name, ledger.info.ledger_id, error)
                 self._roll()
             return
-        self._confirm(segment.info, entry_id, entry)
+        self._confirm(ledger.info, entry_id, entry)
         if self._due and not self._pending:
             self._roll()
         self._changed()
@@ -257,29 +258,29 @@ class ManagedLedger(Generic[T]):
 
     def roll_if_due(self) -> bool:
         """Maintenance: a ledger that holds something and is due is closed, once nothing is pending. True if one is."""
-        segment = self._segment
-        if self.state is not State.WRITING or segment is None or not segment.info.entries:
+        ledger = self._open_ledger
+        if self.state is not State.WRITING or ledger is None or not ledger.info.entries:
             return False
-        if self._rollover_due(segment, self._clock.now_ms()):
+        if self._rollover_due(ledger, self._clock.now_ms()):
             self._due = True
             if not self._pending:
                 self._roll()
         return self._due
 
     async def _next_ledger(self) -> None:
-        failed = self._segment
+        failed = self._open_ledger
         if failed is not None and not failed.live and not failed.info.entries:
             # It took nothing: the next one may fail as fast, and leave a ledger each time.
             await self._pause()
         while True:
             try:
                 async with self._list_lock:
-                    if self._segment is not None:
-                        await self._close_segment()
+                    if self._open_ledger is not None:
+                        await self._close_open_ledger()
                         if not self._pending and not self._wanted:
                             await self.list.commit()
                     if self._pending or self._wanted:
-                        await self._open_segment()
+                        await self._open_next_ledger()
                 break
             except (VersionConflict, LedgerFenced) as error:
                 self.fence(error)
@@ -294,7 +295,7 @@ class ManagedLedger(Generic[T]):
         if self.state is not State.ROLLING:  # fenced meanwhile
             return
         self._due = self._wanted = False
-        if self._segment is None:
+        if self._open_ledger is None:
             self.state = State.IDLE
         else:
             self.state = State.WRITING
@@ -335,14 +336,14 @@ class ManagedLedger(Generic[T]):
 
     async def _close_drained(self) -> bool:
         """True if no ledger is open any more. False: it cannot be closed yet, try again."""
-        await asyncio.sleep(0)  # those who were told just now that there is room have their turn
+        await asyncio.sleep(0)  # those who were called just now because there is room have their turn
         self._due = True
         while self.state is State.WRITING and self._pending:
             await self._change()
         self.check_served()
         self._roll()  # goes on when this edit, and those that wait already, are done
         try:
-            await self._close_segment()
+            await self._close_open_ledger()
         except (VersionConflict, LedgerFenced):
             raise
         except MagnetarError as error:
@@ -360,13 +361,13 @@ class ManagedLedger(Generic[T]):
 
     # --- closing the old ledger, opening the new one ------------------------------------------------------------------
 
-    async def _close_segment(self) -> None:
-        segment = self._segment
-        if segment is None:
+    async def _close_open_ledger(self) -> None:
+        ledger = self._open_ledger
+        if ledger is None:
             return
-        segment.live = False
-        info = segment.info
-        last = await segment.settle(self._ledgers)
+        ledger.live = False
+        info = ledger.info
+        last = await ledger.close(self._ledgers)
         while self._pending and 0 <= self._pending[0].entry_id <= last:
             self._confirm(info, self._pending[0].entry_id, None)
         for pending in self._pending:
@@ -374,9 +375,9 @@ class ManagedLedger(Generic[T]):
         if last + 1 != info.entries:  # it holds entries that were given up here
             await measure(info, await self._ledgers.open(info.stored_id, recover=False), last)
         self._finish(info, last + 1)
-        self._segment = None
+        self._open_ledger = None
 
-    async def _open_segment(self) -> None:
+    async def _open_next_ledger(self) -> None:
         settings = self._settings
         writer = await self._ledgers.create(
             ensemble_size=settings.ensemble_size,
@@ -392,14 +393,14 @@ class ManagedLedger(Generic[T]):
             with contextlib.suppress(MagnetarError):
                 await self._ledgers.delete(writer.ledger_id)
             raise
-        self._segment = Segment(writer, info, self._clock.now_ms(), self._entry_done)
+        self._open_ledger = OpenLedger(writer, info, self._clock.now_ms(), self._entry_done)
 
     def _resubmit(self) -> None:
         """Rule 24: what the old ledger does not hold goes to the next one, in order, numbered anew."""
-        segment = self._segment
-        assert segment is not None
+        ledger = self._open_ledger
+        assert ledger is not None
         for pending in self._pending:
-            pending.payload = rebase_entry(pending.payload, segment.next_message)
+            pending.payload = rebase_entry(pending.payload, ledger.next_message)
             self._submit(pending)
 
     def fence(self, cause: MagnetarError) -> None:
@@ -407,8 +408,8 @@ class ManagedLedger(Generic[T]):
         if self.state in (State.FENCED, State.CLOSED):
             return
         self.state = State.FENCED
-        if self._segment is not None:
-            self._segment.live = False
+        if self._open_ledger is not None:
+            self._open_ledger.live = False
         _log.warning("topic %s: fenced: %s", self.name, cause)
         if not isinstance(cause, TopicNotServed):
             cause = TopicNotServed(f"topic {self.name} was taken over: {cause}")
@@ -417,9 +418,9 @@ class ManagedLedger(Generic[T]):
         self._events.fenced(cause)
 
     def abandon(self) -> list[T]:
-        """What is pending will not be confirmed: the contexts, for those who have to be told."""
-        if self._segment is not None:
-            self._segment.live = False
+        """What is pending will not be confirmed. Returns the contexts, for those who wait for it."""
+        if self._open_ledger is not None:
+            self._open_ledger.live = False
         abandoned = [pending.abandon(self.name) for pending in self._pending]
         self._pending.clear()
         self.outstanding_bytes = 0
@@ -432,9 +433,9 @@ class ManagedLedger(Generic[T]):
         self.state = State.CLOSED
         self._changed()
         async with self._list_lock:
-            if self._segment is not None and not fenced:
+            if self._open_ledger is not None and not fenced:
                 try:
-                    await self._close_segment()
+                    await self._close_open_ledger()
                     await self.list.commit()
                 except MagnetarError as error:  # the next owner recovers it
                     _log.warning("topic %s: closing its ledger failed: %s", self.name, error)
@@ -468,10 +469,10 @@ class ManagedLedger(Generic[T]):
                 f"entry {first} of ledger {ledger_id} does not belong to topic {self.name} any more"
             )
         last = min(info.entries, first + MAX_ENTRIES_PER_READ) - 1
-        segment = self._segment
+        ledger = self._open_ledger
         handle: Reads
-        if segment is not None and segment.info is info:
-            handle = segment.writer
+        if ledger is not None and ledger.info is info:
+            handle = ledger.writer
         else:
             handle = await self._readers.reader(info.stored_id)
         return await handle.read(first, last, max_bytes=max_bytes)
@@ -507,7 +508,7 @@ class ManagedLedger(Generic[T]):
             return 0
 
     async def mark_deleting(self) -> None:
-        """From here on the topic is gone, even if a crash comes before `delete` is done."""
+        """From here on the topic does not exist, even if a crash comes before `delete` is done."""
         async with self._list_lock:
             await self.list.commit(deleting=True)
 

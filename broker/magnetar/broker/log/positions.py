@@ -38,7 +38,7 @@ async def find_position(ledgers: LedgerList, read_entry: ReadEntry, start: Start
 
 
 def _at_id(ledgers: LedgerList, message_id: MessageId) -> Position:
-    """The message itself; the next one that is kept if it was trimmed; the end if it is yet to come."""
+    """The message itself; the next one that there is if it was trimmed; the end if it does not exist yet."""
     position = (message_id.ledger, message_id.entry, message_id.index)
     if position < ledgers.start:
         return ledgers.start

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
+from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, NotFoundInStore, VersionConflict
 from magnetar.proto.ids import TopicName
-
-from ..resources.stores import Metadata
 
 FORMAT = 1
 TOPICS_ROOT = "/topics"
@@ -221,7 +220,7 @@ class StagedRecord(Record, tag_field="format", tag=FORMAT):
     created_ms: int
 
 
-async def replace(metadata: Metadata, path: str, value: bytes, version: int) -> int:
+async def replace(metadata: MetadataStore, path: str, value: bytes, version: int) -> int:
     """Compare-and-set; returns the new version. If its outcome is not known, the node is read back.
 
     Raises VersionConflict when another owner changed or deleted the node, or what the store failed with.

@@ -1,4 +1,4 @@
-"""Work that must not be left half done."""
+"""Work that goes on to its end although its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ async def finish(work: Coroutine[Any, Any, R]) -> R:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        task.exception()  # nobody is left to be told
+        task.exception()  # nobody is left who could handle it
         raise cancelled
     return task.result()

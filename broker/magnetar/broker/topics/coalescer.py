@@ -11,6 +11,7 @@ whose sequence ids count up without a gap, which is checked by comparing two lis
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -26,16 +27,14 @@ ROW_BYTES = 10  # of the entry's table, per batch
 MAX_NAME_BYTES = 60_000
 
 
+@dataclass(slots=True, eq=False)
 class ReceiptRun:
     """`messages` messages of a session from `sequence_id` on, stored from `index` of the entry on."""
 
-    __slots__ = ("index", "messages", "sequence_id", "session")
-
-    def __init__(self, session: ProducerSession, sequence_id: int, messages: int, index: int) -> None:
-        self.session = session
-        self.sequence_id = sequence_id
-        self.messages = messages
-        self.index = index
+    session: ProducerSession
+    sequence_id: int
+    messages: int
+    index: int
 
 
 class GatheredEntry:
@@ -182,7 +181,7 @@ class Coalescer:
         return bool(self._entries)
 
     def add(self, session: ProducerSession, groups: AdmittedGroups, totals: Totals, *, whole: bool) -> None:
-        """Queues a run. `whole`: it is one group, which is never divided between entries."""
+        """Queues a run. `whole`: it is one group, which is never divided into several entries."""
         self.queued_bytes += totals.size
         entries = self._entries
         if not entries or not entries[-1].fits(
@@ -195,7 +194,7 @@ class Coalescer:
         session.outstanding += entries[-1].add(session, groups, totals.messages, totals.size)
 
     def _add_divided(self, session: ProducerSession, groups: AdmittedGroups) -> None:
-        """A run too large for one entry: each of its batches is a group, so it may be cut between any two."""
+        """A run too large for one entry: each of its batches is a group, so it may be cut behind each of them."""
         batches, counts, _ = groups
         start, messages, size = 0, 0, 0
         for position, batch in enumerate(batches):

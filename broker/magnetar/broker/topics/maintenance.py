@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from typing import Any
 
 from ..cursors.core.acks import Position
@@ -17,49 +18,37 @@ _log = logging.getLogger(__name__)
 class Maintenance:
     """Of one topic. One trimming and one sweep at a time; `stop` in the end."""
 
-    def __init__(
-        self,
-        ledger: ManagedLedger[Any],
-        retention: Retention,
-    ) -> None:
+    def __init__(self, ledger: ManagedLedger[Any], retention: Retention) -> None:
         self._ledger = ledger
         self._retention = retention
-        self._trimming: asyncio.Task[int] | None = None
-        self._sweeping: asyncio.Task[int] | None = None
+        self._tasks: dict[str, asyncio.Task[int]] = {}  # by what is under way
 
     def round(self, staging: Staging | None) -> None:
         """Begins a round; what is still under way from the last one is left to it. `staging` None: nothing is staged."""
         self._ledger.roll_if_due()
-        loop = asyncio.get_running_loop()
-        if self._trimming is None and self._ledger.trimmable(self._limit):
-            self._trimming = loop.create_task(self._ledger.trim(self._limit))
-            self._trimming.add_done_callback(self._trimmed)
-        if self._sweeping is None and staging is not None and len(staging):
-            self._sweeping = loop.create_task(staging.sweep())
-            self._sweeping.add_done_callback(self._swept)
+        if "trim" not in self._tasks and self._ledger.trimmable(self._limit):
+            self._begin("trim", self._ledger.trim(self._limit))
+        if "sweep" not in self._tasks and staging is not None and len(staging):
+            self._begin("sweep", staging.sweep())
 
     def _limit(self) -> Position:
         return self._retention.trimmed_until().position
 
-    def _trimmed(self, task: asyncio.Task[int]) -> None:
-        self._trimming = None
-        self._look(task)
+    def _begin(self, name: str, work: Coroutine[Any, Any, int]) -> None:
+        def done(task: asyncio.Task[int]) -> None:
+            del self._tasks[name]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _log.error("a round of topic %s failed", self._ledger.name, exc_info=error)
 
-    def _swept(self, task: asyncio.Task[int]) -> None:
-        self._sweeping = None
-        self._look(task)
-
-    def _look(self, task: asyncio.Task[int]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a round of topic %s failed", self._ledger.name, exc_info=error)
+        self._tasks[name] = asyncio.get_running_loop().create_task(work)
+        self._tasks[name].add_done_callback(done)
 
     async def trimmed(self) -> None:
         """A trimming that began before is over: it may not have heeded what came since."""
-        if self._trimming is not None:
-            await asyncio.wait([self._trimming])
+        if (task := self._tasks.get("trim")) is not None:
+            await asyncio.wait([task])
 
     async def stop(self) -> None:
         """Waits for what is under way."""
-        tasks = [task for task in (self._trimming, self._sweeping) if task is not None]
-        if tasks:
-            await asyncio.wait(tasks)
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()))

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import NamedTuple
 
+from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import (
     InvalidArgument,
     MagnetarError,
@@ -22,7 +23,7 @@ from ..export.orphans import find_staged
 from ..log.records import TOPICS_ROOT, TopicRecord, topic_path
 from ..log.tail_cache import TailCache
 from ..resources.budget import ByteBudget
-from ..resources.stores import Bookies, Ledgers, Metadata
+from ..resources.stores import Bookies, Ledgers
 from ..settings import BrokerSettings
 from .components import Components, PublishCounters
 from .topic import Topic
@@ -48,7 +49,7 @@ class Broker:
 
     def __init__(
         self,
-        metadata: Metadata,
+        metadata: MetadataStore,
         ledgers: Ledgers,
         settings: BrokerSettings,
         clock: Clock,
@@ -130,7 +131,7 @@ class Broker:
         key = str(name)
         try:
             async with self._load_slots:
-                topic = Topic(name, self._components, self._gone)
+                topic = Topic(name, self._components, self._fenced)
                 try:
                     await topic.load(create=create)
                 except BaseException:
@@ -147,7 +148,7 @@ class Broker:
         finally:
             del self._loading[key]
 
-    def _gone(self, topic: Topic) -> None:
+    def _fenced(self, topic: Topic) -> None:
         """A topic fenced itself: the next call loads it anew, once it has let go."""
         key = str(topic.name)
         if self.topics.get(key) is topic:
@@ -205,7 +206,7 @@ class Broker:
                 await topic.delete(force=force)
             finally:
                 del self._ending[key]
-                if topic.gone is not None and self.topics.get(key) is topic:
+                if topic.not_served is not None and self.topics.get(key) is topic:
                     del self.topics[key]
 
         # A task of its own: it goes on when the caller gives up.
@@ -261,7 +262,7 @@ class Broker:
     def _is_idle(self, topic: Topic) -> bool:
         limit_ms = self.settings.topic_idle_unload_ms
         idle_ms = 1000 * (asyncio.get_running_loop().time() - topic.used_at)
-        return 0 < limit_ms <= idle_ms and not topic.in_use and topic.gone is None
+        return 0 < limit_ms <= idle_ms and not topic.in_use and topic.not_served is None
 
     async def _unload(self, idle: list[Topic]) -> None:
         for first in range(0, len(idle), _UNLOADS_AT_ONCE):
@@ -312,7 +313,7 @@ class Broker:
             await asyncio.wait(list(self._leaving.values()))
 
     def figures(self) -> dict[str, float]:
-        """Counters and gauges of the broker, for /metrics; all are kept per run, entry or delivery, never per message."""
+        """Counters and gauges of the broker, for /metrics; all are counted per run, entry or delivery, never per message."""
         return {
             "topics": len(self.topics),
             "messages_in_total": self.published.messages_in,

@@ -55,8 +55,8 @@ class Retention:
     def _holders(self, besides: str) -> Iterator[Holder]:
         leases, normalise = self._leases, self._ledgers.normalise
         yield Holder(self._ledgers.end, "")
-        if not leases.settled:
-            seconds = leases.settled_in_s
+        if not leases.all_known:
+            seconds = leases.all_known_in_s
             yield Holder(
                 _ALL, f"the topic was taken over, and whose leases it has is known in {seconds:.0f} s"
             )

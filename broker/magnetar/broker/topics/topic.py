@@ -57,12 +57,12 @@ _log = logging.getLogger(__name__)
 class Topic:
     """See the module docstring. Made by `load`."""
 
-    def __init__(self, name: TopicName, components: Components, on_gone: Callable[[Topic], None]) -> None:
+    def __init__(self, name: TopicName, components: Components, on_fenced: Callable[[Topic], None]) -> None:
         self.name = name
         self._components = components
         self._settings = settings = components.settings
         self._clock = components.clock
-        self._on_gone = on_gone
+        self._on_fenced = on_fenced
         self._loop = asyncio.get_running_loop()
         self.producers = Producers(str(name), settings.producer_drain_timeout_ms)
         self.subscriptions: dict[str, Subscription] = {}
@@ -87,9 +87,9 @@ class Topic:
         self._export: TopicExport | None = None  # made when first used: few topics need it
         self._maintenance = Maintenance(self.ledger, self.retention)
         self._append_scheduled = False
-        # Confirmed in this wake-up, not yet told: ledger, entry, stored bytes, what it holds.
-        self._told: list[tuple[int, int, bytes | None, GatheredEntry]] = []
-        self._gone: MagnetarError | None = None
+        # Confirmed in this wake-up, receipts not yet sent: ledger, entry, stored bytes, what it holds.
+        self._confirmed_entries: list[tuple[int, int, bytes | None, GatheredEntry]] = []
+        self._not_served: MagnetarError | None = None
         self._ending: asyncio.Task[None] | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._drained: asyncio.Future[None] | None = None
@@ -145,7 +145,7 @@ class Topic:
     async def open_producer(
         self, name: str, *, epoch: int, access_mode: str, new_port: Callable[[int], ProducerPort]
     ) -> ProducerSession:
-        """A session to publish with; `new_port` makes its port, told the epoch. Waits as rule 33 wants.
+        """A session to publish with; `new_port` makes its port, given the epoch. Waits as rule 33 wants.
 
         Raises ProducerBusy, Unsupported, TopicNotServed.
         """
@@ -189,10 +189,10 @@ class Topic:
             self._loop.call_soon(self._append)
 
     def _append(self) -> None:
-        """End of the turn: entries go to the ledger while it takes them; then those confirmed are told."""
+        """End of the turn: entries go to the ledger while it takes them; before that those confirmed are receipted."""
         self._append_scheduled = False
-        if self._told:
-            self._tell()
+        if self._confirmed_entries:
+            self._send_receipts()
         ledger, coalescer = self.ledger, self._coalescer
         while coalescer:
             if not ledger.accepting:
@@ -204,16 +204,16 @@ class Topic:
             ledger.append(entry.encode(ledger.next_message, now), entry.messages, now, entry)
 
     def _confirmed(self, ledger_id: int, entry_id: int, data: bytes | None, entry: GatheredEntry) -> None:
-        self._told.append((ledger_id, entry_id, data, entry))
+        self._confirmed_entries.append((ledger_id, entry_id, data, entry))
         self._append_soon()
 
-    def _tell(self) -> None:
+    def _send_receipts(self) -> None:
         """Receipts for all entries of one wake-up, one call per producer; then they are dispatched."""
-        told, self._told = self._told, []
+        confirmed, self._confirmed_entries = self._confirmed_entries, []
         sessions: dict[int, ProducerSession] = {}
         released = 0
         cached = len(self._readers) > 0
-        for ledger_id, entry_id, data, entry in told:
+        for ledger_id, entry_id, data, entry in confirmed:
             released += entry.size
             for run in entry.runs:
                 session = run.session
@@ -229,7 +229,7 @@ class Topic:
                 closed = True
             else:
                 session.port.receipts(rows)
-            session.settled(len(rows))
+            session.finished(len(rows))
         if closed:
             self.producers.sweep()
         self._release(released)
@@ -263,7 +263,7 @@ class Topic:
         return await self.ledger.read(ledger_id, first, max_bytes=max_bytes)
 
     def _drop_before(self, slowest: EntryKey | None) -> None:
-        """Drops from the cache what every reader has passed."""
+        """Drops from the cache what no reader will ask for again."""
         if slowest is None:
             self._cache.clear()
         else:
@@ -374,7 +374,7 @@ class Topic:
             if by is not None:
                 subscription.remove_consumer(by)
             self.subscriptions.pop(name, None)
-            # Not to be left half done when the caller's connection breaks.
+            # Goes on to its end when the caller's connection breaks.
             await asyncio.shield(self._background(subscription.delete()))
 
     async def last_message_id(self) -> MessageId | None:
@@ -395,7 +395,7 @@ class Topic:
 
     def maintain(self) -> None:
         """The regular round."""
-        if self._gone is None:
+        if self._not_served is None:
             if self.in_use:
                 self.used_at = self._loop.time()
             self._maintenance.round(None if self._export is None else self._export.staging)
@@ -417,36 +417,36 @@ class Topic:
         await self._maintenance.trimmed()
 
     @property
-    def gone(self) -> MagnetarError | None:
+    def not_served(self) -> MagnetarError | None:
         """Why the topic is not served here any more; None while it is."""
-        return self._gone
+        return self._not_served
 
     # --- ending ------------------------------------------------------------------------------------------------------
 
     def _check_served(self) -> None:
-        if self._gone is not None:
-            raise self._gone
+        if self._not_served is not None:
+            raise self._not_served
 
     def _fenced(self, error: MagnetarError) -> None:
         """Another owner: fail what is queued, send everybody away."""
-        if self._gone is None:
-            self._gone = error
-            self._on_gone(self)
+        if self._not_served is None:
+            self._not_served = error
+            self._on_fenced(self)
             self._fail_queued(error)
             self.producers.close_all(error)
             self._ending = self._loop.create_task(self._end_subscriptions(error, fenced=True))
 
     def _fail_queued(self, error: MagnetarError) -> None:
-        """Everything queued or appended and not confirmed: its producers are told the first sequence id."""
-        if self._told:
-            self._tell()
+        """Everything queued or appended and not confirmed: their producers get the first sequence id."""
+        if self._confirmed_entries:
+            self._send_receipts()
         entries = self.ledger.abandon() + self._coalescer.clear()
         for entry in entries:
             for run in entry.runs:
                 run.session.fail(run.sequence_id, error)
         for entry in entries:
             for run in entry.runs:
-                run.session.settled(1)
+                run.session.finished(1)
         self._release(sum(entry.size for entry in entries))
         self.producers.sweep()
 
@@ -459,11 +459,11 @@ class Topic:
         self._cache.clear()
 
     async def close(self, *, drain_seconds: float = 5.0) -> None:
-        """Waits for what is queued (at most so long), tells everybody, writes cursors and the ledger list."""
-        already = self._gone
+        """Waits for what is queued (at most so long), sends everybody away, writes cursors and the ledger list."""
+        already = self._not_served
         if already is None:
             error = ServiceNotReady(f"topic {self.name} is being closed here; look it up again")
-            self._gone = error
+            self._not_served = error
             self.producers.stop()
             if self.publish_budget.used:
                 self._drained = self._loop.create_future()
@@ -475,8 +475,8 @@ class Topic:
             await self._ending
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
-        assert self._gone is not None
-        await self._stop(self._gone)
+        assert self._not_served is not None
+        await self._stop(self._not_served)
 
     async def _stop(self, error: MagnetarError) -> None:
         """Ends what changes the log, and closes it."""
@@ -490,8 +490,8 @@ class Topic:
 
     async def abandon(self) -> None:
         """Loading failed: lets go of what was begun, writes nothing."""
-        self._gone = self._gone or TopicBusy(f"topic {self.name} could not be loaded")
-        await self._end_subscriptions(self._gone, fenced=True)
+        self._not_served = self._not_served or TopicBusy(f"topic {self.name} could not be loaded")
+        await self._end_subscriptions(self._not_served, fenced=True)
         await self.ledger.close()
 
     async def delete(self, *, force: bool) -> None:
@@ -504,7 +504,7 @@ class Topic:
                 "close them or use force"
             )
         export = self.export
-        self._gone = error = TopicNotFound(f"topic {self.name} was deleted")
+        self._not_served = error = TopicNotFound(f"topic {self.name} was deleted")
         self._fail_queued(error)
         self.producers.close_all(error)
         await self._end_subscriptions(error, fenced=True)

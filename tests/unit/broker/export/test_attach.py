@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from magnetar.broker.log.segment import State
+from magnetar.broker.log.open_ledger import State
 from magnetar.ledger import LedgerClient
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
