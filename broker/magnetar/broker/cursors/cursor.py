@@ -24,6 +24,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from magnetar.metadata import MetadataStore
@@ -42,7 +43,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ..log.records import CursorLedgers, CursorRecord, replace
-from ..resources.stores import Ledgers, Reader, Writer
+from ..resources.stores import Ledgers, Reader, Writer, delete_ledgers
 from ..settings import BrokerSettings
 from .core.acks import AckState, Position, Topology
 from .entries import AckRowWithCount, encode_delta, encode_snapshot, replay
@@ -246,15 +247,7 @@ class Cursor:
     async def flush(self) -> None:
         """Returns when every change so far is durable. Raises what the flush met."""
         future: asyncio.Future[None] = self._loop.create_future()
-
-        def done(error: MagnetarError | None) -> None:
-            if not future.done():
-                if error is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(error)
-
-        self.changed(done)
+        self.changed(partial(_resolve, future))
         await future
 
     def _start_flush(self) -> None:
@@ -338,14 +331,7 @@ class Cursor:
     async def _append(self, writer: Writer, payload: bytes) -> None:
         future: asyncio.Future[None] = self._loop.create_future()
 
-        def confirmed(_entry_id: int, _entry: bytes, error: MagnetarError | None) -> None:
-            if not future.done():
-                if error is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(error)
-
-        writer.append(payload, confirmed)
+        writer.append(payload, lambda _entry_id, _entry, error: _resolve(future, error))
         await future
         self._entries += 1
 
@@ -404,15 +390,7 @@ class Cursor:
         if writer is not None:
             with contextlib.suppress(MagnetarError):
                 await writer.close()
-        for ledger_id in list(self._record.trimmed):
-            try:
-                await self._ledgers.delete(ledger_id)
-            except LedgerNotFound:
-                pass
-            except MagnetarError as error:
-                _log.warning("cursor %s: old ledger %d is not deleted yet: %s", self.path, ledger_id, error)
-                continue
-            self._record.trimmed.remove(ledger_id)
+        await delete_ledgers(self._ledgers, self._record.trimmed, f"cursor {self.path}")
 
     # --- ending ------------------------------------------------------------------------------------------------------
 
@@ -470,6 +448,14 @@ class Cursor:
                 f"the ledgers of the cursor at {self.path} could not be deleted yet; delete it again"
             )
         await self._metadata.delete(self.path, version=self._version)
+
+
+def _resolve(future: asyncio.Future[None], error: MagnetarError | None) -> None:
+    if not future.done():
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
 
 
 __all__ = ["Cursor", "DurableCallback"]

@@ -5,10 +5,14 @@ Topics, cursors and the registry are written against these, so that their tests 
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import LedgerNotFound, MagnetarError
+
+_log = logging.getLogger(__name__)
 
 ConfirmCallback = Callable[[int, bytes, MagnetarError | None], None]
 
@@ -95,3 +99,17 @@ class Bookies(Protocol):
 
     def labels(self, bookie: str) -> tuple[str, str]:
         """Its rack and zone; "" is not known."""
+
+
+async def delete_ledgers(ledgers: Ledgers, ids: list[int], owner: str) -> None:
+    """Deletes ledgers and takes their ids out of the list; those that cannot be deleted yet stay in it, with a warning."""
+    for ledger_id in list(ids):
+        await asyncio.sleep(0)  # a metadata store on this machine takes no turns of its own
+        try:
+            await ledgers.delete(ledger_id)
+        except LedgerNotFound:
+            pass
+        except MagnetarError as error:
+            _log.warning("%s: ledger %d is not deleted yet: %s", owner, ledger_id, error)
+            continue
+        ids.remove(ledger_id)

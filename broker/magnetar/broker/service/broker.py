@@ -140,7 +140,7 @@ class BrokerService:
         """Makes a topic, or finds it there. Raises TopicBusy, Unsupported."""
         if partitions:
             raise Unsupported("partitioned topics are not offered yet; create the topic with partitions=0")
-        await self._broker.create_topic(name)
+        await self._broker.topic(name, create=True)
 
     @on_topic("delete_topic")
     async def delete_topic(self, name: TopicName, *, force: bool = False) -> None:

@@ -213,10 +213,6 @@ class Broker:
         self._ending[key] = asyncio.get_running_loop().create_task(delete())
         await asyncio.shield(self._ending[key])
 
-    async def create_topic(self, name: TopicName) -> None:
-        """Makes a topic, or finds it there. Raises TopicBusy."""
-        await self.topic(name, create=True)
-
     async def find(self, name: TopicName) -> Topic:
         """For producing and consuming: the topic, made if settings allow it. Raises TopicNotFound."""
         return await self.topic(name, create=self.settings.auto_create_topics)
