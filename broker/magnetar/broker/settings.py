@@ -58,8 +58,9 @@ class BrokerSettings:
     min_ledger_age_ms: int = 10 * 60_000  # until then a ledger may hold HARD_LEDGER_LIMIT times as much
     maintenance_interval_s: float = 120.0
     # A topic that nobody uses for so long is unloaded in the next round of maintenance: no producers, consumers, leases or
-    # staged ledgers, and no request. Its next use loads it again. 0: topics stay loaded.
-    topic_idle_unload_ms: int = 10 * 60_000
+    # staged ledgers, and no request. Its next use loads it again. Unloading closes its ledger, so that a topic which somebody
+    # writes to now and then gets 24 ledgers a day at most. 0: topics stay loaded.
+    topic_idle_unload_ms: int = 60 * 60_000
 
     read_bytes: int = 1 * MIB  # one read of a consumer that is behind the cache
     read_ahead_bytes: int = 4 * MIB  # read and not yet dispatched, per subscription
@@ -86,9 +87,7 @@ class BrokerSettings:
     attach_min_bytes: int = (
         1 * MIB
     )  # a batch of less is published as one entry, if it can be, and not attached
-    attached_query_ms: int = (
-        30 * 24 * 3_600_000
-    )  # the last batch of a query that attached ledgers is remembered so long
+    attached_query_ms: int = 30 * 24 * 3_600_000  # so long the last batch of a query is remembered
     max_attached_queries: int = 1_000  # per topic
 
     max_requests_per_connection: int = 1_000
