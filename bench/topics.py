@@ -106,9 +106,7 @@ async def _idle(count: int) -> dict[str, float]:
         topic.used_at = 0.0
 
     async def unload() -> None:
-        await broker._round()
-        while broker.topics or broker._ending:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await broker._unload(await broker._round())
 
     unload_s, unload_turn = await _longest_turn(unload())
     await asyncio.sleep(0.1)

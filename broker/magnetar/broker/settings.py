@@ -58,8 +58,8 @@ class BrokerSettings:
     min_ledger_age_ms: int = 10 * 60_000  # until then a ledger may hold HARD_LEDGER_LIMIT times as much
     maintenance_interval_s: float = 120.0
     # A topic that nobody uses for so long is unloaded in the next round of maintenance: no producers, consumers, leases or
-    # staged ledgers, and no request. Its next use loads it again. Unloading closes its ledger, so that a topic which somebody
-    # writes to now and then gets 24 ledgers a day at most. 0: topics stay loaded.
+    # staged ledgers, and no request. Its next use loads it again. Unloading closes its ledger: at an hour, a topic to which
+    # somebody writes now and then gets 24 ledgers a day at most. 0: topics stay loaded.
     topic_idle_unload_ms: int = 60 * 60_000
 
     read_bytes: int = 1 * MIB  # one read of a consumer that is behind the cache

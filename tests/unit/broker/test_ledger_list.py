@@ -428,3 +428,14 @@ async def test_a_list_of_100_000_ledgers_is_loaded_and_looked_up_in_short_turns(
     last = found.ledgers[-1].ledger_id
     assert found.normalise((last - 1, 0, 0)) == (last, 0, 0)
     assert found.closed_before((found.ledgers[500].ledger_id, 0, 0)) == 500
+
+
+async def test_a_topic_that_is_made_again_has_nothing_of_the_one_that_was_deleted(small: None) -> None:
+    found = LedgerList(TOPIC, MemoryMetadataStore())
+    await found.load(create_ms=1)
+    await found.commit(append=[closed(number) for number in range(9)])
+    await found.commit(archives=[Archive("file:///a", 4)])
+    await found.commit(trim=len(found.ledgers), deleting=True)
+    await found.delete()
+    assert not await found.load(create_ms=2)
+    assert contents(found) == ([], [], [])

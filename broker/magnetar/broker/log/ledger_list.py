@@ -84,17 +84,20 @@ class LedgerList:
         Raises TopicNotFound, or DataDirectoryError for what cannot be read.
         """
         while (stored := await self._metadata.get(self.path)) is not None:
-            self.record = TopicRecord.decode(stored.value, self.path)
-            self._version = stored.version
-            self.archived_ledgers, self.ledgers, self._by_id, self._stored = [], [], {}, {}
+            self._begin(TopicRecord.decode(stored.value, self.path), stored.version)
             if await self._load_segments():
                 self._add(self.record.ledgers)
                 return True
         if create_ms is None:
             raise TopicNotFound(f"topic {self.name} does not exist; `magnetar topics list` shows what does")
-        self.record = TopicRecord.new(create_ms)
-        self._version = await self._metadata.create(self.path, self.record.encode())
+        record = TopicRecord.new(create_ms)
+        self._begin(record, await self._metadata.create(self.path, record.encode()))
         return False
+
+    def _begin(self, record: TopicRecord, version: int) -> None:
+        """Forgets all ledgers; those of the record are to be added."""
+        self.record, self._version = record, version
+        self.archived_ledgers, self.ledgers, self._by_id, self._stored = [], [], {}, {}
 
     async def _load_segments(self) -> bool:
         """False: a former owner that is still alive changed the list meanwhile."""

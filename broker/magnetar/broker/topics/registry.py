@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import NamedTuple
 
 from magnetar.metadata import MetadataStore
@@ -24,6 +25,7 @@ from ..log.records import TOPICS_ROOT, TopicRecord, topic_path
 from ..log.tail_cache import TailCache
 from ..resources.budget import ByteBudget
 from ..resources.stores import Bookies, Ledgers
+from ..resources.tasks import Jobs
 from ..settings import BrokerSettings
 from .components import Components, PublishCounters
 from .topic import Topic
@@ -75,8 +77,7 @@ class Broker:
         self._leaving: dict[int, asyncio.Task[None]] = {}  # fenced topics that are letting go
         self._load_slots = asyncio.Semaphore(_LOADS_AT_ONCE)
         self._maintenance: asyncio.Task[None] | None = None
-        self._finding: asyncio.Task[None] | None = None  # staged ledgers of topics that are not loaded
-        self._unloading: asyncio.Task[None] | None = None
+        self._jobs = Jobs("broker")
         self._name_prefix = ""
         self._names = 0
         self._closing = False
@@ -230,30 +231,26 @@ class Broker:
         look_at = loop.time()  # when to look for staged ledgers of topics that are not loaded
         while True:
             await asyncio.sleep(self.settings.maintenance_interval_s)
-            if self._finding is None and loop.time() >= look_at:
+            # Both may have to wait, for topics that cannot be loaded or for bookies; the rounds do not.
+            if loop.time() >= look_at:
                 look_at = loop.time() + self.settings.staged_ttl_ms / 1000
-                # It may have to wait for topics that cannot be loaded; the rounds do not.
-                self._finding = loop.create_task(find_staged(self, self._metadata))
-                self._finding.add_done_callback(self._found)
-            await self._round()
+                self._jobs.begin("looking for staged ledgers", lambda: find_staged(self, self._metadata))
+            if idle := await self._round():
+                self._jobs.begin("unloading idle topics", partial(self._unload, idle))
 
-    async def _round(self) -> None:
-        """Every topic has its round, and those that nobody uses are unloaded."""
-        loop = asyncio.get_running_loop()
+    async def _round(self) -> list[Topic]:
+        """Every topic has its round. Returns those that nobody uses."""
         idle: list[Topic] = []
         for number, topic in enumerate(list(self.topics.values()), 1):
             try:
                 topic.maintain()
+                if self._is_idle(topic):
+                    idle.append(topic)
             except Exception:  # a defect in one topic must not end the rounds of all
                 _log.exception("the maintenance round of topic %s failed", topic.name)
-            if self._is_idle(topic):
-                idle.append(topic)
             if number % _TOPICS_PER_TURN == 0:
                 await asyncio.sleep(0)
-        if idle and self._unloading is None:
-            # The bookies of one may be slow; the rounds do not wait for them.
-            self._unloading = loop.create_task(self._unload(idle))
-            self._unloading.add_done_callback(self._unloaded)
+        return idle
 
     def _is_idle(self, topic: Topic) -> bool:
         limit_ms = self.settings.topic_idle_unload_ms
@@ -261,16 +258,14 @@ class Broker:
         return 0 < limit_ms <= idle_ms and not topic.in_use and topic.not_served is None
 
     async def _unload(self, idle: list[Topic]) -> None:
+        loop = asyncio.get_running_loop()
         for first in range(0, len(idle), _UNLOADS_AT_ONCE):
-            closing: list[asyncio.Task[None]] = []
-            for topic in idle[first : first + _UNLOADS_AT_ONCE]:
-                if self._is_idle(topic):
-                    key = str(topic.name)
-                    del self.topics[key]
-                    self._ending[key] = asyncio.get_running_loop().create_task(self._close_idle(key, topic))
-                    closing.append(self._ending[key])
-            if closing:
-                await asyncio.wait(closing)
+            for topic in filter(self._is_idle, idle[first : first + _UNLOADS_AT_ONCE]):
+                key = str(topic.name)
+                del self.topics[key]
+                self._ending[key] = loop.create_task(self._close_idle(key, topic))
+            if self._ending:
+                await asyncio.wait(list(self._ending.values()))
 
     async def _close_idle(self, key: str, topic: Topic) -> None:
         try:
@@ -280,21 +275,13 @@ class Broker:
         finally:
             del self._ending[key]
 
-    def _unloaded(self, task: asyncio.Task[None]) -> None:
-        self._unloading = None
-
-    def _found(self, task: asyncio.Task[None]) -> None:
-        self._finding = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("looking for staged ledgers failed", exc_info=error)
-
     async def close(self, *, drain_seconds: float = 5.0) -> None:
         """Closes every topic: queued messages are confirmed, cursors written, ledgers closed."""
         self._closing = True
-        for task in (self._maintenance, self._finding, self._unloading):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+            await asyncio.wait([self._maintenance])
+        await self._jobs.cancel()
         if busy := [load.task for load in self._loading.values()] + list(self._ending.values()):
             await asyncio.wait(busy)
         topics = list(self.topics.values())
