@@ -149,7 +149,7 @@ async def test_a_damaged_pointer_refuses_its_subscription_and_says_what_helps(da
     ledger = await stage.prepare((0, 1, 2, 3))
     record = await stage.pointer()
     if damage == "snapshot":
-        record.snapshot = {"mark_delete": [0]}
+        record.snapshot = {"mark_delete": [0]}  # type: ignore[assignment]
     elif damage == "properties":
         record.properties = [1]  # type: ignore[assignment]
     await stage.damage_pointer(b"\x00 damaged" if damage == "all" else record.encode())

@@ -25,7 +25,6 @@ import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import (
@@ -45,7 +44,7 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from ..log.records import CursorLedgers, CursorRecord, replace
 from ..resources.stores import Ledgers, Reader, Writer, delete_ledgers
 from ..settings import BrokerSettings
-from .core.acks import AckState, Position, Topology
+from .core.acks import AckState, Position, Snapshot, Topology
 from .entries import AckRowWithCount, encode_delta, encode_snapshot, replay
 
 _log = logging.getLogger(__name__)
@@ -85,7 +84,7 @@ class Cursor:
         self._on_conflict = on_conflict
         self._loop = asyncio.get_running_loop()
         self._version = -1
-        self._record = CursorRecord(NO_LEDGER, {}, 0, {}, [], False)
+        self._record = CursorRecord(NO_LEDGER, None, 0, {}, [], False)
         self._writer: Writer | None = None
         self._entries = 0  # in the cursor ledger
         self._rows: list[AckRowWithCount] = []
@@ -122,13 +121,12 @@ class Cursor:
         damaged; any other error may pass, and `recover` may be called again.
         """
         await self._delete_trimmed()
-        try:
-            state = AckState.restore(topology, self._record.snapshot)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataDirectoryError(f"the metadata of {self.path} is damaged: {error!r}") from error
+        if self._record.snapshot is None:
+            raise DataDirectoryError(f"the metadata of {self.path} is damaged: it has no snapshot")
+        state = AckState.restore(topology, self._record.snapshot)
         if self._record.ledger_id != NO_LEDGER:
             state = await self._read_ledger(state, topology)
-        self._record.snapshot = {}  # the state has it
+        self._record.snapshot = None  # the state has it
         self.state = state
         self._durable_mark = state.mark_delete
 
@@ -350,7 +348,7 @@ class Cursor:
         # What comes while this is being written is the next delta, so the snapshot is of this very moment.
         snapshot, entry = self.state.snapshot(), encode_snapshot(self.state)
         if len(entry) > settings.max_inline_cursor_bytes:
-            snapshot |= {"entries": [], "partial": []}
+            snapshot = Snapshot(snapshot.mark_delete, [], [])
         try:
             await self._append(writer, entry)
         except BaseException:
@@ -367,7 +365,7 @@ class Cursor:
         await self._point(NO_LEDGER, self.state.snapshot())
         await self._delete_trimmed(old_writer)
 
-    async def _point(self, ledger_id: int, snapshot: Any, *, deleting: bool = False) -> None:
+    async def _point(self, ledger_id: int, snapshot: Snapshot | None, *, deleting: bool = False) -> None:
         """Moves the pointer by compare-and-set; the ledger that it named is to be deleted then."""
         old = self._record
         trimmed = (
@@ -441,7 +439,7 @@ class Cursor:
             await self._metadata.delete(self.path, version=self._version)
             return
         writer, self._writer = self._writer, None
-        await self._point(NO_LEDGER, {}, deleting=True)
+        await self._point(NO_LEDGER, None, deleting=True)
         await self._delete_trimmed(writer)
         if self._record.trimmed:
             raise TopicBusy(

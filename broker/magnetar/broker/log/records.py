@@ -7,13 +7,15 @@ the broker works with.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, NotFoundInStore, VersionConflict
 from magnetar.proto.ids import TopicName
+
+from ..cursors.core.acks import Snapshot
 
 FORMAT = 1
 TOPICS_ROOT = "/topics"
@@ -192,7 +194,7 @@ class CursorRecord(Record, tag_field="format", tag=FORMAT):
     """A cursor's pointer: the ledger that holds it, or (ledger -1) the snapshot itself."""
 
     ledger_id: int
-    snapshot: dict[str, Any]  # AckState.snapshot(); where a cursor without ledger stands
+    snapshot: Snapshot | None  # where a cursor without ledger stands; None: `deleting`
     created_ms: int
     properties: dict[str, str]
     trimmed: list[int]  # ledgers that held it and may not be deleted yet
