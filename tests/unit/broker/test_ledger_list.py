@@ -439,3 +439,40 @@ async def test_a_topic_that_is_made_again_has_nothing_of_the_one_that_was_delete
     await found.delete()
     assert not await found.load(create_ms=2)
     assert contents(found) == ([], [], [])
+
+
+async def delete(found: LedgerList) -> None:
+    """As the managed ledger does it."""
+    await found.commit(deleting=True)
+    while found.ledgers:
+        await found.commit(trim=min(4, len(found.ledgers)))
+    await found.delete()
+
+
+@pytest.mark.parametrize("takes_effect", [False, True], ids=["before", "after"])
+async def test_a_crash_at_every_write_of_a_deletion_leaves_what_can_be_deleted(
+    small: None, takes_effect: bool
+) -> None:
+    died, point = True, -1
+    while died:
+        point += 1
+        metadata = MemoryMetadataStore()
+        doomed = Doomed(metadata)
+        found = LedgerList(TOPIC, doomed)
+        await found.load(create_ms=1)
+        await found.commit(append=[closed(number) for number in range(20)])
+        await found.commit(archives=[Archive("file:///a", 4)])
+        doomed.arm(point, takes_effect=takes_effect)
+        deleting = asyncio.ensure_future(delete(found))
+        death = asyncio.ensure_future(doomed.dead.wait())
+        await asyncio.wait([deleting, death], return_when=asyncio.FIRST_COMPLETED)
+        died = doomed.dead.is_set()
+        for task in (deleting, death):
+            task.cancel()
+        await asyncio.wait([deleting, death])
+        if await metadata.get(topic_path(TOPIC)) is not None:
+            successor = await loaded(metadata)
+            assert successor.record.deleting or (point, takes_effect) == (0, False)
+            await delete(successor)
+        assert await metadata.children("/topics") == []
+    assert point > 6
