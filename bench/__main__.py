@@ -7,6 +7,7 @@ python -m bench bookie           the storage daemon alone (bench/bookie)
 python -m bench ledger           the ledger client against three bookies (bench/ledger)
 python -m bench spark            the data pipeline on Spark (bench/spark)
 python -m bench dispatch         the broker's dispatch with many subscriptions and consumers, in memory (bench/dispatch.py)
+python -m bench topics           10,000 idle topics, topics of 100,000 ledgers, in memory (bench/topics.py)
 python -m bench compare          the working tree beside another revision (bench/compare)
 """
 
@@ -21,6 +22,7 @@ from bench.dispatch import main as bench_dispatch
 from bench.ledger.main import main as bench_ledger
 from bench.report import print_report, write_json
 from bench.run import Round, Sizes, check_wire
+from bench.topics import main as bench_topics
 
 WORKLOADS = "abcdefghi"
 
@@ -65,6 +67,7 @@ _PARTS = {
     "ledger": bench_ledger,
     "spark": bench_spark,
     "dispatch": bench_dispatch,
+    "topics": bench_topics,
     "compare": bench_compare,
 }
 

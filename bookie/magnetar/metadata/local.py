@@ -148,15 +148,16 @@ class LocalMetadataStore:
         """See MetadataStore."""
         await self.commit([Delete(path, version)])
 
-    async def children(self, path: str) -> list[str]:
+    async def children(self, path: str, *, after: str = "", limit: int = 0) -> list[str]:
         """See MetadataStore."""
         self._check_open()
-        start, end = _below(path)
-        names = []
-        while (key := self._storage.first_key(start, end)) is not None:
-            name = key[len(_below(path)[0]) :].partition(b"\x00")[0]
+        stem, end = _below(path)
+        start = stem + after.encode() + b"\x01" if after else stem
+        names: list[str] = []
+        while (not limit or len(names) < limit) and (key := self._storage.first_key(start, end)) is not None:
+            name = key[len(stem) :].partition(b"\x00")[0]
             names.append(name.decode())
-            start = _below(path)[0] + name + b"\x01"  # behind the child and everything below it
+            start = stem + name + b"\x01"  # behind the child and everything below it
         return names
 
     async def next_id(self, name: str, count: int = 1) -> int:

@@ -118,8 +118,12 @@ class MetadataStore(Protocol):
         """VersionConflict, NotFoundInStore, NodeNotEmpty."""
         ...
 
-    async def children(self, path: str) -> list[str]:
-        """Names directly below, sorted by their UTF-8 bytes; [] if there are none. "/" is the root."""
+    async def children(self, path: str, *, after: str = "", limit: int = 0) -> list[str]:
+        """Names directly below, sorted by their UTF-8 bytes; [] if there are none. "/" is the root.
+
+        Those behind the name `after`, and the first `limit` of them; 0: all. A store that lists ranges does no more work
+        than that.
+        """
         ...
 
     async def next_id(self, name: str, count: int = 1) -> int:

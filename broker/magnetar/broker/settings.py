@@ -5,7 +5,7 @@ Defaults are those that users of Pulsar know.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from magnetar.ledger.core.quorum import check_quorums
 from magnetar.proto.batch import GROUP_OVERHEAD_BYTES
@@ -17,6 +17,15 @@ MIB = 1024 * 1024
 # A ledger younger than `min_ledger_age_ms` may hold this many times `max_ledger_entries` or `max_ledger_bytes`.
 HARD_LEDGER_LIMIT = 4
 MAX_LEDGER_ENTRIES = MAX_ENTRY_ID // HARD_LEDGER_LIMIT
+# What 0 means, of the settings that may be 0.
+_ZERO = {
+    "max_unacked_messages_per_consumer": "switches the cap off",
+    "max_unacked_messages_per_subscription": "switches the cap off",
+    "topic_idle_unload_ms": "keeps topics loaded",
+    "attach_min_bytes": "attaches every batch",
+    "min_ledger_age_ms": "lets a full ledger be left at once",
+    "max_inline_cursor_bytes": "keeps cursors out of their metadata nodes",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +57,10 @@ class BrokerSettings:
     max_ledger_age_ms: int = 240 * 60_000
     min_ledger_age_ms: int = 10 * 60_000  # until then a ledger may hold HARD_LEDGER_LIMIT times as much
     maintenance_interval_s: float = 120.0
+    # A topic that nobody uses for so long is unloaded in the next round of maintenance: no producers, consumers, leases or
+    # staged ledgers, and no request. Its next use loads it again. Unloading closes its ledger: at an hour, a topic to which
+    # somebody writes now and then gets 24 ledgers a day at most. 0: topics stay loaded.
+    topic_idle_unload_ms: int = 60 * 60_000
 
     read_bytes: int = 1 * MIB  # one read of a consumer that is behind the cache
     read_ahead_bytes: int = 4 * MIB  # read and not yet dispatched, per subscription
@@ -77,9 +90,7 @@ class BrokerSettings:
     attach_min_bytes: int = (
         1 * MIB
     )  # a batch of less is published as one entry, if it can be, and not attached
-    attached_query_ms: int = (
-        30 * 24 * 3_600_000
-    )  # the last batch of a query that attached ledgers is remembered so long
+    attached_query_ms: int = 30 * 24 * 3_600_000  # so long the last batch of a query is remembered
     max_attached_queries: int = 1_000  # per topic
 
     max_requests_per_connection: int = 1_000
@@ -88,38 +99,26 @@ class BrokerSettings:
 
     def __post_init__(self) -> None:
         check_quorums(self.ensemble_size, self.write_quorum, self.ack_quorum)
-        for name in (
-            "memory_budget_bytes", "max_topic_publish_bytes",
-            "max_message_bytes", "max_entry_bytes", "max_outstanding_entries",
-            "max_outstanding_bytes", "max_ledger_entries", "max_ledger_bytes", "max_ledger_age_ms", "read_bytes",
-            "read_ahead_bytes", "cursor_flush_interval_ms", "max_cursor_ledger_entries", "max_cursor_ranges",
-            "max_requests_per_connection", "retry_initial_ms", "retry_max_ms", "max_lease_ms", "max_leases",
-            "staged_ttl_ms", "max_staged_ledgers", "attached_query_ms", "max_attached_queries",
-            "max_entry_read_attempts", "producer_drain_timeout_ms",
-        ):  # fmt: skip
-            if getattr(self, name) <= 0:
-                raise InvalidSetting(f"broker setting {name} must be positive, not {getattr(self, name)}")
-        for name in ("max_unacked_messages_per_consumer", "max_unacked_messages_per_subscription"):
-            if getattr(self, name) < 0:
-                raise InvalidSetting(f"broker setting {name} must not be negative; 0 switches the cap off")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, bool | str) and value <= 0 and not (value == 0 and field.name in _ZERO):
+                zero = _ZERO.get(field.name)
+                wanted = "be positive" if zero is None else f"not be negative; 0 {zero}"
+                raise InvalidSetting(f"broker setting {field.name} is {value}: it must {wanted}")
         if self.unreadable_entry_policy not in ("stop", "skip"):
             raise InvalidSetting(
                 f"broker setting unreadable_entry_policy must be 'stop' or 'skip', not {self.unreadable_entry_policy!r}"
             )
-        if not 0 <= self.min_ledger_age_ms <= self.max_ledger_age_ms:
+        if self.min_ledger_age_ms > self.max_ledger_age_ms:
             raise InvalidSetting(
-                f"broker setting min_ledger_age_ms={self.min_ledger_age_ms} must lie between 0 and "
+                f"broker setting min_ledger_age_ms={self.min_ledger_age_ms} must not exceed "
                 f"max_ledger_age_ms={self.max_ledger_age_ms}"
-            )
-        if self.attach_min_bytes < 0:
-            raise InvalidSetting(
-                "broker setting attach_min_bytes must not be negative; 0 attaches every batch"
             )
         if self.max_ledger_entries > MAX_LEDGER_ENTRIES:
             raise InvalidSetting(f"broker setting max_ledger_entries must not exceed {MAX_LEDGER_ENTRIES}")
         for name in ("tail_cache_share", "publish_share"):
-            if not 0 < getattr(self, name) < 1:
-                raise InvalidSetting(f"broker setting {name} must lie between 0 and 1")
+            if getattr(self, name) >= 1:
+                raise InvalidSetting(f"broker setting {name} is a share: it must be less than 1")
 
     @property
     def max_group_bytes(self) -> int:

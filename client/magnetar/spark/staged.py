@@ -77,7 +77,7 @@ class BrokerMetadata:
         """The broker deletes ledgers."""
         raise Unsupported(f"{path} cannot be deleted by a task")
 
-    async def children(self, path: str) -> list[str]:
+    async def children(self, path: str, *, after: str = "", limit: int = 0) -> list[str]:
         """Nothing is listed here."""
         raise Unsupported(f"{path} cannot be listed by a task")
 

@@ -234,9 +234,9 @@ class ServiceClient:
         """See MetadataStore."""
         await self.ask(lambda: self.service.truth.delete(path, version=version))
 
-    async def children(self, path: str) -> list[str]:
+    async def children(self, path: str, *, after: str = "", limit: int = 0) -> list[str]:
         """See MetadataStore."""
-        names: list[str] = await self.ask(lambda: self.service.truth.children(path))
+        names: list[str] = await self.ask(lambda: self.service.truth.children(path, after=after, limit=limit))
         return names
 
     async def next_id(self, name: str, count: int = 1) -> int:

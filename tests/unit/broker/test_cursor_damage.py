@@ -143,15 +143,16 @@ async def test_a_seek_back_is_not_undone_by_damage() -> None:
         assert await delivered(broker) == all_but()
 
 
-@pytest.mark.parametrize("value", [b"\x00 damaged", None])
-async def test_a_damaged_pointer_refuses_its_subscription_and_says_what_helps(value: bytes | None) -> None:
+@pytest.mark.parametrize("damage", ["all", "snapshot", "properties"])
+async def test_a_damaged_pointer_refuses_its_subscription_and_says_what_helps(damage: str) -> None:
     stage = Stage()
-    await stage.prepare((0, 1, 2, 3))
-    if value is None:
-        record = await stage.pointer()
-        record.snapshot = {"mark_delete": [0]}
-        value = record.encode()
-    await stage.damage_pointer(value)
+    ledger = await stage.prepare((0, 1, 2, 3))
+    record = await stage.pointer()
+    if damage == "snapshot":
+        record.snapshot = {"mark_delete": [0]}  # type: ignore[assignment]
+    elif damage == "properties":
+        record.properties = [1]  # type: ignore[assignment]
+    await stage.damage_pointer(b"\x00 damaged" if damage == "all" else record.encode())
     async with stage.broker(max_ledger_entries=1) as broker:
         assert await delivered(broker, "audit") == all_but()
         with pytest.raises(
@@ -165,12 +166,15 @@ async def test_a_damaged_pointer_refuses_its_subscription_and_says_what_helps(va
         topic = broker.topics[str(TOPIC)]
         await auditor.received(MESSAGES)
         await auditor.ack(*[message.row() for message in auditor.messages])
-        before = len(topic.ledger.list.record.ledgers)
+        before = len(topic.ledger.list.ledgers)
         topic.maintain()
         await topic.trimmed()
-        assert len(topic.ledger.list.record.ledgers) == before
+        assert len(topic.ledger.list.ledgers) == before
         await FakeClient(broker).ask(c.DeleteSubscription, "orders", "billing")
         assert await stage.metadata.get(cursor_path(TOPIC, "billing")) is None
+        assert (ledger in stage.ledgers.ledgers) == (damage == "all"), (
+            "its ledger is deleted if it can be read which"
+        )
         assert await delivered(broker) == all_but()
         assert not (await stats(broker))["unavailable_subscriptions"]
 

@@ -42,7 +42,7 @@ async def test_a_topic_goes_on_with_the_bookies_that_are_left_and_returns_to_ful
             client.publish(b"%d" % number, first=number)
             await client.confirmed(number + 1)
         await settle()
-        listed = topic.ledger.list.record.ledgers
+        listed = topic.ledger.list.ledgers
         assert [await striping_of(bookies, info.ledger_id) for info in listed] == ["3/3/2", "2/2/2"]
         assert broker.figures()["degraded_ledgers_total"] == 1
         assert broker.figures()["bookies_writable"] == 2
@@ -52,7 +52,7 @@ async def test_a_topic_goes_on_with_the_bookies_that_are_left_and_returns_to_ful
             client.publish(b"%d" % number, first=number)
             await client.confirmed(number + 1)
             await settle()
-        listed = topic.ledger.list.record.ledgers
+        listed = topic.ledger.list.ledgers
         assert [await striping_of(bookies, info.ledger_id) for info in listed][-1] == "3/3/2"
         assert len(listed) == 3, "one ledger more for each change, not one for each entry"
         await client.consumer()

@@ -390,7 +390,7 @@ async def test_acknowledgements_that_wait_for_a_lookup_are_bounded_and_what_is_d
         client = FakeClient(broker)
         await publish(client, 5)
         await client.consumer(permits=0)
-        ledger = topic_of(broker).ledger.list.record.ledgers[0].ledger_id
+        ledger = topic_of(broker).ledger.list.ledgers[0].ledger_id
         rows = [(ledger, entry, 0, 0) for entry in range(5)]
         kept = client.ack(*rows[:2])
         with pytest.raises(TooManyRequests):

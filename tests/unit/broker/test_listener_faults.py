@@ -104,7 +104,7 @@ async def test_every_command_is_authorized() -> None:
 
 async def test_requests_are_bounded_and_end_with_the_connection() -> None:
     class Hung(MemoryMetadataStore):
-        async def children(self, path: str) -> list[str]:
+        async def children(self, path: str, *, after: str = "", limit: int = 0) -> list[str]:
             await asyncio.Event().wait()
             return []
 

@@ -109,7 +109,7 @@ async def test_rule_23_two_failovers_keep_everything_in_order() -> None:
     async with running_broker(ledgers, metadata) as broker:
         assert await read_all(broker, 8) == [b"0", b"0'", b"1", b"1'", b"2", b"2'", b"3", b"3'"]
         topic = loaded(broker)
-        assert [info.first_index for info in topic.ledger.list.record.ledgers] == [0, 2, 4, 6]
+        assert [info.first_index for info in topic.ledger.list.ledgers] == [0, 2, 4, 6]
         assert topic.ledger.list.message_count == 8
 
 
@@ -221,7 +221,7 @@ async def test_rollover_by_entries_size_and_age() -> None:
             assert await read_all(broker, 6) == [b"%d" % number for number in range(6)]
             list_ = loaded(broker).ledger.list
             assert list_.message_count == 6
-            assert sum(info.messages for info in list_.record.ledgers) == 6
+            assert sum(info.messages for info in list_.ledgers) == 6
 
 
 async def test_a_degraded_ledger_is_left_when_there_are_bookies_enough_again() -> None:
@@ -363,7 +363,7 @@ async def test_a_list_that_cannot_be_stored_lets_go_of_nothing() -> None:
     ledgers = LedgerList(TOPIC, metadata)
     await ledgers.load(create_ms=1)
     empty, filled = LedgerInfo(1, 0), LedgerInfo(2, 0, entries=1, messages=1)
-    await ledgers.commit(ledgers=[empty, filled])
+    await ledgers.commit(append=[empty, filled])
     empty.closed = filled.closed = True
     put = metadata.put
 
@@ -376,7 +376,7 @@ async def test_a_list_that_cannot_be_stored_lets_go_of_nothing() -> None:
     assert ledgers.record.trimmed == []
     metadata.put = put  # type: ignore[method-assign]
     await ledgers.commit()
-    assert (ledgers.record.ledgers, ledgers.record.trimmed) == ([filled], [1])
+    assert (ledgers.ledgers, ledgers.record.trimmed) == ([filled], [1])
     assert (await record_of(metadata)).trimmed == [1]
 
 
@@ -433,7 +433,7 @@ async def test_rule_25_trimming_waits_for_the_slowest_durable_cursor_and_spares_
         loaded(broker).maintain()
         await settle()
         assert len(ledgers.topic_ledgers()) >= 4
-        topic_ids = [info.ledger_id for info in loaded(broker).ledger.list.record.ledgers]
+        topic_ids = [info.ledger_id for info in loaded(broker).ledger.list.ledgers]
         # The slow one is past the first two: exactly these go, from the list before they are deleted.
         row = (topic_ids[1], 0, 0, 0)
         await client.ask(c.Ack, 2, True, payload=c.encode_rows(c.ACK_ROW, [row]))
@@ -449,7 +449,7 @@ async def test_rule_25_trimming_waits_for_the_slowest_durable_cursor_and_spares_
         client.publish(b"4", first=4)
         await client.confirmed(5)
         await settle()
-        assert loaded(broker).ledger.list.record.ledgers
+        assert loaded(broker).ledger.list.ledgers
 
 
 async def test_rule_25_a_crash_between_list_and_deletion_leaves_no_orphan() -> None:

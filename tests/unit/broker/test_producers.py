@@ -219,14 +219,14 @@ async def test_rule_33_of_several_that_wait_for_one_name_a_single_session_is_ope
     first = asyncio.create_task(producers.open("p", 1, "shared", lambda _: ports[1]))
     second = asyncio.create_task(producers.open("p", 2, "shared", lambda _: ports[2]))
     await settle()
-    oldest.settled(1)
+    oldest.finished(1)
     while (session := next(iter(producers))) is oldest:
         await asyncio.sleep(0)
     session.outstanding = 1  # sent something at once, so that who comes next has to wait for it
     await settle()
     third = asyncio.create_task(producers.open("p", 3, "shared", lambda _: ports[3]))
     await settle()
-    session.settled(1)
+    session.finished(1)
     sessions = [await first, await second, await third]
     assert [s.state is SessionState.OPEN for s in sessions] == [False, False, True]
     assert [port.closed for port in ports] == [True, True, True, False]

@@ -8,56 +8,64 @@ import msgpack
 import pytest
 
 from magnetar.broker.log.records import (
-    ArchivedLedger,
+    Archive,
     AttachedQuery,
     CursorRecord,
     LedgerInfo,
     PublishedBatch,
+    Segment,
+    SegmentRecord,
     StagedRecord,
     TopicRecord,
 )
 from magnetar.proto.errors import DataDirectoryError
 
 RECORD = bytes.fromhex(
-    "8aa6666f726d617401a76c656467657273929907050205640b0cc30499090a0000000000c209a77472696d6d656493010003aa6e6578745f"
-    "696e6465780aaa637265617465645f6d7307a864656c6574696e67c2aa70726f7065727469657381a161a162a861747461636865649194a1"
-    "71061463a861726368697665649292a966696c653a2f2f2f61929901000203280506c30199020301010a0708c30092a873333a2f2f622f63"
-    "9199030401010a0909c303aa7075626c697368696e679198a171071e6d0900c41030313233343536373839616263646566c3"
+    "8ca6666f726d617401a76c656467657273929907050205640b0cc30499090a0000000000c209a87365676d656e7473929300010393050406"
+    "ae7472696d6d65645f72616e67657391920405a861726368697665739292a966696c653a2f2f2f610292a873333a2f2f622f6303a7747269"
+    "6d6d656493010003aa6e6578745f696e6465780aaa637265617465645f6d7307a864656c6574696e67c2aa70726f7065727469657381a161"
+    "a162a8617474616368656481a17193061463aa7075626c697368696e6781a17197071e6d0900c41030313233343536373839616263646566"
+    "c3"
 )
+SEGMENT = bytes.fromhex("82a6666f726d617401a76c656467657273929907050205640b0cc30499090a0000000000c209")
 STAGED = bytes.fromhex("83a6666f726d617401ab7472616e73616374696f6ea174aa637265617465645f6d7305")
 
-NEAR, FAR = "file:///a", "s3://b/c"
 EVERYTHING = TopicRecord(
-    [LedgerInfo(7, 5, 2, 5, 100, 11, 12, True, 4), LedgerInfo(9, 10)],
-    [1, 0, 3],
-    10,
-    7,
-    False,
-    {"a": "b"},
-    {"q": AttachedQuery(6, 20, 99)},
-    [
-        ArchivedLedger(LedgerInfo(1, 0, 2, 3, 40, 5, 6, True), NEAR),
-        ArchivedLedger(LedgerInfo(2, 3, 1, 1, 10, 7, 8, True, 0), NEAR),
-        ArchivedLedger(LedgerInfo(3, 4, 1, 1, 10, 9, 9, True), FAR),
-    ],
-    {"q": PublishedBatch(7, 30, 109, 9, 0, b"0123456789abcdef", True)},
+    ledgers=[LedgerInfo(7, 5, 2, 5, 100, 11, 12, True, 4), LedgerInfo(9, 10)],
+    segments=[Segment(0, 1, 3), Segment(5, 4, 6)],
+    trimmed_ranges=[(4, 5)],
+    archives=[Archive("file:///a", 2), Archive("s3://b/c", 3)],
+    trimmed=[1, 0, 3],
+    next_index=10,
+    created_ms=7,
+    deleting=False,
+    properties={"a": "b"},
+    attached={"q": AttachedQuery(6, 20, 99)},
+    publishing={"q": PublishedBatch(7, 30, 109, 9, 0, b"0123456789abcdef", True)},
 )
 
 
-def test_a_ledger_list_with_all_there_can_be() -> None:
+def test_the_head_of_a_ledger_list_with_all_there_can_be() -> None:
     assert EVERYTHING.encode() == RECORD
     assert TopicRecord.decode(RECORD, "path") == EVERYTHING
-    assert RECORD.count(NEAR.encode()) == 1, "a location stands once for all ledgers in a row that have it"
     assert [info.stored_id for info in EVERYTHING.ledgers] == [4, 9]
 
 
+def test_a_segment_of_a_ledger_list() -> None:
+    assert SegmentRecord(EVERYTHING.ledgers).encode() == SEGMENT
+    assert SegmentRecord.decode(SEGMENT, "path").ledgers == EVERYTHING.ledgers
+
+
 def test_an_empty_ledger_list() -> None:
-    assert TopicRecord.decode(TopicRecord().encode(), "path") == TopicRecord()
-    zero = TopicRecord([LedgerInfo(9, 0, stored_id=0)])  # the first ledger of all has the id 0
-    assert TopicRecord.decode(zero.encode(), "path") == zero
+    empty = TopicRecord.new(5)
+    assert TopicRecord.decode(empty.encode(), "path") == empty
+    empty.ledgers = [LedgerInfo(9, 0, stored_id=0)]  # the first ledger of all has the id 0
+    assert TopicRecord.decode(empty.encode(), "path") == empty
 
 
-@pytest.mark.parametrize("key", ["ledgers", "attached", "archived", "publishing"])
+@pytest.mark.parametrize(
+    "key", ["ledgers", "segments", "trimmed_ranges", "archives", "attached", "publishing"]
+)
 @pytest.mark.parametrize("damaged", [None, [[]], [["a"]], [[1]], 5])
 def test_a_damaged_ledger_list_is_refused(key: str, damaged: Any) -> None:
     fields = msgpack.unpackb(RECORD)
@@ -71,7 +79,7 @@ def test_staged_nodes() -> None:
     assert StagedRecord.decode(STAGED, "path") == StagedRecord("t", 5)
 
 
-@pytest.mark.parametrize("read", [TopicRecord, CursorRecord, StagedRecord])
+@pytest.mark.parametrize("read", [TopicRecord, SegmentRecord, CursorRecord, StagedRecord])
 def test_formats_of_later_releases_are_refused(read: type[TopicRecord]) -> None:
     for value in (RECORD.replace(b"format\x01", b"format\x09"), b"\x81\xa6format\x09", b"\x80", b"noise"):
         with pytest.raises(DataDirectoryError):

@@ -148,3 +148,35 @@ async def test_topics_are_listed_in_pages() -> None:
         assert (await service.list_topics(Everyone(), "", after=names[-1])).topics == []
         with pytest.raises(InvalidArgument):
             await service.list_topics(Everyone(), "", count=-1)
+
+
+async def test_a_page_of_topics_reads_no_more_names_than_it_has() -> None:
+    class Counting(MemoryMetadataStore):
+        names = 0
+
+        async def children(self, path: str, *, after: str = "", limit: int = 0) -> list[str]:
+            found = await super().children(path, after=after, limit=limit)
+            self.names += len(found)
+            return found
+
+    metadata = Counting()
+    async with running_broker(metadata=metadata) as broker:
+        service = BrokerService(broker)
+        names = [
+            f"persistent://{tenant}/{namespace}/t{number:02}"
+            for tenant in ("a", "a-b", "c")
+            for namespace in ("x", "y")
+            for number in range(30)
+        ]
+        for name in names:
+            await service.create_topic(Everyone(), name)
+        found, after, more = [], "", True
+        while more:
+            metadata.names = 0
+            page = await service.list_topics(Everyone(), "", after=after, count=7)
+            assert metadata.names < 7 + 10, "and some tenants, namespaces and domains"
+            found += page.topics
+            after, more = page.topics[-1], page.more
+        assert found == names
+        page = await service.list_topics(Everyone(), "a/y", after=names[40], count=7)
+        assert (page.topics, page.more) == (names[41:48], True)

@@ -152,10 +152,10 @@ async def test_a_store_that_fails_ends_the_list_in_one_line(caplog: pytest.LogCa
     class Failing(MemoryMetadataStore):
         failing = False
 
-        async def children(self, path: str) -> list[str]:
+        async def children(self, path: str, *, after: str = "", limit: int = 0) -> list[str]:
             if self.failing:
                 raise StorageFailed("the disk is gone")
-            return await super().children(path)
+            return await super().children(path, after=after, limit=limit)
 
     store = Failing()
     directory = await RegisteredBookies.open(store)

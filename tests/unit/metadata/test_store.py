@@ -77,6 +77,12 @@ async def test_children_are_direct_sorted_and_implied(store: LocalMetadataStore)
         await store.create(path, b"")
     assert await store.children("/t") == ["a", "b", "b-2", "b.3", "b0", "ü"]
     assert await store.children("/t/b") == ["x", "y"]
+    names = ["a", "b", "b-2", "b.3", "b0", "ü"]
+    for at, name in enumerate(names):
+        assert await store.children("/t", after=name) == names[at + 1 :]
+        assert await store.children("/t", after=name, limit=2) == names[at + 1 : at + 3]
+    assert await store.children("/t", after="b-") == ["b-2", "b.3", "b0", "ü"], "a name that is not there"
+    assert await store.children("/t", limit=1) == ["a"]
     assert await store.children("/") == ["t", "tt"]
     assert await store.children("/t/a") == []
     assert await store.get("/t") is None, "an implied parent has no value"

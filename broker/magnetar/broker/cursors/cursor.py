@@ -23,10 +23,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
+from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import (
     DataDirectoryError,
     EntryDamaged,
@@ -41,10 +41,10 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
-from ..log.records import CursorRecord, replace
-from ..resources.stores import Ledgers, Metadata, Reader, Writer
+from ..log.records import CursorLedgers, CursorRecord, replace
+from ..resources.stores import Ledgers, Reader, Writer, delete_ledgers
 from ..settings import BrokerSettings
-from .core.acks import AckState, Position, Topology
+from .core.acks import AckState, Position, Snapshot, Topology
 from .entries import AckRowWithCount, encode_delta, encode_snapshot, replay
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Cursor:
         self,
         path: str | None,
         state: AckState,
-        metadata: Metadata,
+        metadata: MetadataStore,
         ledgers: Ledgers,
         settings: BrokerSettings,
         on_conflict: Callable[[MagnetarError], None],
@@ -84,22 +84,22 @@ class Cursor:
         self._on_conflict = on_conflict
         self._loop = asyncio.get_running_loop()
         self._version = -1
-        self._record = CursorRecord(NO_LEDGER, {})
+        self._record = CursorRecord(NO_LEDGER, None, 0, {}, [], False)
         self._writer: Writer | None = None
         self._entries = 0  # in the cursor ledger
         self._rows: list[AckRowWithCount] = []
         self._dirty = False
         self._snapshot_due = False
         # Receipts to give: for the change that is being written, and for those that come after it.
-        self._writing: deque[DurableCallback] = deque()
-        self._waiting: deque[DurableCallback] = deque()
+        self._writing: list[DurableCallback] = []
+        self._waiting: list[DurableCallback] = []
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._durable_mark = state.mark_delete
         # The mark-delete position that `recover` fell back to because of damage; None: everything could be read.
         self.recovered_from: Position | None = None
-        self._damaged = False  # the pointer cannot be decoded
+        self._damaged = False  # not even the ledger can be read from the pointer
 
     @property
     def durable(self) -> bool:
@@ -111,7 +111,7 @@ class Cursor:
     async def create(self, now_ms: int) -> None:
         """Records a new durable cursor at the state's position; durable when it returns. Raises AlreadyExists."""
         if self.path is not None:
-            self._record = CursorRecord(NO_LEDGER, self.state.snapshot(), now_ms)
+            self._record = CursorRecord(NO_LEDGER, self.state.snapshot(), now_ms, {}, [], False)
             self._version = await self._metadata.create(self.path, self._record.encode())
 
     async def recover(self, topology: Topology) -> None:
@@ -121,13 +121,12 @@ class Cursor:
         damaged; any other error may pass, and `recover` may be called again.
         """
         await self._delete_trimmed()
-        try:
-            state = AckState.restore(topology, self._record.snapshot)
-        except (KeyError, TypeError, ValueError) as error:
-            self._damaged = True
-            raise DataDirectoryError(f"the metadata of {self.path} is damaged: {error!r}") from error
+        if self._record.snapshot is None:
+            raise DataDirectoryError(f"the metadata of {self.path} is damaged: it has no snapshot")
+        state = AckState.restore(topology, self._record.snapshot)
         if self._record.ledger_id != NO_LEDGER:
             state = await self._read_ledger(state, topology)
+        self._record.snapshot = None  # the state has it
         self.state = state
         self._durable_mark = state.mark_delete
 
@@ -181,7 +180,11 @@ class Cursor:
         try:
             self._record = CursorRecord.decode(stored.value, self.path)
         except DataDirectoryError:
-            self._damaged = True
+            known = CursorLedgers.decode(stored.value)
+            if known is None:
+                self._damaged = True
+            else:
+                self._record.ledger_id, self._record.trimmed = known.ledger_id, known.trimmed
             raise
         return not self._record.deleting
 
@@ -242,15 +245,7 @@ class Cursor:
     async def flush(self) -> None:
         """Returns when every change so far is durable. Raises what the flush met."""
         future: asyncio.Future[None] = self._loop.create_future()
-
-        def done(error: MagnetarError | None) -> None:
-            if not future.done():
-                if error is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(error)
-
-        self.changed(done)
+        self.changed(partial(_resolve, future))
         await future
 
     def _start_flush(self) -> None:
@@ -264,7 +259,7 @@ class Cursor:
         try:
             # Those who wait for a change that is in the delta just written were taken along with it.
             while self._dirty or self._waiting:
-                self._writing, self._waiting = self._waiting, deque()
+                self._writing, self._waiting = self._waiting, []
                 try:
                     await self._write()
                 except MagnetarError as failure:
@@ -286,10 +281,11 @@ class Cursor:
                         self._settings.cursor_flush_interval_ms / 1000, self._start_flush
                     )
 
-    def _answer(self, receipts: deque[DurableCallback], error: MagnetarError | None) -> None:
+    def _answer(self, receipts: list[DurableCallback], error: MagnetarError | None) -> None:
         """Each is taken out before it is called, so that none is called twice, whatever one of them raises."""
+        receipts.reverse()
         while receipts:
-            receipts.popleft()(error)
+            receipts.pop()(error)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -302,7 +298,7 @@ class Cursor:
         mark = self.state.mark_delete
         try:
             await self._write_state(rows, mark)
-        except BaseException:  # whether it is durable is not known, and the rows are gone
+        except BaseException:  # whether it is durable is not known, and the rows were taken
             self._dirty = self._snapshot_due = True
             raise
         self._durable_mark = mark
@@ -323,20 +319,17 @@ class Cursor:
         except VersionConflict:
             raise
         except MagnetarError as error:
-            _log.warning("cursor %s: kept in metadata, no ledger can be written: %s", self.path, error)
+            _log.warning(
+                "cursor %s: its state is written to metadata, since no ledger can be written: %s",
+                self.path,
+                error,
+            )
             await self._write_pointer()
 
     async def _append(self, writer: Writer, payload: bytes) -> None:
         future: asyncio.Future[None] = self._loop.create_future()
 
-        def confirmed(_entry_id: int, _entry: bytes, error: MagnetarError | None) -> None:
-            if not future.done():
-                if error is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(error)
-
-        writer.append(payload, confirmed)
+        writer.append(payload, lambda _entry_id, _entry, error: _resolve(future, error))
         await future
         self._entries += 1
 
@@ -355,7 +348,7 @@ class Cursor:
         # What comes while this is being written is the next delta, so the snapshot is of this very moment.
         snapshot, entry = self.state.snapshot(), encode_snapshot(self.state)
         if len(entry) > settings.max_inline_cursor_bytes:
-            snapshot |= {"entries": [], "partial": []}
+            snapshot = Snapshot(snapshot.mark_delete, [], [])
         try:
             await self._append(writer, entry)
         except BaseException:
@@ -372,7 +365,7 @@ class Cursor:
         await self._point(NO_LEDGER, self.state.snapshot())
         await self._delete_trimmed(old_writer)
 
-    async def _point(self, ledger_id: int, snapshot: Any, *, deleting: bool = False) -> None:
+    async def _point(self, ledger_id: int, snapshot: Snapshot | None, *, deleting: bool = False) -> None:
         """Moves the pointer by compare-and-set; the ledger that it named is to be deleted then."""
         old = self._record
         trimmed = (
@@ -395,15 +388,7 @@ class Cursor:
         if writer is not None:
             with contextlib.suppress(MagnetarError):
                 await writer.close()
-        for ledger_id in list(self._record.trimmed):
-            try:
-                await self._ledgers.delete(ledger_id)
-            except LedgerNotFound:
-                pass
-            except MagnetarError as error:
-                _log.warning("cursor %s: old ledger %d is not deleted yet: %s", self.path, ledger_id, error)
-                continue
-            self._record.trimmed.remove(ledger_id)
+        await delete_ledgers(self._ledgers, self._record.trimmed, f"cursor {self.path}")
 
     # --- ending ------------------------------------------------------------------------------------------------------
 
@@ -442,22 +427,33 @@ class Cursor:
             _log.warning("cursor %s: not closed cleanly: %s", self.path, error)
 
     async def delete(self) -> None:
-        """The subscription is gone from its first write on, its ledgers and pointer when this returns."""
+        """The subscription does not exist from the first write on; its ledgers and pointer are deleted when this returns."""
         await self._stop()
         if self.path is None:
             return
         if self._damaged:
-            _log.warning("cursor %s: deleted; its ledger, if it has one, is not known and stays", self.path)
+            _log.warning(
+                "cursor %s: deleted; nothing of it can be read, so that its ledger, if it has one, stays: the ledger whose "
+                "property `cursor` is this path", self.path,
+            )  # fmt: skip
             await self._metadata.delete(self.path, version=self._version)
             return
         writer, self._writer = self._writer, None
-        await self._point(NO_LEDGER, {}, deleting=True)
+        await self._point(NO_LEDGER, None, deleting=True)
         await self._delete_trimmed(writer)
         if self._record.trimmed:
             raise TopicBusy(
                 f"the ledgers of the cursor at {self.path} could not be deleted yet; delete it again"
             )
         await self._metadata.delete(self.path, version=self._version)
+
+
+def _resolve(future: asyncio.Future[None], error: MagnetarError | None) -> None:
+    if not future.done():
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
 
 
 __all__ = ["Cursor", "DurableCallback"]

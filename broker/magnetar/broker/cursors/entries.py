@@ -9,7 +9,7 @@ import msgspec
 
 from magnetar.proto.errors import DataDirectoryError
 
-from .core.acks import AckState, Position, Topology
+from .core.acks import AckState, Position, Snapshot, Topology
 
 _KIND_SNAPSHOT = b"\x01"
 _KIND_DELTA = b"\x02"
@@ -30,20 +30,20 @@ def encode_snapshot(state: AckState) -> bytes:
     return _KIND_SNAPSHOT + msgspec.msgpack.encode(state.snapshot())
 
 
-def replay(state: AckState | None, topology: Topology, payload: bytes) -> AckState:
+def replay(state: AckState, topology: Topology, payload: bytes) -> AckState:
     """Applies one entry of a cursor ledger. Raises DataDirectoryError."""
     kind = payload[:1]
     try:
         if kind == _KIND_SNAPSHOT:
-            return AckState.restore(topology, msgspec.msgpack.decode(payload[1:]))
-        if kind == _KIND_DELTA and state is not None:
+            return AckState.restore(topology, msgspec.msgpack.decode(payload[1:], type=Snapshot))
+        if kind == _KIND_DELTA:
             for row in _ROW.iter_unpack(payload[1 + _MARK.size :]):
                 state.ack(*row)
             state.move_to(_MARK.unpack_from(payload, 1))
             return state
-    except (struct.error, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+    except (struct.error, msgspec.MsgspecError) as error:
         raise DataDirectoryError(f"an entry of a cursor ledger is damaged: {error!r}") from error
-    raise DataDirectoryError(f"an entry of a cursor ledger is of unknown kind {kind!r} or out of place")
+    raise DataDirectoryError(f"an entry of a cursor ledger is of unknown kind {kind!r}")
 
 
 def describe(payload: bytes) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def describe(payload: bytes) -> dict[str, Any]:
     kind = payload[:1]
     try:
         if kind == _KIND_SNAPSHOT:
-            snapshot: dict[str, Any] = msgspec.msgpack.decode(payload[1:], type=dict[str, Any])
-            return {"kind": "cursor snapshot", "content": snapshot}
+            snapshot = msgspec.msgpack.decode(payload[1:], type=Snapshot)
+            return {"kind": "cursor snapshot", "content": msgspec.to_builtins(snapshot)}
         if kind == _KIND_DELTA:
             rows = [list(row) for row in _ROW.iter_unpack(payload[1 + _MARK.size :])]
             mark_delete = list(_MARK.unpack_from(payload, 1))

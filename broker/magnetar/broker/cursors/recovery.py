@@ -50,7 +50,7 @@ class CursorRecovery:
         self._slots = asyncio.Semaphore(CURSORS_AT_ONCE)
         self._cursors: dict[str, Cursor] = {}  # of the same subscriptions as `unavailable`
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        # By subscription: RECOVERING and REFUSED, told apart by whether the error is retryable.
+        # By subscription: RECOVERING if the error is retryable, else REFUSED.
         self.unavailable: dict[str, MagnetarError] = {}
 
     async def run(self, subscriptions: Iterable[str]) -> None:

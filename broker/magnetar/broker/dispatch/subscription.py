@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -101,7 +100,7 @@ class Subscription:
         self.type = ""
         self._log = log
         self._on_empty = on_empty
-        self._lookups: deque[_Lookup] = deque()
+        self._lookups: list[_Lookup] = []
         self._lookup_rows = 0  # of all of them
         self._lookup_task: asyncio.Task[None] | None = None
         self._dropped_acks = 0  # requests without a receipt, since the last lookup ended
@@ -248,7 +247,7 @@ class Subscription:
                 except MagnetarError as failure:
                     error = failure
                 if self._lookups and self._lookups[0] is wanted:
-                    self._lookups.popleft()
+                    del self._lookups[0]
                     self._lookup_rows -= len(wanted.rows)
                     if error is None:
                         self._apply(wanted.consumer, wanted.rows, wanted.cumulative, wanted.done, found)
@@ -269,7 +268,7 @@ class Subscription:
             self.dispatcher.handle(Resumed(Pause.ACK_LOOKUP))
 
     def _fail_lookups(self, error: MagnetarError) -> None:
-        lookups, self._lookups = self._lookups, deque()
+        lookups, self._lookups = self._lookups, []
         self._lookup_rows = 0
         self._dropped_acks += sum(wanted.done is None for wanted in lookups)
         for wanted in lookups:

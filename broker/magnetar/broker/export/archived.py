@@ -20,24 +20,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import msgspec
 
-from magnetar.proto.errors import InvalidArgument, MagnetarError
+from magnetar.proto.errors import InvalidArgument
 
 from ..cursors.core.acks import Position
-from ..log.managed_ledger import ManagedLedger
-from ..log.records import ArchivedLedger, LedgerInfo
-from .leases import Leases
+from ..log.managed_ledger import MAX_LEDGERS_PER_TRIMMING, ManagedLedger
+from ..log.records import Archive, LedgerInfo
 
-if TYPE_CHECKING:
-    from ..dispatch.subscription import Subscription
-
-# What is deleted at once, while the list cannot change otherwise and a topic that rolls over waits.
-MAX_LEDGERS_PER_ARCHIVING = 1_000
+MAX_LEDGERS_PER_ARCHIVING = MAX_LEDGERS_PER_TRIMMING
 MAX_LOCATION_CHARS = 1_024
+# From which position on somebody needs the ledgers, and who, in words; not counting the lease that is given.
+Needed = Callable[[str], tuple[Position, str]]
 _decode_rows = msgspec.msgpack.Decoder(list[tuple[int, int, int, int]]).decode
 
 
@@ -84,19 +81,11 @@ def decode_wanted(
 
 
 class Archiving:
-    """Of one topic. Subscriptions, those that are `unavailable`, and leases are the topic's own, which come and go."""
+    """Of one topic."""
 
-    def __init__(
-        self,
-        ledger: ManagedLedger[Any],
-        subscriptions: Mapping[str, Subscription],
-        unavailable: Mapping[str, MagnetarError],
-        leases: Leases,
-    ) -> None:
+    def __init__(self, ledger: ManagedLedger[Any], needed: Needed) -> None:
         self._ledger = ledger
-        self._subscriptions = subscriptions
-        self._unavailable = unavailable
-        self._leases = leases
+        self._needed = needed
         self._deciding = asyncio.Lock()  # held from looking at who needs what until the list has changed
 
     async def archive(self, wanted: Wanted) -> dict[str, Any]:
@@ -158,50 +147,38 @@ class Archiving:
     def _beginning(self, lease: str) -> Iterator[tuple[LedgerInfo, str]]:
         """The ledgers at the bookies from the first one on, each with the reason why it cannot leave them ("": it can)."""
         limit, who = self._needed(lease)
-        for info in self._ledger.list.record.ledgers:
+        free = self._ledger.list.closed_before(limit)
+        for at, info in enumerate(self._ledger.list.ledgers):
             if not info.closed:
                 yield info, "it is open"
             elif info.entries:  # else it leaves the list by itself
-                yield info, who if (info.ledger_id, info.entries, 0) > limit else ""
-
-    def _needed(self, lease: str) -> tuple[Position, str]:
-        """From which position on somebody needs the topic's ledgers, and who that is, in words for people."""
-        leases, normalise = self._leases, self._ledger.list.normalise
-        if not leases.settled:
-            seconds = leases.settled_in_s
-            return (0, 0, 0), f"the topic was taken over, and whose leases it has is known in {seconds:.0f} s"
-        if self._unavailable:
-            return (0, 0, 0), f"where subscription {next(iter(self._unavailable))!r} stands cannot be read"
-        needed: list[tuple[Position, str]] = [(self._ledger.list.end, "")]
-        for name, one in self._subscriptions.items():
-            if one.durable:
-                mark, who = one.cursor.durable_mark, f"subscription {name!r} has not acknowledged all of it"
-            else:
-                mark, who = one.dispatcher.read_position, f"{name!r} is reading it"
-            needed.append((normalise(mark), who))
-        held = leases.lowest(besides=lease)
-        if held is not None:
-            seconds = leases.left_s(held)
-            who = f"a lease keeps it, for {seconds:.0f} s unless it is renewed: a query of Spark may be reading it"
-            needed.append(((max(held.first, 0), 0, 0), who))
-        return min(needed)
+                yield info, "" if at < free else who
 
     async def _commit(self, wanted: Wanted) -> dict[str, Any]:
         ready, answer = self._look(wanted)
         if ready or answer["moved"]:
-            ledgers = self._ledger.list
-            ids = {info.ledger_id for info in ready}
-            asked = {row.position_id for row in wanted.rows}
-            before = [
-                one._replace(location=wanted.location) if one.info.ledger_id in asked else one
-                for one in ledgers.record.archived
-            ]
-            await ledgers.commit(
-                archived=before + [ArchivedLedger(info, wanted.location) for info in ready],
-                ledgers=[info for info in ledgers.record.ledgers if info.ledger_id not in ids],
-                trimmed=ledgers.record.trimmed + [info.stored_id for info in ready],
-            )
+            archives = list(self._ledger.list.record.archives)
+            if answer["moved"]:
+                archives = self._moved(wanted)
+            if ready:
+                _extend(archives, wanted.location, ready[-1].ledger_id)
+            await self._ledger.list.commit(archives=archives)
         return answer
+
+    def _moved(self, wanted: Wanted) -> list[Archive]:
+        """Where archived ledgers are once those that are asked for were moved."""
+        asked = {row.position_id for row in wanted.rows}
+        ledgers, archives = self._ledger.list, list[Archive]()
+        for info, location in ledgers.archived_after(-1, len(ledgers.archived_ledgers)):
+            _extend(archives, wanted.location if info.ledger_id in asked else location, info.ledger_id)
+        return archives
+
+
+def _extend(archives: list[Archive], location: str, last: int) -> None:
+    """Ledgers up to `last` are archived at the location, behind those that are archived."""
+    if archives and archives[-1].location == location:
+        archives.pop()
+    archives.append(Archive(location, last))
 
 
 def _compare(row: Row, info: LedgerInfo) -> None:

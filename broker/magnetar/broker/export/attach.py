@@ -29,8 +29,8 @@ from magnetar.proto.errors import InvalidArgument, LedgerNotFound, MalformedFram
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ..log.managed_ledger import ManagedLedger
+from ..log.open_ledger import measure
 from ..log.records import AttachedQuery, LedgerInfo
-from ..log.segment import measure
 from ..topics.components import Components
 from .names import check_text
 from .publish import SmallBatches, StagedBatches, read_staged
@@ -221,8 +221,8 @@ class Attachments:
             info.ledger_id, info.first_index = ledger_id, next_index
             next_index += info.messages
         await ledgers.commit(
-            ledgers=record.ledgers + filled,
-            trimmed=record.trimmed + [info.stored_id for info in infos if not info.entries],
+            append=filled,
+            delete=[info.stored_id for info in infos if not info.entries],
             next_index=next_index,
             attached=attached,
             publishing=publishing,

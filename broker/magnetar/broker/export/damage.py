@@ -16,13 +16,13 @@ from typing import NamedTuple
 import msgspec
 
 from magnetar.ledger import LedgerMetadata
+from magnetar.metadata import MetadataStore
 from magnetar.metadata.damage import Ranges, add_ranges
 from magnetar.metadata.paths import ledger_path
 from magnetar.proto.errors import InvalidArgument, LedgerNotFound
 from magnetar.proto.ids import TopicName
 
 from ..log.ledger_list import LedgerList
-from ..resources.stores import Metadata
 
 MAX_ROWS_PER_REPORT = 1_000
 MAX_REASON_CHARS = 200
@@ -62,7 +62,7 @@ def decode_damage(payload: bytes) -> list[DamageRow]:
 
 
 async def report_damage(
-    name: TopicName, ledgers: LedgerList, metadata: Metadata, rows: list[DamageRow]
+    name: TopicName, ledgers: LedgerList, metadata: MetadataStore, rows: list[DamageRow]
 ) -> dict[str, int]:
     """The answer to ReportDamage; the nodes are durable when it returns.
 
@@ -89,7 +89,7 @@ def _ids(rows: list[DamageRow]) -> dict[int, None]:
     return dict.fromkeys(row.stored_id for row in rows)
 
 
-async def _metadata_of(name: TopicName, metadata: Metadata, stored_id: int) -> LedgerMetadata:
+async def _metadata_of(name: TopicName, metadata: MetadataStore, stored_id: int) -> LedgerMetadata:
     stored = await metadata.get(ledger_path(stored_id)) if 0 <= stored_id < 1 << 63 else None
     if stored is None:
         raise _not_here(name, stored_id)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from magnetar.proto.errors import InvalidArgument, TooManyRequests
 
-from ..cursors.core.acks import Position
 from ..settings import BrokerSettings
 from .names import check_text
 
@@ -33,7 +32,7 @@ class Leases:
         self._settings = settings
         self._now = now
         self._leases: dict[str, Lease] = {}
-        self._settled_at = now()
+        self._all_known_at = now()
 
     def count(self) -> int:
         """Those that are held."""
@@ -42,12 +41,12 @@ class Leases:
 
     def taken_over(self) -> None:
         """Leases of a former owner may be held: nothing is trimmed until they must have been renewed here."""
-        self._settled_at = self._now() + self._settings.max_lease_ms / 1000
+        self._all_known_at = self._now() + self._settings.max_lease_ms / 1000
 
     @property
-    def settled(self) -> bool:
+    def all_known(self) -> bool:
         """True if every lease that is held is known here."""
-        return self._now() >= self._settled_at
+        return self._now() >= self._all_known_at
 
     def keep(self, name: str, ttl_ms: int, first: int) -> tuple[int, int]:
         """Makes, renews or moves a lease; `first` -1: as it is, or all. Returns the ms granted and its first ledger.
@@ -79,11 +78,6 @@ class Leases:
         """Ends a lease; fine if it is not held."""
         self._leases.pop(name, None)
 
-    def mark(self) -> Position | None:
-        """The first position that is kept; None if there is no lease."""
-        lease = self.lowest()
-        return None if lease is None else (max(lease.first, 0), 0, 0)
-
     def lowest(self, besides: str = "") -> Lease | None:
         """The lease that keeps most, leaving out that of a name; None if there is no other."""
         self._expire()
@@ -95,9 +89,9 @@ class Leases:
         return max(0.0, lease.expires_at - self._now())
 
     @property
-    def settled_in_s(self) -> float:
+    def all_known_in_s(self) -> float:
         """Until every lease that is held is known here, in seconds."""
-        return max(0.0, self._settled_at - self._now())
+        return max(0.0, self._all_known_at - self._now())
 
     def _expire(self) -> None:
         now = self._now()

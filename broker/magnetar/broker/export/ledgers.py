@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from magnetar.metadata import MetadataStore
 from magnetar.metadata.paths import ledger_path
 from magnetar.proto.errors import InvalidArgument
 
 from ..log.ledger_list import LedgerList
 from ..log.records import ArchivedLedger, LedgerInfo
-from ..resources.stores import Bookies, Metadata
+from ..resources.stores import Bookies
 from .addresses import name_bookies
 
 MAX_LEDGERS_PER_PAGE = 1_000
@@ -26,7 +27,7 @@ _FIGURES = 9
 
 
 async def topic_ledgers(
-    ledgers: LedgerList, metadata: Metadata, bookies: Bookies | None, *, after: int, count: int
+    ledgers: LedgerList, metadata: MetadataStore, bookies: Bookies | None, *, after: int, count: int
 ) -> dict[str, Any]:
     """The answer to TopicLedgers (WIRE.md). Raises InvalidArgument."""
     if count < 1:

@@ -10,11 +10,11 @@ import asyncio
 import logging
 from typing import Protocol
 
+from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import TopicName
 
 from ..log.records import staged_path
-from ..resources.stores import Metadata
 from .topic_export import TopicExport
 
 _log = logging.getLogger(__name__)
@@ -32,22 +32,23 @@ class ExportedTopic(Protocol):
 class Topics(Protocol):
     """The registry of topics."""
 
-    async def list_topics(self, namespace: str) -> list[str]:
-        """Full names; "": of all namespaces."""
+    async def list_topics(self, namespace: str, *, after: str, count: int) -> list[str]:
+        """At most `count` full names behind `after`; "": of all namespaces."""
 
     async def topic(self, name: TopicName, *, create: bool) -> ExportedTopic:
         """The loaded topic."""
 
 
-async def find_staged(topics: Topics, metadata: Metadata) -> None:
+async def find_staged(topics: Topics, metadata: MetadataStore) -> None:
     """Loads every topic that has staged ledgers; those that are loaded learn of nodes that they do not know."""
-    for number, full_name in enumerate(await topics.list_topics("")):
-        if number % _TOPICS_PER_TURN == _TOPICS_PER_TURN - 1:
-            await asyncio.sleep(0)
-        name = TopicName.parse(full_name)
-        try:
-            if await metadata.children(staged_path(name)):
-                topic = await topics.topic(name, create=False)
-                await topic.export.staging.load()
-        except MagnetarError as error:
-            _log.warning("the staged ledgers of topic %s cannot be looked at yet: %s", full_name, error)
+    after = ""
+    while page := await topics.list_topics("", after=after, count=_TOPICS_PER_TURN):
+        for after in page:
+            name = TopicName.parse(after)
+            try:
+                if await metadata.children(staged_path(name), limit=1):
+                    topic = await topics.topic(name, create=False)
+                    await topic.export.staging.load()
+            except MagnetarError as error:
+                _log.warning("the staged ledgers of topic %s cannot be looked at yet: %s", after, error)
+        await asyncio.sleep(0)

@@ -169,9 +169,9 @@ class SmallBatches:
     async def _look_for(self, query: str, state: PublishedBatch) -> None:
         """Sets `confirmed`, and the place. An entry that is lost may be the batch, so it counts as published then."""
         recorded = (state.ledger_id, state.entry_id)
-        for info in self._ledger.list.record.ledgers:
-            if info.ledger_id < recorded[0] or info.stored_id != info.ledger_id:
-                continue  # the latter was attached
+        for info in self._ledger.list.after(state.ledger_id - 1, len(self._ledger.list.ledgers)):
+            if info.stored_id != info.ledger_id:
+                continue  # it was attached
             entry_id = recorded[1] if info.ledger_id == recorded[0] else 0
             while entry_id < info.entries:
                 try:

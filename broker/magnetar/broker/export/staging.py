@@ -280,7 +280,7 @@ class Staging:
             ledgers = self._ledger.list
             gone = [stored_id for stored_id in staged if ledgers.stored(stored_id) is None]
             if gone:
-                await ledgers.commit(trimmed=[*ledgers.record.trimmed, *gone])
+                await ledgers.commit(delete=gone)
             self.left(staged)
             return gone
 

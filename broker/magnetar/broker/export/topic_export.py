@@ -3,52 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.proto.ids import TopicName
 
 from ..log.managed_ledger import ManagedLedger
 from ..topics.components import Components
-from .archived import Archiving
+from .archived import Archiving, Needed
 from .attach import Attachments
 from .damage import DamageRow, report_damage
 from .leases import Leases
 from .ledgers import topic_ledgers
 from .staging import Staging
 
-if TYPE_CHECKING:
-    from ..dispatch.subscription import Subscription
-
 
 class TopicExport:
-    """Of one topic; made with it, loaded after its ledger list."""
+    """Of one topic."""
 
     def __init__(
         self,
         name: TopicName,
         ledger: ManagedLedger[Any],
-        subscriptions: Mapping[str, Subscription],
-        unavailable: Mapping[str, MagnetarError],
+        leases: Leases,
+        needed: Needed,
         components: Components,
     ) -> None:
-        """`subscriptions`, and those that are `unavailable`: the topic's own, which come and go."""
-        now = asyncio.get_running_loop().time
+        """`needed` says who needs the topic's ledgers (`archived.Needed`)."""
         self._name = name
         self._ledger = ledger
         self._components = components
-        self.leases = Leases(components.settings, now)
-        self.staging = Staging(name, ledger, components, now)
+        self.leases = leases
+        self.staging = Staging(name, ledger, components, asyncio.get_running_loop().time)
         self.attachments = Attachments(ledger, self.staging, components)
-        self.archiving = Archiving(ledger, subscriptions, unavailable, self.leases)
+        self.archiving = Archiving(ledger, needed)
 
-    async def load(self, *, taken_over: bool) -> None:
-        """`taken_over`: the topic was there, so others may hold leases and staged ledgers of it."""
-        if taken_over:
-            self.leases.taken_over()
-            await self.staging.load()
-            await self.attachments.load()
+    async def load(self) -> None:
+        """Finds the staged ledgers, and what became of the small batches, of a former owner."""
+        await self.staging.load()
+        await self.attachments.load()
 
     async def ledgers(self, after: int, count: int) -> dict[str, Any]:
         """The answer to TopicLedgers."""

@@ -1,105 +1,270 @@
-"""The ledger list of a topic: its record in metadata, changed by compare-and-set, and what positions mean in it."""
+"""The ledger list of a topic: what positions mean in it, and its form in metadata, which is changed by compare-and-set.
+
+A list of 100,000 ledgers has 4.5 MB, so it is stored in parts, and one more ledger writes one part of bounded size:
+
+    head      the topic's node: the last HEAD_LEDGERS ledgers at most, and what else changes often
+    segments  nodes below it, of SEGMENT_LEDGERS ledgers at most, which never change
+
+When the head is full, its closed ledgers are sealed: a new segment has them, and those of the last segment unless that was
+full. The segment is written first, then the head that names it by compare-and-set, then the node that no head names any
+more is deleted (rule 25). The head's version is the fence (rule 23): of two owners only one gets its head stored, and the
+numbers of segments are drawn from the store, so that none overwrites the other's. A crash in between leaves a node that no
+head names; `sweep` deletes those when the topic was taken over.
+
+What leaves the list is taken out of the head, and never out of a segment:
+
+    trimmed   `trimmed_ranges` says which ledgers of segments count no more; a segment of which all are trimmed is dropped
+    archived  `archives` says up to which ledger, and where: archived ledgers are the beginning of the list, and stay in it
+
+For example, after ledgers 0 to 2,047 of one entry each were written, 0 to 9 archived and then 10 to 1,499 trimmed:
+
+    segments [[7, 0, 999], [8, 1000, 1999]]   trimmed_ranges [[10, 1499]]   archives [["file:///a", 9]]   ledgers 2000...2047
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
+import logging
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
-from magnetar.proto.errors import TopicNotFound
+import msgspec
+
+from magnetar.metadata import MetadataStore
+from magnetar.proto.errors import DataDirectoryError, MagnetarError, NotFoundInStore, TopicNotFound
 from magnetar.proto.ids import TopicName
 
 from ..cursors.core.acks import Position
-from ..resources.stores import Metadata
-from .records import ArchivedLedger, LedgerInfo, TopicRecord, replace, topic_path
+from .records import (
+    ArchivedLedger,
+    LedgerInfo,
+    Segment,
+    SegmentRecord,
+    TopicRecord,
+    replace,
+    segment_path,
+    segments_path,
+    topic_path,
+)
+
+_log = logging.getLogger(__name__)
+
+HEAD_LEDGERS = 100  # 5 KB
+SEGMENT_LEDGERS = 1_000  # 50 KB
+_id_of = attrgetter("ledger_id")
+_last_of = attrgetter("last")
 
 
 class LedgerList:
-    """`record` is changed by `commit` alone, but for the counts of ledgers, which grow in place until they are closed."""
+    """Changed by `commit` alone, but for the counts of ledgers, which grow in place until they are closed.
 
-    def __init__(self, name: TopicName, metadata: Metadata) -> None:
+    Invariants: position ids rise along `archived_ledgers` and then `ledgers`; all of `ledgers` but the last one are closed;
+    `record.ledgers` are the last ones of both together, the same objects.
+    """
+
+    def __init__(self, name: TopicName, metadata: MetadataStore) -> None:
         self.name = name
         self.path = topic_path(name)
-        self.record = TopicRecord()
+        self.record = TopicRecord.new(0)  # the head; `ledgers` is to be looked at for what the topic has
+        self.archived_ledgers: list[LedgerInfo] = []
+        self.ledgers: list[LedgerInfo] = []  # at the bookies
+        self._by_id: dict[int, LedgerInfo] = {}  # of `ledgers`
+        self._stored: dict[int, LedgerInfo] = {}
+        self.highest_id = -1  # of all positions that this list had since it was loaded
         self._metadata = metadata
         self._version = -1
-        self._by_id: dict[int, LedgerInfo] = {}
-        self._ids: list[int] = []  # sorted, which is the order of the list
-        self._stored: dict[int, LedgerInfo] = {}
-        self._archived_ids: list[int] = []  # sorted; all of them below those of `_ids`
-        self.highest_id = -1  # of all positions that this list had since it was loaded
 
     # --- metadata ----------------------------------------------------------------------------------------------------
 
     async def load(self, *, create_ms: int | None) -> bool:
-        """Reads the record, or makes it (`create_ms`: the time). True if it was there. Raises TopicNotFound."""
-        stored = await self._metadata.get(self.path)
-        if stored is not None:
-            self._version = stored.version
-            self.record = TopicRecord.decode(stored.value, self.path)
-            self.index()
-            return True
+        """Reads the list, or makes it (`create_ms`: the time). True if it was there.
+
+        Raises TopicNotFound, or DataDirectoryError for what cannot be read.
+        """
+        while (stored := await self._metadata.get(self.path)) is not None:
+            self._begin(TopicRecord.decode(stored.value, self.path), stored.version)
+            if await self._load_segments():
+                self._add(self.record.ledgers)
+                return True
         if create_ms is None:
             raise TopicNotFound(f"topic {self.name} does not exist; `magnetar topics list` shows what does")
-        self.record = TopicRecord(created_ms=create_ms)
-        self._version = await self._metadata.create(self.path, self.record.encode())
+        record = TopicRecord.new(create_ms)
+        self._begin(record, await self._metadata.create(self.path, record.encode()))
         return False
 
-    async def delete(self) -> None:
-        """The record is gone when this returns."""
-        await self._metadata.delete(self.path, version=self._version)
+    def _begin(self, record: TopicRecord, version: int) -> None:
+        """Forgets all ledgers; those of the record are to be added."""
+        self.record, self._version = record, version
+        self.archived_ledgers, self.ledgers, self._by_id, self._stored = [], [], {}, {}
 
-    def index(self) -> None:
-        """To be called when ledgers came or went."""
-        self._by_id = {info.ledger_id: info for info in self.record.ledgers}
-        self._stored = {info.stored_id: info for info in self.record.ledgers}
-        self._ids = sorted(self._by_id)
-        self._archived_ids = [one.info.ledger_id for one in self.record.archived]
-        for ids in (self._archived_ids, self._ids):
-            if ids:
-                self.highest_id = max(self.highest_id, ids[-1])
+    async def _load_segments(self) -> bool:
+        """False: a former owner that is still alive changed the list meanwhile."""
+        for segment in self.record.segments:
+            path = segment_path(self.name, segment.number)
+            stored = await self._metadata.get(path)
+            if stored is None:
+                head = await self._metadata.get(self.path)
+                if head is None or head.version != self._version:
+                    return False
+                raise DataDirectoryError(
+                    f"{path} is missing, a part of the ledger list of topic {self.name}: restore the metadata store"
+                )
+            self._add(SegmentRecord.decode(stored.value, path).ledgers)
+            await asyncio.sleep(0)  # a segment takes a millisecond
+        return True
 
-    async def commit(self, **changed: Any) -> None:
-        """Compare-and-set of some fields of the record, which nobody sees before it has succeeded.
+    def _add(self, rows: Iterable[LedgerInfo]) -> None:
+        """Ledgers behind all that are known; those that are trimmed are left out."""
+        found = list(rows)
+        for first, last in self.record.trimmed_ranges:
+            del found[_from(found, first) : _behind(found, last)]
+        archived = _behind(found, self.record.archived_through)
+        self.archived_ledgers += found[:archived]
+        added = found[archived:]
+        self.ledgers += added
+        self._by_id.update((info.ledger_id, info) for info in added)
+        self._stored.update((info.stored_id, info) for info in added)
+        if found:
+            self.highest_id = max(self.highest_id, found[-1].ledger_id)
 
-        Closed ledgers without entries leave the list. Without arguments: what grew in place is stored. Raises
-        VersionConflict, or what the store failed with: then it may have been stored all the same, and the next change will
-        meet the conflict.
+    async def commit(
+        self, *, append: Sequence[LedgerInfo] = (), trim: int = 0, delete: Sequence[int] = (), **changed: Any
+    ) -> None:
+        """One compare-and-set of the list, which nobody sees before it has succeeded.
+
+        `append`: ledgers that follow. `trim`: so many of `ledgers` leave the topic, from the first one on. `delete`: stored
+        ids of other ledgers that are to be deleted. `changed`: fields of the record; ledgers up to a new end of `archives`
+        leave the bookies. Closed ledgers without entries leave the list. Without arguments: what grew in place is stored.
+
+        Raises VersionConflict, or what the store failed with: then it may have been stored all the same, and the next change
+        will meet the conflict.
         """
-        record = dataclasses.replace(self.record, **changed)
-        empty = [info.stored_id for info in record.ledgers if info.closed and not info.entries]
-        if empty:
-            record.trimmed = record.trimmed + empty
-            record.ledgers = [info for info in record.ledgers if info.entries or not info.closed]
-        self._version = await replace(self._metadata, self.path, record.encode(), self._version)
-        self.record = record
-        self.index()
+        assert not (append and trim)
+        assert not {"ledgers", "trimmed", "trimmed_ranges"} & changed.keys()
+        before = self.record
+        head = msgspec.structs.replace(before, **changed)
+        empty = [info for info in before.ledgers if info.closed and not info.entries]
+        trimmed = {info.ledger_id: info for info in [*self.ledgers[:trim], *empty]}
+        archived = [
+            info
+            for info in self.ledgers[: _behind(self.ledgers, head.archived_through)]
+            if info.ledger_id not in trimmed
+        ]
+        head.trimmed = [
+            *head.trimmed, *(info.stored_id for info in trimmed.values()), *(info.stored_id for info in archived), *delete
+        ]  # fmt: skip
+        head.ledgers = [*(info for info in before.ledgers if info.ledger_id not in trimmed), *append]
+        if trim and before.segments:
+            self._trim_segments(head, self.ledgers[0].ledger_id, self.ledgers[trim - 1].ledger_id)
+        if len(head.ledgers) > HEAD_LEDGERS:
+            await self._seal(head)
+        self._version = await replace(self._metadata, self.path, head.encode(), self._version)
+        self.record = head
+        del self.ledgers[:trim]
+        for info in [*trimmed.values(), *archived]:
+            del self._by_id[info.ledger_id], self._stored[info.stored_id]
+        for info in empty:
+            del self.ledgers[_from(self.ledgers, info.ledger_id) : _behind(self.ledgers, info.ledger_id)]
+        del self.ledgers[: len(archived)]
+        self.archived_ledgers += archived
+        self._add(append)
+        for segment in (
+            sorted({*before.segments} - {*head.segments}) if head.segments is not before.segments else ()
+        ):
+            await self._delete_segment(segment.number)
+
+    def _trim_segments(self, head: TopicRecord, first: int, last: int) -> None:
+        """Ledgers `first` to `last` are trimmed: they were the first ones at the bookies."""
+        ranges = head.trimmed_ranges
+        if ranges and ranges[-1][0] > head.archived_through:  # nothing that is still there stands in between
+            first, ranges = ranges[-1][0], ranges[:-1]
+        archived = self.archived_ledgers
+        head.segments = [
+            one
+            for one in head.segments
+            if one.last > last or _from(archived, one.first) < _behind(archived, one.last)
+        ]
+        head.trimmed_ranges = [
+            (begin, end)
+            for begin, end in [*ranges, (first, last)]
+            if any(one.first <= end and begin <= one.last for one in head.segments)
+        ]
+
+    async def _seal(self, head: TopicRecord) -> None:
+        """Writes segments with all ledgers of a head but the last one, which may be open, and names them in the head."""
+        *rows, last = head.ledgers
+        if head.segments:
+            _, begin, end = head.segments[-1]
+            found = [
+                info
+                for ledgers in (self.archived_ledgers, self.ledgers)
+                for info in ledgers[_from(ledgers, begin) : _behind(ledgers, end)]
+            ]
+            if len(found) < SEGMENT_LEDGERS:
+                rows = found + rows
+                head.segments = head.segments[:-1]
+        parts = [rows[at : at + SEGMENT_LEDGERS] for at in range(0, len(rows), SEGMENT_LEDGERS)]
+        number = await self._metadata.next_id("ledger-list-segments", len(parts))
+        segments = []
+        for part in parts:
+            await self._metadata.create(segment_path(self.name, number), SegmentRecord(part).encode())
+            segments.append(Segment(number, part[0].ledger_id, part[-1].ledger_id))
+            number += 1
+        head.segments = head.segments + segments
+        head.ledgers = [last]
+
+    async def sweep(self) -> None:
+        """To be called by the owner: deletes segments that a crash left and that the list does not name."""
+        named = {segment.number for segment in self.record.segments}
+        for name in await self._metadata.children(segments_path(self.name)):
+            if int(name) not in named:
+                await self._delete_segment(int(name))
+
+    async def _delete_segment(self, number: int) -> None:
+        try:
+            await self._metadata.delete(segment_path(self.name, number))
+        except NotFoundInStore:
+            pass
+        except MagnetarError as error:  # `sweep` finds it
+            _log.warning(
+                "topic %s: segment %d of its ledger list is not deleted yet: %s", self.name, number, error
+            )
+
+    async def delete(self) -> None:
+        """The list is not there any more when this returns; it has no ledgers at the bookies."""
+        if self.record.segments:
+            self.record.ledgers = []
+            await self.commit(segments=[])
+        await self.sweep()
+        await self._metadata.delete(self.path, version=self._version)
 
     # --- positions ---------------------------------------------------------------------------------------------------
 
     @property
     def end(self) -> Position:
         """After the last confirmed message."""
-        if not self.record.ledgers:
+        if not self.ledgers:
             return (self.highest_id + 1, 0, 0)
-        info = self.record.ledgers[-1]
+        info = self.ledgers[-1]
         return (info.ledger_id, info.entries, 0)
 
     @property
     def start(self) -> Position:
-        """The first message that is still kept at the bookies."""
-        return (self._ids[0], 0, 0) if self._ids else self.end
+        """The first message that is still at the bookies."""
+        return (self.ledgers[0].ledger_id, 0, 0) if self.ledgers else self.end
 
     @property
     def message_count(self) -> int:
         """Topic-wide index after the last confirmed message."""
-        if not self.record.ledgers:
+        if not self.ledgers:
             return self.record.next_index
-        info = self.record.ledgers[-1]
+        info = self.ledgers[-1]
         return info.first_index + info.messages
 
     def info(self, ledger_id: int) -> LedgerInfo | None:
-        """The ledger at this position, if it belongs to the topic."""
+        """The ledger at this position, if it belongs to the topic and is at the bookies."""
         return self._by_id.get(ledger_id)
 
     def stored(self, stored_id: int) -> LedgerInfo | None:
@@ -108,45 +273,54 @@ class LedgerList:
 
     def after(self, ledger_id: int, count: int) -> list[LedgerInfo]:
         """The first `count` ledgers behind a position that are at the bookies."""
-        at = bisect_right(self._ids, ledger_id)
-        return [self._by_id[found] for found in self._ids[at : at + count]]
+        at = _behind(self.ledgers, ledger_id)
+        return self.ledgers[at : at + count]
 
     def archived(self, ledger_id: int) -> ArchivedLedger | None:
         """The archived ledger at this position."""
-        at = bisect_left(self._archived_ids, ledger_id)
-        found = self.record.archived[at : at + 1]
+        found = self.archived_after(ledger_id - 1, 1)
         return found[0] if found and found[0].info.ledger_id == ledger_id else None
 
     def archived_after(self, ledger_id: int, count: int) -> list[ArchivedLedger]:
         """The first `count` archived ledgers behind a position; those at the bookies come after all of them."""
-        at = bisect_right(self._archived_ids, ledger_id)
-        return self.record.archived[at : at + count]
-
-    def below(self, limit: Position | None) -> list[LedgerInfo]:
-        """Closed ledgers that lie wholly before `limit`; None: none of them."""
-        if limit is None:
-            return []
-        first_kept = self.normalise(limit)[0]
+        at = _behind(self.archived_ledgers, ledger_id)
+        archives = self.record.archives
         return [
-            info
-            for info in self.record.ledgers
-            if info.closed and (info.ledger_id < first_kept or limit >= (info.ledger_id, info.entries, 0))
+            ArchivedLedger(info, archives[bisect_left(archives, info.ledger_id, key=_last_of)].location)
+            for info in self.archived_ledgers[at : at + count]
         ]
+
+    def closed_before(self, limit: Position) -> int:
+        """How many of `ledgers`, from the first one on, are closed and lie wholly before `limit`."""
+        ledgers = self.ledgers
+        count = _from(ledgers, self.normalise(limit)[0])
+        if count < len(ledgers) and limit >= (ledgers[count].ledger_id, ledgers[count].entries, 0):
+            count += 1
+        return count - 1 if count and not ledgers[count - 1].closed else count
 
     def normalise(self, position: Position) -> Position:
         """See `core.acks.Topology`."""
         info = self._by_id.get(position[0])
         if info is not None and (not info.closed or position[1] < info.entries):
             return position
-        at = bisect_right(self._ids, position[0])
-        while at < len(self._ids):
-            info = self._by_id[self._ids[at]]
+        ledgers = self.ledgers
+        for at in range(_behind(ledgers, position[0]), len(ledgers)):
+            info = ledgers[at]
             if info.entries or not info.closed:
                 return (info.ledger_id, 0, 0)
-            at += 1
         return position
 
     def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
         """True if the entry may be dispatched (rule 25)."""
         info = self._by_id.get(ledger_id)
         return info is not None and entry_id < info.entries
+
+
+def _from(ledgers: list[LedgerInfo], ledger_id: int) -> int:
+    """Index of the first of these ledgers that is at the position or behind it."""
+    return bisect_left(ledgers, ledger_id, key=_id_of)
+
+
+def _behind(ledgers: list[LedgerInfo], ledger_id: int) -> int:
+    """Index of the first of these ledgers that is behind the position."""
+    return bisect_right(ledgers, ledger_id, key=_id_of)

@@ -24,10 +24,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
+from magnetar.metadata import MetadataStore
 from magnetar.proto.entry import rebase_entry
 from magnetar.proto.errors import (
     LedgerFenced,
@@ -41,21 +41,24 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
 
-from ..cursors.core.acks import Position
-from ..resources.stores import Ledgers, Metadata, Reads
+from ..cursors.core.acks import AckState, Position
+from ..cursors.cursor import Cursor
+from ..resources.stores import Ledgers, Reads
 from ..resources.tasks import finish
 from ..settings import BrokerSettings
 from .ledger_list import LedgerList
+from .open_ledger import LedgerEvents, OpenLedger, PendingEntry, State, measure
 from .readers import LedgerReaders
-from .records import LedgerInfo
+from .records import LedgerInfo, cursor_path
 from .rollover import rollover_due
-from .segment import LedgerEvents, PendingEntry, Segment, State, measure
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
 MAX_ENTRIES_PER_READ = 1024
+# What is deleted at once, while the list cannot change otherwise and a topic that rolls over waits.
+MAX_LEDGERS_PER_TRIMMING = 1_000
 
 
 class ManagedLedger(Generic[T]):
@@ -64,13 +67,14 @@ class ManagedLedger(Generic[T]):
     def __init__(
         self,
         name: TopicName,
-        metadata: Metadata,
+        metadata: MetadataStore,
         ledgers: Ledgers,
         settings: BrokerSettings,
         clock: Clock,
         events: LedgerEvents[T],
     ) -> None:
         self.name = name
+        self._metadata = metadata
         self._ledgers = ledgers
         self._settings = settings
         self._clock = clock
@@ -78,9 +82,9 @@ class ManagedLedger(Generic[T]):
         self.state = State.IDLE
         self.list = LedgerList(name, metadata)
         self._list_lock = asyncio.Lock()  # one change of the list at a time
-        self._segment: Segment | None = None
-        # Appended and not confirmed, in order; all of them belong to the current segment, or wait for the next one.
-        self._pending: deque[PendingEntry[T]] = deque()
+        self._open_ledger: OpenLedger | None = None
+        # Appended and not confirmed, in order; all of them belong to the current ledger, or wait for the next one.
+        self._pending: list[PendingEntry[T]] = []  # a few; an empty deque takes 600 bytes of every topic
         self.outstanding_bytes = 0
         self._due = False  # limits were reached: no more appends to this ledger
         self._wanted = False  # there is something to append: the roll-over must not end in IDLE
@@ -89,7 +93,7 @@ class ManagedLedger(Generic[T]):
         self._rolls: dict[int, asyncio.Task[None]] = {}
         self._readers = LedgerReaders(ledgers)
         self._in_turn = 0  # callers of `append_in_turn` that wait for room
-        self._changed = asyncio.Event()  # the state, or what is pending: to be looked at again
+        self._waiting: list[asyncio.Future[None]] = []  # for a change of the state, or of what is pending
         self._fenced: MagnetarError | None = None
 
     # --- opening -----------------------------------------------------------------------------------------------------
@@ -99,13 +103,13 @@ class ManagedLedger(Generic[T]):
         existed = await self.list.load(create_ms=self._clock.now_ms() if create else None)
         if not existed or self.list.record.deleting:
             return existed
-        for info in self.list.record.ledgers:
-            if not info.closed:
-                await self._recover(info)
+        if self.list.ledgers and not self.list.ledgers[-1].closed:
+            await self._recover(self.list.ledgers[-1])
         try:
             await self.list.commit()
         except VersionConflict as conflict:
             raise TopicBusy(f"topic {self.name} is being taken over by another broker") from conflict
+        await self.list.sweep()
         await self._readers.delete_trimmed(self.list)
         return True
 
@@ -139,13 +143,15 @@ class ManagedLedger(Generic[T]):
     def next_position(self) -> tuple[int, int]:
         """Ledger and entry: what is appended from now on comes at this place or behind it."""
         ledger_id, entries, _ = self.list.end
-        return (ledger_id, entries) if self._segment is None else (ledger_id, entries + len(self._pending))
+        return (
+            (ledger_id, entries) if self._open_ledger is None else (ledger_id, entries + len(self._pending))
+        )
 
     @property
     def next_message(self) -> int:
         """Index in the ledger of the next message: `first_index` of the entry to append now."""
-        assert self._segment is not None
-        return self._segment.next_message
+        assert self._open_ledger is not None
+        return self._open_ledger.next_message
 
     def wake(self) -> None:
         """There is something to append: an idle topic opens its next ledger; `events.ready` comes when it is open."""
@@ -169,9 +175,8 @@ class ManagedLedger(Generic[T]):
         try:
             while not self._has_room:
                 self.check_served()
-                self._changed.clear()
                 self.wake()
-                await self._changed.wait()
+                await self._change()
             now = self._clock.now_ms()
             place: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
             self._append(PendingEntry(encode(self.next_message, now), messages, now, context, place))
@@ -186,40 +191,38 @@ class ManagedLedger(Generic[T]):
         self._submit(pending)
 
     def _submit(self, pending: PendingEntry[T]) -> None:
-        segment = self._segment
-        assert segment is not None
-        segment.next_message += pending.messages
-        pending.entry_id = segment.writer.append(pending.payload, segment.confirmed)
-        if self._rollover_due(segment, pending.append_time_ms):
+        ledger = self._open_ledger
+        assert ledger is not None
+        ledger.next_message += pending.messages
+        pending.entry_id = ledger.writer.append(pending.payload, ledger.confirmed)
+        if self._rollover_due(ledger, pending.append_time_ms):
             self._due = True
 
-    def _rollover_due(self, segment: Segment, now_ms: int) -> bool:
-        entries = segment.info.entries + len(self._pending)
-        age_ms = now_ms - segment.opened_ms
-        return segment.writer.restorable or rollover_due(
-            self._settings, entries, segment.writer.length, age_ms
-        )
+    def _rollover_due(self, ledger: OpenLedger, now_ms: int) -> bool:
+        entries = ledger.info.entries + len(self._pending)
+        age_ms = now_ms - ledger.opened_ms
+        return ledger.writer.restorable or rollover_due(self._settings, entries, ledger.writer.length, age_ms)
 
     def _entry_done(
-        self, segment: Segment, entry_id: int, entry: bytes | None, error: MagnetarError | None
+        self, ledger: OpenLedger, entry_id: int, entry: bytes | None, error: MagnetarError | None
     ) -> None:
         if error is not None:
-            segment.live = False
+            ledger.live = False
             if isinstance(error, LedgerFenced):
                 self.fence(error)
             elif isinstance(error, MessageTooLarge):  # in the next ledger as well
                 self.fence(TopicNotServed(f"topic {self.name} cannot be written: {error}"))
             else:
-                _log.warning("topic %s: ledger %d failed: %s", self.name, segment.info.ledger_id, error)
+                _log.warning("topic %s: ledger %d failed: %s", self.name, ledger.info.ledger_id, error)
                 self._roll()
             return
-        self._confirm(segment.info, entry_id, entry)
+        self._confirm(ledger.info, entry_id, entry)
         if self._due and not self._pending:
             self._roll()
-        self._changed.set()
+        self._changed()
 
     def _confirm(self, info: LedgerInfo, entry_id: int, entry: bytes | None) -> None:
-        pending = self._pending.popleft()
+        pending = self._pending.pop(0)
         assert pending.entry_id == entry_id
         self.outstanding_bytes -= len(pending.payload)
         self._pause_ms = self._settings.retry_initial_ms
@@ -233,6 +236,17 @@ class ManagedLedger(Generic[T]):
             pending.place.set_result((info.ledger_id, entry_id))
         self._events.confirmed(info.ledger_id, entry_id, entry, pending.context)
 
+    async def _change(self) -> None:
+        """Returns when the state, or what is pending, is to be looked at again."""
+        self._waiting.append(asyncio.get_running_loop().create_future())
+        await self._waiting[-1]
+
+    def _changed(self) -> None:
+        while self._waiting:
+            waiting = self._waiting.pop()
+            if not waiting.done():
+                waiting.set_result(None)
+
     # --- the next ledger ---------------------------------------------------------------------------------------------
 
     def _roll(self) -> None:
@@ -244,29 +258,29 @@ class ManagedLedger(Generic[T]):
 
     def roll_if_due(self) -> bool:
         """Maintenance: a ledger that holds something and is due is closed, once nothing is pending. True if one is."""
-        segment = self._segment
-        if self.state is not State.WRITING or segment is None or not segment.info.entries:
+        ledger = self._open_ledger
+        if self.state is not State.WRITING or ledger is None or not ledger.info.entries:
             return False
-        if self._rollover_due(segment, self._clock.now_ms()):
+        if self._rollover_due(ledger, self._clock.now_ms()):
             self._due = True
             if not self._pending:
                 self._roll()
         return self._due
 
     async def _next_ledger(self) -> None:
-        failed = self._segment
+        failed = self._open_ledger
         if failed is not None and not failed.live and not failed.info.entries:
             # It took nothing: the next one may fail as fast, and leave a ledger each time.
             await self._pause()
         while True:
             try:
                 async with self._list_lock:
-                    if self._segment is not None:
-                        await self._close_segment()
+                    if self._open_ledger is not None:
+                        await self._close_open_ledger()
                         if not self._pending and not self._wanted:
                             await self.list.commit()
                     if self._pending or self._wanted:
-                        await self._open_segment()
+                        await self._open_next_ledger()
                 break
             except (VersionConflict, LedgerFenced) as error:
                 self.fence(error)
@@ -281,12 +295,12 @@ class ManagedLedger(Generic[T]):
         if self.state is not State.ROLLING:  # fenced meanwhile
             return
         self._due = self._wanted = False
-        if self._segment is None:
+        if self._open_ledger is None:
             self.state = State.IDLE
         else:
             self.state = State.WRITING
             self._resubmit()
-        self._changed.set()
+        self._changed()
         self._events.rolled()
         self._events.ready()
         async with self._list_lock:
@@ -322,15 +336,14 @@ class ManagedLedger(Generic[T]):
 
     async def _close_drained(self) -> bool:
         """True if no ledger is open any more. False: it cannot be closed yet, try again."""
-        await asyncio.sleep(0)  # those who were told just now that there is room have their turn
+        await asyncio.sleep(0)  # those who were called just now because there is room have their turn
         self._due = True
         while self.state is State.WRITING and self._pending:
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
         self.check_served()
         self._roll()  # goes on when this edit, and those that wait already, are done
         try:
-            await self._close_segment()
+            await self._close_open_ledger()
         except (VersionConflict, LedgerFenced):
             raise
         except MagnetarError as error:
@@ -348,13 +361,13 @@ class ManagedLedger(Generic[T]):
 
     # --- closing the old ledger, opening the new one ------------------------------------------------------------------
 
-    async def _close_segment(self) -> None:
-        segment = self._segment
-        if segment is None:
+    async def _close_open_ledger(self) -> None:
+        ledger = self._open_ledger
+        if ledger is None:
             return
-        segment.live = False
-        info = segment.info
-        last = await segment.settle(self._ledgers)
+        ledger.live = False
+        info = ledger.info
+        last = await ledger.close(self._ledgers)
         while self._pending and 0 <= self._pending[0].entry_id <= last:
             self._confirm(info, self._pending[0].entry_id, None)
         for pending in self._pending:
@@ -362,9 +375,9 @@ class ManagedLedger(Generic[T]):
         if last + 1 != info.entries:  # it holds entries that were given up here
             await measure(info, await self._ledgers.open(info.stored_id, recover=False), last)
         self._finish(info, last + 1)
-        self._segment = None
+        self._open_ledger = None
 
-    async def _open_segment(self) -> None:
+    async def _open_next_ledger(self) -> None:
         settings = self._settings
         writer = await self._ledgers.create(
             ensemble_size=settings.ensemble_size,
@@ -374,20 +387,20 @@ class ManagedLedger(Generic[T]):
         )
         info = LedgerInfo(writer.ledger_id, self.list.record.next_index)
         try:
-            await self.list.commit(ledgers=[*self.list.record.ledgers, info])
+            await self.list.commit(append=[info])
         except VersionConflict:
             # After any other failure the stored list may name the new ledger: then it stays.
             with contextlib.suppress(MagnetarError):
                 await self._ledgers.delete(writer.ledger_id)
             raise
-        self._segment = Segment(writer, info, self._clock.now_ms(), self._entry_done)
+        self._open_ledger = OpenLedger(writer, info, self._clock.now_ms(), self._entry_done)
 
     def _resubmit(self) -> None:
         """Rule 24: what the old ledger does not hold goes to the next one, in order, numbered anew."""
-        segment = self._segment
-        assert segment is not None
+        ledger = self._open_ledger
+        assert ledger is not None
         for pending in self._pending:
-            pending.payload = rebase_entry(pending.payload, segment.next_message)
+            pending.payload = rebase_entry(pending.payload, ledger.next_message)
             self._submit(pending)
 
     def fence(self, cause: MagnetarError) -> None:
@@ -395,19 +408,19 @@ class ManagedLedger(Generic[T]):
         if self.state in (State.FENCED, State.CLOSED):
             return
         self.state = State.FENCED
-        if self._segment is not None:
-            self._segment.live = False
+        if self._open_ledger is not None:
+            self._open_ledger.live = False
         _log.warning("topic %s: fenced: %s", self.name, cause)
         if not isinstance(cause, TopicNotServed):
             cause = TopicNotServed(f"topic {self.name} was taken over: {cause}")
         self._fenced = cause
-        self._changed.set()
+        self._changed()
         self._events.fenced(cause)
 
     def abandon(self) -> list[T]:
-        """What is pending will not be confirmed: the contexts, for those who have to be told."""
-        if self._segment is not None:
-            self._segment.live = False
+        """What is pending will not be confirmed. Returns the contexts, for those who wait for it."""
+        if self._open_ledger is not None:
+            self._open_ledger.live = False
         abandoned = [pending.abandon(self.name) for pending in self._pending]
         self._pending.clear()
         self.outstanding_bytes = 0
@@ -418,11 +431,11 @@ class ManagedLedger(Generic[T]):
         fenced = self.state in (State.FENCED, State.CLOSED)
         await self._stop_rolling()
         self.state = State.CLOSED
-        self._changed.set()
+        self._changed()
         async with self._list_lock:
-            if self._segment is not None and not fenced:
+            if self._open_ledger is not None and not fenced:
                 try:
-                    await self._close_segment()
+                    await self._close_open_ledger()
                     await self.list.commit()
                 except MagnetarError as error:  # the next owner recovers it
                     _log.warning("topic %s: closing its ledger failed: %s", self.name, error)
@@ -435,7 +448,18 @@ class ManagedLedger(Generic[T]):
             await asyncio.wait(rolls)
         await self._readers.close()
 
-    # --- positions and reading ---------------------------------------------------------------------------------------
+    def cursor(self, subscription: str | None, position: Position = (0, 0, 0)) -> Cursor:
+        """A cursor of this log, to be created at the position, recovered or deleted; None: a reader's, not durable."""
+        return Cursor(
+            None if subscription is None else cursor_path(self.name, subscription),
+            AckState(self.list, position),
+            self._metadata,
+            self._ledgers,
+            self._settings,
+            self.fence,
+        )
+
+    # --- reading ---------------------------------------------------------------------------------------
 
     async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
         """Confirmed ledger entries from `first` on, at least one. Raises MessageLost if they were trimmed."""
@@ -445,33 +469,37 @@ class ManagedLedger(Generic[T]):
                 f"entry {first} of ledger {ledger_id} does not belong to topic {self.name} any more"
             )
         last = min(info.entries, first + MAX_ENTRIES_PER_READ) - 1
-        segment = self._segment
+        ledger = self._open_ledger
         handle: Reads
-        if segment is not None and segment.info is info:
-            handle = segment.writer
+        if ledger is not None and ledger.info is info:
+            handle = ledger.writer
         else:
             handle = await self._readers.reader(info.stored_id)
         return await handle.read(first, last, max_bytes=max_bytes)
 
     # --- trimming ----------------------------------------------------------------------------------------------------
 
-    async def trim(self, limit: Callable[[], Position | None]) -> int:
+    def trimmable(self, limit: Callable[[], Position]) -> int:
+        """How many ledgers `trim` would delete now. Costs nothing for a topic whose first ledger is open."""
+        ledgers = self.list.ledgers
+        if not ledgers or not ledgers[0].closed or self.state in (State.FENCED, State.CLOSED):
+            return 0
+        most = MAX_LEDGERS_PER_TRIMMING - len(self.list.record.trimmed)
+        return max(0, min(self.list.closed_before(limit()), most))
+
+    async def trim(self, limit: Callable[[], Position]) -> int:
         """Deletes closed ledgers that lie wholly before the limit; returns how many. Metadata first (rule 25).
 
-        `limit` is asked before, and once more when nothing else changes the list any more; None: everything is kept.
+        `limit` is asked when nothing else changes the list any more. At most MAX_LEDGERS_PER_TRIMMING go at once: what is
+        left is for the next round.
         """
-        if self.state in (State.FENCED, State.CLOSED) or not self.list.below(limit()):
-            return 0
 
         async def change() -> int:
-            left = {info.ledger_id: info for info in self.list.below(limit())}
-            if left:
-                await self.list.commit(
-                    ledgers=[info for info in self.list.record.ledgers if info.ledger_id not in left],
-                    trimmed=self.list.record.trimmed + [info.stored_id for info in left.values()],
-                )
+            count = self.trimmable(limit)
+            if count:
+                await self.list.commit(trim=count)
                 self._events.rolled()
-            return len(left)
+            return count
 
         try:
             return await self.edit(change)
@@ -480,20 +508,22 @@ class ManagedLedger(Generic[T]):
             return 0
 
     async def mark_deleting(self) -> None:
-        """From here on the topic is gone, even if a crash comes before `delete` is done."""
+        """From here on the topic does not exist, even if a crash comes before `delete` is done."""
         async with self._list_lock:
-            record = self.list.record
-            trimmed = record.trimmed + [info.stored_id for info in record.ledgers]
-            await self.list.commit(ledgers=[], trimmed=trimmed, deleting=True)
+            await self.list.commit(deleting=True)
 
     async def delete(self) -> None:
         """Deletes the ledgers of a topic marked as deleting, then its metadata; may be repeated after a crash."""
         async with self._list_lock:
-            await self._readers.delete_trimmed(self.list)
-            if self.list.record.trimmed:
-                raise TopicBusy(
-                    f"topic {self.name}: {len(self.list.record.trimmed)} ledgers could not be deleted; delete it again"
-                )
+            while True:
+                await self._readers.delete_trimmed(self.list)
+                if self.list.record.trimmed:
+                    raise TopicBusy(
+                        f"topic {self.name}: {len(self.list.record.trimmed)} ledgers could not be deleted; delete it again"
+                    )
+                if not self.list.ledgers:
+                    break
+                await self.list.commit(trim=min(len(self.list.ledgers), MAX_LEDGERS_PER_TRIMMING))
             await self.list.delete()
 
 

@@ -38,7 +38,7 @@ async def find_position(ledgers: LedgerList, read_entry: ReadEntry, start: Start
 
 
 def _at_id(ledgers: LedgerList, message_id: MessageId) -> Position:
-    """The message itself; the next one that is kept if it was trimmed; the end if it is yet to come."""
+    """The message itself; the next one that there is if it was trimmed; the end if it does not exist yet."""
     position = (message_id.ledger, message_id.entry, message_id.index)
     if position < ledgers.start:
         return ledgers.start
@@ -46,7 +46,7 @@ def _at_id(ledgers: LedgerList, message_id: MessageId) -> Position:
 
 
 async def _at_time(ledgers: LedgerList, read_entry: ReadEntry, time_ms: int) -> Position:
-    for info in list(ledgers.record.ledgers):
+    for info in list(ledgers.ledgers):
         if not info.entries or info.last_append_ms < time_ms:
             continue
         low, high = 0, info.entries - 1  # the answer is in low..high

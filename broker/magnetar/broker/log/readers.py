@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
-from magnetar.proto.errors import LedgerNotFound, MagnetarError
-
-from ..resources.stores import Ledgers, Reader
+from ..resources.stores import Ledgers, Reader, delete_ledgers
 from .ledger_list import LedgerList
-
-_log = logging.getLogger(__name__)
 
 MAX_OPEN_READERS = 8
 
@@ -44,16 +39,9 @@ class LedgerReaders:
 
     async def delete_trimmed(self, ledgers: LedgerList) -> None:
         """Deletes what the stored list no longer names; what fails is tried again at the next change or opening."""
-        for stored_id in list(ledgers.record.trimmed):
+        for stored_id in ledgers.record.trimmed:
             self._readers.pop(stored_id, None)
-            try:
-                await self._ledgers.delete(stored_id)
-            except LedgerNotFound:
-                pass
-            except MagnetarError as error:
-                _log.warning("topic %s: ledger %d is not deleted yet: %s", ledgers.name, stored_id, error)
-                continue
-            ledgers.record.trimmed.remove(stored_id)
+        await delete_ledgers(self._ledgers, ledgers.record.trimmed, f"topic {ledgers.name}")
 
     async def close(self) -> None:
         """Whoever waits for an opening is cancelled."""

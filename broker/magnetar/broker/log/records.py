@@ -1,32 +1,41 @@
-"""What the broker keeps in metadata: the ledger list of a topic and the pointer of a cursor (FORMATS.md).
+"""What the broker keeps in metadata: a topic's ledger list, its cursors' pointers, its staged ledgers (FORMATS.md).
 
-Values are msgpack maps with a format number.
+Values are msgpack maps with a format number, rows in them are arrays; the structures below are both what is stored and what
+the broker works with.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import contextlib
+from typing import NamedTuple, Self
 
 import msgspec
 
+from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, NotFoundInStore, VersionConflict
 from magnetar.proto.ids import TopicName
 
-from ..resources.stores import Metadata
+from ..cursors.core.acks import Snapshot
 
 FORMAT = 1
 TOPICS_ROOT = "/topics"
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 def topic_path(name: TopicName) -> str:
     """Metadata path of the ledger list."""
     return f"{TOPICS_ROOT}/{name.tenant}/{name.namespace}/{name.domain}/{name.name}"
+
+
+def segments_path(name: TopicName) -> str:
+    """Metadata path whose children are the sealed segments of the ledger list."""
+    return f"{topic_path(name)}/segments"
+
+
+def segment_path(name: TopicName, number: int) -> str:
+    """Metadata path of a sealed segment of the ledger list."""
+    return f"{segments_path(name)}/{number:020d}"
 
 
 def cursors_path(name: TopicName) -> str:
@@ -49,8 +58,32 @@ def staged_ledger_path(name: TopicName, stored_id: int) -> str:
     return f"{staged_path(name)}/{stored_id:020d}"
 
 
-@dataclass(slots=True)
-class LedgerInfo:
+class _Format(msgspec.Struct):
+    format: int
+
+
+class Record(msgspec.Struct):
+    """A value in metadata. Every key is stored, and required when it is read."""
+
+    def encode(self) -> bytes:
+        """The metadata value."""
+        return _encode(self)
+
+    @classmethod
+    def decode(cls, value: bytes, path: str) -> Self:
+        """Raises DataDirectoryError."""
+        try:
+            found = msgspec.msgpack.decode(value, type=_Format).format
+            if found == FORMAT:
+                return msgspec.msgpack.decode(value, type=cls)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise DataDirectoryError(f"the metadata of {path} is damaged: {error}") from error
+        raise DataDirectoryError(
+            f"the metadata of {path} has format {found}, and this release reads {FORMAT}: upgrade it"
+        )
+
+
+class LedgerInfo(msgspec.Struct, array_like=True, gc=False):
     """One ledger of a topic. Counts are of confirmed entries, and final once `closed`.
 
     Its place in the topic and the ledger that is stored have ids of their own: a ledger that was staged and attached is
@@ -71,13 +104,6 @@ class LedgerInfo:
         if self.stored_id < 0:
             self.stored_id = self.ledger_id
 
-    def row(self) -> list[Any]:
-        """As stored."""
-        return [
-            self.ledger_id, self.first_index, self.entries, self.messages, self.size,
-            self.first_append_ms, self.last_append_ms, self.closed, self.stored_id,
-        ]  # fmt: skip
-
 
 class AttachedQuery(NamedTuple):
     """What is remembered of a query that attached ledgers."""
@@ -87,8 +113,7 @@ class AttachedQuery(NamedTuple):
     expires_ms: int  # forgotten from then on
 
 
-@dataclass(slots=True)
-class PublishedBatch:
+class PublishedBatch(msgspec.Struct, array_like=True):
     """A small batch of a query: once `confirmed` the entry at this place, until then at it, behind it, or not there."""
 
     batch: int
@@ -99,38 +124,56 @@ class PublishedBatch:
     digest: bytes
     confirmed: bool = False
 
-    def row(self) -> list[Any]:
-        """As stored, behind the query."""
-        return [
-            self.batch, self.used_ms, self.expires_ms, self.ledger_id, self.entry_id, self.digest, self.confirmed,
-        ]  # fmt: skip
+
+class Segment(NamedTuple):
+    """A sealed segment of the ledger list: `number` names its node, which holds ledgers `first` to `last`."""
+
+    number: int
+    first: int  # position ids
+    last: int
+
+
+class Archive(NamedTuple):
+    """Archived ledgers in a row that are at one location: up to `last`, from behind the row before."""
+
+    location: str  # of the archive, as a URI: whoever reads it finds the ledgers' manifests there
+    last: int  # position id
 
 
 class ArchivedLedger(NamedTuple):
     """A closed ledger whose messages are in files: not at the bookies any more, or not for long."""
 
     info: LedgerInfo  # as it was; final
-    location: str  # of the archive, as a URI: whoever reads it finds the ledger's manifest there
+    location: str
 
 
-@dataclass(slots=True)
-class TopicRecord:
-    """The ledger list. `trimmed`: stored ids of ledgers that are not read at the bookies and may not be deleted yet.
+class TopicRecord(Record, tag_field="format", tag=FORMAT):
+    """The head of the ledger list (`ledger_list` says how segments, trimmed ranges and archives belong together)."""
 
-    Archived ledgers are a list of their own, because everything but TOPIC_LEDGERS takes them for trimmed. They are the
-    topic's beginning: the position id of each is below those of all `ledgers`.
-    """
-
-    ledgers: list[LedgerInfo] = field(default_factory=list)
-    trimmed: list[int] = field(default_factory=list)
-    next_index: int = 0  # topic-wide index after the last closed ledger
-    created_ms: int = 0
-    deleting: bool = False
-    properties: dict[str, str] = field(default_factory=dict)
-    attached: dict[str, AttachedQuery] = field(default_factory=dict)  # by query
-    archived: list[ArchivedLedger] = field(default_factory=list)
+    ledgers: list[LedgerInfo]  # the last of the list; those before them are in `segments`
+    segments: list[Segment]  # oldest first
+    trimmed_ranges: list[
+        tuple[int, int]
+    ]  # position ids, both ends included: what segments hold and the topic does not
+    archives: list[Archive]  # the beginning of the list, oldest first
+    trimmed: list[int]  # stored ids of ledgers that are not read at the bookies and may not be deleted yet
+    next_index: int  # topic-wide index after the last closed ledger
+    created_ms: int
+    deleting: bool  # the topic does not exist any more; its ledgers do
+    properties: dict[str, str]
+    attached: dict[str, AttachedQuery]  # by query
     # By query, beside what `attached` has of an earlier batch. Copies of the record share these: `confirmed` changes.
-    publishing: dict[str, PublishedBatch] = field(default_factory=dict)
+    publishing: dict[str, PublishedBatch]
+
+    @classmethod
+    def new(cls, created_ms: int) -> TopicRecord:
+        """Of a topic without ledgers."""
+        return cls([], [], [], [], [], 0, created_ms, False, {}, {}, {})
+
+    @property
+    def archived_through(self) -> int:
+        """Position id of the last archived ledger, -1 if none is."""
+        return self.archives[-1].last if self.archives else -1
 
     def last_batch(self, query: str) -> int:
         """The last one that the topic has, -1 if none is known."""
@@ -140,92 +183,47 @@ class TopicRecord:
         known = self.attached.get(query)
         return -1 if known is None else known.batch
 
-    def encode(self) -> bytes:
-        """The metadata value."""
-        # A location stands once for all archived ledgers in a row that have it: it is longer than their figures.
-        runs = itertools.groupby(self.archived, lambda one: one.location)
-        return _encode(
-            {
-                "format": FORMAT,
-                "ledgers": [info.row() for info in self.ledgers],
-                "trimmed": self.trimmed,
-                "next_index": self.next_index,
-                "created_ms": self.created_ms,
-                "deleting": self.deleting,
-                "properties": self.properties,
-                "attached": [[query, *state] for query, state in self.attached.items()],
-                "archived": [[location, [one.info.row() for one in run]] for location, run in runs],
-                "publishing": [[query, *state.row()] for query, state in self.publishing.items()],
-            }
-        )
 
-    @classmethod
-    def decode(cls, value: bytes, path: str) -> TopicRecord:
-        """Raises DataDirectoryError."""
-        fields = decode_map(value, path)
-        try:
-            return cls(
-                [LedgerInfo(*row) for row in fields["ledgers"]],
-                list(fields["trimmed"]),
-                fields["next_index"],
-                fields["created_ms"],
-                fields["deleting"],
-                dict(fields["properties"]),
-                {row[0]: AttachedQuery(*row[1:]) for row in fields["attached"]},
-                [ArchivedLedger(LedgerInfo(*row), run[0]) for run in fields["archived"] for row in run[1]],
-                {row[0]: PublishedBatch(*row[1:]) for row in fields["publishing"]},
-            )
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise DataDirectoryError(f"the metadata of {path} is damaged: {error!r}") from error
+class SegmentRecord(Record, tag_field="format", tag=FORMAT):
+    """A sealed segment. It is written once, before a head names it, and deleted after none does."""
+
+    ledgers: list[LedgerInfo]
 
 
-@dataclass(slots=True)
-class CursorRecord:
-    """A cursor's pointer: the ledger that holds it, or (ledger -1) the snapshot itself.
-
-    `trimmed`: ledgers that held it and may not be deleted yet. `deleting`: the subscription is gone.
-    """
+class CursorRecord(Record, tag_field="format", tag=FORMAT):
+    """A cursor's pointer: the ledger that holds it, or (ledger -1) the snapshot itself."""
 
     ledger_id: int
-    snapshot: Mapping[str, Any]  # AckState.snapshot(); where a cursor without ledger stands
-    created_ms: int = 0
-    properties: dict[str, str] = field(default_factory=dict)
-    trimmed: list[int] = field(default_factory=list)
-    deleting: bool = False
+    snapshot: Snapshot | None  # where a cursor without ledger stands; None: `deleting`
+    created_ms: int
+    properties: dict[str, str]
+    trimmed: list[int]  # ledgers that held it and may not be deleted yet
+    deleting: bool  # the subscription does not exist any more; its ledgers may
 
-    def encode(self) -> bytes:
-        """The metadata value."""
-        return _encode(
-            {
-                "format": FORMAT,
-                "ledger": self.ledger_id,
-                "snapshot": self.snapshot,
-                "created_ms": self.created_ms,
-                "properties": self.properties,
-                "trimmed": self.trimmed,
-                "deleting": self.deleting,
-            }
-        )
+
+class CursorLedgers(msgspec.Struct):
+    """What deleting a cursor takes, of a pointer that cannot be read otherwise."""
+
+    ledger_id: int
+    trimmed: list[int]
 
     @classmethod
-    def decode(cls, value: bytes, path: str) -> CursorRecord:
-        """Raises DataDirectoryError."""
-        fields = decode_map(value, path)
-        try:
-            return cls(
-                fields["ledger"],
-                fields["snapshot"],
-                fields["created_ms"],
-                dict(fields["properties"]),
-                list(fields["trimmed"]),
-                fields["deleting"],
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataDirectoryError(f"the metadata of {path} is damaged: {error!r}") from error
+    def decode(cls, value: bytes) -> CursorLedgers | None:
+        """None if not even this can be read."""
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            return msgspec.msgpack.decode(value, type=cls)
+        return None
 
 
-async def replace(metadata: Metadata, path: str, value: bytes, version: int) -> int:
-    """Compare-and-set; returns the new version. An outcome that is not known is settled by reading back.
+class StagedRecord(Record, tag_field="format", tag=FORMAT):
+    """A staged ledger's node: for whom it was made."""
+
+    transaction: str
+    created_ms: int
+
+
+async def replace(metadata: MetadataStore, path: str, value: bytes, version: int) -> int:
+    """Compare-and-set; returns the new version. If its outcome is not known, the node is read back.
 
     Raises VersionConflict when another owner changed or deleted the node, or what the store failed with.
     """
@@ -238,37 +236,3 @@ async def replace(metadata: Metadata, path: str, value: bytes, version: int) -> 
         if stored is None or stored.value != value:
             raise
         return stored.version
-
-
-@dataclass(frozen=True, slots=True)
-class StagedRecord:
-    """A staged ledger's node: for whom it was made."""
-
-    transaction: str
-    created_ms: int
-
-    def encode(self) -> bytes:
-        """The metadata value."""
-        return _encode({"format": FORMAT, "transaction": self.transaction, "created_ms": self.created_ms})
-
-    @classmethod
-    def decode(cls, value: bytes, path: str) -> StagedRecord:
-        """Raises DataDirectoryError."""
-        fields = decode_map(value, path)
-        try:
-            return cls(str(fields["transaction"]), fields["created_ms"])
-        except KeyError as error:
-            raise DataDirectoryError(f"the metadata of {path} is damaged: {error!r}") from error
-
-
-def decode_map(value: bytes, path: str) -> dict[str, Any]:
-    """A msgpack map of this format. Raises DataDirectoryError."""
-    try:
-        fields = _decode(value)
-    except msgspec.MsgspecError as error:
-        raise DataDirectoryError(f"the metadata of {path} is damaged: {error}") from error
-    if fields.get("format") != FORMAT:
-        raise DataDirectoryError(
-            f"the metadata of {path} has format {fields.get('format')}, and this release reads {FORMAT}: upgrade it"
-        )
-    return fields

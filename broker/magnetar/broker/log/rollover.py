@@ -1,7 +1,7 @@
 """When a topic's open ledger is left for the next one. Pure.
 
 At `max_ledger_age_ms`; and when `max_ledger_entries` or `max_ledger_bytes` are reached, but not before `min_ledger_age_ms`,
-unless the ledger holds HARD_LEDGER_LIMIT times as much. Each ledger costs metadata for as long as it is kept, so a fast
+unless the ledger holds HARD_LEDGER_LIMIT times as much. Each ledger costs metadata for as long as it exists, so a fast
 publisher makes few large ones; a trickle makes one every four hours.
 """
 

@@ -1,7 +1,7 @@
 """Confirmed entries in memory, as the bytes that were stored: one byte budget for the broker.
 
 Entries come in when they are confirmed, or when a consumer that is behind reads them, and leave when every active reader of
-the topic has passed them, or when the budget is exceeded (oldest first). A topic without active readers caches nothing.
+the topic is behind them, or when the budget is exceeded (oldest first). A topic without active readers caches nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TailCache:
 
 
 class TopicCache:
-    """One topic's share of the cache, in the order of the topic, to drop what every reader has passed."""
+    """One topic's share of the cache, in the order of the topic, to drop what no reader will ask for again."""
 
     __slots__ = ("_cache", "_keys")
 

@@ -1,6 +1,6 @@
 """Byte budgets of the publish path: who fills one stops reading from its sockets until it has drained.
 
-Every stop has its waker: `wait` registers a callback that `release` calls once the charge is below half the limit.
+Whoever stops waits with `wait`, whose callback `release` calls once the charge is at most 50 % of the limit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ByteBudget:
             self._parent.wait(key, resume)
 
     def forget(self, key: Hashable) -> None:
-        """The waiter is gone."""
+        """Nobody waits under this key any more."""
         self._waiting.pop(key, None)
         if self._parent is not None:
             self._parent.forget(key)

@@ -1,14 +1,18 @@
-"""What the broker needs from the rooms below: ledgers and metadata, as narrow interfaces that the real classes satisfy.
+"""What the broker needs of the ledger client, as narrow interfaces that the real classes satisfy.
 
 Topics, cursors and the registry are written against these, so that their tests can hand in models.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import LedgerNotFound, MagnetarError
+
+_log = logging.getLogger(__name__)
 
 ConfirmCallback = Callable[[int, bytes, MagnetarError | None], None]
 
@@ -75,17 +79,17 @@ class Ledgers(Protocol):
         """An id that no ledger had or will have, but for `create`; ids rise. The first of `count` in a row."""
 
     async def open(self, ledger_id: int, *, recover: bool) -> Reader:
-        """A handle to read with. `recover` fences the ledger, settles its end and closes it first."""
+        """A handle to read with. `recover` fences the ledger, finds its end and closes it first."""
 
     async def delete(self, ledger_id: int) -> None:
-        """The ledger is gone from metadata when this returns."""
+        """The ledger is deleted from metadata when this returns."""
 
     def figures(self) -> Mapping[str, int]:
         """Bookies that can be written to, those in quarantine and the like, for /metrics."""
 
 
 class Bookies(Protocol):
-    """The part of `magnetar.ledger.BookieDirectory` that clients are told of; answers from memory."""
+    """The part of `magnetar.ledger.BookieDirectory` that clients learn of; answers from memory."""
 
     def writable(self) -> Sequence[str]:
         """Ids of the bookies that take new entries."""
@@ -97,35 +101,15 @@ class Bookies(Protocol):
         """Its rack and zone; "" is not known."""
 
 
-class VersionedValue(Protocol):
-    """`magnetar.metadata.Versioned`."""
-
-    @property
-    def value(self) -> bytes:
-        """The bytes stored."""
-
-    @property
-    def version(self) -> int:
-        """For compare-and-set."""
-
-
-class Metadata(Protocol):
-    """The part of `magnetar.metadata.MetadataStore` that the broker uses; every write is synced when it returns."""
-
-    async def get(self, path: str) -> VersionedValue | None:
-        """The value at `path`, None if there is none."""
-
-    async def create(self, path: str, value: bytes) -> int:
-        """Returns the version. Raises AlreadyExists."""
-
-    async def put(self, path: str, value: bytes, *, version: int) -> int:
-        """Returns the new version. Raises VersionConflict."""
-
-    async def delete(self, path: str, *, version: int | None = None) -> None:
-        """Raises VersionConflict."""
-
-    async def children(self, path: str) -> list[str]:
-        """Names below `path`, sorted; none if it does not exist."""
-
-    async def next_id(self, name: str, count: int = 1) -> int:
-        """A number that this name never gave before; the first of `count` in a row."""
+async def delete_ledgers(ledgers: Ledgers, ids: list[int], owner: str) -> None:
+    """Deletes ledgers and takes their ids out of the list; those that cannot be deleted yet stay in it, with a warning."""
+    for ledger_id in list(ids):
+        await asyncio.sleep(0)  # a metadata store on this machine takes no turns of its own
+        try:
+            await ledgers.delete(ledger_id)
+        except LedgerNotFound:
+            pass
+        except MagnetarError as error:
+            _log.warning("%s: ledger %d is not deleted yet: %s", owner, ledger_id, error)
+            continue
+        ids.remove(ledger_id)

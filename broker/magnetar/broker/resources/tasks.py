@@ -1,10 +1,13 @@
-"""Work that must not be left half done."""
+"""Work that goes on to its end although its caller is cancelled, and work that is under way at most once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import logging
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+
+_log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -19,6 +22,42 @@ async def finish(work: Coroutine[Any, Any, R]) -> R:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        task.exception()  # nobody is left to be told
+        task.exception()  # nobody is left who could handle it
         raise cancelled
     return task.result()
+
+
+class Jobs:
+    """Regular work, by name: what is still under way is not begun again. What fails is logged with the owner's name."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+
+    def begin(self, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Unless it is under way."""
+        if name not in self._tasks:
+            self._tasks[name] = asyncio.get_running_loop().create_task(self._run(name, work))
+
+    async def _run(self, name: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        try:
+            await work()
+        except Exception:
+            _log.exception("%s: %s failed", self._owner, name)
+        finally:
+            self._tasks.pop(name, None)
+
+    async def wait(self, name: str = "") -> None:
+        """Returns when the work, or all of it, is not under way any more."""
+        tasks = [task for other, task in self._tasks.items() if name in ("", other)]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def cancel(self) -> None:
+        """All of it."""
+        tasks = list(self._tasks.values())
+        self._tasks = {}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from magnetar.proto.errors import InvalidArgument, Unsupported
@@ -136,10 +135,9 @@ class BrokerService:
         """At most `count` topics (0 and above the bound: MAX_TOPICS_PER_PAGE) with names after `after`."""
         if count < 0:
             raise InvalidArgument(f"a page of {count} topics is not possible")
-        names = await self._broker.list_topics(namespace)
-        first = bisect_right(names, after)
-        last = first + min(count or MAX_TOPICS_PER_PAGE, MAX_TOPICS_PER_PAGE)
-        return TopicPage(names[first:last], last < len(names))
+        most = min(count or MAX_TOPICS_PER_PAGE, MAX_TOPICS_PER_PAGE)
+        names = await self._broker.list_topics(namespace, after=after, count=most + 1)
+        return TopicPage(names[:most], len(names) > most)
 
     @on_topic("topic_stats")
     async def topic_stats(self, name: TopicName) -> TopicStats:
@@ -151,7 +149,7 @@ class BrokerService:
         """Makes a topic, or finds it there. Raises TopicBusy, Unsupported."""
         if partitions:
             raise Unsupported("partitioned topics are not offered yet; create the topic with partitions=0")
-        await self._broker.create_topic(name)
+        await self._broker.topic(name, create=True)
 
     @on_topic("delete_topic")
     async def delete_topic(self, name: TopicName, *, force: bool = False) -> None:

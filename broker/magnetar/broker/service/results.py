@@ -111,6 +111,8 @@ class TopicStats(msgspec.Struct, frozen=True):
     archived_messages: int
     archived_bytes: int
     archive_locations: list[str]
+    trimmed_until: list[int]  # the position from which on ledgers are not trimmed
+    retained_by: str  # who needs what stands there, in words; empty: nobody
     queued_bytes: int
     staged_ledgers: int
     leases: int

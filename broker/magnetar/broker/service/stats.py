@@ -17,6 +17,7 @@ from .results import (
     UnreadableEntry,
 )
 
+MAX_LEDGERS = 1_000  # that the figures of a topic list: the last ones; TopicLedgers has pages of all
 MAX_UNREADABLE_ENTRIES = 100  # that the figures of a subscription name; the metrics count all of them
 
 
@@ -24,7 +25,8 @@ async def topic_stats(topic: Topic) -> TopicStats:
     """Reads at most one entry per subscription, to tell its backlog."""
     ledger = topic.ledger.list
     total = ledger.message_count
-    kept, archived = ledger.record.ledgers, ledger.record.archived
+    kept, archived = ledger.ledgers, ledger.archived_ledgers
+    retained = topic.retention.trimmed_until()
     return TopicStats(
         topic=str(topic.name),
         state=topic.ledger.state.value,
@@ -34,9 +36,11 @@ async def topic_stats(topic: Topic) -> TopicStats:
         stored_bytes=sum(info.size for info in kept),
         next_index=total,
         archived_ledgers=len(archived),
-        archived_messages=sum(one.info.messages for one in archived),
-        archived_bytes=sum(one.info.size for one in archived),
-        archive_locations=list(dict.fromkeys(one.location for one in archived)),
+        archived_messages=sum(info.messages for info in archived),
+        archived_bytes=sum(info.size for info in archived),
+        archive_locations=list(dict.fromkeys(one.location for one in ledger.record.archives)),
+        trimmed_until=list(retained.position),
+        retained_by=retained.reason,
         queued_bytes=topic.publish_budget.used,
         staged_ledgers=len(topic.export.staging),
         leases=topic.export.leases.count(),
@@ -55,7 +59,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
                 first_index=info.first_index,
                 closed=info.closed,
             )
-            for info in kept
+            for info in kept[-MAX_LEDGERS:]
         ],
         subscriptions={
             name: await _subscription_stats(topic, subscription, total)

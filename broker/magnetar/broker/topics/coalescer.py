@@ -10,8 +10,8 @@ whose sequence ids count up without a gap, which is checked by comparing two lis
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -27,16 +27,14 @@ ROW_BYTES = 10  # of the entry's table, per batch
 MAX_NAME_BYTES = 60_000
 
 
+@dataclass(slots=True, eq=False)
 class ReceiptRun:
     """`messages` messages of a session from `sequence_id` on, stored from `index` of the entry on."""
 
-    __slots__ = ("index", "messages", "sequence_id", "session")
-
-    def __init__(self, session: ProducerSession, sequence_id: int, messages: int, index: int) -> None:
-        self.session = session
-        self.sequence_id = sequence_id
-        self.messages = messages
-        self.index = index
+    session: ProducerSession
+    sequence_id: int
+    messages: int
+    index: int
 
 
 class GatheredEntry:
@@ -176,14 +174,14 @@ class Coalescer:
 
     def __init__(self, max_entry_bytes: int) -> None:
         self._max_bytes = max_entry_bytes
-        self._entries: deque[GatheredEntry] = deque()
+        self._entries: list[GatheredEntry] = []  # max_topic_publish_bytes of them at most: a few
         self.queued_bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._entries)
 
     def add(self, session: ProducerSession, groups: AdmittedGroups, totals: Totals, *, whole: bool) -> None:
-        """Queues a run. `whole`: it is one group, which is never divided between entries."""
+        """Queues a run. `whole`: it is one group, which is never divided into several entries."""
         self.queued_bytes += totals.size
         entries = self._entries
         if not entries or not entries[-1].fits(
@@ -196,7 +194,7 @@ class Coalescer:
         session.outstanding += entries[-1].add(session, groups, totals.messages, totals.size)
 
     def _add_divided(self, session: ProducerSession, groups: AdmittedGroups) -> None:
-        """A run too large for one entry: each of its batches is a group, so it may be cut between any two."""
+        """A run too large for one entry: each of its batches is a group, so it may be cut behind each of them."""
         batches, counts, _ = groups
         start, messages, size = 0, 0, 0
         for position, batch in enumerate(batches):
@@ -223,13 +221,12 @@ class Coalescer:
 
     def take(self) -> GatheredEntry:
         """The oldest entry; the caller appends it."""
-        entry = self._entries.popleft()
+        entry = self._entries.pop(0)
         self.queued_bytes -= entry.size
         return entry
 
     def clear(self) -> list[GatheredEntry]:
         """Everything that is queued, to be failed."""
-        entries = list(self._entries)
-        self._entries.clear()
+        entries, self._entries = self._entries, []
         self.queued_bytes = 0
         return entries

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from magnetar.metadata import MetadataStore
 from magnetar.runtime.clock import Clock
 
 from ..dispatch.core.entry_source import DispatchCounters
 from ..log.tail_cache import TailCache
 from ..resources.budget import ByteBudget
-from ..resources.stores import Bookies, Ledgers, Metadata
+from ..resources.stores import Bookies, Ledgers
 from ..settings import BrokerSettings
 
 
+@dataclass(slots=True)
 class PublishCounters:
     """Sums over the broker, counted per run, per entry and per batch of attached ledgers."""
 
-    __slots__ = (
-        "attached_ledgers", "attached_messages", "bytes_in", "entries_in", "messages_in", "published_batches", "runs_in",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.runs_in = 0
-        self.messages_in = 0
-        self.bytes_in = 0
-        self.attached_ledgers = 0
-        self.attached_messages = 0
-        self.published_batches = 0
-        self.entries_in = 0
+    runs_in: int = 0
+    messages_in: int = 0
+    bytes_in: int = 0
+    attached_ledgers: int = 0
+    attached_messages: int = 0
+    published_batches: int = 0
+    entries_in: int = 0
 
 
 class Components(NamedTuple):
     """What every topic of a broker shares."""
 
-    metadata: Metadata
+    metadata: MetadataStore
     ledgers: Ledgers
     settings: BrokerSettings
     clock: Clock
@@ -42,4 +40,4 @@ class Components(NamedTuple):
     read_budget: ByteBudget
     published: PublishCounters
     dispatched: DispatchCounters
-    bookies: Bookies | None  # None: nobody is told where bookies listen
+    bookies: Bookies | None  # None: clients cannot learn where bookies listen

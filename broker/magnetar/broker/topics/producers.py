@@ -33,7 +33,7 @@ class ProducerPort(Protocol):
         """Groups that are durable, as the fields of a RECEIPT_ROW in sequence order; one call per wake-up."""
 
     def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
-        """The group that starts with `sequence_id` and all after it were not stored; told once per session."""
+        """The group that starts with `sequence_id` and all after it were not stored; called once per session."""
 
     def producer_closed(self, error: MagnetarError) -> None:
         """The broker ended the session: look the topic up again."""
@@ -65,7 +65,7 @@ class ProducerSession:
             None  # resolved when `outstanding` is 0; None: nobody waits
         )
 
-    def settled(self, runs: int) -> None:
+    def finished(self, runs: int) -> None:
         """`runs` were confirmed or failed."""
         self.outstanding -= runs
         if not self.outstanding and self._drained is not None:
@@ -87,7 +87,7 @@ class ProducerSession:
             self.port.send_failed(sequence_id, error)
 
     def close(self) -> None:
-        """Its connection is gone or it said goodbye: nothing more is taken, what is queued still lands."""
+        """Its connection ended, or it was closed: nothing more is taken, what is queued still lands."""
         self.state = SessionState.CLOSED
 
 
@@ -148,7 +148,7 @@ class Producers:
             del self._by_name[session.name]
 
     def sweep(self) -> None:
-        """Forgets closed sessions of which nothing is queued any more: called on every wake-up that settled some."""
+        """Forgets closed sessions of which nothing is queued any more; called when groups of one are done."""
         for name in [
             name
             for name, session in self._by_name.items()
@@ -163,7 +163,7 @@ class Producers:
                 session.state = SessionState.FAILED
 
     def close_all(self, error: MagnetarError) -> None:
-        """The topic ends here: every producer is told to look it up again."""
+        """The topic ends here: every producer has to look it up again."""
         self._closed = error if error.retryable else TopicNotServed(error.message)
         for session in list(self._by_name.values()):
             if session.state is not SessionState.CLOSED:

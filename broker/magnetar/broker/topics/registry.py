@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import NamedTuple
 
+from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import (
     InvalidArgument,
     MagnetarError,
@@ -22,7 +24,8 @@ from ..export.orphans import find_staged
 from ..log.records import TOPICS_ROOT, TopicRecord, topic_path
 from ..log.tail_cache import TailCache
 from ..resources.budget import ByteBudget
-from ..resources.stores import Bookies, Ledgers, Metadata
+from ..resources.stores import Bookies, Ledgers
+from ..resources.tasks import Jobs
 from ..settings import BrokerSettings
 from .components import Components, PublishCounters
 from .topic import Topic
@@ -31,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 _READ_AHEAD_SHARE = 0.2  # of the memory budget: entries read for consumers that are behind
 _LOADS_AT_ONCE = 64
+_UNLOADS_AT_ONCE = 16
+_TOPICS_PER_TURN = 50  # of maintenance: a millisecond of the loop
 # Whoever asks again so soon for a topic that could not be loaded gets the same failure: a storm of clients does not make
 # one load after another.
 _FAILURE_MEMORY_S = 0.1
@@ -46,7 +51,7 @@ class Broker:
 
     def __init__(
         self,
-        metadata: Metadata,
+        metadata: MetadataStore,
         ledgers: Ledgers,
         settings: BrokerSettings,
         clock: Clock,
@@ -67,11 +72,12 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         self._loading: dict[str, _Load] = {}
         self._failed_loads: dict[str, MagnetarError] = {}  # of the last moment
-        self._deleting: dict[str, asyncio.Task[None]] = {}
+        # By topic that is being deleted or unloaded: whoever asks for it waits.
+        self._ending: dict[str, asyncio.Task[None]] = {}
         self._leaving: dict[int, asyncio.Task[None]] = {}  # fenced topics that are letting go
         self._load_slots = asyncio.Semaphore(_LOADS_AT_ONCE)
         self._maintenance: asyncio.Task[None] | None = None
-        self._finding: asyncio.Task[None] | None = None  # staged ledgers of topics that are not loaded
+        self._jobs = Jobs("broker")
         self._name_prefix = ""
         self._names = 0
         self._closing = False
@@ -98,13 +104,14 @@ class Broker:
         while True:
             topic = self.topics.get(key)
             if topic is not None:
+                topic.used_at = asyncio.get_running_loop().time()
                 return topic
             if self._closing:
                 raise ServiceNotReady("the broker is stopping; look the topic up again")
             if name.domain != "persistent":
                 raise Unsupported("non-persistent topics are not offered yet; use persistent://...")
-            if key in self._deleting:
-                await asyncio.wait([self._deleting[key]])
+            if key in self._ending:
+                await asyncio.wait([self._ending[key]])
                 continue
             if (error := self._failed_loads.get(key)) is not None:
                 raise _copy_of(error)
@@ -125,7 +132,7 @@ class Broker:
         key = str(name)
         try:
             async with self._load_slots:
-                topic = Topic(name, self._components, self._gone)
+                topic = Topic(name, self._components, self._fenced)
                 try:
                     await topic.load(create=create)
                 except BaseException:
@@ -142,7 +149,7 @@ class Broker:
         finally:
             del self._loading[key]
 
-    def _gone(self, topic: Topic) -> None:
+    def _fenced(self, topic: Topic) -> None:
         """A topic fenced itself: the next call loads it anew, once it has let go."""
         key = str(topic.name)
         if self.topics.get(key) is topic:
@@ -158,49 +165,54 @@ class Broker:
         stored = await self._metadata.get(topic_path(name))
         return stored is not None and not TopicRecord.decode(stored.value, topic_path(name)).deleting
 
-    async def list_topics(self, namespace: str) -> list[str]:
-        """Full names, sorted; `tenant/namespace`, or all if empty."""
-        if namespace:
-            parts = namespace.split("/")
-            if len(parts) != 2 or not all(parts):
-                raise InvalidArgument(f"not a namespace: {namespace!r} (want tenant/namespace)")
-            namespaces = [(parts[0], parts[1])]
-        else:
-            namespaces = [
-                (tenant, child)
-                for tenant in await self._metadata.children(TOPICS_ROOT)
-                for child in await self._metadata.children(f"{TOPICS_ROOT}/{tenant}")
+    async def list_topics(self, namespace: str, *, after: str = "", count: int) -> list[str]:
+        """At most `count` full names behind `after`, ordered by tenant, namespace, domain and name.
+
+        `namespace`: `tenant/namespace`, or all if empty.
+        """
+        parts = namespace.split("/") if namespace else []
+        if namespace and (len(parts) != 2 or not all(parts)):
+            raise InvalidArgument(f"not a namespace: {namespace!r} (want tenant/namespace)")
+        behind: list[str] = []
+        if after:
+            domain, tenant, its_namespace, name = TopicName.parse(after)
+            behind = [tenant, its_namespace, domain, name][len(parts) :]
+        paths = await self._list("/".join([TOPICS_ROOT, *parts]), 4 - len(parts), behind, count)
+        names = [path.removeprefix(f"{TOPICS_ROOT}/").split("/") for path in paths]
+        return [str(TopicName(domain, tenant, space, name)) for tenant, space, domain, name in names]
+
+    async def _list(self, path: str, levels: int, after: list[str], count: int) -> list[str]:
+        """At most `count` nodes that stand `levels` below a path, behind the one whose names below it are `after`."""
+        first = after[0] if after else ""
+        if levels == 1:
+            return [
+                f"{path}/{name}" for name in await self._metadata.children(path, after=first, limit=count)
             ]
-        found: list[str] = []
-        for tenant, child in namespaces:
-            root = f"{TOPICS_ROOT}/{tenant}/{child}"
-            for domain in await self._metadata.children(root):
-                names = await self._metadata.children(f"{root}/{domain}")
-                found += [str(TopicName(domain, tenant, child, name)) for name in names]
-        return sorted(found)
+        found = await self._list(f"{path}/{first}", levels - 1, after[1:], count) if first else []
+        for name in await self._metadata.children(path, after=first):
+            if len(found) == count:
+                break
+            found += await self._list(f"{path}/{name}", levels - 1, [], count - len(found))
+        return found
 
     async def delete_topic(self, name: TopicName, *, force: bool) -> None:
         """Deletes it with its subscriptions and ledgers. Raises TopicNotFound, TopicBusy."""
         topic = await self.topic(name, create=False)
         key = str(name)
-        if key in self._deleting:
+        if key in self._ending:
             raise TopicBusy(f"topic {name} is being deleted; try again")
 
         async def delete() -> None:
             try:
                 await topic.delete(force=force)
             finally:
-                del self._deleting[key]
-                if topic.gone is not None and self.topics.get(key) is topic:
+                del self._ending[key]
+                if topic.not_served is not None and self.topics.get(key) is topic:
                     del self.topics[key]
 
         # A task of its own: it goes on when the caller gives up.
-        self._deleting[key] = asyncio.get_running_loop().create_task(delete())
-        await asyncio.shield(self._deleting[key])
-
-    async def create_topic(self, name: TopicName) -> None:
-        """Makes a topic, or finds it there. Raises TopicBusy."""
-        await self.topic(name, create=True)
+        self._ending[key] = asyncio.get_running_loop().create_task(delete())
+        await asyncio.shield(self._ending[key])
 
     async def find(self, name: TopicName) -> Topic:
         """For producing and consuming: the topic, made if settings allow it. Raises TopicNotFound."""
@@ -219,30 +231,58 @@ class Broker:
         look_at = loop.time()  # when to look for staged ledgers of topics that are not loaded
         while True:
             await asyncio.sleep(self.settings.maintenance_interval_s)
-            if self._finding is None and loop.time() >= look_at:
+            # Both may have to wait, for topics that cannot be loaded or for bookies; the rounds do not.
+            if loop.time() >= look_at:
                 look_at = loop.time() + self.settings.staged_ttl_ms / 1000
-                # It may have to wait for topics that cannot be loaded; the rounds do not.
-                self._finding = loop.create_task(find_staged(self, self._metadata))
-                self._finding.add_done_callback(self._found)
-            for topic in list(self.topics.values()):
-                try:
-                    topic.maintain()
-                except Exception:  # a defect in one topic must not end the rounds of all
-                    _log.exception("the maintenance round of topic %s failed", topic.name)
+                self._jobs.begin("looking for staged ledgers", lambda: find_staged(self, self._metadata))
+            if idle := await self._round():
+                self._jobs.begin("unloading idle topics", partial(self._unload, idle))
 
-    def _found(self, task: asyncio.Task[None]) -> None:
-        self._finding = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("looking for staged ledgers failed", exc_info=error)
+    async def _round(self) -> list[Topic]:
+        """Every topic has its round. Returns those that nobody uses."""
+        idle: list[Topic] = []
+        for number, topic in enumerate(list(self.topics.values()), 1):
+            try:
+                topic.maintain()
+                if self._is_idle(topic):
+                    idle.append(topic)
+            except Exception:  # a defect in one topic must not end the rounds of all
+                _log.exception("the maintenance round of topic %s failed", topic.name)
+            if number % _TOPICS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return idle
+
+    def _is_idle(self, topic: Topic) -> bool:
+        limit_ms = self.settings.topic_idle_unload_ms
+        idle_ms = 1000 * (asyncio.get_running_loop().time() - topic.used_at)
+        return 0 < limit_ms <= idle_ms and not topic.in_use and topic.not_served is None
+
+    async def _unload(self, idle: list[Topic]) -> None:
+        loop = asyncio.get_running_loop()
+        for first in range(0, len(idle), _UNLOADS_AT_ONCE):
+            for topic in filter(self._is_idle, idle[first : first + _UNLOADS_AT_ONCE]):
+                key = str(topic.name)
+                del self.topics[key]
+                self._ending[key] = loop.create_task(self._close_idle(key, topic))
+            if self._ending:
+                await asyncio.wait(list(self._ending.values()))
+
+    async def _close_idle(self, key: str, topic: Topic) -> None:
+        try:
+            await topic.close()
+        except Exception:  # a defect in one topic must not keep the others loaded
+            _log.exception("unloading topic %s failed", key)
+        finally:
+            del self._ending[key]
 
     async def close(self, *, drain_seconds: float = 5.0) -> None:
         """Closes every topic: queued messages are confirmed, cursors written, ledgers closed."""
         self._closing = True
-        for task in (self._maintenance, self._finding):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
-        if busy := [load.task for load in self._loading.values()] + list(self._deleting.values()):
+        if self._maintenance is not None:
+            self._maintenance.cancel()
+            await asyncio.wait([self._maintenance])
+        await self._jobs.cancel()
+        if busy := [load.task for load in self._loading.values()] + list(self._ending.values()):
             await asyncio.wait(busy)
         topics = list(self.topics.values())
         self.topics.clear()
@@ -256,7 +296,7 @@ class Broker:
             await asyncio.wait(list(self._leaving.values()))
 
     def figures(self) -> dict[str, float]:
-        """Counters and gauges of the broker, for /metrics; all are kept per run, entry or delivery, never per message."""
+        """Counters and gauges of the broker, for /metrics; all are counted per run, entry or delivery, never per message."""
         return {
             "topics": len(self.topics),
             "messages_in_total": self.published.messages_in,

@@ -31,7 +31,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName, check_subscription_name
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
-from ..cursors.core.acks import AckState, EntryKey, Position
+from ..cursors.core.acks import EntryKey, Position
 from ..cursors.core.ranges import Range
 from ..cursors.cursor import Cursor
 from ..cursors.recovery import CursorRecovery
@@ -39,16 +39,18 @@ from ..dispatch.core.consumer import Consumer, ConsumerPort
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.readers import Readers
 from ..dispatch.subscription import Subscription, check_type
+from ..export.leases import Leases
 from ..export.topic_export import TopicExport
 from ..log.managed_ledger import LedgerEvents, ManagedLedger
 from ..log.positions import Start, find_position
-from ..log.records import cursor_path, cursors_path
+from ..log.records import cursors_path, staged_path
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
 from .maintenance import Maintenance
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
+from .retention import Retention
 
 _log = logging.getLogger(__name__)
 
@@ -56,12 +58,12 @@ _log = logging.getLogger(__name__)
 class Topic:
     """See the module docstring. Made by `load`."""
 
-    def __init__(self, name: TopicName, components: Components, on_gone: Callable[[Topic], None]) -> None:
+    def __init__(self, name: TopicName, components: Components, on_fenced: Callable[[Topic], None]) -> None:
         self.name = name
         self._components = components
         self._settings = settings = components.settings
         self._clock = components.clock
-        self._on_gone = on_gone
+        self._on_fenced = on_fenced
         self._loop = asyncio.get_running_loop()
         self.producers = Producers(str(name), settings.producer_drain_timeout_ms)
         self.subscriptions: dict[str, Subscription] = {}
@@ -78,21 +80,24 @@ class Topic:
             components.clock,
             LedgerEvents(self._confirmed, self._append_soon, self._ledgers_changed, self._fenced),
         )
-        self.recovery = CursorRecovery(name, self.ledger.list, self._durable_cursor, self._attach, settings)
-        self.export = TopicExport(
-            name, self.ledger, self.subscriptions, self.recovery.unavailable, components
+        self.recovery = CursorRecovery(name, self.ledger.list, self.ledger.cursor, self._attach, settings)
+        self._leases = Leases(settings, self._loop.time)
+        self.retention = Retention(
+            self.ledger.list, self.subscriptions, self.recovery.unavailable, self._leases
         )
-        self._maintenance = Maintenance(self.ledger, self.subscriptions, self.recovery, self.export)
+        self._export: TopicExport | None = None  # made when first used: few topics need it
+        self._maintenance = Maintenance(self.ledger, self.retention)
         self._append_scheduled = False
-        # Confirmed in this wake-up, not yet told: ledger, entry, stored bytes, what it holds.
-        self._told: list[tuple[int, int, bytes | None, GatheredEntry]] = []
-        self._gone: MagnetarError | None = None
+        # Confirmed in this wake-up, receipts not yet sent: ledger, entry, stored bytes, what it holds.
+        self._confirmed_entries: list[tuple[int, int, bytes | None, GatheredEntry]] = []
+        self._not_served: MagnetarError | None = None
         self._ending: asyncio.Task[None] | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._drained: asyncio.Future[None] | None = None
         self._reader_number = 0
         self.messages_in = 0
         self.bytes_in = 0
+        self.used_at = self._loop.time()  # when somebody asked for it, or a round found it in use
 
     # --- loading -----------------------------------------------------------------------------------------------------
 
@@ -100,26 +105,16 @@ class Topic:
         """Takes the topic over and recovers its cursors. Raises TopicNotFound, TopicBusy."""
         existed = await self.ledger.open(create=create)
         if self.ledger.list.record.deleting:
-            await self._delete_rest()
+            await self._delete_rest(self.export)
             existed = await self.ledger.open(create=create)
-        await self.export.load(taken_over=existed)
-        await self.recovery.run(await self._components.metadata.children(cursors_path(self.name)))
+        metadata = self._components.metadata
+        if existed:
+            self._leases.taken_over()
+            staged = await metadata.children(staged_path(self.name), limit=1)
+            if staged or self.ledger.list.record.publishing:
+                await self.export.load()
+        await self.recovery.run(await metadata.children(cursors_path(self.name)))
         self._check_served()  # a cursor may have met another owner
-
-    def _durable_cursor(self, name: str) -> Cursor:
-        """To be recovered or deleted."""
-        return self._cursor(name, AckState(self.ledger.list, (0, 0, 0)))
-
-    def _cursor(self, name: str | None, state: AckState) -> Cursor:
-        components = self._components
-        return Cursor(
-            None if name is None else cursor_path(self.name, name),
-            state,
-            components.metadata,
-            components.ledgers,
-            self._settings,
-            self.ledger.fence,
-        )
 
     def _attach(self, name: str, cursor: Cursor) -> Subscription:
         components = self._components
@@ -136,12 +131,22 @@ class Topic:
         self.subscriptions[name] = subscription
         return subscription
 
+    @property
+    def export(self) -> TopicExport:
+        """What it offers to those who go to its ledgers themselves. Raises TopicNotServed."""
+        if self._export is None:
+            self._check_served()
+            self._export = TopicExport(
+                self.name, self.ledger, self._leases, self.retention.lowest, self._components
+            )
+        return self._export
+
     # --- publishing --------------------------------------------------------------------------------------------------
 
     async def open_producer(
         self, name: str, *, epoch: int, access_mode: str, new_port: Callable[[int], ProducerPort]
     ) -> ProducerSession:
-        """A session to publish with; `new_port` makes its port, told the epoch. Waits as rule 33 wants.
+        """A session to publish with; `new_port` makes its port, given the epoch. Waits as rule 33 wants.
 
         Raises ProducerBusy, Unsupported, TopicNotServed.
         """
@@ -185,10 +190,10 @@ class Topic:
             self._loop.call_soon(self._append)
 
     def _append(self) -> None:
-        """End of the turn: entries go to the ledger while it takes them; then those confirmed are told."""
+        """End of the turn: entries go to the ledger while it takes them; before that those confirmed are receipted."""
         self._append_scheduled = False
-        if self._told:
-            self._tell()
+        if self._confirmed_entries:
+            self._send_receipts()
         ledger, coalescer = self.ledger, self._coalescer
         while coalescer:
             if not ledger.accepting:
@@ -200,16 +205,16 @@ class Topic:
             ledger.append(entry.encode(ledger.next_message, now), entry.messages, now, entry)
 
     def _confirmed(self, ledger_id: int, entry_id: int, data: bytes | None, entry: GatheredEntry) -> None:
-        self._told.append((ledger_id, entry_id, data, entry))
+        self._confirmed_entries.append((ledger_id, entry_id, data, entry))
         self._append_soon()
 
-    def _tell(self) -> None:
+    def _send_receipts(self) -> None:
         """Receipts for all entries of one wake-up, one call per producer; then they are dispatched."""
-        told, self._told = self._told, []
+        confirmed, self._confirmed_entries = self._confirmed_entries, []
         sessions: dict[int, ProducerSession] = {}
         released = 0
         cached = len(self._readers) > 0
-        for ledger_id, entry_id, data, entry in told:
+        for ledger_id, entry_id, data, entry in confirmed:
             released += entry.size
             for run in entry.runs:
                 session = run.session
@@ -225,7 +230,7 @@ class Topic:
                 closed = True
             else:
                 session.port.receipts(rows)
-            session.settled(len(rows))
+            session.finished(len(rows))
         if closed:
             self.producers.sweep()
         self._release(released)
@@ -259,7 +264,7 @@ class Topic:
         return await self.ledger.read(ledger_id, first, max_bytes=max_bytes)
 
     def _drop_before(self, slowest: EntryKey | None) -> None:
-        """Drops from the cache what every reader has passed."""
+        """Drops from the cache what no reader will ask for again."""
         if slowest is None:
             self._cache.clear()
         else:
@@ -326,7 +331,7 @@ class Topic:
 
     async def _create_subscription(self, name: str, start: Start, *, durable: bool) -> Subscription:
         position = await self.find(start)
-        cursor = self._cursor(name if durable else None, AckState(self.ledger.list, position))
+        cursor = self.ledger.cursor(name if durable else None, position)
         try:
             await cursor.create(self._clock.now_ms())
         except AlreadyExists:
@@ -336,7 +341,7 @@ class Topic:
                 await cursor.recover(self.ledger.list)
             else:
                 await cursor.delete()
-                cursor = self._cursor(name if durable else None, AckState(self.ledger.list, position))
+                cursor = self.ledger.cursor(name if durable else None, position)
                 await cursor.create(self._clock.now_ms())
         return self._attach(name, cursor)
 
@@ -380,12 +385,12 @@ class Topic:
             if by is not None:
                 subscription.remove_consumer(by)
             self.subscriptions.pop(name, None)
-            # Not to be left half done when the caller's connection breaks.
+            # Goes on to its end when the caller's connection breaks.
             await asyncio.shield(self._background(subscription.delete()))
 
     async def last_message_id(self) -> MessageId | None:
         """The last confirmed message, None if the topic holds none."""
-        for info in reversed(self.ledger.list.record.ledgers):
+        for info in reversed(self.ledger.list.ledgers):
             if info.entries:
                 last = info.entries - 1
                 return MessageId(
@@ -401,44 +406,58 @@ class Topic:
 
     def maintain(self) -> None:
         """The regular round."""
-        if self._gone is None:
-            self._maintenance.round()
+        if self._not_served is None:
+            if self.in_use:
+                self.used_at = self._loop.time()
+            self._maintenance.round(None if self._export is None else self._export.staging)
+
+    @property
+    def in_use(self) -> bool:
+        """False if unloading the topic now would disturb nobody."""
+        return bool(
+            len(self.producers)
+            or any(subscription.consumers for subscription in self.subscriptions.values())
+            or self.publish_budget.used
+            or self._tasks
+            or self._leases.count()
+            or (self._export is not None and len(self._export.staging))
+        )
 
     async def trimmed(self) -> None:
         """A trimming that was under way is over; those that follow heed every cursor and lease that is there now."""
         await self._maintenance.trimmed()
 
     @property
-    def gone(self) -> MagnetarError | None:
+    def not_served(self) -> MagnetarError | None:
         """Why the topic is not served here any more; None while it is."""
-        return self._gone
+        return self._not_served
 
     # --- ending ------------------------------------------------------------------------------------------------------
 
     def _check_served(self) -> None:
-        if self._gone is not None:
-            raise self._gone
+        if self._not_served is not None:
+            raise self._not_served
 
     def _fenced(self, error: MagnetarError) -> None:
         """Another owner: fail what is queued, send everybody away."""
-        if self._gone is None:
-            self._gone = error
-            self._on_gone(self)
+        if self._not_served is None:
+            self._not_served = error
+            self._on_fenced(self)
             self._fail_queued(error)
             self.producers.close_all(error)
             self._ending = self._loop.create_task(self._end_subscriptions(error, fenced=True))
 
     def _fail_queued(self, error: MagnetarError) -> None:
-        """Everything queued or appended and not confirmed: its producers are told the first sequence id."""
-        if self._told:
-            self._tell()
+        """Everything queued or appended and not confirmed: their producers get the first sequence id."""
+        if self._confirmed_entries:
+            self._send_receipts()
         entries = self.ledger.abandon() + self._coalescer.clear()
         for entry in entries:
             for run in entry.runs:
                 run.session.fail(run.sequence_id, error)
         for entry in entries:
             for run in entry.runs:
-                run.session.settled(1)
+                run.session.finished(1)
         self._release(sum(entry.size for entry in entries))
         self.producers.sweep()
 
@@ -451,11 +470,11 @@ class Topic:
         self._cache.clear()
 
     async def close(self, *, drain_seconds: float = 5.0) -> None:
-        """Waits for what is queued (at most so long), tells everybody, writes cursors and the ledger list."""
-        already = self._gone
+        """Waits for what is queued (at most so long), sends everybody away, writes cursors and the ledger list."""
+        already = self._not_served
         if already is None:
             error = ServiceNotReady(f"topic {self.name} is being closed here; look it up again")
-            self._gone = error
+            self._not_served = error
             self.producers.stop()
             if self.publish_budget.used:
                 self._drained = self._loop.create_future()
@@ -467,16 +486,23 @@ class Topic:
             await self._ending
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
-        assert self._gone is not None
-        await self.export.stop(self._gone)
+        assert self._not_served is not None
+        await self._stop(self._not_served)
+
+    async def _stop(self, error: MagnetarError) -> None:
+        """Ends what changes the log, and closes it."""
+        export = self._export
+        if export is not None:
+            await export.stop(error)
         await self.ledger.close()
-        await self.export.attachments.stop()
+        if export is not None:
+            await export.attachments.stop()
         await self._maintenance.stop()
 
     async def abandon(self) -> None:
         """Loading failed: lets go of what was begun, writes nothing."""
-        self._gone = self._gone or TopicBusy(f"topic {self.name} could not be loaded")
-        await self._end_subscriptions(self._gone, fenced=True)
+        self._not_served = self._not_served or TopicBusy(f"topic {self.name} could not be loaded")
+        await self._end_subscriptions(self._not_served, fenced=True)
         await self.ledger.close()
 
     async def delete(self, *, force: bool) -> None:
@@ -488,23 +514,21 @@ class Topic:
                 f"topic {self.name} has {len(self.producers)} producer(s) and {consumers} consumer(s); "
                 "close them or use force"
             )
-        self._gone = error = TopicNotFound(f"topic {self.name} was deleted")
+        export = self.export
+        self._not_served = error = TopicNotFound(f"topic {self.name} was deleted")
         self._fail_queued(error)
         self.producers.close_all(error)
         await self._end_subscriptions(error, fenced=True)
-        await self.export.stop(error)
-        await self.ledger.close()
-        await self.export.attachments.stop()
-        await self._maintenance.stop()
+        await self._stop(error)
         await self.ledger.mark_deleting()
-        await self._delete_rest()
+        await self._delete_rest(export)
 
-    async def _delete_rest(self) -> None:
+    async def _delete_rest(self, export: TopicExport) -> None:
         metadata = self._components.metadata
         for name in await metadata.children(cursors_path(self.name)):
-            cursor = self._durable_cursor(name)
+            cursor = self.ledger.cursor(name)
             with contextlib.suppress(DataDirectoryError):  # can be deleted all the same
                 await cursor.adopt()
             await cursor.delete()
-        await self.export.staging.delete_all()
+        await export.staging.delete_all()
         await self.ledger.delete()

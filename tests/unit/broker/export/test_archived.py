@@ -186,7 +186,7 @@ async def test_what_somebody_needs_is_kept_with_all_after_it(bookies: Bookies, l
         assert (await kept())[0] == 2
         answer = await archive(client, rows[:5], lease="mine")
         assert (answer["archived"], answer["kept"][0]) == (2, rows[2][0])
-        assert len((await record_of(bookies)).archived) == 2
+        assert (await record_of(bookies)).archives == [(AT, rows[1][0])]
         await slow.ask(c.DeleteSubscription, "orders", "slow", True)
         assert (await archive(client, rows[:5], lease="mine"))["archived"] == 3
 
@@ -260,7 +260,7 @@ async def test_ledgers_that_are_not_what_was_archived_are_refused(
         ):
             with pytest.raises(InvalidArgument, match=match):
                 await client.ask(c.ArchiveLedgers, "orders", at, payload=msgpack.packb(payload))
-        assert (await record_of(bookies)).archived == []
+        assert (await record_of(bookies)).archives == []
         await archive(client, rows[:1])
         with pytest.raises(InvalidArgument, match=f"archived already, at {AT}"):
             await archive(client, rows[:2], "file:///elsewhere")
@@ -272,7 +272,7 @@ async def test_ledgers_that_are_not_what_was_archived_are_refused(
         assert await archive(client, rows[:1], "s3://new", moved=True) == moved
         after = await rows_of(client)
         assert after == [[*before[0][:10], "s3://new"], *before[1:]]
-        assert [one.location for one in (await record_of(bookies)).archived] == ["s3://new", AT]
+        assert [one.location for one in (await record_of(bookies)).archives] == ["s3://new", AT]
         assert (await archive(client, rows[:1], "s3://new", moved=True))["known"] == 1
         with pytest.raises(TopicNotFound):
             await client.ask(c.ArchiveLedgers, "missing", AT, payload=msgpack.packb([]))

@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from magnetar.broker.log.segment import State
+from magnetar.broker.log.open_ledger import State
 from magnetar.ledger import LedgerClient
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
@@ -302,7 +302,7 @@ async def test_rule_23_a_conflict_while_attaching_fences(bookies: Bookies, ledge
             await job.attach(0, row)
         assert caught.value.retryable
         assert old_topic.ledger.state in (State.FENCED, State.CLOSED)
-        assert topic.ledger.list.record.ledgers == []
+        assert topic.ledger.list.ledgers == []
         # The new owner knows the staged ledger, although it was there before it was asked.
         driver = Job(bookies, new)
         assert (await driver.attach(0, row))["attached"]

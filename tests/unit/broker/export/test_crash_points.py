@@ -143,7 +143,7 @@ async def test_a_crash_while_staging_leaves_nothing_that_is_not_swept(takes_effe
         with contextlib.suppress(asyncio.CancelledError):
             await staging
         ledgers = ledger_client(bookies, bookies.metadata)
-        async with export_broker(bookies, ledgers) as successor:
+        async with export_broker(bookies, ledgers, topic_idle_unload_ms=0) as successor:
             topic = await successor.topic(TOPIC, create=False)
             await asyncio.sleep(successor.settings.staged_ttl_ms / 1000 + 1)
             await topic.export.staging.sweep()

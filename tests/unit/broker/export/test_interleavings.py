@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.segment import State
+from magnetar.broker.log.open_ledger import State
 from magnetar.ledger import LedgerClient
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
@@ -306,7 +306,7 @@ async def test_a_lease_that_comes_while_a_trimming_waits_is_heeded(
     async with export_broker(bookies, ledgers, max_ledger_entries=1) as broker:
         client = await consumed(broker, 4)
         topic = loaded(broker)
-        ids = [info.ledger_id for info in topic.ledger.list.record.ledgers]
+        ids = [info.ledger_id for info in topic.ledger.list.ledgers]
         async with topic.ledger._list_lock:
             topic.maintain()
             await settle()
@@ -322,7 +322,7 @@ async def test_a_lease_that_comes_while_a_trimming_is_stored_is_told_what_is_lef
     async with export_broker(bookies, ledgers, max_ledger_entries=1) as broker:
         client = await consumed(broker, 4)
         topic = loaded(broker)
-        ids = [info.ledger_id for info in topic.ledger.list.record.ledgers]
+        ids = [info.ledger_id for info in topic.ledger.list.ledgers]
         held = (await client.ask(c.KeepLedgers, "orders", "", 60_000, ids[2]))["lease"]
         gate.shut("put", "/topics")
         topic.maintain()

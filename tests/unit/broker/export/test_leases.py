@@ -33,26 +33,32 @@ def leases(**settings: Any) -> tuple[Leases, Time]:
     return Leases(BrokerSettings(**settings), time), time
 
 
+def first(held: Leases) -> int:
+    lease = held.lowest()
+    assert lease is not None
+    return lease.first
+
+
 def test_a_lease_ends_with_its_time_and_the_lowest_one_counts() -> None:
     held, time = leases(max_lease_ms=10_000)
-    assert held.settled
-    assert held.mark() is None
+    assert held.all_known
+    assert held.lowest() is None
     assert held.keep("a", 99_000, 7) == (10_000, 7)
     assert held.keep("b", 2_000, 3) == (2_000, 3)
-    assert held.mark() == (3, 0, 0)
+    assert first(held) == 3
     time.now = 2.0
-    assert held.mark() == (7, 0, 0)
+    assert first(held) == 7
     assert held.keep("a", 1_000, -1) == (1_000, 7), "as it is"
-    assert held.mark() == (7, 0, 0)
+    assert first(held) == 7
     held.keep("a", 1_000, 9)
-    assert held.mark() == (9, 0, 0)
+    assert first(held) == 9
     held.keep("all", 1_000, -1)
-    assert held.mark() == (0, 0, 0)
+    assert first(held) == -1
     held.release("all")
     held.release("unknown")
     time.now = 3.0
     assert held.count() == 0
-    assert held.mark() is None
+    assert held.lowest() is None
 
 
 def test_leases_are_bounded_and_their_names_checked() -> None:
@@ -75,11 +81,11 @@ def test_who_takes_over_waits_for_the_longest_lease() -> None:
     held, time = leases(max_lease_ms=5_000)
     time.now = 100.0
     held.taken_over()
-    assert not held.settled
+    assert not held.all_known
     time.now = 104.999
-    assert not held.settled
+    assert not held.all_known
     time.now = 105.0
-    assert held.settled
+    assert held.all_known
 
 
 @pytest.fixture

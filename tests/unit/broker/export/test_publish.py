@@ -335,12 +335,11 @@ async def test_a_ledger_is_trimmed_with_the_batches_in_it_and_they_are_still_kno
 def test_the_record_of_published_batches_is_kept_in_every_detail() -> None:
     from magnetar.broker.log.records import AttachedQuery, PublishedBatch
 
-    record = TopicRecord(
-        attached={"q": AttachedQuery(3, 1, 2)},
-        publishing={
-            "q": PublishedBatch(4, 5, 6, 7, 8, b"0123456789abcdef"),
-            "r": PublishedBatch(0, 1, 2, 3, 4, b"fedcba9876543210", True),
-        },
-    )
+    record = TopicRecord.new(0)
+    record.attached = {"q": AttachedQuery(3, 1, 2)}
+    record.publishing = {
+        "q": PublishedBatch(4, 5, 6, 7, 8, b"0123456789abcdef"),
+        "r": PublishedBatch(0, 1, 2, 3, 4, b"fedcba9876543210", True),
+    }
     assert TopicRecord.decode(record.encode(), "") == record
     assert (record.last_batch("q"), record.last_batch("r"), record.last_batch("s")) == (3, 0, -1)

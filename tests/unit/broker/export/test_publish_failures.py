@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.log.managed_ledger import ManagedLedger
-from magnetar.broker.log.segment import State
+from magnetar.broker.log.open_ledger import State
 from magnetar.ledger import LedgerClient
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
@@ -118,7 +118,7 @@ async def test_a_ledger_that_fails_in_the_middle(
         for bookie in bookies.values():
             bookie.forget_held()
         # The writer gives up, as when no bookie is left for an ensemble change, and cannot close the ledger either.
-        segment = loaded(broker).ledger._segment
+        segment = loaded(broker).ledger._open_ledger
 
         async def close() -> None:
             raise BookieUnavailable("gone")

@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from magnetar.broker.log import ledger_list
 from magnetar.ledger import LedgerClient
 from magnetar.proto import commands as c
 from magnetar.proto.errors import MagnetarError
@@ -192,10 +193,8 @@ class Walk:
         topic.maintain()
         await topic.trimmed()
         if lease is not None:
-            first = (
-                topic.ledger.list.record.ledgers[0].ledger_id if topic.ledger.list.record.ledgers else None
-            )
-            assert first == lease["first"] or topic.export.leases.mark() is None
+            first = topic.ledger.list.ledgers[0].ledger_id if topic.ledger.list.ledgers else None
+            assert first == lease["first"] or topic.export.leases.lowest() is None
         await consumer.ask(c.Unsubscribe, 5)
 
     async def _archive(self, broker: Any) -> None:
@@ -241,7 +240,7 @@ class Walk:
         await self.client.confirmed(self.sent)
         topic = broker.topics[str(TOPIC)]
         list_ = topic.ledger.list
-        kept = list_.record.ledgers
+        kept = list_.ledgers
         total = list_.message_count - (kept[0].first_index if kept else list_.message_count)
         found = await read_all(broker, total) if total else []
         published = [value for value in found if not value.startswith(b"q")]
@@ -269,7 +268,12 @@ class Walk:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("small", [False, True], ids=["attached", "published"])
-async def test_a_random_walk(seed: int, small: bool) -> None:
+@pytest.mark.parametrize("segments", [False, True], ids=["head", "segments"])
+async def test_a_random_walk(seed: int, small: bool, segments: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`segments`: of two ledgers each, so that most of the list stands in them."""
+    if segments:
+        monkeypatch.setattr(ledger_list, "HEAD_LEDGERS", 1)
+        monkeypatch.setattr(ledger_list, "SEGMENT_LEDGERS", 2)
     try:
         await Walk(seed, small).run()
     except MagnetarError as error:

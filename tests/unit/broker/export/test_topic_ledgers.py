@@ -105,10 +105,10 @@ async def test_a_list_of_ten_thousand_ledgers_comes_in_pages_that_fit() -> None:
     metadata = MemoryMetadataStore()
     list_ = LedgerList(TOPIC, metadata)
     encoded = LedgerMetadata.create(Striping(3, 3, 2), ("b1", "b2", "b3"), 1_000, {"kind": "topic"}).encode()
+    await list_.load(create_ms=1)
+    await list_.commit(append=[LedgerInfo(number, number, 1, 1, 1, 1, 1, True) for number in range(10_000)])
     for number in range(10_000):
-        list_.record.ledgers.append(LedgerInfo(number, number, 1, 1, 1, 1, 1, True))
         await metadata.create(ledger_path(number), encoded)
-    list_.index()
     bookies = StaticBookies(["b1:1", "b2:1"])
     found: list[int] = []
     after = -1
@@ -125,11 +125,10 @@ async def test_a_list_of_ten_thousand_ledgers_comes_in_pages_that_fit() -> None:
 async def test_pages_are_bounded_in_bytes_and_lost_metadata_is_told() -> None:
     metadata = MemoryMetadataStore()
     list_ = LedgerList(TOPIC, metadata)
-    for number in range(4):
-        list_.record.ledgers.append(LedgerInfo(number, number, 1, 1, 1, 1, 1, True))
-        if number != 1:
-            await metadata.create(ledger_path(number), bytes(600_000))
-    list_.index()
+    await list_.load(create_ms=1)
+    await list_.commit(append=[LedgerInfo(number, number, 1, 1, 1, 1, 1, True) for number in range(4)])
+    for number in (0, 2, 3):
+        await metadata.create(ledger_path(number), bytes(600_000))
     page = await topic_ledgers(list_, metadata, None, after=-1, count=10)
     assert [(row[0], len(row[9])) for row in page["ledgers"]] == [(0, 600_000), (1, 0)]
     assert page["more"]
@@ -137,12 +136,12 @@ async def test_pages_are_bounded_in_bytes_and_lost_metadata_is_told() -> None:
     page = await topic_ledgers(list_, metadata, StaticBookies(["b1:1"]), after=2, count=10)
     assert [row[0] for row in page["ledgers"]] == [3]
     assert not page["more"]
-    list_.record.ledgers.pop()
 
     class Trimming(MemoryMetadataStore):
         async def get(self, path: str) -> Any:
-            list_.index()
+            if list_.info(2) is not None:
+                await list_.commit(trim=3)
             return None
 
     page = await topic_ledgers(list_, Trimming(), None, after=1, count=10)
-    assert [row[0] for row in page["ledgers"]] == [2], "a ledger that is trimmed meanwhile is passed over"
+    assert [row[0] for row in page["ledgers"]] == [3], "a ledger that is trimmed meanwhile is passed over"

@@ -19,8 +19,9 @@ every acknowledgement; knowing which entry follows the last one of a ledger take
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
+
+import msgspec
 
 from .ranges import IndexRanges, Range
 
@@ -28,6 +29,14 @@ Position = tuple[int, int, int]
 EntryKey = tuple[int, int]
 
 FORMAT = 1
+
+
+class Snapshot(msgspec.Struct, tag_field="format", tag=FORMAT):
+    """An `AckState` as it is stored (FORMATS.md); ranges are [first, last, first, last, ...]."""
+
+    mark_delete: Position
+    entries: list[tuple[int, list[int]]]  # by ledger
+    partial: list[tuple[int, int, list[int]]]  # by ledger and entry
 
 
 class Topology(Protocol):
@@ -187,23 +196,21 @@ class AckState:
                 if not part:
                     del self.partial[ledger, entry]
 
-    def snapshot(self) -> dict[str, Any]:
-        """Plain values that `restore` takes back: [first, last, ...] per ledger and per entry (FORMATS.md)."""
-        return {
-            "format": FORMAT,
-            "mark_delete": list(self.mark_delete),
-            "entries": [[ledger, _flat(ranges)] for ledger, ranges in sorted(self.entries.items())],
-            "partial": [[*key, _flat(ranges)] for key, ranges in sorted(self.partial.items())],
-        }
+    def snapshot(self) -> Snapshot:
+        """What `restore` takes back."""
+        return Snapshot(
+            self.mark_delete,
+            [(ledger, _flat(ranges)) for ledger, ranges in sorted(self.entries.items())],
+            [(*key, _flat(ranges)) for key, ranges in sorted(self.partial.items())],
+        )
 
     @classmethod
-    def restore(cls, topology: Topology, snapshot: Mapping[str, Any]) -> AckState:
-        """Inverse of `snapshot`. Raises KeyError, TypeError or ValueError for what is not one."""
-        ledger, entry, index = snapshot["mark_delete"]
-        state = cls(topology, (ledger, entry, index))
-        for ledger, flat in snapshot["entries"]:
+    def restore(cls, topology: Topology, snapshot: Snapshot) -> AckState:
+        """Inverse of `snapshot`."""
+        state = cls(topology, snapshot.mark_delete)
+        for ledger, flat in snapshot.entries:
             state.entries[ledger] = _ranges(flat)
-        for ledger, entry, flat in snapshot["partial"]:
+        for ledger, entry, flat in snapshot.partial:
             state.partial[ledger, entry] = _ranges(flat)
             state._partial_ranges += len(flat) // 2
         state._advance()

@@ -87,14 +87,14 @@ class IndexRanges:
         if low >= high:
             return 0
         removed = sum(ends[low:high]) - sum(starts[low:high]) + high - low
-        kept: list[Range] = []
+        left: list[Range] = []
         if starts[low] < first:
-            kept.append((starts[low], first - 1))
+            left.append((starts[low], first - 1))
         if ends[high - 1] > last:
-            kept.append((last + 1, ends[high - 1]))
-        starts[low:high] = [start for start, _ in kept]
-        ends[low:high] = [end for _, end in kept]
-        return removed - sum(end - start + 1 for start, end in kept)
+            left.append((last + 1, ends[high - 1]))
+        starts[low:high] = [start for start, _ in left]
+        ends[low:high] = [end for _, end in left]
+        return removed - sum(end - start + 1 for start, end in left)
 
     def covers(self, first: int, last: int) -> bool:
         """True if all of first..last are in the set."""

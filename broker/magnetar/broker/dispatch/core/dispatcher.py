@@ -16,7 +16,6 @@ lookups in the topic.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 
 from magnetar.proto.entry import Entry
@@ -81,7 +80,7 @@ class DispatchCore:
         self._settings = settings
         self._counters = counters
         self._durable = durable
-        self._out: deque[Instruction] = deque()  # decided, not yet polled
+        self._out: list[Instruction] = []  # a few: decided, not yet polled
         self.consumers: list[Consumer] = []
         self.type = ""  # of the consumers that there are, or were last
         self._selector: Selector | None = None  # None until the first consumer
@@ -312,7 +311,7 @@ class DispatchCore:
         out = self._out
         for _ in range(MAX_STEPS):
             if out:
-                return out.popleft()
+                return out.pop(0)
             selector = self._selector
             if self.paused or self._closed:
                 self.stop = Stop.CLOSED if self._closed else Stop.PAUSED

@@ -18,7 +18,6 @@ delivered again. An answer that nobody waits for any more is dropped, and what i
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -124,7 +123,7 @@ class EntrySource:
         settings: BrokerSettings,
         budget: ByteBudget,
         counters: DispatchCounters,
-        out: deque[Instruction],
+        out: list[Instruction],
     ) -> None:
         self._log = log
         self._settings = settings

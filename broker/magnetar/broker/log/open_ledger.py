@@ -1,4 +1,4 @@
-"""The parts of a managed ledger: its states, what it tells the topic, the open ledger, what is appended to it."""
+"""The parts of a managed ledger: its states, what the topic hears of it, the open ledger, what is appended to it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from magnetar.proto.entry import Entry
@@ -19,7 +20,7 @@ from .records import LedgerInfo
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-EntryDone = Callable[["Segment", int, bytes | None, MagnetarError | None], None]
+EntryDone = Callable[["OpenLedger", int, bytes | None, MagnetarError | None], None]
 
 
 class State(enum.Enum):
@@ -33,7 +34,7 @@ class State(enum.Enum):
 
 
 class LedgerEvents(NamedTuple, Generic[T]):
-    """What the topic is told. `confirmed` gets (ledger, entry, stored bytes or None, what was given to `append`)."""
+    """What the topic hears. `confirmed` gets (ledger, entry, stored bytes or None, what was given to `append`)."""
 
     confirmed: Callable[[int, int, bytes | None, T], None]
     ready: Callable[[], None]  # appending is possible (again)
@@ -41,28 +42,19 @@ class LedgerEvents(NamedTuple, Generic[T]):
     fenced: Callable[[MagnetarError], None]
 
 
+@dataclass(slots=True, eq=False)
 class PendingEntry(Generic[T]):
-    """An entry that is appended and not confirmed. `place`: gets the ledger and entry that it is confirmed at."""
+    """An entry that is appended and not confirmed."""
 
-    __slots__ = ("append_time_ms", "context", "entry_id", "messages", "payload", "place")
-
-    def __init__(
-        self,
-        payload: bytes,
-        messages: int,
-        append_time_ms: int,
-        context: T,
-        place: asyncio.Future[tuple[int, int]] | None = None,
-    ) -> None:
-        self.payload = payload
-        self.messages = messages
-        self.append_time_ms = append_time_ms
-        self.context = context
-        self.place = place
-        self.entry_id = -1
+    payload: bytes
+    messages: int
+    append_time_ms: int
+    context: T
+    place: asyncio.Future[tuple[int, int]] | None = None  # gets the ledger and entry that it is confirmed at
+    entry_id: int = -1
 
     def abandon(self, topic: TopicName) -> T:
-        """It will not be confirmed here: the context, for whoever has to be told."""
+        """It will not be confirmed here. Returns the context, for those who wait for it."""
         if self.place is not None and not self.place.done():
             self.place.set_exception(
                 TopicNotServed(f"topic {topic} is not served here any more; look it up again")
@@ -82,7 +74,7 @@ async def measure(info: LedgerInfo, reader: Reads, last: int) -> None:
         info.first_append_ms = Entry(data, LEDGER_ENTRY_HEADER_BYTES).append_time_ms
 
 
-class Segment:
+class OpenLedger:
     """The open ledger. `live` False: it was left, and whatever it still reports is ignored (rule 24)."""
 
     __slots__ = ("_done", "_recovering", "info", "live", "next_message", "opened_ms", "writer")
@@ -101,7 +93,7 @@ class Segment:
         if self.live:
             self._done(self, entry_id, entry, error)
 
-    async def settle(self, ledgers: Ledgers) -> int:
+    async def close(self, ledgers: Ledgers) -> int:
         """Closes the ledger and returns its last entry. LedgerFenced: another owner did, or is about to.
 
         What its writer cannot close is recovered, the way a new owner would do it, in later attempts as well: that fences
