@@ -27,9 +27,10 @@ For writing: `service_url`, `topic`, `timeout_s`, and
 
 compression            none, lz4 or zstd (none)
 max_message_bytes      of a value and its key; not above that of the service (5m)
-query                  streams: names the query in place of Spark's id, for a checkpoint that is begun anew
 query, batch           `df.write`, also in foreachBatch: name a write that is done once, however often it is run; the
-                       numbers of a query rise
+                       numbers of a query rise, and each write of a batch has a query of its own
+repeated_batch         a batch whose number the topic has: `compare` finds it done if its rows are the same and fails
+                       otherwise; `done` goes by the number alone, for rows that come out differently each time (compare)
 value_format           json, msgpack or avro: all columns but `key`, `properties`, `event_time` and the topic's own become
                        fields of the value (binary: the column `value` is written as it is)
 value_schema           avro: the schema to write with, in Avro's JSON
@@ -119,11 +120,12 @@ class ReadOptions:
 
 
 WRITE_OPTIONS: Final = (
-    "service_url", "topic", "path", "timeout_s", "compression", "max_message_bytes", "query", "batch",
-    "checkpointlocation",
+    "service_url", "topic", "path", "timeout_s", "compression", "max_message_bytes", "query", "batch", "repeated_batch",
+    "checkpointlocation", "queryname",  # Spark's own, which it hands on
     "value_format", "value_schema", "value_prefix",
 )  # fmt: skip
 COMPRESSIONS: Final = ("none", "lz4", "zstd")
+REPEATED_BATCH: Final = ("compare", "done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +138,8 @@ class WriteOptions:
     compression: str = "none"
     max_message_bytes: int = 5 << 20
     query: str = ""
-    batch: int = -1  # not told
+    batch: int = -1  # not set
+    repeated_batch: str = "compare"
     value_format: str = "binary"
     value_schema: str = ""
     value_prefix: str = ""
@@ -161,6 +164,7 @@ class WriteOptions:
             max_message_bytes=_size("max_message_bytes", told.get("max_message_bytes", "5m"), 1),
             query=told.get("query", ""),
             batch=_batch(told),
+            repeated_batch=_one_of("repeated_batch", told.get("repeated_batch", "compare"), REPEATED_BATCH),
             value_format=value_format,
             value_schema=value_schema,
             value_prefix=value_prefix,

@@ -12,11 +12,13 @@ value (a tombstone), and so comes back as it was read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
@@ -42,6 +44,8 @@ BATCH_ROWS = 10_000
 ENTRY_BYTES = 512 << 10
 ROW_BYTES = 16
 # A number without a type costs fifty times as much: pyarrow looks for dateutil and pandas first.
+_NOTHING, _NO_KEY = pa.scalar(b"", pa.binary()), xxhash.xxh3_64_intdigest(b"")
+CONTENT_MODULUS = 1 << 64
 _NO_BYTES, _ROW_BYTES = pa.scalar(0, pa.int64()), pa.scalar(ROW_BYTES, pa.int64())
 
 
@@ -131,6 +135,12 @@ class Packer:
         self._compression = compression
         self._max_message_bytes = max_message_bytes
         self.messages = 0
+        self._digest = 0
+
+    @property
+    def content(self) -> int:
+        """A digest of the rows, whatever their order and whichever tasks wrote them: those of tasks are added up, modulo 2**64."""
+        return self._digest % CONTENT_MODULUS
 
     def pack(self, rows: pa.RecordBatch, now_ms: int) -> Iterator[PackedEntry]:
         """Entries of about ENTRY_BYTES, in the order of the rows. Raises InvalidArgument for a row that is too large."""
@@ -149,15 +159,19 @@ class Packer:
 
     def _entry(self, rows: pa.RecordBatch, now_ms: int) -> PackedEntry:
         columns = rows.schema.names
-        values = rows.column("value").cast(pa.binary())
-        keys = _keys(rows)
+        values = rows.column("value").cast(pa.binary()).to_pylist()
+        key_column = _keys(rows)
+        keys = None if key_column is None else key_column.to_pylist()
+        properties = _properties(rows.column("properties")) if "properties" in columns else None
+        event_times_ms = _times_ms(rows.column("event_time")) if "event_time" in columns else None
+        self._digest += _digest_of(values, key_column, properties, event_times_ms)
         batch = encode_batch(
-            values.to_pylist(),
+            values,
             sequence_id=self.messages,
             publish_time_ms=now_ms,
-            keys=None if keys is None else keys.to_pylist(),
-            properties=_properties(rows.column("properties")) if "properties" in columns else None,
-            event_times_ms=_times_ms(rows.column("event_time")) if "event_time" in columns else None,
+            keys=keys,
+            properties=properties,
+            event_times_ms=event_times_ms,
             compression=self._compression,
         )
         payload = encode_entry(
@@ -165,6 +179,27 @@ class Packer:
         )
         self.messages += len(values)
         return PackedEntry(payload, len(values))
+
+
+def _digest_of(
+    values: Sequence[bytes | None],
+    keys: pa.Array | None,
+    properties: Sequence[Any] | None,
+    event_times_ms: Sequence[int | None] | None,
+) -> int:
+    """The sum of the rows' digests, each of a row's value with its key as seed: 50 ns a row, 150 with keys."""
+    digest = xxhash.xxh3_64_intdigest
+    if None in values:
+        values = [value or b"" for value in values]
+    # Whether a run of rows has a column at all must not matter: with other tasks the runs are others.
+    seeds: Iterable[int] = repeat(_NO_KEY)
+    if keys is not None:
+        seeds = map(digest, pc.fill_null(keys.cast(pa.binary()), _NOTHING).to_pylist())
+    total = sum(map(digest, values, seeds))
+    for column in (properties, event_times_ms):
+        if column is not None:
+            total += sum(digest(repr(one).encode()) for one in column if one)
+    return total
 
 
 def _keys(rows: pa.RecordBatch) -> pa.Array | None:

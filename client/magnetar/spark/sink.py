@@ -1,9 +1,11 @@
 """`write` and `writeStream`: each task writes a ledger of its own, the driver's commit attaches them all at once.
 
-What a batch is called decides what "exactly once" means: a stream's batches are (query id, batch id), which Spark repeats
-after a crash, so a batch that was attached before is found done. A batch write is called by chance: whoever runs it twice
-writes twice, as with files, unless the options `query` and `batch` name it. A task that Spark runs twice writes two ledgers;
-one of them is named to the commit, the other goes with the discard that follows it.
+What a batch is called decides what "exactly once" means. A stream's batches are (query id, batch id): Spark repeats the last
+one after a crash, and it is found done. A new checkpoint has a new id. A batch write is called by chance: whoever runs it
+twice writes twice, as with files, unless the options `query` and `batch` name it; in foreachBatch the stream's id is part of
+that name. Whether a batch is done says the broker, by its number and by a digest of its rows (`packing`), so two writes that
+share a name by mistake are an error and lose nothing. A task that Spark runs twice writes two ledgers; one of them is named
+to the commit, the other goes with the discard that follows it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from magnetar.proto.errors import InvalidArgument, MagnetarError, RetryableError
 
 from .doors import doors
 from .options import WriteOptions
-from .packing import Packer, check_written
+from .packing import CONTENT_MODULUS, Packer, check_written
 from .service import asking, asking_once, connected
 from .staged import DISCARD_TIMEOUT_S, staged_ledger
 from .values import ColumnEncoder
@@ -49,6 +51,7 @@ class WrittenLedger(WriterCommitMessage):
     messages: int
     first_ms: int
     last_ms: int
+    content: int  # digest of the rows
 
     @property
     def transaction(self) -> str:
@@ -73,7 +76,7 @@ async def _write(
 ) -> WrittenLedger:
     first = next((one for one in rows if one.num_rows), None)
     if first is None:
-        return WrittenLedger(query, batch, -1, 0, 0, 0)
+        return WrittenLedger(query, batch, -1, 0, 0, 0, 0)
     context = TaskContext.get()
     part = context.partitionId() if context else 0
     async with (
@@ -95,7 +98,9 @@ async def _write(
             # In a thread: while Spark computes the next rows, however long, what is staged goes on being renewed.
             one = await asyncio.to_thread(next, rows, None)
         await ledger.close()
-        return WrittenLedger(query, batch, ledger.ledger_id, packer.messages, first_ms, last_ms)
+        return WrittenLedger(
+            query, batch, ledger.ledger_id, packer.messages, first_ms, last_ms, packer.content
+        )
 
 
 def _now_ms() -> int:
@@ -114,10 +119,13 @@ def attach(
     if not ledgers:
         return False
     query, batch = ledgers[0].query, ledgers[0].batch
+    content = 0
+    if options.repeated_batch == "compare":  # 0 says that there is nothing to compare
+        content = sum(one.content for one in ledgers) % CONTENT_MODULUS or 1
 
     async def run(client: Client) -> bool:
         rows = [[one.ledger_id, one.messages, one.first_ms, one.last_ms] for one in ledgers]
-        command = AttachLedgers(0, options.topic, query, batch, remember_ms)
+        command = AttachLedgers(0, options.topic, query, batch, remember_ms, content)
         done = await client.request(command, topic=options.topic, payload=msgpack.packb(rows))
         # The batch is there; what tasks wrote that failed, or ran twice, goes.
         await _discard(client, options, query, batch)
@@ -153,7 +161,7 @@ class TopicWriter(DataSourceArrowWriter):
         check_written(schema, options)
         if options.query and options.batch < 0:
             raise InvalidArgument(
-                "option query is told without the option batch: together they name a write that is done once, however often "
+                "option query is set without the option batch: together they name a write that is done once, however often "
                 "it is run"
             )
         self._options = options
@@ -162,8 +170,10 @@ class TopicWriter(DataSourceArrowWriter):
         self._batch = max(0, options.batch)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenLedger:
-        """In a task."""
-        return write_task(self._options, self._query, self._batch, iterator)
+        """In a task. A named write in foreachBatch is one of that stream: with a new checkpoint it is another one."""
+        stream = _task_properties().get("sql.streaming.queryId", "") if self._repeatable else ""
+        query = f"{self._query}@{stream}" if stream else self._query
+        return write_task(self._options, query, self._batch, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when all tasks succeeded."""
@@ -180,25 +190,26 @@ class TopicWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when one did not."""
-        discard(self._options, self._query, self._batch)
+        discard(self._options, _query_of(messages, self._query), self._batch)
 
 
 @doors("write", "commit", "abort")
 class TopicStreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream.format("magnetar")`. The query's id names its batches unless the option `query` does."""
+    """`df.writeStream.format("magnetar")`. The query's id, which its checkpoint has, names its batches."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_written(schema, options)
-        if options.batch >= 0:
+        if options.query:
             raise InvalidArgument(
-                "option batch is for df.write; Spark numbers the batches of a stream itself: leave it out"
+                "options query and batch are for df.write; a stream's batches are named by the id in its checkpoint: leave "
+                "them out"
             )
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenLedger:
         """In a task."""
         properties = _task_properties()
-        query = self._options.query or properties.get("sql.streaming.queryId", "")
+        query = properties.get("sql.streaming.queryId", "")
         batch = int(properties.get("streaming.sql.batchId", "-1"))
         assert query, f"Spark names no streaming query: {properties}"
         assert batch >= 0, f"Spark numbers no micro-batch: {properties}"
@@ -209,19 +220,23 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         attach(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """In the driver. Without any message or the option `query` the query's name is not known.
+        """In the driver. Without any message the query's name is not known.
 
         Then only killed tasks left something, which the sweep finds: those that fail discard what they wrote.
         """
-        told = [message.query for message in messages if isinstance(message, WrittenLedger)]
-        query = next(iter(told), self._options.query)
-        if query:
+        if query := _query_of(messages, ""):
             discard(self._options, query, batchId)
+
+
+def _query_of(messages: Sequence[WriterCommitMessage | None], default: str) -> str:
+    """What the tasks called the query."""
+    return next((message.query for message in messages if isinstance(message, WrittenLedger)), default)
 
 
 def _task_properties() -> Mapping[str, str]:
     context = TaskContext.get()
-    assert context is not None
+    if context is None:
+        return {}
     names = ("sql.streaming.queryId", "streaming.sql.batchId")
     return {name: value for name in names if (value := context.getLocalProperty(name)) is not None}
 

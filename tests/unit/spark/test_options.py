@@ -99,6 +99,7 @@ def test_what_is_wrong_is_named(wrong: dict[str, str], told: str) -> None:
         ({"batch": "next", "query": "q"}, "option batch"),
         ({"batch": str(1 << 63), "query": "q"}, "option batch"),
         ({"compression": "gzip"}, "option compression"),
+        ({"repeated_batch": "never"}, "option repeated_batch"),
     ],
 )
 def test_what_is_wrong_of_a_write_is_named(wrong: dict[str, str], told: str) -> None:
@@ -106,15 +107,17 @@ def test_what_is_wrong_of_a_write_is_named(wrong: dict[str, str], told: str) -> 
         WriteOptions.parse({**GOOD, **wrong})
 
 
-def test_a_write_is_named_by_both_options_and_a_stream_by_one() -> None:
+def test_a_write_is_named_by_both_options_and_a_stream_by_none() -> None:
     schema = StructType([StructField("value", BinaryType())])
-    named, half = (
+    named, half, stream = (
         WriteOptions.parse({**GOOD, "query": "q", "batch": "3"}),
         WriteOptions.parse({**GOOD, "query": "q"}),
+        WriteOptions.parse({**GOOD, "queryName": "q"}),  # Spark hands it on
     )
     TopicWriter(named, schema)
-    TopicStreamWriter(half, schema)
+    TopicStreamWriter(stream, schema)
     with pytest.raises(InvalidArgument, match="without the option batch"):
         TopicWriter(half, schema)
-    with pytest.raises(InvalidArgument, match="option batch is for"):
-        TopicStreamWriter(named, schema)
+    for wrong in (named, half):
+        with pytest.raises(InvalidArgument, match="options query and batch are for df.write"):
+            TopicStreamWriter(wrong, schema)

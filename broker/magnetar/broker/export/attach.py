@@ -2,12 +2,12 @@
 
 A batch of few bytes is published instead (`publish`); otherwise:
 
-1. A batch that is recorded already is done; what of its ledgers is still staged goes.
+1. A batch that the topic has (`queries.done_before`) is done; what of its ledgers is still staged goes.
 2. Every ledger is looked at: staged, closed, its first entry begins at message 0, and its last one says how many messages
    and bytes there are, as do the asking side and the metadata: a wrong count would shift all later offsets of the topic.
 3. The topic's open ledger is closed, once what is pending there is confirmed; appending goes on afterwards in the next one.
 4. Position ids are drawn: they rise above all that the list had, so message ids grow along the topic.
-5. One compare-and-set of the ledger list: the rows, `attached[query] = batch`, and ledgers without entries among `trimmed`.
+5. One compare-and-set of the ledger list: the rows, `attached[query]`, and ledgers without entries among `trimmed`.
    Before it nobody sees anything, after it everybody sees all. An outcome that is not known is settled by reading back; if
    that fails too, the next change of the list meets the conflict, the topic is loaded anew, and whoever asks again learns
    from the record whether the batch is done.
@@ -34,7 +34,7 @@ from ..log.segment import measure
 from ..topics.components import Components
 from .names import check_text
 from .publish import SmallBatches, StagedBatches, read_staged
-from .queries import Batch, expiry, remembered
+from .queries import Batch, done_before, expiry, remembered
 from .staging import Staging
 
 MAX_LEDGERS_PER_ATTACHMENT = 10_000
@@ -91,14 +91,18 @@ class Attachments:
 
     def last_batch(self, query: str) -> int:
         """The answer to QueryState: -1 if nothing of this query is known."""
-        check_text("query", query)
-        return self._ledger.list.record.last_batch(query)
+        last = self._ledger.list.record.last_of(check_text("query", query))
+        return -1 if last is None else last.batch
+
+    def _done(self, batch: Batch) -> bool:
+        return done_before(self._ledger.list.record, batch)
 
     async def attach(self, batch: Batch, rows: list[Row]) -> dict[str, Any]:
         """The answer to AttachLedgers. Raises InvalidArgument for ledgers that cannot be attached; then nothing changed."""
-        if not 0 <= batch.number < 1 << 63 or batch.remember_ms < 0:
+        check_text("query", batch.query)
+        if not 0 <= batch.number < 1 << 63 or batch.remember_ms < 0 or not 0 <= batch.content < 1 << 64:
             raise InvalidArgument(f"batch {batch.number} of query {batch.query!r} is not possible")
-        if self.last_batch(batch.query) >= batch.number:
+        if self._done(batch):
             return await self._done_before(rows)
         looked = [asyncio.ensure_future(self._look(row)) for row in rows]
         try:
@@ -141,7 +145,7 @@ class Attachments:
 
     async def _attach(self, batch: Batch, rows: list[Row], infos: list[LedgerInfo]) -> dict[str, Any]:
         async with self._queries.setdefault(batch.query, asyncio.Lock()):
-            if self.last_batch(batch.query) >= batch.number:
+            if self._done(batch):
                 return await self._done_before(rows)
             ids = await self._draw(sum(info.entries > 0 for info in infos))
 
@@ -205,14 +209,14 @@ class Attachments:
         """Steps 4 to 6, while nothing else changes the list. The answer; None: the batch was done before."""
         ledgers, settings = self._ledger.list, self._components.settings
         record = ledgers.record
-        if record.last_batch(batch.query) >= batch.number:  # by a request whose asker left
+        if self._done(batch):  # by a request whose asker left
             return None
         for info in infos:
             if info.stored_id not in self._staging or ledgers.stored(info.stored_id) is not None:
                 raise InvalidArgument(f"ledger {info.stored_id} was attached or discarded meanwhile")
         now = self._components.clock.now_ms()
         attached, publishing = remembered(record, batch.query, now, settings)
-        attached[batch.query] = AttachedQuery(batch.number, now, expiry(batch, now, settings))
+        attached[batch.query] = AttachedQuery(batch.number, now, expiry(batch, now, settings), batch.content)
         filled = [info for info in infos if info.entries]
         if filled and ids[0] <= ledgers.highest_id:  # another ledger came meanwhile
             ids[:] = await self._draw(len(filled))

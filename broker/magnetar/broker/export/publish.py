@@ -28,7 +28,7 @@ from ..log.records import LedgerInfo, PublishedBatch
 from ..resources.stores import Ledgers
 from ..topics.coalescer import MAX_NAME_BYTES, ROW_BYTES, GatheredEntry
 from ..topics.components import Components
-from .queries import Batch, expiry, remembered
+from .queries import Batch, done_before, expiry, remembered
 from .staging import Staging
 
 _log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class SmallBatches:
     ) -> PublishedBatch | None:
         """While nothing else changes the list; None: the batch was done before."""
         ledgers, settings = self._ledger.list, self._components.settings
-        if ledgers.record.last_batch(batch.query) >= batch.number:
+        if done_before(ledgers.record, batch):
             return None
         for info in infos:
             if info.stored_id not in self._staging:
@@ -145,7 +145,8 @@ class SmallBatches:
         now = self._components.clock.now_ms()
         attached, publishing = remembered(ledgers.record, batch.query, now, settings)
         position, digest = self._ledger.next_position, digest_of(staged.encode(0, 0))
-        state = PublishedBatch(batch.number, now, expiry(batch, now, settings), *position, digest)
+        expires_ms = expiry(batch, now, settings)
+        state = PublishedBatch(batch.number, now, expires_ms, *position, digest, content=batch.content)
         await ledgers.commit(attached=attached, publishing={**publishing, batch.query: state})
         return state
 

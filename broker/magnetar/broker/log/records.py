@@ -85,6 +85,7 @@ class AttachedQuery(NamedTuple):
     batch: int  # the last one
     used_ms: int  # when it was attached
     expires_ms: int  # forgotten from then on
+    content: int = 0  # digest of the last batch's rows; 0: not given
 
 
 @dataclass(slots=True)
@@ -98,11 +99,13 @@ class PublishedBatch:
     entry_id: int
     digest: bytes
     confirmed: bool = False
+    content: int = 0  # as in AttachedQuery
 
     def row(self) -> list[Any]:
         """As stored, behind the query."""
         return [
             self.batch, self.used_ms, self.expires_ms, self.ledger_id, self.entry_id, self.digest, self.confirmed,
+            self.content,
         ]  # fmt: skip
 
 
@@ -132,13 +135,12 @@ class TopicRecord:
     # By query, beside what `attached` has of an earlier batch. Copies of the record share these: `confirmed` changes.
     publishing: dict[str, PublishedBatch] = field(default_factory=dict)
 
-    def last_batch(self, query: str) -> int:
-        """The last one that the topic has, -1 if none is known."""
+    def last_of(self, query: str) -> AttachedQuery | None:
+        """The last batch of a query that the topic has."""
         published = self.publishing.get(query)
         if published is not None and published.confirmed:
-            return published.batch
-        known = self.attached.get(query)
-        return -1 if known is None else known.batch
+            return AttachedQuery(published.batch, published.used_ms, published.expires_ms, published.content)
+        return self.attached.get(query)
 
     def encode(self) -> bytes:
         """The metadata value."""
