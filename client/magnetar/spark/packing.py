@@ -189,13 +189,11 @@ def _digest_of(
 ) -> int:
     """The sum of the rows' digests, each of a row's value with its key as seed: 50 ns a row, 150 with keys."""
     digest = xxhash.xxh3_64_intdigest
-    if None in values:
-        values = [value or b"" for value in values]
     # Whether a run of rows has a column at all must not matter: with other tasks the runs are others.
     seeds: Iterable[int] = repeat(_NO_KEY)
     if keys is not None:
         seeds = map(digest, pc.fill_null(keys.cast(pa.binary()), _NOTHING).to_pylist())
-    total = sum(map(digest, values, seeds))
+    total = sum(map(digest, [value or b"" for value in values], seeds))
     for column in (properties, event_times_ms):
         if column is not None:
             total += sum(digest(repr(one).encode()) for one in column if one)

@@ -88,10 +88,10 @@ class AttachLedgers(Command, tag=65):
     """Publishes closed staged ledgers, in the order given, as a batch of a query; all of it becomes visible at once.
 
     Payload: msgpack array of [stored id, messages, first append ms, last append ms]. Ok: {"attached": bool, "first":
-    position id of the first ledger or null, "end": [ledger, entry, index]}. `attached` false: the topic has this batch, and
-    what of these ledgers is still staged was discarded. `content`: a digest of the rows, whatever their order (64 bits). With
-    it a batch is the one that the topic has only if both numbers and both digests are the same, and InvalidArgument if its
-    number is not above the last one otherwise; without (0) every such number is found done.
+    position id of the first ledger or null, "end": [ledger, entry, index]}. `attached` false: the topic has this batch,
+    and what of these ledgers is still staged was discarded. `content`: a digest of the rows, whatever their order (64
+    bits). With it the last batch is the same one only if both digests are, and anything else whose number is not above the
+    last one raises InvalidArgument; without (0) every such number is found done.
     """
 
     topic: str

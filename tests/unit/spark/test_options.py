@@ -119,5 +119,5 @@ def test_a_write_is_named_by_both_options_and_a_stream_by_none() -> None:
     with pytest.raises(InvalidArgument, match="without the option batch"):
         TopicWriter(half, schema)
     for wrong in (named, half):
-        with pytest.raises(InvalidArgument, match="options query and batch are for df.write"):
+        with pytest.raises(InvalidArgument, match=r"options query and batch are for df\.write"):
             TopicStreamWriter(wrong, schema)
