@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from magnetar.client import Client
-from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.errors import InvalidArgument, MessageLost
 from magnetar.proto.ids import MessageId
 
 from .archived import ArchivedSlice, archived_slices, read_archived
@@ -18,11 +19,14 @@ from .bookies import ledger_reader
 from .columns import ROWS_PER_RECORD_BATCH, Rows, Source
 from .doors import doors
 from .filters import range_of_filters
+from .leases import plan_of_topic, renewing
 from .options import Place, ReadOptions
-from .plan import LedgerSlice, Range, slices
+from .plan import FIRST, LedgerSlice, Range, missing, slices
 from .schema import RowColumns
-from .service import TopicPlan, asking, connected, plan_of_topic, renewing, topic_names
+from .service import TopicPlan, asking, connected, topic_names
 from .values import decoded
+
+_log = logging.getLogger(__name__)
 
 READ_BYTES = 4 << 20
 
@@ -40,6 +44,7 @@ class TopicReader(DataSourceReader):
     """Plans in the driver, reads in the tasks. `wanted` narrows what the options say."""
 
     def __init__(self, options: ReadOptions, columns: RowColumns) -> None:
+        options.check_batch()
         self._options = options
         self._columns = columns
         self._wanted = Range()
@@ -53,8 +58,16 @@ class TopicReader(DataSourceReader):
         pieces: list[InputPartition] = []
         for topic in await topic_names(client, options):
             plan = await plan_of_topic(client, topic, options.lease_s)
-            wanted = range_of(options, plan).narrowed(self._wanted)
-            pieces += pieces_of(plan, wanted, options.partition_bytes)
+            wanted = range_of(options, plan)
+            if lost := lost_of(plan, wanted):
+                message = (
+                    f"{lost} messages of {topic}, from {options.start_of(topic)} to {options.end_of(topic)}, were trimmed; "
+                    "with the option fail_on_data_loss=false what is left is read"
+                )
+                if options.fail_on_data_loss:
+                    raise MessageLost(message)
+                _log.warning("%s", message)
+            pieces += await pieces_of(plan, wanted.narrowed(self._wanted), options.partition_bytes)
         # Spark takes an empty list for "cannot be split", and calls read(None).
         return pieces or [InputPartition(None)]
 
@@ -76,11 +89,28 @@ class FilteredTopicReader(TopicReader):
         return filters
 
 
-def pieces_of(plan: TopicPlan, wanted: Range, partition_bytes: int) -> list[TopicPiece]:
+async def pieces_of(plan: TopicPlan, wanted: Range, partition_bytes: int) -> list[TopicPiece]:
     """What a range has of a topic, in its order: archived ledgers are its beginning. Raises MessageLost."""
-    archived = archived_slices(plan.topic, -1, plan.ledgers, wanted, partition_bytes)
+    # Manifests are files: reading them in the loop would keep leases from being renewed.
+    archived = await asyncio.to_thread(archived_slices, plan.topic, -1, plan.ledgers, wanted, partition_bytes)
     kept = slices(plan.topic, -1, plan.ledgers, wanted, partition_bytes, plan.bookies)
     return [TopicPiece(piece, plan.lease) for pieces in (archived, kept) for piece in pieces]
+
+
+def lost_of(plan: TopicPlan, wanted: Range) -> int:
+    """How many messages of a range the topic had and has no more.
+
+    A range that begins at a message id begins there. Otherwise it begins with the first message that there is: whether a
+    trimmed one lay within a range of times cannot be known.
+    """
+    met = [ledger for ledger in plan.ledgers if wanted.meets(ledger)]
+    if not met:
+        return 0
+    first = met[0].first_offset
+    if FIRST < wanted.from_position < (met[0].position_id, 0, 0):
+        before = [one for one in plan.ledgers if (one.position_id, one.entries, 0) <= wanted.from_position]
+        first = before[-1].end_offset if before else 0
+    return missing(met, first, met[-1].end_offset)
 
 
 def range_of(options: ReadOptions, plan: TopicPlan) -> Range:

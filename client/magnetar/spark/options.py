@@ -17,11 +17,11 @@ value_schema           `id bigint, tags array<string>, at timestamp` (DDL, or th
                        what each type is in each format stands in `value_types` and `avro`
 value_prefix           what the names of these columns begin with, so that none is called as one of the topic's (nothing)
 on_bad_value           a value that is not what these say: `fail` ends the query, `null` makes its columns null (fail)
-fail_on_data_loss      streams: whether trimmed data fails the query (true)
+fail_on_data_loss      whether messages that were trimmed fail the query, and a topic that is gone or was made again (true)
 max_rows_per_batch     streams: admission control (0: no bound)
 max_bytes_per_batch    the same in bytes
-subscription           streams: the durable subscription that keeps what the query still needs (a new one, kept in the
-                       checkpoint)
+subscription           streams: a durable subscription that keeps what the query still needs, however long it is away;
+                       without one a lease does, as long as it runs and lease_s thereafter (none)
 
 For writing: `service_url`, `topic`, `timeout_s`, and
 
@@ -43,7 +43,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from magnetar.client.options import parse_start, parse_url, time_in_ms
@@ -55,6 +55,8 @@ READ_OPTIONS: Final = (
     "value_format", "value_schema", "value_prefix", "on_bad_value",
     "fail_on_data_loss", "max_rows_per_batch", "max_bytes_per_batch", "subscription",
 )  # fmt: skip
+STREAM_OPTIONS: Final = ("max_rows_per_batch", "max_bytes_per_batch", "subscription")
+PLACES: Final = (("start", "earliest"), ("end", "latest"))  # with their defaults
 VALUE_FORMATS: Final = ("binary", "json", "msgpack", "avro")
 ON_BAD_VALUE: Final = ("fail", "null")
 
@@ -82,6 +84,7 @@ class ReadOptions:
     max_rows_per_batch: int = 0  # 0: no bound
     max_bytes_per_batch: int = 0
     subscription: str = ""
+    given: frozenset[str] = field(default=frozenset(), compare=False)  # what was not left out
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -91,12 +94,17 @@ class ReadOptions:
         topics, pattern = _topics(told)
         value_format, value_schema, value_prefix = _value(told)
         on_bad_value = _one_of("on_bad_value", told.get("on_bad_value", "fail"), ON_BAD_VALUE)
+        places = {name: _places(name, told.get(name, default)) for name, default in PLACES}
+        for name, of_topics in places.items():
+            for other in of_topics.keys() - {"", *topics} if topics else ():
+                raise InvalidArgument(
+                    f"option {name} names topic {other}, which is not read; there is {', '.join(topics)}"
+                )
         return cls(
             service_url=_service(told.get("service_url", "")),
             topics=topics,
             pattern=pattern,
-            start=_places("start", told.get("start", "earliest")),
-            end=_places("end", told.get("end", "latest")),
+            **places,
             partition_bytes=_size("partition_bytes", told.get("partition_bytes", "64m"), 1),
             lease_s=_seconds("lease_s", told.get("lease_s", "600")),
             timeout_s=_seconds("timeout_s", told.get("timeout_s", "30")),
@@ -108,7 +116,25 @@ class ReadOptions:
             max_rows_per_batch=_size("max_rows_per_batch", told.get("max_rows_per_batch", "0"), 0),
             max_bytes_per_batch=_size("max_bytes_per_batch", told.get("max_bytes_per_batch", "0"), 0),
             subscription=told.get("subscription", ""),
+            given=frozenset(told),
         )
+
+    def check_stream(self) -> None:
+        """Raises InvalidArgument for what means nothing to a stream."""
+        if "end" in self.given:
+            raise InvalidArgument(
+                "option end is for spark.read; leave it out: a stream goes on, or ends with trigger(availableNow=True)"
+            )
+        if self.max_rows_per_batch and self.max_bytes_per_batch:
+            raise InvalidArgument(
+                "options max_rows_per_batch and max_bytes_per_batch exclude each other; set one of them"
+            )
+
+    def check_batch(self) -> None:
+        """Raises InvalidArgument for what only streams have."""
+        for name in STREAM_OPTIONS:
+            if name in self.given:
+                raise InvalidArgument(f"option {name} is for spark.readStream; leave it out")
 
     def start_of(self, topic: str) -> Place:
         """Where reading the topic begins."""

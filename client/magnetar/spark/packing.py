@@ -139,7 +139,7 @@ class Packer:
 
     @property
     def content(self) -> int:
-        """A digest of the rows, whatever their order and whichever tasks wrote them: those of tasks are added up, modulo 2**64."""
+        """A digest of the rows, whatever their order; those of several tasks are added up, modulo CONTENT_MODULUS."""
         return self._digest % CONTENT_MODULUS
 
     def pack(self, rows: pa.RecordBatch, now_ms: int) -> Iterator[PackedEntry]:

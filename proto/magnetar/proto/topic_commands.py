@@ -75,8 +75,9 @@ class TopicLedgers(Command, tag=64):
     """The ledgers of a topic, for readers that go to the bookies themselves. The broker bounds `count` and the bytes.
 
     Ok: {"ledgers": [[position id, stored id, first index, entries, messages, bytes, first append ms, last append ms,
-    closed, ledger metadata as bytes], ...], "more": bool, "end": [ledger, entry, index], "bookies": {id: "host:port"}};
-    ledgers with a position id above `after`, in the order of the topic. All `entries` are confirmed and never change.
+    closed, ledger metadata as bytes], ...], "more": bool, "end": [ledger, entry, index], "bookies": {id: "host:port"},
+    "end_offset": int, "created_ms": int}; ledgers with a position id above `after`, in the order of the topic. All `entries`
+    are confirmed and never change. A topic that was deleted and made again has another `created_ms`.
     """
 
     topic: str

@@ -73,7 +73,10 @@ class Topic:
 
     def _TopicLedgers(self, command: TopicLedgers, _payload: bytes) -> Any:
         rows = [list(one if one.archive else one[:10]) for one in self.ledgers]
-        return {"ledgers": rows, "more": False, "end": [20, 8, 0], "bookies": {}}
+        end_offset = self.ledgers[-1].end_offset
+        return {
+            "ledgers": rows, "more": False, "end": [20, 8, 0], "bookies": {}, "end_offset": end_offset, "created_ms": 1,
+        }  # fmt: skip
 
     def _ArchiveLedgers(self, command: ArchiveLedgers, payload: bytes) -> Any:
         assert command.lease in self.leases

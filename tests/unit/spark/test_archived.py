@@ -274,7 +274,7 @@ async def test_an_offset_in_a_hole_is_the_next_message_that_is_left(archived: Ar
     """Ledgers that were trimmed before they were archived leave one; a bounded batch must not run to the end."""
     behind = TopicLedger(20, 20, FIRST_OFFSET + 500, 9, 40, 90, 1, 2, True, b"")
     last = behind._replace(position_id=30, first_offset=behind.end_offset, closed=False)
-    plan = TopicPlan(TOPIC, [archived.ledger, behind, last], (30, 9, 0), {}, "")
+    plan = TopicPlan(TOPIC, [archived.ledger, behind, last], (30, 9, 0), {}, "", last.end_offset, 1)
     assert await point_at(FIRST_OFFSET + 300, plan, 1) == Point(MessageId(20, 0, 0), FIRST_OFFSET + 500)
     assert await point_at(behind.end_offset, plan, 1) == Point(MessageId(30, 0, 0), behind.end_offset)
     assert await point_at(last.end_offset, plan, 1) == end_of(plan)

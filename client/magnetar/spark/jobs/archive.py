@@ -28,10 +28,11 @@ from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost
 
 from ..archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
 from ..batch_source import read_piece
+from ..leases import keep, plan_of_topic
 from ..options import ReadOptions
 from ..plan import LedgerSlice, Range, TopicLedger, slices
 from ..schema import COLUMNS, topic_schema
-from ..service import TopicPlan, asking, keep, plan_of_topic
+from ..service import TopicPlan, asking
 from .folders import check_writable
 from .topics import check_topics, full_name, read_options
 from .trim import KeptLedgers, foreign, trim_topic
