@@ -167,7 +167,10 @@ async def _batches(
     piece: LedgerSlice, lease: str, options: ReadOptions, columns: Sequence[str]
 ) -> AsyncGenerator[pa.RecordBatch, None]:
     ledger = piece.ledger
-    rows = Rows(columns, Source(piece.topic, piece.partition, ledger.position_id, ledger.first_offset))
+    rows = Rows(
+        columns,
+        Source(piece.topic, piece.partition, ledger.position_id, ledger.first_offset, ledger.append_ms),
+    )
     async with (
         connected(options) as client,
         renewing(client, piece.topic, lease, options.lease_s, ledger.position_id),

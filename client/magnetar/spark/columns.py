@@ -58,6 +58,7 @@ class Source(NamedTuple):
     partition: int
     ledger: int  # position id: as message ids of the topic name it
     first_offset: int  # topic-wide index of its first message
+    append_ms: int = 0  # of all its messages; 0: each entry says it
 
 
 class Rows:
@@ -97,8 +98,9 @@ class Rows:
         entry_id = LEDGER_ENTRY_FIELDS.unpack_from(ledger_entry)[1]
         entry = Entry(ledger_entry, LEDGER_ENTRY_HEADER_BYTES)
         first_offset = self._source.first_offset + entry.first_index
+        append_ms = self._source.append_ms or entry.append_time_ms
         low, high = wanted.indexes(
-            self._source.ledger, entry_id, first_offset, entry.message_count, entry.append_time_ms
+            self._source.ledger, entry_id, first_offset, entry.message_count, append_ms
         )
         if low >= high:
             return
@@ -110,7 +112,7 @@ class Rows:
         if self._entries_wanted:
             _repeat(self._entries, entry_id, n)
         if self._append_times_wanted:
-            _repeat(self._append_ms, entry.append_time_ms, n)
+            _repeat(self._append_ms, append_ms, n)
         if self._offsets_wanted:
             _repeat(self._offset_shifts, first_offset, n)
         if low > 0 or high < entry.message_count:

@@ -133,6 +133,10 @@ async def _cut(wanted: Range, ledger: TopicLedger, entry_id: int, read: ReadEntr
     entry = await read(entry_id)
     first_offset = ledger.first_offset + entry.first_index
     low, high = wanted.indexes(
-        ledger.position_id, entry_id, first_offset, entry.message_count, entry.append_time_ms
+        ledger.position_id,
+        entry_id,
+        first_offset,
+        entry.message_count,
+        ledger.append_ms or entry.append_time_ms,
     )
     return Point(MessageId(ledger.position_id, entry_id, low), first_offset + low) if low < high else None

@@ -33,6 +33,11 @@ class TopicLedger(NamedTuple):
     archive: str = ""  # where its messages are if they are not at the bookies
 
     @property
+    def append_ms(self) -> int:
+        """When all its messages became part of the topic; 0 if each entry says so itself, as the broker wrote it."""
+        return self.last_append_ms if self.stored_id != self.position_id else 0
+
+    @property
     def end_offset(self) -> int:
         """Topic-wide index after its last message."""
         return self.first_offset + self.messages

@@ -220,9 +220,12 @@ class Attachments:
         filled = [info for info in infos if info.entries]
         if filled and ids[0] <= ledgers.highest_id:  # another ledger came meanwhile
             ids[:] = await self._draw(len(filled))
-        next_index = record.next_index
+        next_index, committed_ms = record.next_index, self._ledger.now_ms()
         for info, ledger_id in zip(filled, ids, strict=True):
             info.ledger_id, info.first_index = ledger_id, next_index
+            info.first_append_ms = info.last_append_ms = (
+                committed_ms  # its entries say when they were written
+            )
             next_index += info.messages
         await ledgers.commit(
             ledgers=record.ledgers + filled,
