@@ -70,6 +70,7 @@ class BrokerSettings:
     max_lease_ms: int = 15 * 60_000
     max_leases: int = 1_000  # per topic
     staged_ttl_ms: int = 10 * 60_000  # staged ledgers whose transaction was not heard of are deleted
+    max_staged_ttl_ms: int = 24 * 3_600_000  # the longest time that a writer may ask for instead
     max_staged_ledgers: int = 10_000  # per topic
     attach_min_bytes: int = (
         1 * MIB
@@ -91,7 +92,7 @@ class BrokerSettings:
             "max_outstanding_bytes", "max_ledger_entries", "max_ledger_bytes", "max_ledger_age_ms", "read_bytes",
             "read_ahead_bytes", "cursor_flush_interval_ms", "max_cursor_ledger_entries", "max_cursor_ranges",
             "max_requests_per_connection", "retry_initial_ms", "retry_max_ms", "max_lease_ms", "max_leases",
-            "staged_ttl_ms", "max_staged_ledgers", "attached_query_ms", "max_attached_queries",
+            "staged_ttl_ms", "max_staged_ttl_ms", "max_staged_ledgers", "attached_query_ms", "max_attached_queries",
             "max_entry_read_attempts", "producer_drain_timeout_ms",
         ):  # fmt: skip
             if getattr(self, name) <= 0:

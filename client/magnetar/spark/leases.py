@@ -2,7 +2,7 @@
 
 A batch read has a lease for each topic, which whichever of its tasks run renew: Spark leaves no Python process running
 beside a query. It outlives the gap between two tasks, and nobody has to end it. The driver's part of a stream lives as long
-as the query, and renews in a thread (`Keeper`), however seldom the query's trigger is due.
+as the query, and renews in a thread (`Keeper`), however seldom the query's trigger is due; so do jobs.
 
 A lease trims nothing and expires by itself: a query that is abandoned pins nothing for long, and one that was away for
 longer than its lease finds what it missed, or that it is lost. Who wants more has the option `subscription`.
@@ -80,17 +80,17 @@ async def renewing(
 class Keeper:
     """Renews the lease of a name on topics in a thread, until `stop`."""
 
-    def __init__(self, options: ReadOptions, lease: str) -> None:
+    def __init__(self, options: ReadOptions, lease: str, topics: Iterable[str]) -> None:
         self._options = options
         self._lease = lease
-        self._topics: tuple[str, ...] = ()
+        self._topics = tuple(topics)
         self._stopped = threading.Event()
         # A daemon: the process of a driver that is killed ends without it.
         self._thread = threading.Thread(target=self._run, name="magnetar-leases", daemon=True)
         self._thread.start()
 
     def keep(self, topics: Iterable[str]) -> None:
-        """From now on those of these topics."""
+        """From now on it is the lease on these topics."""
         self._topics = tuple(topics)
 
     def stop(self) -> None:

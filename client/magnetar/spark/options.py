@@ -29,6 +29,8 @@ compression            none, lz4 or zstd (none)
 max_message_bytes      of a value and its key; not above that of the service (5m)
 query, batch           `df.write`, also in foreachBatch: name a write that is done once, however often it is run; the
                        numbers of a query rise, and each write of a batch has a query of its own
+staged_ttl_s           for how long what tasks wrote waits for the commit while no task runs; the broker's max_staged_ttl_ms
+                       (24 hours) bounds it (0: as long as its staged_ttl_ms says, 10 minutes)
 repeated_batch         a batch whose number the topic has: `compare` finds it done if its rows are the same and fails
                        otherwise; `done` goes by the number alone, for rows that come out differently each time (compare)
 value_format           json, msgpack or avro: all columns but `key`, `properties`, `event_time` and the topic's own become
@@ -147,6 +149,7 @@ class ReadOptions:
 
 WRITE_OPTIONS: Final = (
     "service_url", "topic", "path", "timeout_s", "compression", "max_message_bytes", "query", "batch", "repeated_batch",
+    "staged_ttl_s",
     "checkpointlocation", "queryname",  # Spark's own, which it hands on
     "value_format", "value_schema", "value_prefix",
 )  # fmt: skip
@@ -166,6 +169,7 @@ class WriteOptions:
     query: str = ""
     batch: int = -1  # not set
     repeated_batch: str = "compare"
+    staged_ttl_s: float = 0.0  # 0: the broker's
     value_format: str = "binary"
     value_schema: str = ""
     value_prefix: str = ""
@@ -191,6 +195,7 @@ class WriteOptions:
             query=told.get("query", ""),
             batch=_batch(told),
             repeated_batch=_one_of("repeated_batch", told.get("repeated_batch", "compare"), REPEATED_BATCH),
+            staged_ttl_s=_size("staged_ttl_s", told.get("staged_ttl_s", "0"), 0),
             value_format=value_format,
             value_schema=value_schema,
             value_prefix=value_prefix,

@@ -32,13 +32,15 @@ from .doors import doors
 from .options import WriteOptions
 from .packing import CONTENT_MODULUS, Packer, check_written
 from .service import asking, asking_once, connected
-from .staged import DISCARD_TIMEOUT_S, staged_ledger
+from .staged import DISCARD_TIMEOUT_S, keeping_staged, staged_ledger
 from .values import ColumnEncoder
 
 _log = logging.getLogger(__name__)
 
 # Of a batch write, which nobody repeats under its name but the client that waits for the answer.
 ONE_SHOT_REMEMBERED_MS = 24 * 3600 * 1000
+# A task whose first rows take longer keeps what others staged. Most have theirs sooner, or none and no connection.
+KEEP_AFTER_S = 0.5
 
 
 @dataclass
@@ -74,14 +76,16 @@ def write_task(
 async def _write(
     options: WriteOptions, query: str, batch: int, rows: Iterator[pa.RecordBatch]
 ) -> WrittenLedger:
-    first = next((one for one in rows if one.num_rows), None)
+    first = await _first(options, transaction_of(query, batch), rows)
     if first is None:
         return WrittenLedger(query, batch, -1, 0, 0, 0, 0)
     context = TaskContext.get()
     part = context.partitionId() if context else 0
     async with (
         connected(options) as client,
-        staged_ledger(client, options.topic, transaction_of(query, batch), options.timeout_s) as ledger,
+        staged_ledger(
+            client, options.topic, transaction_of(query, batch), options.timeout_s, options.staged_ttl_s
+        ) as ledger,
     ):
         packer = Packer(
             f"spark-{query}-{part}",
@@ -101,6 +105,23 @@ async def _write(
         return WrittenLedger(
             query, batch, ledger.ledger_id, packer.messages, first_ms, last_ms, packer.content
         )
+
+
+async def _first(
+    options: WriteOptions, transaction: str, rows: Iterator[pa.RecordBatch]
+) -> pa.RecordBatch | None:
+    """The first rows. While Spark computes them, however long, what other tasks staged goes on being renewed."""
+    computing = asyncio.create_task(
+        asyncio.to_thread(lambda: next((one for one in rows if one.num_rows), None))
+    )
+    done, _ = await asyncio.wait([computing], timeout=KEEP_AFTER_S)
+    if not done:
+        async with (
+            connected(options) as client,
+            keeping_staged(client, options.topic, transaction, options.staged_ttl_s),
+        ):
+            await asyncio.wait([computing])
+    return await computing
 
 
 def _now_ms() -> int:

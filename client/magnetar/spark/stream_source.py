@@ -125,7 +125,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     async def _latest(self, client: Client, start: Offset, limit: ReadLimit) -> Offset:
         started = _marks(start)
         if self._keeper is None:
-            self._keeper = Keeper(self._options, start["lease"])
+            self._keeper = Keeper(self._options, start["lease"], started)
         # Without a limit the end is all that has to be known.
         count = 1 if isinstance(limit, ReadAllAvailable) else LEDGERS_PER_REQUEST
         plans = await self._plans(client, start["lease"], started, {}, count)

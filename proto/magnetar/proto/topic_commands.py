@@ -145,7 +145,7 @@ class PutLedgerMetadata(Command, tag=69):
 
 
 class KeepStaged(Command, tag=70):
-    """The transaction lives: its staged ledgers are kept for `ttl_ms` (0: the longest).
+    """The transaction lives: its staged ledgers are kept for `ttl_ms` (0: the broker's staged_ttl_ms).
 
     Ok: {"ttl_ms": int, "ledgers": int}: what was granted, and how many there are.
     """

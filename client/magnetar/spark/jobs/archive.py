@@ -28,7 +28,7 @@ from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost
 
 from ..archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
 from ..batch_source import read_piece
-from ..leases import keep, plan_of_topic
+from ..leases import Keeper, keep, plan_of_topic
 from ..options import ReadOptions
 from ..plan import LedgerSlice, Range, TopicLedger, slices
 from ..schema import COLUMNS, topic_schema
@@ -144,6 +144,7 @@ def _archive_topic(
     spark: SparkSession, options: ReadOptions, folder: ArchiveFolder, topic: str, *, trim: bool, moved: bool
 ) -> ArchiveResult:
     plan = _plan(options, topic)
+    keeper = Keeper(options, plan.lease, (topic,))
     try:
         manifests = folder.manifests(topic)
         closed = [ledger for ledger in plan.ledgers if ledger.closed and ledger.entries > 0]
@@ -162,6 +163,7 @@ def _archive_topic(
         ])  # fmt: skip
         kept = recorded.kept or foreign(folder, plan, manifests, at_bookies)
     finally:
+        keeper.stop()
         _end_lease(options, plan)
     return ArchiveResult(
         archived=tuple(written),

@@ -162,7 +162,13 @@ async def test_times_never_fall_along_a_topic(bookies: Bookies, ledgers: LedgerC
         client.publish(b"e", first=1)
         await client.confirmed(2)
         await job.attach(1, await job.stage([b"f"], time_ms=1))
-        assert await times() == [(1_000, 1_000), (2_000, 2_000), (2_000, 2_000), (2_000, 2_000), (2_000, 2_000)]
+        assert await times() == [
+            (1_000, 1_000),
+            (2_000, 2_000),
+            (2_000, 2_000),
+            (2_000, 2_000),
+            (2_000, 2_000),
+        ]
         await crash(broker)
     async with small_broker(bookies, ledgers, clock=FakeClock(1_200)) as broker:  # the next owner's is behind
         job = Job(bookies, broker)
