@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from magnetar.client import Client
+from magnetar.ledger import LedgerReader
 from magnetar.proto.errors import InvalidArgument, MessageLost
 from magnetar.proto.ids import MessageId
 
 from .archived import ArchivedSlice, archived_slices, read_archived
-from .bookies import ledger_reader
+from .bookies import ledger_readers
 from .columns import ROWS_PER_RECORD_BATCH, Rows, Source
 from .doors import doors
 from .filters import range_of_filters
 from .leases import plan_of_topic, renewing
 from .options import Place, ReadOptions
-from .plan import FIRST, LedgerSlice, Range, missing, slices
+from .plan import FIRST, LedgerSlice, Range, TopicLedger, missing, slices
 from .schema import RowColumns
 from .service import TopicPlan, asking, connected, topic_names
 from .values import decoded
@@ -29,13 +33,14 @@ from .values import decoded
 _log = logging.getLogger(__name__)
 
 READ_BYTES = 4 << 20
+LEDGERS_AHEAD = 4  # of small ones
 
 
 @dataclass
 class TopicPiece(InputPartition):
-    """What one task reads."""
+    """What one task reads: of one topic, in its order."""
 
-    piece: LedgerSlice | ArchivedSlice
+    slices: Sequence[LedgerSlice] | Sequence[ArchivedSlice]
     lease: str  # archived ledgers need none
 
 
@@ -74,10 +79,7 @@ class TopicReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Arrow record batches of one piece."""
         if isinstance(partition, TopicPiece):
-            piece, columns = partition.piece, self._columns
-            yield from decoded(
-                read_piece(piece, partition.lease, self._options, columns.of_topic), columns, piece.topic
-            )
+            yield from read_partition(partition, self._options, self._columns)
 
 
 class FilteredTopicReader(TopicReader):
@@ -89,12 +91,33 @@ class FilteredTopicReader(TopicReader):
         return filters
 
 
+def read_partition(
+    partition: TopicPiece, options: ReadOptions, columns: RowColumns
+) -> Iterator[pa.RecordBatch]:
+    """In a task."""
+    rows = read_slices(partition.slices, partition.lease, options, columns.of_topic)
+    return decoded(rows, columns, partition.slices[0].topic)
+
+
 async def pieces_of(plan: TopicPlan, wanted: Range, partition_bytes: int) -> list[TopicPiece]:
-    """What a range has of a topic, in its order: archived ledgers are its beginning. Raises MessageLost."""
+    """What a range has of a topic, in its order: archived ledgers are its beginning. Raises MessageLost.
+
+    A large ledger is several tasks, and many small ones are one.
+    """
     # Manifests are files: reading them in the loop would keep leases from being renewed.
     archived = await asyncio.to_thread(archived_slices, plan.topic, -1, plan.ledgers, wanted, partition_bytes)
-    kept = slices(plan.topic, -1, plan.ledgers, wanted, partition_bytes, plan.bookies)
-    return [TopicPiece(piece, plan.lease) for pieces in (archived, kept) for piece in pieces]
+    found = [TopicPiece([piece], plan.lease) for piece in archived]
+    gathered: list[LedgerSlice] = []
+    size = 0
+    for piece in slices(plan.topic, -1, plan.ledgers, wanted, partition_bytes, plan.bookies):
+        if gathered and size + piece.size > partition_bytes:
+            found.append(TopicPiece(gathered, plan.lease))
+            gathered, size = [], 0
+        gathered.append(piece)
+        size += piece.size
+    if gathered:
+        found.append(TopicPiece(gathered, plan.lease))
+    return found
 
 
 def lost_of(plan: TopicPlan, wanted: Range) -> int:
@@ -138,20 +161,24 @@ def _before(place: Place, plan: TopicPlan) -> Range:
     return Range(before_position=plan.end)
 
 
-def read_piece(
-    piece: LedgerSlice | ArchivedSlice, lease: str, options: ReadOptions, columns: Sequence[str]
+def read_slices(
+    slices: Sequence[LedgerSlice | ArchivedSlice], lease: str, options: ReadOptions, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Of entries at the bookies, or of files. For the former it runs a loop whenever Spark wants more; the next read is
-    under way while Spark works on the last.
+    """What a task reads: entries of ledgers at the bookies one after another, or files.
+
+    For the former it runs a loop whenever Spark wants more; the next reads are under way while Spark works on the last.
     """
-    if isinstance(piece, ArchivedSlice):
-        yield from read_archived(piece, columns)
+    at_bookies = [one for one in slices if isinstance(one, LedgerSlice)]
+    for one in slices:
+        if isinstance(one, ArchivedSlice):
+            yield from read_archived(one, columns)
+    if not at_bookies:
         return
     with asyncio.Runner() as runner:
         run = (
             runner.get_loop().run_until_complete
         )  # the runner's own does no more but to mind Ctrl-C, each time
-        batches = _batches(piece, lease, options, columns)
+        batches = _batches(at_bookies, lease, options, columns)
 
         async def next_batch() -> pa.RecordBatch | None:
             return await anext(batches, None)
@@ -164,34 +191,69 @@ def read_piece(
 
 
 async def _batches(
-    piece: LedgerSlice, lease: str, options: ReadOptions, columns: Sequence[str]
+    slices: Sequence[LedgerSlice], lease: str, options: ReadOptions, columns: Sequence[str]
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    ledger = piece.ledger
-    rows = Rows(
-        columns,
-        Source(piece.topic, piece.partition, ledger.position_id, ledger.first_offset, ledger.append_ms),
-    )
+    topic, first = slices[0].topic, slices[0].ledger.position_id
+    rows = Rows(columns, topic, slices[0].partition)
     async with (
         connected(options) as client,
-        renewing(client, piece.topic, lease, options.lease_s, ledger.position_id),
-        ledger_reader(piece, options.timeout_s) as reader,
+        renewing(client, topic, lease, options.lease_s, first),
+        ledger_readers(slices, options.timeout_s) as reader_of,
+        contextlib.aclosing(_entries(slices, reader_of)) as found,
     ):
-        first = piece.first
-        reading = asyncio.create_task(reader.read(first, piece.last, max_bytes=READ_BYTES))
-        try:
-            while first <= piece.last:
-                entries = await reading
-                first += len(entries)
-                if first <= piece.last:
-                    reading = asyncio.create_task(reader.read(first, piece.last, max_bytes=READ_BYTES))
-                for entry in entries:
-                    rows.add(entry, piece.wanted)
-                    if rows.count >= ROWS_PER_RECORD_BATCH:
-                        yield rows.take()
-        finally:
-            reading.cancel()
+        async for piece, entries in found:
+            ledger = piece.ledger
+            source = Source(ledger.position_id, ledger.first_offset, ledger.append_ms)
+            for entry in entries:
+                rows.add(entry, source, piece.wanted)
+                if rows.count >= ROWS_PER_RECORD_BATCH:
+                    yield rows.take()
     if rows.count:
         yield rows.take()
 
 
-__all__ = ["FilteredTopicReader", "TopicPiece", "TopicReader", "pieces_of", "range_of", "read_piece"]
+async def _entries(
+    slices: Sequence[LedgerSlice], reader_of: Callable[[TopicLedger], LedgerReader]
+) -> AsyncGenerator[tuple[LedgerSlice, Sequence[bytes]], None]:
+    """In order; of small ledgers, which one read has as a whole, several are read at a time."""
+    coming = iter(slices)
+    begun: deque[tuple[LedgerSlice, LedgerReader, asyncio.Task[Sequence[bytes]]]] = deque()
+    reading: asyncio.Task[Sequence[bytes]] | None = None
+
+    def begin() -> None:
+        for piece in itertools.islice(coming, LEDGERS_AHEAD - len(begun)):
+            reader = reader_of(piece.ledger)
+            begun.append((piece, reader, _read(reader, piece.first, piece.last)))
+
+    try:
+        begin()
+        while begun:
+            piece, reader, reading = begun.popleft()
+            first = piece.first
+            while first <= piece.last:
+                entries = await reading
+                first += len(entries)
+                if first <= piece.last:
+                    reading = _read(reader, first, piece.last)
+                else:
+                    begin()
+                yield piece, entries
+    finally:
+        for task in (reading, *(task for _, _, task in begun)):
+            if task is not None:
+                task.cancel()
+
+
+def _read(reader: LedgerReader, first: int, last: int) -> asyncio.Task[Sequence[bytes]]:
+    return asyncio.create_task(reader.read(first, last, max_bytes=READ_BYTES))
+
+
+__all__ = [
+    "FilteredTopicReader",
+    "TopicPiece",
+    "TopicReader",
+    "lost_of",
+    "pieces_of",
+    "range_of",
+    "read_slices",
+]

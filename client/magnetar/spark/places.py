@@ -16,7 +16,7 @@ from magnetar.proto.ids import MessageId
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from .archived import first_archived
-from .bookies import ledger_reader
+from .bookies import ledger_readers
 from .options import Place
 from .plan import LedgerSlice, Range, TopicLedger
 from .service import TopicPlan
@@ -95,7 +95,8 @@ async def _first_of(wanted: Range, plan: TopicPlan, ledger: TopicLedger, timeout
 @contextlib.asynccontextmanager
 async def _entries(plan: TopicPlan, ledger: TopicLedger, timeout_s: float) -> AsyncIterator[ReadEntry]:
     piece = LedgerSlice(plan.topic, -1, ledger, 0, ledger.entries - 1, Range(), plan.bookies)
-    async with ledger_reader(piece, timeout_s) as reader:
+    async with ledger_readers([piece], timeout_s) as reader_of:
+        reader = reader_of(ledger)
 
         async def read(entry_id: int) -> Entry:
             return Entry((await reader.read(entry_id, entry_id))[0], LEDGER_ENTRY_HEADER_BYTES)

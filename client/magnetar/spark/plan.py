@@ -108,6 +108,11 @@ class LedgerSlice(NamedTuple):
     wanted: Range
     bookies: Mapping[str, tuple[str, int]]  # id -> address
 
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return self.ledger.size * (self.last - self.first + 1) // max(1, self.ledger.entries)
+
 
 def slices(
     topic: str,

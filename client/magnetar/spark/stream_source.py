@@ -39,7 +39,7 @@ from magnetar.proto.commands import CloseConsumer, Seek, Subscribe
 from magnetar.proto.errors import InvalidArgument, MessageLost, TopicNotFound
 from magnetar.proto.ids import MessageId
 
-from .batch_source import TopicPiece, pieces_of, read_piece
+from .batch_source import TopicPiece, pieces_of, read_partition
 from .doors import doors
 from .leases import Keeper, keep, plan_of_topic
 from .options import ReadOptions
@@ -47,7 +47,6 @@ from .places import Point, end_of, point_at, point_of, start_of
 from .plan import Range, missing
 from .schema import RowColumns
 from .service import LEDGERS_PER_REQUEST, TopicPlan, asking, ledgers_of_topic, topic_names
-from .values import decoded
 
 _log = logging.getLogger(__name__)
 
@@ -255,10 +254,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Arrow record batches of one piece."""
         assert isinstance(partition, TopicPiece)
-        piece, columns = partition.piece, self._columns
-        return decoded(
-            read_piece(piece, partition.lease, self._options, columns.of_topic), columns, piece.topic
-        )
+        return read_partition(partition, self._options, self._columns)
 
     def commit(self, end: Offset) -> None:
         """Everything before `end` is done with: the subscription, if there is one, moves there."""

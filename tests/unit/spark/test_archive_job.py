@@ -189,7 +189,7 @@ def topic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Topic:
     monkeypatch.setattr(OsFiles, "sync_directory", lambda _files, _path: None)
     for module in (job, trim):
         monkeypatch.setattr(module, "asking", asking)
-    monkeypatch.setattr(job, "read_piece", lambda piece, *_rest: rows_of(piece))
+    monkeypatch.setattr(job, "read_slices", lambda slices, *_rest: rows_of(slices[0]))
     monkeypatch.setattr(job, "ROUND_LEDGERS", 2)
     monkeypatch.setattr(trim, "LEDGERS_AT_ONCE", 2)
     for name in ("write_file", "write_manifest", "check_file", "sync_manifest"):

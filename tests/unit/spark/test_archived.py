@@ -86,9 +86,9 @@ class Archived:
     def live(
         self, wanted: Range, columns: tuple[str, ...], first: int = 0, last: int = 11
     ) -> Iterator[pa.RecordBatch]:
-        rows = Rows(columns, Source(TOPIC, -1, LEDGER, FIRST_OFFSET))
+        rows, source = Rows(columns, TOPIC, -1), Source(LEDGER, FIRST_OFFSET)
         for entry in self.entries[first : last + 1]:
-            rows.add(entry, wanted)
+            rows.add(entry, source, wanted)
         if rows.count:
             yield rows.take()
 

@@ -27,7 +27,7 @@ from magnetar.proto.commands import KeepLedgers
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost
 
 from ..archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
-from ..batch_source import read_piece
+from ..batch_source import read_slices
 from ..leases import Keeper, keep, plan_of_topic
 from ..options import ReadOptions
 from ..plan import LedgerSlice, Range, TopicLedger, slices
@@ -265,7 +265,7 @@ def write_piece(piece: LedgerSlice, lease: str, options: ReadOptions, place: str
         piece.first,
         piece.last,
         ARROW_SCHEMA,
-        read_piece(piece, lease, options, ARCHIVED_COLUMNS),
+        read_slices([piece], lease, options, ARCHIVED_COLUMNS),
     )
 
 
