@@ -24,7 +24,7 @@ from .columns import ROWS_PER_RECORD_BATCH, Rows, Source
 from .doors import doors
 from .filters import range_of_filters
 from .leases import plan_of_topic, renewing
-from .options import Place, ReadOptions
+from .options import AtOffset, Place, ReadOptions
 from .plan import FIRST, LedgerSlice, Range, TopicLedger, missing, slices
 from .schema import RowColumns
 from .service import TopicPlan, asking, connected, topic_names
@@ -60,7 +60,7 @@ class TopicReader(DataSourceReader):
 
     async def _plan(self, client: Client) -> list[InputPartition]:
         options = self._options
-        pieces: list[InputPartition] = []
+        wanted_of: list[tuple[TopicPlan, Range]] = []
         for topic in await topic_names(client, options):
             plan = await plan_of_topic(client, topic, options.lease_s)
             wanted = range_of(options, plan)
@@ -72,7 +72,8 @@ class TopicReader(DataSourceReader):
                 if options.fail_on_data_loss:
                     raise MessageLost(message)
                 _log.warning("%s", message)
-            pieces += await pieces_of(plan, wanted.narrowed(self._wanted), options.partition_bytes)
+            wanted_of.append((plan, wanted.narrowed(self._wanted)))
+        pieces: list[InputPartition] = [*await pieces_of(wanted_of, options)]
         # Spark takes an empty list for "cannot be split", and calls read(None).
         return pieces or [InputPartition(None)]
 
@@ -99,11 +100,20 @@ def read_partition(
     return decoded(rows, columns, partition.slices[0].topic)
 
 
-async def pieces_of(plan: TopicPlan, wanted: Range, partition_bytes: int) -> list[TopicPiece]:
-    """What a range has of a topic, in its order: archived ledgers are its beginning. Raises MessageLost.
+async def pieces_of(wanted_of: Sequence[tuple[TopicPlan, Range]], options: ReadOptions) -> list[TopicPiece]:
+    """What ranges of topics have, in their order: a large ledger is several tasks, many small ones are one. MessageLost."""
+    partition_bytes = options.partition_bytes
+    if options.min_partitions:
+        met = (one.size for plan, wanted in wanted_of for one in plan.ledgers if wanted.meets(one))
+        partition_bytes = max(1, min(partition_bytes, sum(met) // options.min_partitions))
+    pieces: list[TopicPiece] = []
+    for plan, wanted in wanted_of:
+        pieces += await _pieces_of(plan, wanted, partition_bytes)
+    return pieces
 
-    A large ledger is several tasks, and many small ones are one.
-    """
+
+async def _pieces_of(plan: TopicPlan, wanted: Range, partition_bytes: int) -> list[TopicPiece]:
+    """Archived ledgers are the beginning of a topic."""
     # Manifests are files: reading them in the loop would keep leases from being renewed.
     archived = await asyncio.to_thread(archived_slices, plan.topic, -1, plan.ledgers, wanted, partition_bytes)
     found = [TopicPiece([piece], plan.lease) for piece in archived]
@@ -123,8 +133,8 @@ async def pieces_of(plan: TopicPlan, wanted: Range, partition_bytes: int) -> lis
 def lost_of(plan: TopicPlan, wanted: Range) -> int:
     """How many messages of a range the topic had and has no more.
 
-    A range that begins at a message id begins there. Otherwise it begins with the first message that there is: whether a
-    trimmed one lay within a range of times cannot be known.
+    A range that begins at a message id or an offset begins there. Otherwise it begins with the first message that there is:
+    whether a trimmed one lay within a range of times cannot be known.
     """
     met = [ledger for ledger in plan.ledgers if wanted.meets(ledger)]
     if not met:
@@ -133,7 +143,9 @@ def lost_of(plan: TopicPlan, wanted: Range) -> int:
     if FIRST < wanted.from_position < (met[0].position_id, 0, 0):
         before = [one for one in plan.ledgers if (one.position_id, one.entries, 0) <= wanted.from_position]
         first = before[-1].end_offset if before else 0
-    return missing(met, first, met[-1].end_offset)
+    if wanted.from_offset:
+        first = min(wanted.from_offset, met[-1].end_offset)
+    return missing(met, first, min(met[-1].end_offset, wanted.before_offset))
 
 
 def range_of(options: ReadOptions, plan: TopicPlan) -> Range:
@@ -144,6 +156,8 @@ def range_of(options: ReadOptions, plan: TopicPlan) -> Range:
 def _from(place: Place, plan: TopicPlan) -> Range:
     if isinstance(place, MessageId):
         return Range(from_position=place[:3])
+    if isinstance(place, AtOffset):
+        return Range(from_offset=place.offset)
     if isinstance(place, int):
         return Range(from_append_ms=place)
     return Range() if place == "earliest" else Range(from_position=plan.end)
@@ -152,6 +166,8 @@ def _from(place: Place, plan: TopicPlan) -> Range:
 def _before(place: Place, plan: TopicPlan) -> Range:
     if isinstance(place, MessageId):
         return Range(before_position=place[:3])
+    if isinstance(place, AtOffset):
+        return Range(before_offset=place.offset)
     if isinstance(place, int):
         return Range(before_append_ms=place)
     if place == "earliest":

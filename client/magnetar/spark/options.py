@@ -4,10 +4,12 @@ service_url            required: `magnetar://host:port`
 topic                  what to read: a name (also `.load(NAME)`),
 topics                 names with commas between them,
 topics_pattern         or a regular expression over full names
-start, end             `earliest`, `latest` (until the query is planned), a message id `ledger:entry:index`, a time (ISO
-                       8601, local time of the driver unless it names a zone, or 13 digits: milliseconds since the
-                       epoch), or JSON with one of these per topic ("" for the others); `end` itself is not read
+start, end             `earliest`, `latest` (until the query is planned), a message id `ledger:entry:index`, `offset:N` (N
+                       messages of the topic stand before it), a time (ISO 8601, local time of the driver unless it
+                       names a zone, or 13 digits: milliseconds since the epoch), or JSON with one of these per topic
+                       ("" for the others); `end` itself is not read
 partition_bytes        what one Spark task reads, about (64m)
+min_partitions         tasks are made smaller until there are so many, about (0)
 lease_s                how long ledgers are kept for a query whose driver has gone silent (600);
                        the broker grants at most its max_lease_ms (15 minutes)
 timeout_s              for what the service or a bookie is asked (30)
@@ -20,11 +22,17 @@ on_bad_value           a value that is not what these say: `fail` ends the query
 fail_on_data_loss      whether messages that were trimmed fail the query, and a topic that is gone or was made again (true)
 max_rows_per_batch     streams: admission control (0: no bound)
 max_bytes_per_batch    the same in bytes
+min_rows_per_batch     streams: a batch waits for so many messages, but not longer than
+max_trigger_delay_s    these seconds (0, 900)
 subscription           streams: a durable subscription that keeps what the query still needs, however long it is away;
                        without one a lease does, as long as it runs and lease_s thereafter (none)
 
-For writing: `service_url`, `topic`, `timeout_s`, and
+What Kafka's and Pulsar's connectors call these is understood as well (`aliases`).
 
+For writing: `service_url`, `topic` (without it the column `topic` says where each row goes), `timeout_s`, and
+
+key_batches            messages of a key stand together, each key in a batch of its own, as subscriptions of type key_shared
+                       need it (false)
 compression            none, lz4 or zstd (none)
 max_message_bytes      of a value and its key; not above that of the service (5m)
 query, batch           `df.write`, also in foreachBatch: name a write that is done once, however often it is run; the
@@ -46,24 +54,39 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from magnetar.client.options import parse_start, parse_url, time_in_ms
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName
 from magnetar.proto.ids import MessageId, TopicName
 
+from .aliases import translated
+
 READ_OPTIONS: Final = (
     "service_url", "topic", "topics", "topics_pattern", "path", "start", "end", "partition_bytes", "lease_s", "timeout_s",
     "value_format", "value_schema", "value_prefix", "on_bad_value",
-    "fail_on_data_loss", "max_rows_per_batch", "max_bytes_per_batch", "subscription",
+    "fail_on_data_loss", "max_rows_per_batch", "max_bytes_per_batch", "min_rows_per_batch", "max_trigger_delay_s",
+    "min_partitions", "subscription",
 )  # fmt: skip
-STREAM_OPTIONS: Final = ("max_rows_per_batch", "max_bytes_per_batch", "subscription")
+STREAM_OPTIONS: Final = (
+    "max_rows_per_batch", "max_bytes_per_batch", "min_rows_per_batch", "max_trigger_delay_s", "subscription",
+)  # fmt: skip
 PLACES: Final = (("start", "earliest"), ("end", "latest"))  # with their defaults
 VALUE_FORMATS: Final = ("binary", "json", "msgpack", "avro")
 ON_BAD_VALUE: Final = ("fail", "null")
 
-# "earliest", "latest", an id, or milliseconds since the epoch.
-Place = str | MessageId | int
+
+class AtOffset(NamedTuple):
+    """The message with so many before it in the topic."""
+
+    offset: int
+
+    def __str__(self) -> str:
+        return f"offset:{self.offset}"
+
+
+# "earliest", "latest", an id, an offset, or milliseconds since the epoch.
+Place = str | MessageId | AtOffset | int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +108,16 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     max_rows_per_batch: int = 0  # 0: no bound
     max_bytes_per_batch: int = 0
+    min_rows_per_batch: int = 0
+    max_trigger_delay_s: float = 900.0
+    min_partitions: int = 0
     subscription: str = ""
     given: frozenset[str] = field(default=frozenset(), compare=False)  # what was not left out
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
         """From what stood in `.option(...)`. Raises InvalidArgument."""
-        told = {name.lower(): str(value) for name, value in options.items()}
+        told = translated(options)
         _check_names(told, READ_OPTIONS)
         topics, pattern = _topics(told)
         value_format, value_schema, value_prefix = _value(told)
@@ -117,6 +143,9 @@ class ReadOptions:
             fail_on_data_loss=_flag("fail_on_data_loss", told.get("fail_on_data_loss", "true")),
             max_rows_per_batch=_size("max_rows_per_batch", told.get("max_rows_per_batch", "0"), 0),
             max_bytes_per_batch=_size("max_bytes_per_batch", told.get("max_bytes_per_batch", "0"), 0),
+            min_rows_per_batch=_size("min_rows_per_batch", told.get("min_rows_per_batch", "0"), 0),
+            max_trigger_delay_s=_seconds("max_trigger_delay_s", told.get("max_trigger_delay_s", "900")),
+            min_partitions=_size("min_partitions", told.get("min_partitions", "0"), 0),
             subscription=told.get("subscription", ""),
             given=frozenset(told),
         )
@@ -149,7 +178,7 @@ class ReadOptions:
 
 WRITE_OPTIONS: Final = (
     "service_url", "topic", "path", "timeout_s", "compression", "max_message_bytes", "query", "batch", "repeated_batch",
-    "staged_ttl_s",
+    "staged_ttl_s", "key_batches",
     "checkpointlocation", "queryname",  # Spark's own, which it hands on
     "value_format", "value_schema", "value_prefix",
 )  # fmt: skip
@@ -162,7 +191,7 @@ class WriteOptions:
     """See the module docstring."""
 
     service_url: str
-    topic: str  # full name
+    topic: str  # full name; "": each row says it
     timeout_s: float = 30.0
     compression: str = "none"
     max_message_bytes: int = 5 << 20
@@ -170,6 +199,7 @@ class WriteOptions:
     batch: int = -1  # not set
     repeated_batch: str = "compare"
     staged_ttl_s: float = 0.0  # 0: the broker's
+    key_batches: bool = False
     value_format: str = "binary"
     value_schema: str = ""
     value_prefix: str = ""
@@ -177,7 +207,7 @@ class WriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         """From what stood in `.option(...)`. Raises InvalidArgument."""
-        told = {name.lower(): str(value) for name, value in options.items()}
+        told = translated(options)
         _check_names(told, WRITE_OPTIONS)
         compression = _one_of("compression", told.get("compression", "none"), COMPRESSIONS)
         value_format, value_schema, value_prefix = _value(told)
@@ -185,16 +215,17 @@ class WriteOptions:
             raise InvalidArgument(
                 f"option value_schema is for avro; with {value_format} the rows' own types are written: leave it out"
             )
-        topics, _ = _topics(told)
+        routed = not told.get("topic") and not told.get("path")
         return cls(
             service_url=_service(told.get("service_url", "")),
-            topic=topics[0],
+            topic="" if routed else _topics(told)[0][0],
             timeout_s=_seconds("timeout_s", told.get("timeout_s", "30")),
             compression=compression,
             max_message_bytes=_size("max_message_bytes", told.get("max_message_bytes", "5m"), 1),
             query=told.get("query", ""),
             batch=_batch(told),
             repeated_batch=_one_of("repeated_batch", told.get("repeated_batch", "compare"), REPEATED_BATCH),
+            key_batches=_flag("key_batches", told.get("key_batches", "false")),
             staged_ttl_s=_size("staged_ttl_s", told.get("staged_ttl_s", "0"), 0),
             value_format=value_format,
             value_schema=value_schema,
@@ -284,8 +315,11 @@ def _places(option: str, text: str) -> dict[str, Place]:
 
 
 def _place(option: str, told: Any) -> Place:
+    text = str(told).strip()
+    if re.fullmatch(r"offset:\d{1,18}", text):
+        return AtOffset(int(text.partition(":")[2]))
     try:
-        return time_in_ms(told) if isinstance(told, int) else parse_start(str(told).strip())
+        return time_in_ms(told) if isinstance(told, int) else parse_start(text)
     except InvalidArgument as error:
         raise InvalidArgument(f"option {option}: {error.message}") from None
 

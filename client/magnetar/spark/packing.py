@@ -11,9 +11,9 @@ value (a tombstone), and so comes back as it was read.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -53,6 +53,11 @@ def check_written(schema: StructType, options: WriteOptions) -> None:
     """Raises InvalidArgument, which names the column and the cure."""
     given = {field.name: field.dataType for field in schema.fields}
     encoded = options.value_format != "binary"
+    if not options.topic and given.get("topic") != StringType():
+        raise InvalidArgument(
+            "the rows to write have no column 'topic' of type string that says where each goes; add one, or set the option "
+            "topic"
+        )
     if not encoded and "value" not in given:
         raise InvalidArgument(
             f"the rows to write have no column 'value', but {', '.join(given)}; name the one with the message so, "
@@ -123,18 +128,15 @@ class PackedEntry(NamedTuple):
 class Packer:
     """Numbers what one task writes: sequence ids and indexes in the ledger count up from 0."""
 
-    def __init__(
-        self,
-        producer: str,
-        compression: Compression,
-        max_message_bytes: int,
-        values: ColumnEncoder | None = None,
-    ) -> None:
+    def __init__(self, producer: str, options: WriteOptions, max_message_bytes: int) -> None:
+        """`max_message_bytes`: what the topic takes."""
         self._producer = producer
-        self._encoder = values
-        self._compression = compression
-        self._max_message_bytes = max_message_bytes
+        self._encoder = None if options.value_format == "binary" else ColumnEncoder(options)
+        self._compression = Compression.parse(options.compression)
+        self._max_message_bytes = min(options.max_message_bytes, max_message_bytes)
+        self._key_batches = options.key_batches
         self.messages = 0
+        self.last_ms = 0  # of the last entry
         self._digest = 0
 
     @property
@@ -146,6 +148,8 @@ class Packer:
         """Entries of about ENTRY_BYTES, in the order of the rows. Raises InvalidArgument for a row that is too large."""
         if self._encoder is not None:
             rows = self._encoder.with_value(rows)
+        if self._key_batches and (keys := _keys(rows)) is not None:
+            rows = rows.take(pc.array_sort_indices(keys))  # which keeps the order of rows with one key
         values, keys = rows.column("value"), _keys(rows)
         sizes = _sizes(values) if keys is None else pc.add(_sizes(values), _sizes(keys))
         largest = pc.max(sizes).as_py() or 0
@@ -165,19 +169,32 @@ class Packer:
         properties = _properties(rows.column("properties")) if "properties" in columns else None
         event_times_ms = _times_ms(rows.column("event_time")) if "event_time" in columns else None
         self._digest += _digest_of(values, key_column, properties, event_times_ms)
-        batch = encode_batch(
-            values,
-            sequence_id=self.messages,
-            publish_time_ms=now_ms,
-            keys=keys,
-            properties=properties,
-            event_times_ms=event_times_ms,
-            compression=self._compression,
-        )
+        batches: list[bytes] = []
+        ends = _key_ends(key_column) if self._key_batches and key_column is not None else [len(values)]
+        for start, end in itertools.pairwise((0, *ends)):
+            part = slice(start, end)
+            batches.append(
+                encode_batch(
+                    values[part],
+                    sequence_id=self.messages + start,
+                    publish_time_ms=now_ms,
+                    keys=keys and keys[part],
+                    properties=properties and properties[part],
+                    event_times_ms=event_times_ms and event_times_ms[part],
+                    compression=self._compression,
+                )
+            )
+        counts = [end - start for start, end in itertools.pairwise((0, *ends))]
         payload = encode_entry(
-            [batch], [len(values)], [0], [self._producer], first_index=self.messages, append_time_ms=now_ms
+            batches,
+            counts,
+            [0] * len(batches),
+            [self._producer],
+            first_index=self.messages,
+            append_time_ms=now_ms,
         )
         self.messages += len(values)
+        self.last_ms = now_ms
         return PackedEntry(payload, len(values))
 
 
@@ -190,7 +207,7 @@ def _digest_of(
     """The sum of the rows' digests, each of a row's value with its key as seed: 50 ns a row, 150 with keys."""
     digest = xxhash.xxh3_64_intdigest
     # Whether a run of rows has a column at all must not matter: with other tasks the runs are others.
-    seeds: Iterable[int] = repeat(_NO_KEY)
+    seeds: Iterable[int] = itertools.repeat(_NO_KEY)
     if keys is not None:
         seeds = map(digest, pc.fill_null(keys.cast(pa.binary()), _NOTHING).to_pylist())
     total = sum(map(digest, [value or b"" for value in values], seeds))
@@ -198,6 +215,12 @@ def _digest_of(
         if column is not None:
             total += sum(digest(repr(one).encode()) for one in column if one)
     return total
+
+
+def _key_ends(keys: pa.Array) -> list[int]:
+    """Where runs of rows with one key end."""
+    ends: list[int] = pc.run_end_encode(keys.cast(pa.binary())).run_ends.to_pylist()
+    return ends
 
 
 def _keys(rows: pa.RecordBatch) -> pa.Array | None:

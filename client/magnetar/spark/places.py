@@ -17,7 +17,7 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from .archived import first_archived
 from .bookies import ledger_readers
-from .options import Place
+from .options import AtOffset, Place
 from .plan import LedgerSlice, Range, TopicLedger
 from .service import TopicPlan
 
@@ -53,11 +53,15 @@ def end_of(plan: TopicPlan) -> Point:
 
 
 async def point_of(place: Place, plan: TopicPlan, timeout_s: float) -> Point:
-    """`earliest`, `latest`, an id or a time (of the broker's clock) as a point."""
+    """`earliest`, `latest`, an offset, an id or a time (of the broker's clock) as a point."""
     if place == "earliest":
         return start_of(plan)
     if place == "latest":
         return end_of(plan)
+    if isinstance(place, AtOffset):
+        if plan.ledgers and place.offset < plan.ledgers[0].first_offset:
+            return Point(MessageId(0, 0, 0), place.offset)  # what is gone is found to be lost
+        return await point_at(place.offset, plan, timeout_s)
     if isinstance(place, MessageId):
         wanted = Range(from_position=place[:3])
     else:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -85,6 +86,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._begin: Offset | None = None  # where the query begins
         self._latest_seen: Offset | None = None  # what there is, however much of it the next batch takes
         self._keeper: Keeper | None = None
+        self._last_batch_at = time.monotonic()
 
     # --- offsets -----------------------------------------------------------------------------------------------------
 
@@ -145,11 +147,24 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         offsets = {topic: begin.point.offset for topic, begin in begins.items()}
         waiting = {topic: max(0, ends[topic].point.offset - offset) for topic, offset in offsets.items()}
+        if self._waits(sum(waiting.values())):
+            return start
         for topic, rows in shares(waiting, _most_rows(limit, plans), sum(offsets.values())).items():
             if rows < waiting[topic]:
                 ends[topic] = await self._cut(client, begins[topic], rows, plans[topic])
         # A topic that is gone keeps its place, so that `partitions` can say what was lost.
         return _offset(start["lease"], subscription, {**started, **ends}, found)
+
+    def _waits(self, rows: int) -> bool:
+        """Whether the next batch is not to be begun yet, for want of rows."""
+        now = time.monotonic()
+        if rows >= self._options.min_rows_per_batch or self._until is not None:
+            self._last_batch_at = now
+            return False
+        if now - self._last_batch_at < self._options.max_trigger_delay_s:
+            return True
+        self._last_batch_at = now
+        return False
 
     def _resumed(self, mark: Mark, plan: TopicPlan) -> Mark:
         """Where reading goes on: not where it stopped if the topic is another one."""
@@ -222,7 +237,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     async def _plan(self, client: Client, start: Offset, end: Offset) -> Sequence[InputPartition]:
         ends = _marks(end)
         started = {**_marks(end, "begins"), **_marks(start)}
-        pieces: list[InputPartition] = []
+        wanted_of: list[tuple[TopicPlan, Range]] = []
         until = {topic: mark.point.offset for topic, mark in ends.items()}
         plans = await self._plans(client, end["lease"], started, until, LEDGERS_PER_REQUEST)
         for topic, end_mark in ends.items():
@@ -239,8 +254,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if lost := missing(plan.ledgers, first.offset, end_mark.point.offset):
                 self._lost(f"{lost} messages of {topic} from {first.id} on were trimmed")
             wanted = Range(from_offset=first.offset, before_offset=end_mark.point.offset)
-            pieces += await pieces_of(plan, wanted, self._options.partition_bytes)
-        return pieces
+            wanted_of.append((plan, wanted))
+        return await pieces_of(wanted_of, self._options)
 
     def _lost(self, what: str, cause: Exception | None = None) -> None:
         message = (
