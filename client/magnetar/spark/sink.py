@@ -255,9 +255,9 @@ class TopicWriter(DataSourceArrowWriter):
         try:
             attach(self._options, messages, ONE_SHOT_REMEMBERED_MS)
         except RetryableError as error:
+            topic = self._options.topic or "their topics"
             raise type(error)(
-                f"{error.message} (whether the rows are in {self._options.topic or 'their topics'} is not known: look before you "
-                "write again)",
+                f"{error.message} (whether the rows are in {topic} is not known: look before you write again)",
                 **error.details,
             ) from error
 

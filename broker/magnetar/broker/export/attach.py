@@ -33,13 +33,13 @@ from ..log.records import AttachedQuery, LedgerInfo
 from ..log.segment import measure
 from ..topics.components import Components
 from .names import check_text
-from .publish import SmallBatches, StagedBatches, read_staged
+from .publish import SmallBatches, read_staged
 from .queries import Batch, done_before, expiry, remembered
 from .staging import Staging
 
 MAX_LEDGERS_PER_ATTACHMENT = 10_000
 _LOOKS_AT_ONCE = 16
-_SMALL_READS_AT_ONCE = 4  # each holds at most attach_min_bytes
+_SMALL_READS_AT_ONCE = 2  # each holds at most attach_min_bytes
 _decode_rows = msgspec.msgpack.Decoder(list[tuple[int, int, int, int]]).decode
 
 
@@ -83,7 +83,7 @@ class Attachments:
         self._reads = asyncio.Semaphore(_SMALL_READS_AT_ONCE)
         # One request of a query at a time; a lock lives as long as somebody has it or waits.
         self._queries: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._publishing: dict[asyncio.Task[dict[str, Any]], None] = {}
+        self._publishing: dict[asyncio.Task[dict[str, Any] | None], None] = {}
 
     async def load(self) -> None:
         """Learns what became of the small batches that a former owner recorded."""
@@ -112,19 +112,17 @@ class Attachments:
                 look.cancel()
         filled = [info for info in infos if info.entries]
         size = sum(info.size for info in filled)
-        if not 0 < size < self._components.settings.attach_min_bytes:
-            return await self._attach(batch, rows, infos)
-        async with self._reads:
-            staged = await read_staged(self._components.ledgers, filled)
-            if not staged.fits(self._components.settings.max_group_bytes):
-                return await self._attach(batch, rows, infos)
+        if 0 < size < self._components.settings.attach_min_bytes:
             # Not to be left when the caller's connection breaks: who asks again waits for the outcome.
-            task = asyncio.get_running_loop().create_task(self._publish(batch, rows, filled, staged))
+            task = asyncio.get_running_loop().create_task(self._publish(batch, rows, filled))
             self._publishing[task] = None
             task.add_done_callback(self._published)
-            return await asyncio.shield(task)
+            answer = await asyncio.shield(task)
+            if answer is not None:
+                return answer
+        return await self._attach(batch, rows, infos)
 
-    def _published(self, task: asyncio.Task[dict[str, Any]]) -> None:
+    def _published(self, task: asyncio.Task[dict[str, Any] | None]) -> None:
         self._publishing.pop(task, None)
         if not task.cancelled():
             task.exception()  # told to the caller, who may be gone
@@ -134,11 +132,16 @@ class Attachments:
         if self._publishing:
             await asyncio.wait(list(self._publishing))
 
-    async def _publish(
-        self, batch: Batch, rows: list[Row], infos: list[LedgerInfo], staged: StagedBatches
-    ) -> dict[str, Any]:
+    async def _publish(self, batch: Batch, rows: list[Row], infos: list[LedgerInfo]) -> dict[str, Any] | None:
+        """The answer; None if one entry cannot hold the batch."""
         async with self._queries.setdefault(batch.query, asyncio.Lock()):
-            answer = await self._small.publish(batch, infos, staged)
+            if self._done(batch):
+                return await self._done_before(rows)
+            async with self._reads:
+                staged = await read_staged(self._components.ledgers, infos)
+                if not staged.fits():
+                    return None
+                answer = await self._small.publish(batch, infos, staged)
         if answer is not None:
             await self._staging.tidy(row.stored_id for row in rows)
         return await self._done_before(rows) if answer is None else answer
