@@ -9,9 +9,10 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from magnetar.client import Client
 from magnetar.ledger import LedgerReader
@@ -22,13 +23,15 @@ from .archived import ArchivedSlice, archived_slices, read_archived
 from .bookies import ledger_readers
 from .columns import ROWS_PER_RECORD_BATCH, Rows, Source
 from .doors import doors
-from .filters import range_of_filters
 from .leases import plan_of_topic, renewing
 from .options import AtOffset, Place, ReadOptions
 from .plan import FIRST, LedgerSlice, Range, TopicLedger, missing, slices
 from .schema import RowColumns
 from .service import TopicPlan, asking, connected, topic_names
 from .values import decoded
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +91,8 @@ class FilteredTopicReader(TopicReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Narrows what is read, and leaves all filters to Spark as well."""
+        from .filters import range_of_filters  # which needs PySpark 4.1
+
         self._wanted = self._wanted.narrowed(range_of_filters(filters))
         return filters
 

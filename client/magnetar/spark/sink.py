@@ -24,7 +24,7 @@ import msgpack
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from magnetar.client import Client
@@ -37,6 +37,7 @@ from .options import WriteOptions
 from .packing import CONTENT_MODULUS, Packer, check_written
 from .service import asking, asking_once, connected
 from .staged import DISCARD_TIMEOUT_S, StagedLedger, keeping_staged, staged_ledger
+from .versions import STREAMS_WRITE_ARROW, DataSourceStreamArrowWriter, arrow_batches
 
 _log = logging.getLogger(__name__)
 
@@ -278,15 +279,17 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
                 "them out"
             )
         self._options = options
+        self._schema = schema
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenByTask:
         """In a task."""
         properties = _task_properties()
         query = properties.get("sql.streaming.queryId", "")
         batch = int(properties.get("streaming.sql.batchId", "-1"))
+        rows = iterator if STREAMS_WRITE_ARROW else arrow_batches(iterator, self._schema)
         assert query, f"Spark names no streaming query: {properties}"
         assert batch >= 0, f"Spark numbers no micro-batch: {properties}"
-        return write_task(self._options, query, batch, iterator)
+        return write_task(self._options, query, batch, rows)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the driver; Spark repeats a batch whose commit it does not know to have succeeded."""

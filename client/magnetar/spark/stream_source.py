@@ -27,13 +27,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 
 from magnetar.client import Client
 from magnetar.proto.commands import CloseConsumer, Seek, Subscribe
@@ -48,6 +41,7 @@ from .places import Point, end_of, point_at, point_of, start_of
 from .plan import Range, missing
 from .schema import RowColumns
 from .service import LEDGERS_PER_REQUEST, TopicPlan, asking, ledgers_of_topic, topic_names
+from .versions import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +78,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._columns = columns
         self._until: Marks | None = None  # trigger(availableNow=True): what was there when it began
         self._begin: Offset | None = None  # where the query begins
+        self._known: Offset | None = None  # how far it has come
         self._latest_seen: Offset | None = None  # what there is, however much of it the next batch takes
         self._keeper: Keeper | None = None
         self._last_batch_at = time.monotonic()
@@ -101,7 +96,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     async def _initial(self, client: Client) -> Offset:
         options = self._options
-        lease = options.subscription or f"spark-{random.SystemRandom().getrandbits(64):016x}"
+        lease = self._new_lease()
         marks: Marks = {}
         for topic in await topic_names(client, options):
             plan = await plan_of_topic(client, topic, options.lease_s, lease)
@@ -119,9 +114,18 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._options.max_bytes_per_batch)
         return ReadAllAvailable()
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """How far the next batch goes."""
-        return self._ask(lambda client: self._latest(client, start, limit))
+    def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:
+        """How far the next batch goes. Before 4.2 Spark says neither from where nor how much."""
+        limit = limit or self.getDefaultReadLimit()
+        start = start or self._known or self._begin
+        if start is None:  # a query that goes on from a checkpoint, which `partitions` will be shown
+            start, limit = _offset(self._new_lease(), self._options.subscription, {}), ReadAllAvailable()
+        begin = start
+        self._known = self._ask(lambda client: self._latest(client, begin, limit))
+        return self._known
+
+    def _new_lease(self) -> str:
+        return self._options.subscription or f"spark-{random.SystemRandom().getrandbits(64):016x}"
 
     async def _latest(self, client: Client, start: Offset, limit: ReadLimit) -> Offset:
         started = _marks(start)

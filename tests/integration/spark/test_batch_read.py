@@ -172,7 +172,7 @@ def test_filters_skip_ledgers_and_entries_where_spark_hands_them_down(
 def test_a_lease_keeps_ledgers_that_are_trimmed_under_the_query(topics: Topics, read: Read) -> None:
     for name in ("leased", "not-leased"):
         topics.produce(name, [b"%d" % n for n in range(100)], per_entry=2)
-    planned = read("leased")._jdf.queryExecution().toRdd()
+    planned = read("leased", partition_bytes="1")._jdf.queryExecution().toRdd()
     assert planned.getNumPartitions() >= 12
     for name in ("leased", "not-leased"):
         topics.consume_all(name)
@@ -182,7 +182,7 @@ def test_a_lease_keeps_ledgers_that_are_trimmed_under_the_query(topics: Topics, 
 
 def test_ledgers_that_went_with_an_expired_lease_are_one_clear_error(topics: Topics, read: Read) -> None:
     topics.produce("expired", [b"%d" % n for n in range(40)], per_entry=2)
-    planned = read("expired", lease_s="0.5")._jdf.queryExecution().toRdd()
+    planned = read("expired", lease_s="0.5", partition_bytes="1")._jdf.queryExecution().toRdd()
     assert planned.getNumPartitions() >= 5
     topics.consume_all("expired")
     topics.wait_trimmed("expired")

@@ -202,28 +202,28 @@ def test_a_query_holds_what_it_needs_by_a_lease_that_goes_on_while_it_waits(
     topics: Topics, service: Service
 ) -> None:
     """No subscription is made, so a topic without any goes on keeping all; and where others trim, it is held back."""
-    topics.produce("leased", numbers(0, 40), per_entry=2)
+    topics.produce("held-back", numbers(0, 40), per_entry=2)
     options = ReadOptions.parse(
-        {"service_url": service.url, "topic": "leased", "max_rows_per_batch": "10", "lease_s": "1"}
+        {"service_url": service.url, "topic": "held-back", "max_rows_per_batch": "10", "lease_s": "1"}
     )
     reader = TopicStreamReader(options, RowColumns(("value",)))
     begin = reader.initialOffset()
     end = reader.latestOffset(begin, reader.getDefaultReadLimit())
     reader.commit(end)
-    topics.consume_all("leased")
-    ledgers = topics.ledgers("leased")
+    topics.consume_all("held-back")
+    ledgers = topics.ledgers("held-back")
     # Longer than the lease, without a trigger.
     deadline = time.monotonic() + 3
     topics.wait_for(lambda: time.monotonic() > deadline, "three leases are over")
-    assert topics.ledgers("leased") == ledgers
-    assert list(topics.stats("leased")["subscriptions"]) == ["everything"]
+    assert topics.ledgers("held-back") == ledgers
+    assert list(topics.stats("held-back")["subscriptions"]) == ["everything"]
     last = reader.latestOffset(end, ReadAllAvailable())
     assert [b.num_rows for p in reader.partitions(end, last) for b in reader.read(p)] != []
     assert reader.reportLatestOffset() == {**last, "begins": {}}
     reader.stop()
-    topics.wait_trimmed("leased")
+    topics.wait_trimmed("held-back")
     with pytest.raises(
-        MessageLost, match=r"30 messages of .*leased from .* on were trimmed before the query read them"
+        MessageLost, match=r"30 messages of .*held-back from .* on were trimmed before the query read them"
     ):
         reader.partitions(end, last)
 
