@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from magnetar.proto.errors import MessageLost
 from magnetar.proto.ids import MessageId
 from magnetar.spark.options import ReadOptions
 from magnetar.spark.schema import COLUMNS, RowColumns
 from magnetar.spark.stream_source import TopicStreamReader
+from magnetar.spark.versions import ReadAllAvailable
 from support.service import Service
 from support.spark_topics import Topics, full
 
