@@ -227,7 +227,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except TopicNotFound as gone:
                 if topic not in started and self._options.fail_on_data_loss:
                     raise  # there may never have been one: nothing is known to be lost
-                self._lost(f"topic {topic} and its messages are gone", gone)
+                self._lost(f"topic {topic} and its messages are gone before the query read them", gone)
             else:
                 plans[topic] = plan._replace(lease=lease)
         return plans
@@ -253,18 +253,19 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"topic {topic} was deleted and made again: a batch of what it had cannot be read again"
                 )
                 continue
-            # If the query met another topic of this name before, it read that from its beginning.
-            first = begin.point if begin.created_ms == plan.created_ms else _FIRST_POINT
+            first = self._resumed(begin, plan).point
             if lost := missing(plan.ledgers, first.offset, end_mark.point.offset):
-                self._lost(f"{lost} messages of {topic} from {first.id} on were trimmed")
+                self._lost(
+                    f"{lost} messages of {topic} from {first.id} on were trimmed before the query read them"
+                )
             wanted = Range(from_offset=first.offset, before_offset=end_mark.point.offset)
             wanted_of.append((plan, wanted))
         return await pieces_of(wanted_of, self._options)
 
     def _lost(self, what: str, cause: Exception | None = None) -> None:
         message = (
-            f"{what} before the query read them; with the option fail_on_data_loss=false it goes on with what is left, "
-            "and a new checkpoint begins anew"
+            f"{what}; with the option fail_on_data_loss=false the query goes on with what is left, and a new checkpoint "
+            "begins anew"
         )
         if self._options.fail_on_data_loss:
             raise MessageLost(message) from cause
