@@ -156,8 +156,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic, rows in shares(waiting, _most_rows(limit, plans), sum(offsets.values())).items():
             if rows < waiting[topic]:
                 ends[topic] = await self._cut(client, begins[topic], rows, plans[topic])
-        # A topic that is gone keeps its place, so that `partitions` can say what was lost.
-        return _offset(start["lease"], subscription, {**started, **ends}, found)
+        # A topic that is gone, which the query was told to bear, is a new one when it is there again.
+        return _offset(start["lease"], subscription, ends, found)
 
     def _waits(self, rows: int) -> bool:
         """Whether the next batch is not to be begun yet, for want of rows."""
