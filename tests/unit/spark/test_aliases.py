@@ -73,4 +73,5 @@ def test_a_range_of_offsets_and_what_it_has_lost() -> None:
     ):
         wanted = range_of(ReadOptions.parse({**given, "start": start}), plan)
         assert lost_of(plan, wanted) == lost, start
-    assert wanted == Range(from_offset=99, before_offset=25)
+    last = range_of(ReadOptions.parse({**given, "start": "offset:99"}), plan)
+    assert last == Range(from_offset=99, before_offset=25)

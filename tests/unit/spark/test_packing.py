@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from magnetar.spark.packing import CONTENT_MODULUS, Packer
 GOOD = {"service_url": "magnetar://127.0.0.1:7650", "topic": "orders"}
 
 
-def rows_of(messages: list[tuple[bytes | None, Any]], key_type: pa.DataType) -> pa.RecordBatch:
+def rows_of(messages: Sequence[tuple[bytes | None, Any]], key_type: pa.DataType) -> pa.RecordBatch:
     values, keys = zip(*messages, strict=True)
     return pa.record_batch({"value": pa.array(values, pa.binary()), "key": pa.array(keys, key_type)})
 
@@ -55,7 +56,7 @@ def test_a_digest_is_of_the_rows_and_not_of_their_order_or_tasks() -> None:
     rng = random.Random(2)
     messages = [(rng.choice((None, b"", rng.randbytes(9))), rng.choice((None, "k", "l"))) for _ in range(300)]
 
-    def digest(parts: list[list[tuple[bytes | None, Any]]]) -> int:
+    def digest(parts: Sequence[Sequence[tuple[bytes | None, Any]]]) -> int:
         total = 0
         for part in parts:
             packer = Packer("p", WriteOptions.parse(GOOD), 1000)
