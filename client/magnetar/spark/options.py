@@ -234,6 +234,11 @@ class WriteOptions:
 
 
 def _check_names(told: Mapping[str, str], known: tuple[str, ...]) -> None:
+    if "provider" in told:
+        raise InvalidArgument(
+            "Spark hands a table's options to a Python data source when the table is made, and not when it is read; in SQL "
+            "a topic is a view: CREATE TEMPORARY VIEW orders USING magnetar OPTIONS (service_url '...', topic 'orders')"
+        )
     for name in told:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, cast
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import msgpack
 
@@ -118,6 +118,19 @@ class StagedLedger:
         self.closed = True
 
 
+def places_of(made: Mapping[str, Any]) -> tuple[StaticBookies, str]:
+    """The bookies that CreateStagedLedger answered, with their racks and zones, and how to spread what replaces one."""
+    bookies = {bookie: parse_address(text) for bookie, text in made["bookies"].items()}
+    bookies.update({row[0]: parse_address(row[1]) for row in made["writable"]})
+    directory = StaticBookies(bookies)
+    labels = {bookie: Labels(rack, zone) for bookie, _, rack, zone in made["writable"]}
+    for bookie, found in labels.items():
+        directory.told(bookie, BookieFacts(found))
+    if any(one.zone for one in labels.values()):
+        return directory, "zone"
+    return directory, "rack" if any(one.rack for one in labels.values()) else "random"
+
+
 @contextlib.asynccontextmanager
 async def staged_ledger(
     client: Client, topic: str, transaction: str, timeout_s: float, ttl_s: float
@@ -130,16 +143,7 @@ async def staged_ledger(
             f"option topic: {error.message}; create it first, or set the broker's auto_create_topics",
             **error.details,
         ) from error
-    bookies = {bookie: parse_address(text) for bookie, text in made["bookies"].items()}
-    bookies.update({row[0]: parse_address(row[1]) for row in made["writable"]})
-    directory = StaticBookies(bookies)
-    labels = [Labels(rack, zone) for _, _, rack, zone in made["writable"]]
-    for (bookie, *_), found in zip(made["writable"], labels):
-        directory.told(bookie, BookieFacts(found))
-    # A bookie that is replaced gives way to one of the same kind of spread that its cluster has.
-    placement = (
-        "zone" if any(one.zone for one in labels) else "rack" if any(one.rack for one in labels) else "random"
-    )
+    directory, placement = places_of(made)
     settings = LedgerSettings(add_timeout_s=timeout_s, metadata_timeout_s=timeout_s, placement=placement)
     async with bookie_transport(directory, settings) as transport:
         ledgers = LedgerClient(
@@ -195,4 +199,4 @@ async def _discard(client: Client, topic: str, transaction: str, ledger_id: int)
         _log.warning("staged ledger %d of %s is left to the sweep: %s", ledger_id, topic, error)
 
 
-__all__ = ["StagedLedger", "keeping_staged", "staged_ledger"]
+__all__ = ["StagedLedger", "keeping_staged", "places_of", "staged_ledger"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from magnetar.proto.ids import MessageId
+from support.service import Service
 from support.spark_topics import Row, Sent, Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120, func_only=True)]
@@ -189,3 +190,14 @@ def test_ledgers_that_went_with_an_expired_lease_are_one_clear_error(topics: Top
     with pytest.raises(Exception, match=r"MessageLost: ledger \d+ of persistent://public/default/expired was "
                        r"trimmed before it was read; raise the option lease_s, now 0\.5"):  # fmt: skip
         planned.count()
+
+
+def test_a_topic_is_a_view_in_sql(spark: Any, topics: Topics, service: Service) -> None:
+    topics.produce("sql", [b'{"n": %d}' % n for n in range(10)])
+    options = f"service_url '{service.url}', topic 'sql', value_format 'json', value_schema 'n int'"
+    spark.sql(f"CREATE TEMPORARY VIEW in_sql USING magnetar OPTIONS ({options})")
+    assert [
+        tuple(row) for row in spark.sql("SELECT sum(n), max(offset) FROM in_sql WHERE n > 3").collect()
+    ] == [(39, 9)]
+    with pytest.raises(Exception, match="CREATE TEMPORARY VIEW orders USING magnetar OPTIONS"):
+        spark.sql(f"CREATE TABLE as_table USING magnetar OPTIONS ({options})")

@@ -69,6 +69,7 @@ def test_places_by_topic() -> None:
         ({"topics": "a"}, "topic and topics"),
         ({"topic": "a b"}, "option topic"),
         ({"topic": "", "topics_pattern": "("}, "topics_pattern"),
+        ({"provider": "magnetar"}, "CREATE TEMPORARY VIEW orders USING magnetar"),
         (
             {"start": '{"others": "latest"}'},
             "option start names topic .*others, which is not read; there is .*orders",

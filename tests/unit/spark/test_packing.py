@@ -13,6 +13,7 @@ from magnetar.proto.batch import decode_batch
 from magnetar.proto.entry import Entry
 from magnetar.spark.options import WriteOptions
 from magnetar.spark.packing import CONTENT_MODULUS, Packer
+from magnetar.spark.staged import places_of
 
 GOOD = {"service_url": "magnetar://127.0.0.1:7650", "topic": "orders"}
 
@@ -76,3 +77,17 @@ def test_a_digest_is_of_the_rows_and_not_of_their_order_or_tasks() -> None:
     assert digest([messages[1:]]) != whole
     swapped = [(b"one", "k"), (b"two", "l")]
     assert digest([swapped]) != digest([[(b"two", "k"), (b"one", "l")]])
+
+
+@pytest.mark.parametrize(
+    ("labels", "placement"), [(("", ""), "random"), (("r1", ""), "rack"), (("r1", "z1"), "zone")]
+)
+def test_a_task_knows_where_bookies_stand(labels: tuple[str, str], placement: str) -> None:
+    made = {
+        "bookies": {"gone": "10.0.0.1:3181"},
+        "writable": [["b1", "10.0.0.2:3181", *labels], ["b2", "10.0.0.3:3181", "", ""]],
+    }
+    directory, found = places_of(made)
+    assert found == placement
+    assert directory.labels("b1") == labels
+    assert directory.address("gone") == ("10.0.0.1", 3181)
