@@ -19,7 +19,7 @@ value_schema           `id bigint, tags array<string>, at timestamp` (DDL, or th
                        what each type is in each format stands in `value_types` and `avro`
 value_prefix           what the names of these columns begin with, so that none is called as one of the topic's (nothing)
 on_bad_value           a value that is not what these say: `fail` ends the query, `null` makes its columns null (fail)
-fail_on_data_loss      whether messages that were trimmed fail the query, and a topic that is gone or was made again (true)
+fail_on_data_loss      whether messages that were trimmed fail the query, and a topic that was deleted (true)
 max_rows_per_batch     streams: admission control (0: no bound)
 max_bytes_per_batch    the same in bytes
 min_rows_per_batch     streams: a batch waits for so many messages, but not longer than

@@ -60,7 +60,7 @@ async def point_of(place: Place, plan: TopicPlan, timeout_s: float) -> Point:
         return end_of(plan)
     if isinstance(place, AtOffset):
         if plan.ledgers and place.offset < plan.ledgers[0].first_offset:
-            return Point(MessageId(0, 0, 0), place.offset)  # what is gone is found to be lost
+            return Point(MessageId(0, 0, 0), place.offset)  # what was trimmed is found to be lost
         return await point_at(place.offset, plan, timeout_s)
     if isinstance(place, MessageId):
         wanted = Range(from_position=place[:3])

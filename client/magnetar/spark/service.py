@@ -126,7 +126,7 @@ async def ledgers_of_topic(
 ) -> TopicPlan:
     """The topic as it is now: ledgers with position ids above `after`, page by page until one ends at `until_offset`.
 
-    They may be gone at any time unless a lease is held (`leases`). Raises TopicNotFound.
+    They may be deleted at any time unless a lease is held (`leases`). Raises TopicNotFound.
     """
     ledgers: list[TopicLedger] = []
     bookies: dict[str, tuple[str, int]] = {}

@@ -156,7 +156,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic, rows in shares(waiting, _most_rows(limit, plans), sum(offsets.values())).items():
             if rows < waiting[topic]:
                 ends[topic] = await self._cut(client, begins[topic], rows, plans[topic])
-        # A topic that is gone, which the query was told to bear, is a new one when it is there again.
+        # A topic that does not exist any more is a new one if it is made again.
         return _offset(start["lease"], subscription, ends, found)
 
     def _waits(self, rows: int) -> bool:
@@ -175,7 +175,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if mark.created_ms == plan.created_ms:
             return mark
         self._lost(
-            f"topic {plan.topic} was deleted and made again: what it had from {mark.point.id} on is gone"
+            f"topic {plan.topic} was deleted and made again: what it had from {mark.point.id} on is lost"
         )
         return Mark(_FIRST_POINT, plan.created_ms)
 
@@ -227,7 +227,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except TopicNotFound as gone:
                 if topic not in started and self._options.fail_on_data_loss:
                     raise  # there may never have been one: nothing is known to be lost
-                self._lost(f"topic {topic} and its messages are gone before the query read them", gone)
+                self._lost(f"topic {topic} does not exist any more: what the query had not read of it is lost", gone)
             else:
                 plans[topic] = plan._replace(lease=lease)
         return plans
@@ -291,7 +291,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ask(move)
 
     def stop(self) -> None:
-        """The lease ends by itself. A subscription stays, as the checkpoint may be gone on from."""
+        """The lease ends by itself. A subscription stays: the query may go on from its checkpoint."""
         if self._keeper is not None:
             self._keeper.stop()
 
