@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -44,8 +44,10 @@ BATCH_ROWS = 10_000
 ENTRY_BYTES = 512 << 10
 ROW_BYTES = 16
 # A number without a type costs fifty times as much: pyarrow looks for dateutil and pandas first.
-_NOTHING, _NO_KEY = pa.scalar(b"", pa.binary()), xxhash.xxh3_64_intdigest(b"")
 CONTENT_MODULUS = 1 << 64
+# A null is no empty key or value.
+_NULL_VALUE, _NULL_KEY = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
+_SEPARATOR = pa.scalar(b"\0", pa.binary())
 _NO_BYTES, _ROW_BYTES = pa.scalar(0, pa.int64()), pa.scalar(ROW_BYTES, pa.int64())
 
 
@@ -168,7 +170,13 @@ class Packer:
         keys = None if key_column is None else key_column.to_pylist()
         properties = _properties(rows.column("properties")) if "properties" in columns else None
         event_times_ms = _times_ms(rows.column("event_time")) if "event_time" in columns else None
-        self._digest += _digest_of(values, key_column, properties, event_times_ms)
+        keyed, null_keys = None, len(values)
+        if key_column is not None:
+            null_keys = key_column.null_count
+            both = key_column.cast(pa.binary()), rows.column("value").cast(pa.binary())
+            keyed = pc.binary_join_element_wise(*both, _SEPARATOR, null_handling="skip")
+        self._digest += _digest_of(values, keyed, (properties, event_times_ms))
+        self._digest += rows.column("value").null_count * _NULL_VALUE + null_keys * _NULL_KEY
         batches: list[bytes] = []
         ends = _key_ends(key_column) if self._key_batches and key_column is not None else [len(values)]
         for start, end in itertools.pairwise((0, *ends)):
@@ -199,19 +207,16 @@ class Packer:
 
 
 def _digest_of(
-    values: Sequence[bytes | None],
-    keys: pa.Array | None,
-    properties: Sequence[Any] | None,
-    event_times_ms: Sequence[int | None] | None,
+    values: Sequence[bytes | None], keyed: pa.Array | None, more: Sequence[Sequence[Any] | None]
 ) -> int:
-    """The sum of the rows' digests, each of a row's value with its key as seed: 50 ns a row, 150 with keys."""
+    """The sum of the rows' digests: 50 ns a row, 100 with keys. `keyed`: keys and values, joined, if there are keys.
+
+    Whether a run of rows has a column at all does not matter: other tasks have other runs.
+    """
     digest = xxhash.xxh3_64_intdigest
-    # Whether a run of rows has a column at all must not matter: with other tasks the runs are others.
-    seeds: Iterable[int] = itertools.repeat(_NO_KEY)
-    if keys is not None:
-        seeds = map(digest, pc.fill_null(keys.cast(pa.binary()), _NOTHING).to_pylist())
-    total = sum(map(digest, [value or b"" for value in values], seeds))
-    for column in (properties, event_times_ms):
+    rows = values if keyed is None else keyed.to_pylist()
+    total = sum(map(digest, [row or b"" for row in rows] if None in rows else rows))
+    for column in more:
         if column is not None:
             total += sum(digest(repr(one).encode()) for one in column if one)
     return total

@@ -227,7 +227,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except TopicNotFound as gone:
                 if topic not in started and self._options.fail_on_data_loss:
                     raise  # there may never have been one: nothing is known to be lost
-                self._lost(f"topic {topic} does not exist any more: what the query had not read of it is lost", gone)
+                self._lost(
+                    f"topic {topic} does not exist any more: what the query had not read of it is lost", gone
+                )
             else:
                 plans[topic] = plan._replace(lease=lease)
         return plans

@@ -75,6 +75,7 @@ def test_a_digest_is_of_the_rows_and_not_of_their_order_or_tasks() -> None:
         for other in (((value or b"") + b"x", key), (value, "other")):
             assert digest([[*messages[:number], other, *messages[number + 1 :]]]) != whole
     assert digest([messages[1:]]) != whole
+    assert digest([[(None, "k")]]) != digest([[(b"k", None)]]) != digest([[(b"k", "")]])
     swapped = [(b"one", "k"), (b"two", "l")]
     assert digest([swapped]) != digest([[(b"two", "k"), (b"one", "l")]])
 
