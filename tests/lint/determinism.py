@@ -125,6 +125,9 @@ ALLOWED: tuple[Allow, ...] = (
     _allow("proto/magnetar/runtime/file_lock.py", "file", "the real lock behind the file seam"),
     _allow("proto/magnetar/runtime/http.py", "network", "names the type of a listening socket handed in"),
     _allow("proto/magnetar/runtime/processes.py", "process", "real helper processes behind the device seams"),
+    _allow(
+        "client/magnetar/spark/leases.py", "thread", "renews leases beside Spark's own calls, which block"
+    ),
     _allow("proto/magnetar/runtime/settings.py", "file", "reads the TOML file before anything runs"),
     _allow(
         "bookie/magnetar/bookie/device/*",

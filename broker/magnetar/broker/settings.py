@@ -86,10 +86,11 @@ class BrokerSettings:
     max_lease_ms: int = 15 * 60_000
     max_leases: int = 1_000  # per topic
     staged_ttl_ms: int = 10 * 60_000  # staged ledgers whose transaction was not heard of are deleted
+    max_staged_ttl_ms: int = 24 * 3_600_000  # the longest time that a writer may ask for instead
     max_staged_ledgers: int = 10_000  # per topic
-    attach_min_bytes: int = (
-        1 * MIB
-    )  # a batch of less is published as one entry, if it can be, and not attached
+    # A batch of less is published as one entry, if it can be, and not attached: a stream of small batches adds no ledgers.
+    # Bookies must take entries of that size; what is not given follows from [bookie] max_entry_bytes.
+    attach_min_bytes: int = 16 * MIB
     attached_query_ms: int = 30 * 24 * 3_600_000  # so long the last batch of a query is remembered
     max_attached_queries: int = 1_000  # per topic
 

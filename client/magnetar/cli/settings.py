@@ -150,7 +150,8 @@ def load_all(sources: SettingSources, command: str = "standalone") -> list[Loade
         }
     bookie = sources.load("bookie", BookieSettings, **derived)
     url = f"magnetar://{format_host(values.host_for_clients)}:{values.port}"
-    broker = sources.load("broker", BrokerSettings, service_url=url)
+    attach_min_bytes = max(0, bookie.value.max_entry_bytes - MIB)
+    broker = sources.load("broker", BrokerSettings, service_url=url, attach_min_bytes=attach_min_bytes)
     return [daemon, bookie, broker, sources.load("ledger", LedgerSettings)]
 
 

@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
@@ -34,6 +35,7 @@ from magnetar.runtime.files import OsFiles
 from .plan import TopicLedger
 
 FORMAT: Final = 1
+MANIFESTS_AT_ONCE: Final = 16  # an object store answers each in 10 to 50 ms
 MANIFESTS: Final = "_manifest"
 
 
@@ -145,13 +147,13 @@ class ArchiveFolder:
 
     def manifests(self, topic: str) -> dict[int, LedgerManifest]:
         """Those of a topic by position id, in order."""
-        found: dict[int, LedgerManifest] = {}
-        folder = f"{self.root}/{MANIFESTS}/{_folder(topic)}"
-        for info in sorted(self._listed(folder), key=lambda info: info.path):
-            if info.type == pafs.FileType.File and info.base_name.endswith(".json"):
-                manifest = self._read_manifest(info.path)
-                found[manifest.ledger] = manifest
-        return found
+        paths = [
+            info.path
+            for info in self._listed(f"{self.root}/{MANIFESTS}/{_folder(topic)}")
+            if info.type == pafs.FileType.File and info.base_name.endswith(".json")
+        ]
+        with ThreadPoolExecutor(MANIFESTS_AT_ONCE) as threads:
+            return {manifest.ledger: manifest for manifest in threads.map(self._read_manifest, sorted(paths))}
 
     def manifest(self, topic: str, ledger: int) -> LedgerManifest:
         """That of one ledger. Raises InvalidArgument, and what the file system does."""
@@ -189,8 +191,11 @@ class ArchiveFolder:
 
     @property
     def base_path(self) -> str:
-        """The archive as Spark takes it: without the query of a URI, which is for pyarrow."""
-        return (self.place if self._local else self.place.partition("?")[0]).rstrip("/")
+        """The archive as Spark takes it: without the query of a URI, which is for pyarrow, and with Hadoop's name for S3."""
+        if self._local:
+            return self.place.rstrip("/")
+        place = self.place.partition("?")[0].rstrip("/")
+        return f"s3a://{place.removeprefix('s3://')}" if place.startswith("s3://") else place
 
     def clear_ledger(self, topic: str, ledger: int) -> None:
         """Drops what an attempt without a manifest left."""

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,13 +20,18 @@ import pyarrow.parquet as pq
 
 from magnetar.proto.errors import InvalidArgument, MessageLost
 
-from .archive_files import ROW_GROUP_BYTES, ROW_GROUP_ROWS, ArchivedFile, ArchiveFolder, LedgerManifest
+from .archive_files import (
+    MANIFESTS_AT_ONCE,
+    ROW_GROUP_BYTES,
+    ROW_GROUP_ROWS,
+    ArchivedFile,
+    ArchiveFolder,
+    LedgerManifest,
+)
 from .columns import ROWS_PER_RECORD_BATCH
 from .plan import Position, Range, TopicLedger
 from .schema import COLUMNS
 
-# An object store answers each in 10 to 50 ms.
-MANIFESTS_AT_ONCE: Final = 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLACE = struct.Struct(">QQI")
 
@@ -220,13 +225,17 @@ def _cut(batch: pa.RecordBatch, bounds: list[Bound]) -> pa.RecordBatch:
 
 
 def _shaped(batch: pa.RecordBatch, piece: ArchivedSlice, columns: Sequence[str]) -> pa.RecordBatch:
-    """The columns as a read of the bookies has them; topic and partition stand in no file."""
+    """The columns as a read of the bookies has them.
+
+    Topic and partition stand in no file; a column that a file does not have, as it is older than the column, is null.
+    """
     constant = {"topic": piece.topic, "partition": piece.partition}
     fields = [pa.field(name, COLUMNS[name][1]) for name in columns]
+    in_file = set(batch.schema.names)
     arrays = [
-        pa.repeat(pa.scalar(constant[field.name], field.type), batch.num_rows)
-        if field.name in constant
-        else batch.column(field.name).cast(field.type)
+        batch.column(field.name).cast(field.type)
+        if field.name in in_file
+        else pa.repeat(pa.scalar(constant.get(field.name), field.type), batch.num_rows)
         for field in fields
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))

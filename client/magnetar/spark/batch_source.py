@@ -3,35 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+import contextlib
+import itertools
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from magnetar.client import Client
-from magnetar.proto.errors import InvalidArgument
+from magnetar.ledger import LedgerReader
+from magnetar.proto.errors import InvalidArgument, MessageLost
 from magnetar.proto.ids import MessageId
 
 from .archived import ArchivedSlice, archived_slices, read_archived
-from .bookies import ledger_reader
+from .bookies import ledger_readers
 from .columns import ROWS_PER_RECORD_BATCH, Rows, Source
 from .doors import doors
-from .filters import range_of_filters
-from .options import Place, ReadOptions
-from .plan import LedgerSlice, Range, slices
+from .leases import plan_of_topic, renewing
+from .options import AtOffset, Place, ReadOptions
+from .plan import FIRST, LedgerSlice, Range, TopicLedger, missing, slices
 from .schema import RowColumns
-from .service import TopicPlan, asking, connected, plan_of_topic, renewing, topic_names
+from .service import TopicPlan, asking, connected, topic_names
 from .values import decoded
 
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+_log = logging.getLogger(__name__)
+
 READ_BYTES = 4 << 20
+LEDGERS_AHEAD = 4  # of small ones
 
 
 @dataclass
 class TopicPiece(InputPartition):
-    """What one task reads."""
+    """What one task reads: of one topic, in its order."""
 
-    piece: LedgerSlice | ArchivedSlice
+    slices: Sequence[LedgerSlice] | Sequence[ArchivedSlice]
     lease: str  # archived ledgers need none
 
 
@@ -40,6 +52,7 @@ class TopicReader(DataSourceReader):
     """Plans in the driver, reads in the tasks. `wanted` narrows what the options say."""
 
     def __init__(self, options: ReadOptions, columns: RowColumns) -> None:
+        options.check_batch()
         self._options = options
         self._columns = columns
         self._wanted = Range()
@@ -50,21 +63,27 @@ class TopicReader(DataSourceReader):
 
     async def _plan(self, client: Client) -> list[InputPartition]:
         options = self._options
-        pieces: list[InputPartition] = []
+        wanted_of: list[tuple[TopicPlan, Range]] = []
         for topic in await topic_names(client, options):
             plan = await plan_of_topic(client, topic, options.lease_s)
-            wanted = range_of(options, plan).narrowed(self._wanted)
-            pieces += pieces_of(plan, wanted, options.partition_bytes)
+            wanted = range_of(options, plan)
+            if lost := lost_of(plan, wanted):
+                message = (
+                    f"{lost} messages of {topic}, from {options.start_of(topic)} to {options.end_of(topic)}, were trimmed; "
+                    "with the option fail_on_data_loss=false what is left is read"
+                )
+                if options.fail_on_data_loss:
+                    raise MessageLost(message)
+                _log.warning("%s", message)
+            wanted_of.append((plan, wanted.narrowed(self._wanted)))
+        pieces: list[InputPartition] = [*await pieces_of(wanted_of, options)]
         # Spark takes an empty list for "cannot be split", and calls read(None).
         return pieces or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Arrow record batches of one piece."""
         if isinstance(partition, TopicPiece):
-            piece, columns = partition.piece, self._columns
-            yield from decoded(
-                read_piece(piece, partition.lease, self._options, columns.of_topic), columns, piece.topic
-            )
+            yield from read_partition(partition, self._options, self._columns)
 
 
 class FilteredTopicReader(TopicReader):
@@ -72,15 +91,66 @@ class FilteredTopicReader(TopicReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Narrows what is read, and leaves all filters to Spark as well."""
+        from .filters import range_of_filters  # which needs PySpark 4.1
+
         self._wanted = self._wanted.narrowed(range_of_filters(filters))
         return filters
 
 
-def pieces_of(plan: TopicPlan, wanted: Range, partition_bytes: int) -> list[TopicPiece]:
-    """What a range has of a topic, in its order: archived ledgers are its beginning. Raises MessageLost."""
-    archived = archived_slices(plan.topic, -1, plan.ledgers, wanted, partition_bytes)
-    kept = slices(plan.topic, -1, plan.ledgers, wanted, partition_bytes, plan.bookies)
-    return [TopicPiece(piece, plan.lease) for pieces in (archived, kept) for piece in pieces]
+def read_partition(
+    partition: TopicPiece, options: ReadOptions, columns: RowColumns
+) -> Iterator[pa.RecordBatch]:
+    """In a task."""
+    rows = read_slices(partition.slices, partition.lease, options, columns.of_topic)
+    return decoded(rows, columns, partition.slices[0].topic)
+
+
+async def pieces_of(wanted_of: Sequence[tuple[TopicPlan, Range]], options: ReadOptions) -> list[TopicPiece]:
+    """What ranges of topics have, in their order: a large ledger is several tasks, many small ones are one. MessageLost."""
+    partition_bytes = options.partition_bytes
+    if options.min_partitions:
+        met = (one.size for plan, wanted in wanted_of for one in plan.ledgers if wanted.meets(one))
+        partition_bytes = max(1, min(partition_bytes, sum(met) // options.min_partitions))
+    pieces: list[TopicPiece] = []
+    for plan, wanted in wanted_of:
+        pieces += await _pieces_of(plan, wanted, partition_bytes)
+    return pieces
+
+
+async def _pieces_of(plan: TopicPlan, wanted: Range, partition_bytes: int) -> list[TopicPiece]:
+    """Archived ledgers are the beginning of a topic."""
+    # Manifests are files: reading them in the loop would keep leases from being renewed.
+    archived = await asyncio.to_thread(archived_slices, plan.topic, -1, plan.ledgers, wanted, partition_bytes)
+    found = [TopicPiece([piece], plan.lease) for piece in archived]
+    gathered: list[LedgerSlice] = []
+    size = 0
+    for piece in slices(plan.topic, -1, plan.ledgers, wanted, partition_bytes, plan.bookies):
+        if gathered and size + piece.size > partition_bytes:
+            found.append(TopicPiece(gathered, plan.lease))
+            gathered, size = [], 0
+        gathered.append(piece)
+        size += piece.size
+    if gathered:
+        found.append(TopicPiece(gathered, plan.lease))
+    return found
+
+
+def lost_of(plan: TopicPlan, wanted: Range) -> int:
+    """How many messages of a range the topic had and has no more.
+
+    A range that begins at a message id or an offset begins there. Otherwise it begins with the first message that there is:
+    whether a trimmed one lay within a range of times cannot be known.
+    """
+    met = [ledger for ledger in plan.ledgers if wanted.meets(ledger)]
+    if not met:
+        return 0
+    first = met[0].first_offset
+    if FIRST < wanted.from_position < (met[0].position_id, 0, 0):
+        before = [one for one in plan.ledgers if (one.position_id, one.entries, 0) <= wanted.from_position]
+        first = before[-1].end_offset if before else 0
+    if wanted.from_offset:
+        first = min(wanted.from_offset, met[-1].end_offset)
+    return missing(met, first, min(met[-1].end_offset, wanted.before_offset))
 
 
 def range_of(options: ReadOptions, plan: TopicPlan) -> Range:
@@ -91,6 +161,8 @@ def range_of(options: ReadOptions, plan: TopicPlan) -> Range:
 def _from(place: Place, plan: TopicPlan) -> Range:
     if isinstance(place, MessageId):
         return Range(from_position=place[:3])
+    if isinstance(place, AtOffset):
+        return Range(from_offset=place.offset)
     if isinstance(place, int):
         return Range(from_append_ms=place)
     return Range() if place == "earliest" else Range(from_position=plan.end)
@@ -99,6 +171,8 @@ def _from(place: Place, plan: TopicPlan) -> Range:
 def _before(place: Place, plan: TopicPlan) -> Range:
     if isinstance(place, MessageId):
         return Range(before_position=place[:3])
+    if isinstance(place, AtOffset):
+        return Range(before_offset=place.offset)
     if isinstance(place, int):
         return Range(before_append_ms=place)
     if place == "earliest":
@@ -108,20 +182,24 @@ def _before(place: Place, plan: TopicPlan) -> Range:
     return Range(before_position=plan.end)
 
 
-def read_piece(
-    piece: LedgerSlice | ArchivedSlice, lease: str, options: ReadOptions, columns: Sequence[str]
+def read_slices(
+    slices: Sequence[LedgerSlice | ArchivedSlice], lease: str, options: ReadOptions, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Of entries at the bookies, or of files. For the former it runs a loop whenever Spark wants more; the next read is
-    under way while Spark works on the last.
+    """What a task reads: entries of ledgers at the bookies one after another, or files.
+
+    For the former it runs a loop whenever Spark wants more; the next reads are under way while Spark works on the last.
     """
-    if isinstance(piece, ArchivedSlice):
-        yield from read_archived(piece, columns)
+    at_bookies = [one for one in slices if isinstance(one, LedgerSlice)]
+    for one in slices:
+        if isinstance(one, ArchivedSlice):
+            yield from read_archived(one, columns)
+    if not at_bookies:
         return
     with asyncio.Runner() as runner:
         run = (
             runner.get_loop().run_until_complete
         )  # the runner's own does no more but to mind Ctrl-C, each time
-        batches = _batches(piece, lease, options, columns)
+        batches = _batches(at_bookies, lease, options, columns)
 
         async def next_batch() -> pa.RecordBatch | None:
             return await anext(batches, None)
@@ -134,31 +212,69 @@ def read_piece(
 
 
 async def _batches(
-    piece: LedgerSlice, lease: str, options: ReadOptions, columns: Sequence[str]
+    slices: Sequence[LedgerSlice], lease: str, options: ReadOptions, columns: Sequence[str]
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    ledger = piece.ledger
-    rows = Rows(columns, Source(piece.topic, piece.partition, ledger.position_id, ledger.first_offset))
+    topic, first = slices[0].topic, slices[0].ledger.position_id
+    rows = Rows(columns, topic, slices[0].partition)
     async with (
         connected(options) as client,
-        renewing(client, piece.topic, lease, options.lease_s, ledger.position_id),
-        ledger_reader(piece, options.timeout_s) as reader,
+        renewing(client, topic, lease, options.lease_s, first),
+        ledger_readers(slices, options.timeout_s) as reader_of,
+        contextlib.aclosing(_entries(slices, reader_of)) as found,
     ):
-        first = piece.first
-        reading = asyncio.create_task(reader.read(first, piece.last, max_bytes=READ_BYTES))
-        try:
-            while first <= piece.last:
-                entries = await reading
-                first += len(entries)
-                if first <= piece.last:
-                    reading = asyncio.create_task(reader.read(first, piece.last, max_bytes=READ_BYTES))
-                for entry in entries:
-                    rows.add(entry, piece.wanted)
-                    if rows.count >= ROWS_PER_RECORD_BATCH:
-                        yield rows.take()
-        finally:
-            reading.cancel()
+        async for piece, entries in found:
+            ledger = piece.ledger
+            source = Source(ledger.position_id, ledger.first_offset, ledger.append_ms)
+            for entry in entries:
+                rows.add(entry, source, piece.wanted)
+                if rows.count >= ROWS_PER_RECORD_BATCH:
+                    yield rows.take()
     if rows.count:
         yield rows.take()
 
 
-__all__ = ["FilteredTopicReader", "TopicPiece", "TopicReader", "pieces_of", "range_of", "read_piece"]
+async def _entries(
+    slices: Sequence[LedgerSlice], reader_of: Callable[[TopicLedger], LedgerReader]
+) -> AsyncGenerator[tuple[LedgerSlice, Sequence[bytes]], None]:
+    """In order; of small ledgers, which one read has as a whole, several are read at a time."""
+    coming = iter(slices)
+    begun: deque[tuple[LedgerSlice, LedgerReader, asyncio.Task[Sequence[bytes]]]] = deque()
+    reading: asyncio.Task[Sequence[bytes]] | None = None
+
+    def begin() -> None:
+        for piece in itertools.islice(coming, LEDGERS_AHEAD - len(begun)):
+            reader = reader_of(piece.ledger)
+            begun.append((piece, reader, _read(reader, piece.first, piece.last)))
+
+    try:
+        begin()
+        while begun:
+            piece, reader, reading = begun.popleft()
+            first = piece.first
+            while first <= piece.last:
+                entries = await reading
+                first += len(entries)
+                if first <= piece.last:
+                    reading = _read(reader, first, piece.last)
+                else:
+                    begin()
+                yield piece, entries
+    finally:
+        for task in (reading, *(task for _, _, task in begun)):
+            if task is not None:
+                task.cancel()
+
+
+def _read(reader: LedgerReader, first: int, last: int) -> asyncio.Task[Sequence[bytes]]:
+    return asyncio.create_task(reader.read(first, last, max_bytes=READ_BYTES))
+
+
+__all__ = [
+    "FilteredTopicReader",
+    "TopicPiece",
+    "TopicReader",
+    "lost_of",
+    "pieces_of",
+    "range_of",
+    "read_slices",
+]

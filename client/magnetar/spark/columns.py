@@ -30,8 +30,8 @@ from magnetar.proto.batch import (
     META_INDEXES,
     META_PROPERTIES,
     META_SEQUENCE_IDS,
+    DecodedBatch,
     Properties,
-    decode_batch,
 )
 from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
@@ -52,27 +52,31 @@ _COUNT = array("q", range(MAX_MESSAGES_PER_ENTRY))
 
 
 class Source(NamedTuple):
-    """Where entries come from: what their rows say of topic and place."""
+    """Where entries come from: what their rows say of their place."""
 
-    topic: str
-    partition: int
     ledger: int  # position id: as message ids of the topic name it
     first_offset: int  # topic-wide index of its first message
+    append_ms: int = 0  # of all its messages; 0: each entry says it
 
 
 class Rows:
-    """Gathers messages column by column. `names`: the columns wanted."""
+    """Gathers messages of a topic column by column. `names`: the columns wanted."""
 
-    def __init__(self, names: Sequence[str], source: Source) -> None:
+    def __init__(self, names: Sequence[str], topic: str, partition: int) -> None:
         self._names = names
-        # What no column needs is not gathered: a number a message costs as much as its share of the network.
+        self._topic = topic
+        self._partition = partition
+        # What no column needs is neither decoded nor gathered: a number a message costs as much as its share of the network.
+        self._values_wanted = "value" in names
+        self._keys_wanted = "key" in names
+        self._properties_wanted = "properties" in names
+        self._event_times_wanted = "event_time" in names
         self._producers_wanted = "producer" in names
         self._entries_wanted = "message_id" in names
         self._offsets_wanted = "offset" in names
         self._append_times_wanted = "append_time" in names
         self._publish_times_wanted = "publish_time" in names
         self._sequence_ids_wanted = "sequence_id" in names
-        self._source = source
         self._schema = pa.schema([pa.field(name, COLUMNS[name][1]) for name in names])
         self._clear()
 
@@ -85,6 +89,7 @@ class Rows:
         self._properties: list[Properties | None] = []
         self._event_ms: list[int | None] = []
         # One number a message each. Offset and sequence id are the index in the entry plus a number that seldom changes.
+        self._ledgers = array("q")
         self._entries = array("q")
         self._indexes = array("q")
         self._offset_shifts = array("q")
@@ -92,14 +97,13 @@ class Rows:
         self._publish_ms = array("q")
         self._append_ms = array("q")
 
-    def add(self, ledger_entry: bytes, wanted: Range) -> None:
+    def add(self, ledger_entry: bytes, source: Source, wanted: Range) -> None:
         """Those messages of a stored entry that lie in the range. Raises MalformedFrame."""
         entry_id = LEDGER_ENTRY_FIELDS.unpack_from(ledger_entry)[1]
         entry = Entry(ledger_entry, LEDGER_ENTRY_HEADER_BYTES)
-        first_offset = self._source.first_offset + entry.first_index
-        low, high = wanted.indexes(
-            self._source.ledger, entry_id, first_offset, entry.message_count, entry.append_time_ms
-        )
+        first_offset = source.first_offset + entry.first_index
+        append_ms = source.append_ms or entry.append_time_ms
+        low, high = wanted.indexes(source.ledger, entry_id, first_offset, entry.message_count, append_ms)
         if low >= high:
             return
         before = self.count
@@ -108,9 +112,10 @@ class Rows:
                 self._add_batch(entry, position)
         n = self.count - before
         if self._entries_wanted:
+            _repeat(self._ledgers, source.ledger, n)
             _repeat(self._entries, entry_id, n)
         if self._append_times_wanted:
-            _repeat(self._append_ms, entry.append_time_ms, n)
+            _repeat(self._append_ms, append_ms, n)
         if self._offsets_wanted:
             _repeat(self._offset_shifts, first_offset, n)
         if low > 0 or high < entry.message_count:
@@ -121,7 +126,8 @@ class Rows:
         first = bisect_left(self._indexes, low, before)
         end = bisect_left(self._indexes, high, before)
         columns: tuple[MutableSequence[Any], ...] = (
-            self._values, self._producers, self._keys, self._properties, self._event_ms, self._entries, self._indexes,
+            self._values, self._producers, self._keys, self._properties, self._event_ms, self._ledgers, self._entries,
+            self._indexes,
             self._offset_shifts, self._sequence_shifts, self._publish_ms, self._append_ms,
         )  # fmt: skip
         for column in columns:
@@ -130,15 +136,19 @@ class Rows:
         self.count = before + max(0, end - first)
 
     def _add_batch(self, entry: Entry, position: int) -> None:
-        start, end = entry.batch_bounds(position)
-        batch = decode_batch(memoryview(entry.data)[start:end], verify=False)
+        start, _ = entry.batch_bounds(position)
+        batch = DecodedBatch(entry.data, start, verify=False)
         header, n = batch.header, batch.header.message_count
         index = entry.batch_start_index(position)
         metadata = batch.metadata or {}
-        self._values += batch.values
-        self._seldom(self._keys, batch.keys, n)
-        self._seldom(self._properties, metadata.get(META_PROPERTIES), n)
-        self._seldom(self._event_ms, metadata.get(META_EVENT_TIMES_MS), n)
+        if self._values_wanted:
+            self._values += batch.values
+        if self._keys_wanted:
+            self._seldom(self._keys, batch.keys, n)
+        if self._properties_wanted:
+            self._seldom(self._properties, metadata.get(META_PROPERTIES), n)
+        if self._event_times_wanted:
+            self._seldom(self._event_ms, metadata.get(META_EVENT_TIMES_MS), n)
         if self._producers_wanted:
             self._producers += [entry.producer_names[entry.producers[position]]] * n
         kept = metadata.get(META_INDEXES)
@@ -163,7 +173,8 @@ class Rows:
         alike, sequence_ids, times_ms, lengths = zip(*map(_SINGLE.unpack_from, repeat(data), starts))
         if {*alike} != {_SINGLE_ALIKE} or {*lengths} != {_NO_COLUMNS}:
             return False
-        self._values += [data[start + BATCH_HEADER_BYTES : end] for start, end in zip(starts, ends)]
+        if self._values_wanted:
+            self._values += [data[start + BATCH_HEADER_BYTES : end] for start, end in zip(starts, ends)]
         for column in (self._keys, self._properties, self._event_ms):
             self._seldom(column, None, n)
         if self._producers_wanted:
@@ -200,10 +211,10 @@ class Rows:
     def _message_ids(self) -> pa.Array:
         # Three big-endian words each: ledger, entry, index and partition.
         words = array("q", bytes(24 * self.count))
-        words[0::3] = array("q", [self._source.ledger]) * self.count
+        words[0::3] = self._ledgers
         words[1::3] = self._entries
         # Numbers with their type: pyarrow looks for dateutil and pandas before it knows that of another.
-        partition = pa.scalar(self._source.partition & 0xFFFFFFFF, pa.int64())
+        partition = pa.scalar(self._partition & 0xFFFFFFFF, pa.int64())
         low = pc.bit_wise_or(pc.shift_left(_longs(self._indexes), _INDEX_SHIFT), partition)
         words[2::3] = array("q", low.buffers()[1].to_pybytes())
         if sys.byteorder == "little":
@@ -229,8 +240,8 @@ def _longs(column: array[int], arrow_type: pa.DataType = pa.int64()) -> pa.Array
 _BUILDERS: dict[str, Callable[[Rows], pa.Array]] = {
     "key": Rows._key_array,
     "value": lambda rows: pa.array(rows._values, pa.binary()),
-    "topic": lambda rows: pa.repeat(pa.scalar(rows._source.topic), rows.count),
-    "partition": lambda rows: pa.repeat(pa.scalar(rows._source.partition, pa.int32()), rows.count),
+    "topic": lambda rows: pa.repeat(pa.scalar(rows._topic), rows.count),
+    "partition": lambda rows: pa.repeat(pa.scalar(rows._partition, pa.int32()), rows.count),
     "message_id": Rows._message_ids,
     "offset": lambda rows: pc.add(_longs(rows._indexes), _longs(rows._offset_shifts)),
     "publish_time": lambda rows: _longs(rows._publish_ms, _TIME_MS).cast(_TIME),

@@ -6,7 +6,6 @@ imported where they are used: all of them are 0.2 s of CPU, as much again as Spa
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -44,11 +43,9 @@ class MagnetarDataSource(DataSource):
         from .batch_source import FilteredTopicReader, TopicReader
         from .options import ReadOptions
         from .schema import chosen_columns
+        from .versions import hands_filters_down
 
-        # Which of Spark's planners asks tells whether the session hands filters down; it says so nowhere else. The frame
-        # between it and this one is the door's.
-        planner = sys._getframe(2).f_code.co_filename
-        reader = FilteredTopicReader if planner.endswith("data_source_pushdown_filters.py") else TopicReader
+        reader = FilteredTopicReader if hands_filters_down() else TopicReader
         options = ReadOptions.parse(self.options)
         return reader(options, chosen_columns(schema, options))
 

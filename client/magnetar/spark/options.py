@@ -4,10 +4,12 @@ service_url            required: `magnetar://host:port`
 topic                  what to read: a name (also `.load(NAME)`),
 topics                 names with commas between them,
 topics_pattern         or a regular expression over full names
-start, end             `earliest`, `latest` (until the query is planned), a message id `ledger:entry:index`, a time (ISO
-                       8601, local time of the driver unless it names a zone, or 13 digits: milliseconds since the
-                       epoch), or JSON with one of these per topic ("" for the others); `end` itself is not read
+start, end             `earliest`, `latest` (until the query is planned), a message id `ledger:entry:index`, `offset:N` (N
+                       messages of the topic stand before it), a time (ISO 8601, local time of the driver unless it
+                       names a zone, or 13 digits: milliseconds since the epoch), or JSON with one of these per topic
+                       ("" for the others); `end` itself is not read
 partition_bytes        what one Spark task reads, about (64m)
+min_partitions         tasks are made smaller until there are so many, about (0)
 lease_s                how long ledgers are kept for a query whose driver has gone silent (600);
                        the broker grants at most its max_lease_ms (15 minutes)
 timeout_s              for what the service or a bookie is asked (30)
@@ -17,19 +19,28 @@ value_schema           `id bigint, tags array<string>, at timestamp` (DDL, or th
                        what each type is in each format stands in `value_types` and `avro`
 value_prefix           what the names of these columns begin with, so that none is called as one of the topic's (nothing)
 on_bad_value           a value that is not what these say: `fail` ends the query, `null` makes its columns null (fail)
-fail_on_data_loss      streams: whether trimmed data fails the query (true)
+fail_on_data_loss      whether messages that were trimmed fail the query, and a topic that was deleted (true)
 max_rows_per_batch     streams: admission control (0: no bound)
 max_bytes_per_batch    the same in bytes
-subscription           streams: the durable subscription that keeps what the query still needs (a new one, kept in the
-                       checkpoint)
+min_rows_per_batch     streams: a batch waits for so many messages, but not longer than
+max_trigger_delay_s    these seconds (0, 900)
+subscription           streams: a durable subscription that keeps what the query still needs, however long it is away;
+                       without one a lease does, as long as it runs and lease_s thereafter (none)
 
-For writing: `service_url`, `topic`, `timeout_s`, and
+What Kafka's and Pulsar's connectors call these is understood as well (`aliases`).
 
+For writing: `service_url`, `topic` (without it the column `topic` says where each row goes), `timeout_s`, and
+
+key_batches            messages of a key stand together, each key in a batch of its own, as subscriptions of type key_shared
+                       need it (false)
 compression            none, lz4 or zstd (none)
 max_message_bytes      of a value and its key; not above that of the service (5m)
-query                  streams: names the query in place of Spark's id, for a checkpoint that is begun anew
 query, batch           `df.write`, also in foreachBatch: name a write that is done once, however often it is run; the
-                       numbers of a query rise
+                       numbers of a query rise, and each write of a batch has a query of its own
+staged_ttl_s           for how long what tasks wrote waits for the commit while no task runs; the broker's max_staged_ttl_ms
+                       (24 hours) bounds it (0: as long as its staged_ttl_ms says, 10 minutes)
+repeated_batch         a batch whose number the topic has: `compare` finds it done if its rows are the same and fails
+                       otherwise; `done` goes by the number alone, for rows that come out differently each time (compare)
 value_format           json, msgpack or avro: all columns but `key`, `properties`, `event_time` and the topic's own become
                        fields of the value (binary: the column `value` is written as it is)
 value_schema           avro: the schema to write with, in Avro's JSON
@@ -42,23 +53,40 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 from magnetar.client.options import parse_start, parse_url, time_in_ms
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName
 from magnetar.proto.ids import MessageId, TopicName
 
+from .aliases import translated
+
 READ_OPTIONS: Final = (
     "service_url", "topic", "topics", "topics_pattern", "path", "start", "end", "partition_bytes", "lease_s", "timeout_s",
     "value_format", "value_schema", "value_prefix", "on_bad_value",
-    "fail_on_data_loss", "max_rows_per_batch", "max_bytes_per_batch", "subscription",
+    "fail_on_data_loss", "max_rows_per_batch", "max_bytes_per_batch", "min_rows_per_batch", "max_trigger_delay_s",
+    "min_partitions", "subscription",
 )  # fmt: skip
+STREAM_OPTIONS: Final = (
+    "max_rows_per_batch", "max_bytes_per_batch", "min_rows_per_batch", "max_trigger_delay_s", "subscription",
+)  # fmt: skip
+PLACES: Final = (("start", "earliest"), ("end", "latest"))  # with their defaults
 VALUE_FORMATS: Final = ("binary", "json", "msgpack", "avro")
 ON_BAD_VALUE: Final = ("fail", "null")
 
-# "earliest", "latest", an id, or milliseconds since the epoch.
-Place = str | MessageId | int
+
+class AtOffset(NamedTuple):
+    """The message with so many before it in the topic."""
+
+    offset: int
+
+    def __str__(self) -> str:
+        return f"offset:{self.offset}"
+
+
+# "earliest", "latest", an id, an offset, or milliseconds since the epoch.
+Place = str | MessageId | AtOffset | int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,22 +108,31 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     max_rows_per_batch: int = 0  # 0: no bound
     max_bytes_per_batch: int = 0
+    min_rows_per_batch: int = 0
+    max_trigger_delay_s: float = 900.0
+    min_partitions: int = 0
     subscription: str = ""
+    given: frozenset[str] = field(default=frozenset(), compare=False)  # what was not left out
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
         """From what stood in `.option(...)`. Raises InvalidArgument."""
-        told = {name.lower(): str(value) for name, value in options.items()}
+        told = translated(options)
         _check_names(told, READ_OPTIONS)
         topics, pattern = _topics(told)
         value_format, value_schema, value_prefix = _value(told)
         on_bad_value = _one_of("on_bad_value", told.get("on_bad_value", "fail"), ON_BAD_VALUE)
+        places = {name: _places(name, told.get(name, default)) for name, default in PLACES}
+        for name, of_topics in places.items():
+            for other in of_topics.keys() - {"", *topics} if topics else ():
+                raise InvalidArgument(
+                    f"option {name} names topic {other}, which is not read; there is {', '.join(topics)}"
+                )
         return cls(
             service_url=_service(told.get("service_url", "")),
             topics=topics,
             pattern=pattern,
-            start=_places("start", told.get("start", "earliest")),
-            end=_places("end", told.get("end", "latest")),
+            **places,
             partition_bytes=_size("partition_bytes", told.get("partition_bytes", "64m"), 1),
             lease_s=_seconds("lease_s", told.get("lease_s", "600")),
             timeout_s=_seconds("timeout_s", told.get("timeout_s", "30")),
@@ -106,8 +143,29 @@ class ReadOptions:
             fail_on_data_loss=_flag("fail_on_data_loss", told.get("fail_on_data_loss", "true")),
             max_rows_per_batch=_size("max_rows_per_batch", told.get("max_rows_per_batch", "0"), 0),
             max_bytes_per_batch=_size("max_bytes_per_batch", told.get("max_bytes_per_batch", "0"), 0),
+            min_rows_per_batch=_size("min_rows_per_batch", told.get("min_rows_per_batch", "0"), 0),
+            max_trigger_delay_s=_seconds("max_trigger_delay_s", told.get("max_trigger_delay_s", "900")),
+            min_partitions=_size("min_partitions", told.get("min_partitions", "0"), 0),
             subscription=told.get("subscription", ""),
+            given=frozenset(told),
         )
+
+    def check_stream(self) -> None:
+        """Raises InvalidArgument for what means nothing to a stream."""
+        if "end" in self.given:
+            raise InvalidArgument(
+                "option end is for spark.read; leave it out: a stream goes on, or ends with trigger(availableNow=True)"
+            )
+        if self.max_rows_per_batch and self.max_bytes_per_batch:
+            raise InvalidArgument(
+                "options max_rows_per_batch and max_bytes_per_batch exclude each other; set one of them"
+            )
+
+    def check_batch(self) -> None:
+        """Raises InvalidArgument for what only streams have."""
+        for name in STREAM_OPTIONS:
+            if name in self.given:
+                raise InvalidArgument(f"option {name} is for spark.readStream; leave it out")
 
     def start_of(self, topic: str) -> Place:
         """Where reading the topic begins."""
@@ -119,11 +177,13 @@ class ReadOptions:
 
 
 WRITE_OPTIONS: Final = (
-    "service_url", "topic", "path", "timeout_s", "compression", "max_message_bytes", "query", "batch",
-    "checkpointlocation",
+    "service_url", "topic", "path", "timeout_s", "compression", "max_message_bytes", "query", "batch", "repeated_batch",
+    "staged_ttl_s", "key_batches",
+    "checkpointlocation", "queryname",  # Spark's own, which it hands on
     "value_format", "value_schema", "value_prefix",
 )  # fmt: skip
 COMPRESSIONS: Final = ("none", "lz4", "zstd")
+REPEATED_BATCH: Final = ("compare", "done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +191,15 @@ class WriteOptions:
     """See the module docstring."""
 
     service_url: str
-    topic: str  # full name
+    topic: str  # full name; "": each row says it
     timeout_s: float = 30.0
     compression: str = "none"
     max_message_bytes: int = 5 << 20
     query: str = ""
-    batch: int = -1  # not told
+    batch: int = -1  # not set
+    repeated_batch: str = "compare"
+    staged_ttl_s: float = 0.0  # 0: the broker's
+    key_batches: bool = False
     value_format: str = "binary"
     value_schema: str = ""
     value_prefix: str = ""
@@ -144,7 +207,7 @@ class WriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         """From what stood in `.option(...)`. Raises InvalidArgument."""
-        told = {name.lower(): str(value) for name, value in options.items()}
+        told = translated(options)
         _check_names(told, WRITE_OPTIONS)
         compression = _one_of("compression", told.get("compression", "none"), COMPRESSIONS)
         value_format, value_schema, value_prefix = _value(told)
@@ -152,15 +215,18 @@ class WriteOptions:
             raise InvalidArgument(
                 f"option value_schema is for avro; with {value_format} the rows' own types are written: leave it out"
             )
-        topics, _ = _topics(told)
+        routed = not told.get("topic") and not told.get("path")
         return cls(
             service_url=_service(told.get("service_url", "")),
-            topic=topics[0],
+            topic="" if routed else _topics(told)[0][0],
             timeout_s=_seconds("timeout_s", told.get("timeout_s", "30")),
             compression=compression,
             max_message_bytes=_size("max_message_bytes", told.get("max_message_bytes", "5m"), 1),
             query=told.get("query", ""),
             batch=_batch(told),
+            repeated_batch=_one_of("repeated_batch", told.get("repeated_batch", "compare"), REPEATED_BATCH),
+            key_batches=_flag("key_batches", told.get("key_batches", "false")),
+            staged_ttl_s=_size("staged_ttl_s", told.get("staged_ttl_s", "0"), 0),
             value_format=value_format,
             value_schema=value_schema,
             value_prefix=value_prefix,
@@ -168,6 +234,11 @@ class WriteOptions:
 
 
 def _check_names(told: Mapping[str, str], known: tuple[str, ...]) -> None:
+    if "provider" in told:
+        raise InvalidArgument(
+            "Spark hands a table's options to a Python data source when the table is made, and not when it is read; in SQL "
+            "a topic is a view: CREATE TEMPORARY VIEW orders USING magnetar OPTIONS (service_url '...', topic 'orders')"
+        )
     for name in told:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
@@ -249,8 +320,11 @@ def _places(option: str, text: str) -> dict[str, Place]:
 
 
 def _place(option: str, told: Any) -> Place:
+    text = str(told).strip()
+    if re.fullmatch(r"offset:\d{1,18}", text):
+        return AtOffset(int(text.partition(":")[2]))
     try:
-        return time_in_ms(told) if isinstance(told, int) else parse_start(str(told).strip())
+        return time_in_ms(told) if isinstance(told, int) else parse_start(text)
     except InvalidArgument as error:
         raise InvalidArgument(f"option {option}: {error.message}") from None
 

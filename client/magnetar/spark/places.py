@@ -16,8 +16,8 @@ from magnetar.proto.ids import MessageId
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from .archived import first_archived
-from .bookies import ledger_reader
-from .options import Place
+from .bookies import ledger_readers
+from .options import AtOffset, Place
 from .plan import LedgerSlice, Range, TopicLedger
 from .service import TopicPlan
 
@@ -53,11 +53,15 @@ def end_of(plan: TopicPlan) -> Point:
 
 
 async def point_of(place: Place, plan: TopicPlan, timeout_s: float) -> Point:
-    """`earliest`, `latest`, an id or a time (of the broker's clock) as a point."""
+    """`earliest`, `latest`, an offset, an id or a time (of the broker's clock) as a point."""
     if place == "earliest":
         return start_of(plan)
     if place == "latest":
         return end_of(plan)
+    if isinstance(place, AtOffset):
+        if plan.ledgers and place.offset < plan.ledgers[0].first_offset:
+            return Point(MessageId(0, 0, 0), place.offset)  # what was trimmed is found to be lost
+        return await point_at(place.offset, plan, timeout_s)
     if isinstance(place, MessageId):
         wanted = Range(from_position=place[:3])
     else:
@@ -95,7 +99,8 @@ async def _first_of(wanted: Range, plan: TopicPlan, ledger: TopicLedger, timeout
 @contextlib.asynccontextmanager
 async def _entries(plan: TopicPlan, ledger: TopicLedger, timeout_s: float) -> AsyncIterator[ReadEntry]:
     piece = LedgerSlice(plan.topic, -1, ledger, 0, ledger.entries - 1, Range(), plan.bookies)
-    async with ledger_reader(piece, timeout_s) as reader:
+    async with ledger_readers([piece], timeout_s) as reader_of:
+        reader = reader_of(ledger)
 
         async def read(entry_id: int) -> Entry:
             return Entry((await reader.read(entry_id, entry_id))[0], LEDGER_ENTRY_HEADER_BYTES)
@@ -133,6 +138,10 @@ async def _cut(wanted: Range, ledger: TopicLedger, entry_id: int, read: ReadEntr
     entry = await read(entry_id)
     first_offset = ledger.first_offset + entry.first_index
     low, high = wanted.indexes(
-        ledger.position_id, entry_id, first_offset, entry.message_count, entry.append_time_ms
+        ledger.position_id,
+        entry_id,
+        first_offset,
+        entry.message_count,
+        ledger.append_ms or entry.append_time_ms,
     )
     return Point(MessageId(ledger.position_id, entry_id, low), first_offset + low) if low < high else None

@@ -7,7 +7,7 @@ append time; what is read lies in all. Ledgers and entries outside are never ask
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +31,11 @@ class TopicLedger(NamedTuple):
     closed: bool
     metadata: bytes
     archive: str = ""  # where its messages are if they are not at the bookies
+
+    @property
+    def append_ms(self) -> int:
+        """When all its messages became part of the topic; 0 if each entry says so itself, as the broker wrote it."""
+        return self.last_append_ms if self.stored_id != self.position_id else 0
 
     @property
     def end_offset(self) -> int:
@@ -103,6 +108,11 @@ class LedgerSlice(NamedTuple):
     wanted: Range
     bookies: Mapping[str, tuple[str, int]]  # id -> address
 
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return self.ledger.size * (self.last - self.first + 1) // max(1, self.ledger.entries)
+
 
 def slices(
     topic: str,
@@ -131,6 +141,18 @@ def slices(
     return found
 
 
+def missing(ledgers: Iterable[TopicLedger], from_offset: int, before_offset: int) -> int:
+    """How many messages from one offset to another, without it, none of these ledgers (in topic order) has."""
+    count, at = 0, from_offset
+    for ledger in ledgers:
+        if ledger.end_offset > at:
+            count += max(0, min(ledger.first_offset, before_offset) - at)
+            at = ledger.end_offset
+        if at >= before_offset:
+            return count
+    return count + max(0, before_offset - at)
+
+
 def _entries(ledger: TopicLedger, wanted: Range) -> tuple[int, int]:
     """First and last entry that ids leave; offsets and times are known when entries are read."""
     first, last = 0, ledger.entries - 1
@@ -142,4 +164,4 @@ def _entries(ledger: TopicLedger, wanted: Range) -> tuple[int, int]:
     return first, last
 
 
-__all__ = ["FIRST", "PAST_ALL", "LedgerSlice", "Position", "Range", "TopicLedger", "slices"]
+__all__ = ["FIRST", "PAST_ALL", "LedgerSlice", "Position", "Range", "TopicLedger", "missing", "slices"]

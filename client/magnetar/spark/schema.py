@@ -7,7 +7,7 @@
 | message_id | binary | 24 bytes of `MessageId.from_bytes`; grows along the topic |
 | offset | bigint | topic-wide index: orders rows as the topic does |
 | publish_time, event_time | timestamp | the producer's clock; event_time is null unless given |
-| append_time | timestamp | when the broker stored it; what time ranges go by |
+| append_time | timestamp | when it became part of the topic (broker's clock): never falls, and time ranges go by it |
 | properties | map<string,string> | null if there are none |
 | producer, sequence_id | string, bigint | who sent it, and its number |
 

@@ -1,8 +1,7 @@
-"""What drivers and tasks ask the broker: which topics and ledgers there are, and that ledgers are kept for them.
+"""What drivers and tasks ask the broker: which topics and ledgers there are.
 
 Spark calls a data source in many short-lived Python processes and never leaves one running beside a query. So each call
-opens a connection of its own (`asking`), and the lease that keeps the ledgers of a query is renewed by whichever of its
-tasks run; it outlives the gap between two of them, and nobody has to end it.
+opens a connection of its own (`asking`).
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 from magnetar.client import Client, connect
 from magnetar.client.client import Opening
 from magnetar.ledger.directory import parse_address
-from magnetar.proto.commands import KeepLedgers, TopicLedgers
-from magnetar.proto.errors import MagnetarError, MessageLost, RetryableError
+from magnetar.proto.commands import TopicLedgers
+from magnetar.proto.errors import RetryableError
 from magnetar.proto.ids import TopicName
 
 from .options import ReadOptions, WriteOptions
@@ -29,24 +28,21 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 LEDGERS_PER_REQUEST = 1000
-RENEWALS_PER_LEASE = 4
+PAST_ALL_OFFSETS = 1 << 63
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 
 
 class TopicPlan(NamedTuple):
-    """The ledgers of a topic at one moment. `end`: after its last confirmed message."""
+    """Ledgers of a topic at one moment: all from the first one that is there, or that was asked for."""
 
     topic: str
     ledgers: list[TopicLedger]
-    end: Position
+    end: Position  # after the last confirmed message of the topic
     bookies: dict[str, tuple[str, int]]  # id -> address, of all that the ledgers name
     lease: str  # "": none was taken
-
-    @property
-    def end_offset(self) -> int:
-        """Topic-wide index after its last confirmed message."""
-        return self.ledgers[-1].end_offset if self.ledgers else 0
+    end_offset: int  # topic-wide index of `end`
+    created_ms: int  # tells a topic from one of the same name that was deleted before
 
 
 @contextlib.asynccontextmanager
@@ -121,72 +117,27 @@ async def topic_names(client: Client, options: ReadOptions) -> list[str]:
     ]
 
 
-async def plan_of_topic(
-    client: Client, topic: str, lease_s: float, lease: str = "", first: int = -1
+async def ledgers_of_topic(
+    client: Client,
+    topic: str,
+    after: int = -1,
+    until_offset: int = PAST_ALL_OFFSETS,
+    count: int = LEDGERS_PER_REQUEST,
 ) -> TopicPlan:
-    """Takes a lease first, so that nothing of what it then finds is deleted. Raises TopicNotFound.
+    """The topic as it is now: ledgers with position ids above `after`, page by page until one ends at `until_offset`.
 
-    `lease`: one to be renewed, and moved to the position id `first`, where there is one; a new one for each plan otherwise.
+    They may be deleted at any time unless a lease is held (`leases`). Raises TopicNotFound.
     """
-    lease = await keep(client, topic, lease, lease_s, first)
-    return (await ledgers_of_topic(client, topic))._replace(lease=lease)
-
-
-async def ledgers_of_topic(client: Client, topic: str) -> TopicPlan:
-    """The topic as it is now, without a lease: its ledgers may be gone at any time. Raises TopicNotFound."""
     ledgers: list[TopicLedger] = []
     bookies: dict[str, tuple[str, int]] = {}
-    after, more, end = -1, True, (0, 0, 0)
-    while more:
-        found = await client.request(TopicLedgers(0, topic, after, LEDGERS_PER_REQUEST), topic=topic)
+    while True:
+        found = await client.request(TopicLedgers(0, topic, after, count), topic=topic)
         ledgers += [TopicLedger(*row) for row in found["ledgers"]]
         bookies.update({bookie: parse_address(text) for bookie, text in found["bookies"].items()})
-        more, end = found["more"], tuple(found["end"])
-        after = ledgers[-1].position_id if ledgers else -1
-    return TopicPlan(topic, ledgers, end, bookies, "")
-
-
-async def keep(client: Client, topic: str, lease: str, lease_s: float, first: int = -1) -> str:
-    """Takes (lease "") or renews a lease on the ledgers of a topic from the position id `first` on; returns its name."""
-    command = KeepLedgers(0, topic, lease, round(lease_s * 1000), first)
-    found = await client.request(command, topic=topic)
-    return str(found["lease"])
-
-
-@contextlib.asynccontextmanager
-async def renewing(
-    client: Client, topic: str, lease: str, lease_s: float, ledger: int
-) -> AsyncIterator[None]:
-    """Keeps a lease alive as long as the body runs. MessageLost if the ledger (position id) was not kept for the body."""
-
-    async def renew() -> float:
-        found = await client.request(KeepLedgers(0, topic, lease, round(lease_s * 1000)), topic=topic)
-        if found["first"] is None or found["first"] > ledger:
-            raise MessageLost(
-                f"ledger {ledger} of {topic} was trimmed before it was read; raise the option lease_s, now {lease_s:g}"
-            )
-        return float(found["ttl_ms"]) / 1000  # the service may have granted less
-
-    async def again(granted_s: float) -> None:
-        while True:
-            await asyncio.sleep(granted_s / RENEWALS_PER_LEASE)
-            try:
-                granted_s = await renew()
-            except MessageLost:  # shows in the body, if it needs the ledger still
-                return
-            except MagnetarError as error:
-                _log.warning("the lease on %s is not renewed yet: %s", topic, error)
-
-    task = asyncio.create_task(again(await renew()))
-    try:
-        yield
-    except MagnetarError:
-        await renew()  # says so if this is the reason
-        raise
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        if not found["more"] or (ledgers and ledgers[-1].end_offset >= until_offset):
+            end = tuple(found["end"])
+            return TopicPlan(topic, ledgers, end, bookies, "", found["end_offset"], found["created_ms"])
+        after = ledgers[-1].position_id
 
 
 __all__ = [
@@ -194,10 +145,7 @@ __all__ = [
     "asking",
     "asking_once",
     "connected",
-    "keep",
     "ledgers_of_topic",
     "on_a_loop",
-    "plan_of_topic",
-    "renewing",
     "topic_names",
 ]

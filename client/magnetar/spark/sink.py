@@ -1,59 +1,70 @@
 """`write` and `writeStream`: each task writes a ledger of its own, the driver's commit attaches them all at once.
 
-What a batch is called decides what "exactly once" means: a stream's batches are (query id, batch id), which Spark repeats
-after a crash, so a batch that was attached before is found done. A batch write is called by chance: whoever runs it twice
-writes twice, as with files, unless the options `query` and `batch` name it. A task that Spark runs twice writes two ledgers;
-one of them is named to the commit, the other goes with the discard that follows it.
+What a batch is called decides what "exactly once" means. A stream's batches are (query id, batch id): Spark repeats the last
+one after a crash, and it is found done. A new checkpoint has a new id. A batch write is called by chance: whoever runs it
+twice writes twice, as with files, unless the options `query` and `batch` name it; in foreachBatch the stream's id is part of
+that name. Whether a batch is done says the broker, by its number and by a digest of its rows (`packing`), so two writes that
+share a name by mistake are an error and lose nothing. A task that Spark runs twice writes two ledgers; one of them is named
+to the commit, the other goes with the discard that follows it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgpack
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from magnetar.client import Client
 from magnetar.proto.commands import AttachLedgers, DiscardStaged
-from magnetar.proto.compression import Compression
 from magnetar.proto.errors import InvalidArgument, MagnetarError, RetryableError
+from magnetar.proto.ids import TopicName
 
 from .doors import doors
 from .options import WriteOptions
-from .packing import Packer, check_written
+from .packing import CONTENT_MODULUS, Packer, check_written
 from .service import asking, asking_once, connected
-from .staged import DISCARD_TIMEOUT_S, staged_ledger
-from .values import ColumnEncoder
+from .staged import DISCARD_TIMEOUT_S, StagedLedger, keeping_staged, staged_ledger
+from .versions import STREAMS_WRITE_ARROW, DataSourceStreamArrowWriter, arrow_batches
 
 _log = logging.getLogger(__name__)
 
 # Of a batch write, which nobody repeats under its name but the client that waits for the answer.
 ONE_SHOT_REMEMBERED_MS = 24 * 3600 * 1000
+# A task whose first rows take longer keeps what others staged. Most have theirs sooner, or none and no connection.
+KEEP_AFTER_S = 0.5
 
 
-@dataclass
-class WrittenLedger(WriterCommitMessage):
-    """What a task tells the driver. A task without rows makes no ledger (-1)."""
+class WrittenLedger(NamedTuple):
+    """What a task wrote for one topic."""
 
-    query: str
-    batch: int
+    topic: str
     ledger_id: int
     messages: int
     first_ms: int
     last_ms: int
+    content: int  # digest of the rows
 
-    @property
-    def transaction(self) -> str:
-        """What the ledgers of a batch are staged under."""
-        return transaction_of(self.query, self.batch)
+
+@dataclass
+class WrittenByTask(WriterCommitMessage):
+    """What a task hands to the driver. A task without rows made no ledger."""
+
+    query: str
+    batch: int
+    ledgers: list[WrittenLedger]
 
 
 def transaction_of(query: str, batch: int) -> str:
@@ -63,39 +74,78 @@ def transaction_of(query: str, batch: int) -> str:
 
 def write_task(
     options: WriteOptions, query: str, batch: int, rows: Iterator[pa.RecordBatch]
-) -> WrittenLedger:
-    """Writes the rows of one task to a ledger."""
+) -> WrittenByTask:
+    """Writes the rows of one task, to a ledger for each topic that they go to."""
     return asyncio.run(_write(options, query, batch, rows))
 
 
 async def _write(
     options: WriteOptions, query: str, batch: int, rows: Iterator[pa.RecordBatch]
-) -> WrittenLedger:
-    first = next((one for one in rows if one.num_rows), None)
-    if first is None:
-        return WrittenLedger(query, batch, -1, 0, 0, 0)
+) -> WrittenByTask:
+    transaction = transaction_of(query, batch)
+    one = await _first(options, transaction, rows)
+    if one is None:
+        return WrittenByTask(query, batch, [])
     context = TaskContext.get()
-    part = context.partitionId() if context else 0
-    async with (
-        connected(options) as client,
-        staged_ledger(client, options.topic, transaction_of(query, batch), options.timeout_s) as ledger,
-    ):
-        packer = Packer(
-            f"spark-{query}-{part}",
-            Compression.parse(options.compression),
-            min(options.max_message_bytes, ledger.max_message_bytes),
-            None if options.value_format == "binary" else ColumnEncoder(options),
-        )
-        first_ms = last_ms = _now_ms()
-        one: pa.RecordBatch | None = first
+    producer = f"spark-{query}-{context.partitionId() if context else 0}"
+    first_ms = last_ms = _now_ms()
+    written: dict[str, tuple[StagedLedger, Packer]] = {}
+    async with connected(options) as client, contextlib.AsyncExitStack() as stack:
         while one is not None:
             last_ms = max(last_ms, _now_ms())
-            for entry in packer.pack(one, last_ms):
-                await ledger.append(entry.payload)
+            for topic, some in _routed(options, one):
+                if topic not in written:
+                    staging = staged_ledger(
+                        client, topic, transaction, options.timeout_s, options.staged_ttl_s
+                    )
+                    ledger = await stack.enter_async_context(staging)
+                    written[topic] = ledger, Packer(producer, options, ledger.max_message_bytes)
+                ledger, packer = written[topic]
+                for entry in packer.pack(some, last_ms):
+                    await ledger.append(entry.payload)
             # In a thread: while Spark computes the next rows, however long, what is staged goes on being renewed.
             one = await asyncio.to_thread(next, rows, None)
-        await ledger.close()
-        return WrittenLedger(query, batch, ledger.ledger_id, packer.messages, first_ms, last_ms)
+        ledgers: list[WrittenLedger] = []
+        for topic, (ledger, packer) in written.items():
+            await ledger.close()
+            # Its last entry may be older than those of other topics.
+            ledgers.append(
+                WrittenLedger(
+                    topic, ledger.ledger_id, packer.messages, first_ms, packer.last_ms, packer.content
+                )
+            )
+        return WrittenByTask(query, batch, ledgers)
+
+
+def _routed(options: WriteOptions, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Rows by their topic: that of the options, or what stands in their column `topic`. Raises InvalidArgument."""
+    if options.topic:
+        yield options.topic, rows
+        return
+    column = rows.column("topic")
+    for topic in pc.unique(column):
+        if not topic.is_valid:
+            raise InvalidArgument(
+                "a row to write has no topic: its column 'topic' is null; name one, or set the option topic"
+            )
+        yield str(TopicName.parse(topic.as_py())), rows.filter(pc.equal(column, topic))
+
+
+async def _first(
+    options: WriteOptions, transaction: str, rows: Iterator[pa.RecordBatch]
+) -> pa.RecordBatch | None:
+    """The first rows. While Spark computes them, however long, what other tasks staged goes on being renewed."""
+    computing = asyncio.create_task(
+        asyncio.to_thread(lambda: next((one for one in rows if one.num_rows), None))
+    )
+    done, _ = await asyncio.wait([computing], timeout=KEEP_AFTER_S)
+    if not done and options.topic:
+        async with (
+            connected(options) as client,
+            keeping_staged(client, options.topic, transaction, options.staged_ttl_s),
+        ):
+            await asyncio.wait([computing])
+    return await computing
 
 
 def _now_ms() -> int:
@@ -105,44 +155,75 @@ def _now_ms() -> int:
 def attach(
     options: WriteOptions, messages: Sequence[WriterCommitMessage | None], remember_ms: int = 0
 ) -> bool:
-    """Publishes what the tasks wrote; False if this batch was published before. In the order of the tasks.
+    """Publishes what the tasks wrote, in their order; False if all of it was published before.
 
-    `remember_ms`: how long the topic remembers that it has this batch; 0: as long as the broker's settings say.
+    Each topic has all of the batch or nothing, and they one after another: whoever repeats the batch finds those that are
+    done. `remember_ms`: how long a topic remembers that it has this batch; 0: as long as the broker's settings say.
     """
-    written = [message for message in messages if isinstance(message, WrittenLedger)]
-    ledgers = [message for message in written if message.ledger_id >= 0]
-    if not ledgers:
+    written = [message for message in messages if isinstance(message, WrittenByTask)]
+    by_topic: dict[str, list[WrittenLedger]] = {}
+    for ledger in itertools.chain.from_iterable(message.ledgers for message in written):
+        by_topic.setdefault(ledger.topic, []).append(ledger)
+    if not by_topic:
         return False
-    query, batch = ledgers[0].query, ledgers[0].batch
+    query, batch = written[0].query, written[0].batch
 
     async def run(client: Client) -> bool:
-        rows = [[one.ledger_id, one.messages, one.first_ms, one.last_ms] for one in ledgers]
-        command = AttachLedgers(0, options.topic, query, batch, remember_ms)
-        done = await client.request(command, topic=options.topic, payload=msgpack.packb(rows))
-        # The batch is there; what tasks wrote that failed, or ran twice, goes.
-        await _discard(client, options, query, batch)
-        return bool(done["attached"])
+        done = [await _attach(client, options, query, batch, of, remember_ms) for of in by_topic.values()]
+        return any(done)
 
     return asking(options, run)
 
 
-def discard(options: WriteOptions, query: str, batch: int) -> None:
+async def _attach(
+    client: Client,
+    options: WriteOptions,
+    query: str,
+    batch: int,
+    ledgers: Sequence[WrittenLedger],
+    remember_ms: int,
+) -> bool:
+    topic, content = ledgers[0].topic, 0
+    if options.repeated_batch == "compare":  # 0 says that there is nothing to compare
+        content = sum(one.content for one in ledgers) % CONTENT_MODULUS or 1
+    rows = [[one.ledger_id, one.messages, one.first_ms, one.last_ms] for one in ledgers]
+    command = AttachLedgers(0, topic, query, batch, remember_ms, content)
+    done = await client.request(command, topic=topic, payload=msgpack.packb(rows))
+    # The batch is there; what tasks wrote that failed, or ran twice, goes.
+    await _discard(client, topic, query, batch)
+    return bool(done["attached"])
+
+
+def discard(
+    options: WriteOptions, query: str, batch: int, messages: Sequence[WriterCommitMessage | None] = ()
+) -> None:
     """Deletes what the tasks of a batch wrote, if the broker can be reached; else the sweep does."""
+    written = [message for message in messages if isinstance(message, WrittenByTask)]
+    query = written[0].query if written else query
+    topics = {ledger.topic: None for message in written for ledger in message.ledgers}
+    if options.topic:
+        topics[options.topic] = None
 
+    async def run(client: Client) -> None:
+        for topic in topics:
+            await _discard(client, topic, query, batch)
+
+    if not query:
+        return
     try:
-        asking_once(options, lambda client: _discard(client, options, query, batch))
+        asking_once(options, run)
     except MagnetarError as error:
-        _log.warning("staged ledgers of %s are left to the sweep: %s", options.topic, error)
+        _log.warning("staged ledgers of %s are left to the sweep: %s", ", ".join(topics), error)
 
 
-async def _discard(client: Client, options: WriteOptions, query: str, batch: int) -> None:
+async def _discard(client: Client, topic: str, query: str, batch: int) -> None:
     """Tidies up, but not at any price."""
-    command = DiscardStaged(0, options.topic, transaction_of(query, batch))
+    command = DiscardStaged(0, topic, transaction_of(query, batch))
     try:
         async with asyncio.timeout(DISCARD_TIMEOUT_S):
-            await client.request(command, topic=options.topic)
+            await client.request(command, topic=topic)
     except (MagnetarError, TimeoutError) as error:
-        _log.warning("staged ledgers of %s are left to the sweep: %s", options.topic, error)
+        _log.warning("staged ledgers of %s are left to the sweep: %s", topic, error)
 
 
 @doors("write", "commit", "abort")
@@ -153,7 +234,7 @@ class TopicWriter(DataSourceArrowWriter):
         check_written(schema, options)
         if options.query and options.batch < 0:
             raise InvalidArgument(
-                "option query is told without the option batch: together they name a write that is done once, however often "
+                "option query is set without the option batch: together they name a write that is done once, however often "
                 "it is run"
             )
         self._options = options
@@ -161,9 +242,11 @@ class TopicWriter(DataSourceArrowWriter):
         self._query = options.query or f"write-{random.SystemRandom().getrandbits(64):016x}"
         self._batch = max(0, options.batch)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenLedger:
-        """In a task."""
-        return write_task(self._options, self._query, self._batch, iterator)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenByTask:
+        """In a task. A named write in foreachBatch is one of that stream: with a new checkpoint it is another one."""
+        stream = _task_properties().get("sql.streaming.queryId", "") if self._repeatable else ""
+        query = f"{self._query}@{stream}" if stream else self._query
+        return write_task(self._options, query, self._batch, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when all tasks succeeded."""
@@ -173,57 +256,59 @@ class TopicWriter(DataSourceArrowWriter):
         try:
             attach(self._options, messages, ONE_SHOT_REMEMBERED_MS)
         except RetryableError as error:
+            topic = self._options.topic or "their topics"
             raise type(error)(
-                f"{error.message} (whether the rows are in {self._options.topic} is not known: look before you write again)",
+                f"{error.message} (whether the rows are in {topic} is not known: look before you write again)",
                 **error.details,
             ) from error
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when one did not."""
-        discard(self._options, self._query, self._batch)
+        discard(self._options, self._query, self._batch, messages)
 
 
 @doors("write", "commit", "abort")
 class TopicStreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream.format("magnetar")`. The query's id names its batches unless the option `query` does."""
+    """`df.writeStream.format("magnetar")`. The query's id, which its checkpoint has, names its batches."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_written(schema, options)
-        if options.batch >= 0:
+        if options.query:
             raise InvalidArgument(
-                "option batch is for df.write; Spark numbers the batches of a stream itself: leave it out"
+                "options query and batch are for df.write; a stream's batches are named by the id in its checkpoint: leave "
+                "them out"
             )
         self._options = options
+        self._schema = schema
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenLedger:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenByTask:
         """In a task."""
         properties = _task_properties()
-        query = self._options.query or properties.get("sql.streaming.queryId", "")
+        query = properties.get("sql.streaming.queryId", "")
         batch = int(properties.get("streaming.sql.batchId", "-1"))
+        rows = iterator if STREAMS_WRITE_ARROW else arrow_batches(iterator, self._schema)
         assert query, f"Spark names no streaming query: {properties}"
         assert batch >= 0, f"Spark numbers no micro-batch: {properties}"
-        return write_task(self._options, query, batch, iterator)
+        return write_task(self._options, query, batch, rows)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the driver; Spark repeats a batch whose commit it does not know to have succeeded."""
         attach(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """In the driver. Without any message or the option `query` the query's name is not known.
+        """In the driver. Without any message the query's name is not known.
 
         Then only killed tasks left something, which the sweep finds: those that fail discard what they wrote.
         """
-        told = [message.query for message in messages if isinstance(message, WrittenLedger)]
-        query = next(iter(told), self._options.query)
-        if query:
-            discard(self._options, query, batchId)
+        discard(self._options, "", batchId, messages)
 
 
 def _task_properties() -> Mapping[str, str]:
     context = TaskContext.get()
-    assert context is not None
+    if context is None:
+        return {}
     names = ("sql.streaming.queryId", "streaming.sql.batchId")
     return {name: value for name in names if (value := context.getLocalProperty(name)) is not None}
 
 
-__all__ = ["TopicStreamWriter", "TopicWriter", "WrittenLedger"]
+__all__ = ["TopicStreamWriter", "TopicWriter", "WrittenByTask", "WrittenLedger"]

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import msgpack
 
@@ -23,9 +23,9 @@ from magnetar.ledger import (
     LedgerWriter,
     StaticBookies,
 )
-from magnetar.ledger.directory import parse_address
+from magnetar.ledger.directory import BookieFacts, Labels, parse_address
 from magnetar.metadata.paths import LEDGERS_PATH, ledger_of_name
-from magnetar.metadata.store import Operation, Session, Versioned, Watch
+from magnetar.metadata.store import Versioned
 from magnetar.proto.commands import (
     CreateStagedLedger,
     DiscardStaged,
@@ -33,10 +33,13 @@ from magnetar.proto.commands import (
     KeepStaged,
     PutLedgerMetadata,
 )
-from magnetar.proto.errors import LedgerNotFound, MagnetarError, TopicNotFound, Unsupported
+from magnetar.proto.errors import LedgerNotFound, MagnetarError, TopicNotFound
 from magnetar.runtime.clock import SystemClock
 
 from .bookies import bookie_transport
+
+if TYPE_CHECKING:
+    from magnetar.metadata.store import MetadataStore
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +50,7 @@ MAX_IN_FLIGHT_BYTES = 16 << 20
 
 
 class BrokerMetadata:
-    """MetadataStore of one topic's ledgers, as far as their writer needs one."""
+    """What a writer of a topic's ledgers needs of a MetadataStore."""
 
     def __init__(self, client: Client, topic: str) -> None:
         self._client = client
@@ -68,37 +71,6 @@ class BrokerMetadata:
         command = PutLedgerMetadata(0, self._topic, _ledger(path), version)
         found = await self._client.request(command, topic=self._topic, payload=value)
         return int(found["version"])
-
-    async def create(self, path: str, value: bytes, *, session: Session | None = None) -> int:
-        """The broker makes ledgers."""
-        raise Unsupported(f"{path} cannot be made by a task")
-
-    async def delete(self, path: str, *, version: int | None = None) -> None:
-        """The broker deletes ledgers."""
-        raise Unsupported(f"{path} cannot be deleted by a task")
-
-    async def children(self, path: str, *, after: str = "", limit: int = 0) -> list[str]:
-        """Nothing is listed here."""
-        raise Unsupported(f"{path} cannot be listed by a task")
-
-    async def next_id(self, name: str, count: int = 1) -> int:
-        """The broker numbers ledgers."""
-        raise Unsupported(f"{name} is not numbered by a task")
-
-    async def commit(self, operations: Sequence[Operation]) -> None:
-        """Not needed by a writer."""
-        raise Unsupported("a task changes one ledger at a time")
-
-    def watch(self, path: str, callback: Any) -> Watch:
-        """Not needed by a writer."""
-        raise Unsupported(f"{path} cannot be watched by a task")
-
-    async def open_session(self, timeout_s: float) -> Session:
-        """Not needed by a writer."""
-        raise Unsupported("a task has no metadata session")
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 def _ledger(path: str) -> int:
@@ -146,9 +118,22 @@ class StagedLedger:
         self.closed = True
 
 
+def places_of(made: Mapping[str, Any]) -> tuple[StaticBookies, str]:
+    """The bookies that CreateStagedLedger answered, with their racks and zones, and how to spread what replaces one."""
+    bookies = {bookie: parse_address(text) for bookie, text in made["bookies"].items()}
+    bookies.update({row[0]: parse_address(row[1]) for row in made["writable"]})
+    directory = StaticBookies(bookies)
+    labels = {bookie: Labels(rack, zone) for bookie, _, rack, zone in made["writable"]}
+    for bookie, found in labels.items():
+        directory.answered(bookie, BookieFacts(found))
+    if any(one.zone for one in labels.values()):
+        return directory, "zone"
+    return directory, "rack" if any(one.rack for one in labels.values()) else "random"
+
+
 @contextlib.asynccontextmanager
 async def staged_ledger(
-    client: Client, topic: str, transaction: str, timeout_s: float
+    client: Client, topic: str, transaction: str, timeout_s: float, ttl_s: float
 ) -> AsyncIterator[StagedLedger]:
     """A new staged ledger. What the body did not close is discarded; what dies before that is left to the sweep."""
     try:
@@ -158,34 +143,46 @@ async def staged_ledger(
             f"option topic: {error.message}; create it first, or set the broker's auto_create_topics",
             **error.details,
         ) from error
-    bookies = {bookie: parse_address(text) for bookie, text in made["bookies"].items()}
-    bookies.update({row[0]: parse_address(row[1]) for row in made["writable"]})
-    settings = LedgerSettings(add_timeout_s=timeout_s, metadata_timeout_s=timeout_s)
-    directory = StaticBookies(bookies)
+    directory, placement = places_of(made)
+    settings = LedgerSettings(add_timeout_s=timeout_s, metadata_timeout_s=timeout_s, placement=placement)
     async with bookie_transport(directory, settings) as transport:
         ledgers = LedgerClient(
-            BrokerMetadata(client, topic), transport, directory, settings, random.Random(), SystemClock()
+            cast("MetadataStore", BrokerMetadata(client, topic)),
+            transport,
+            directory,
+            settings,
+            random.Random(),
+            SystemClock(),
         )
-        keeping = asyncio.create_task(_keep(client, topic, transaction))
         metadata = LedgerMetadata.decode(made["metadata"], made["ledger"])
         staged = StagedLedger(
             ledgers.adopt(made["ledger"], metadata, made["version"]), made["max_message_bytes"]
         )
         try:
-            yield staged
+            async with keeping_staged(client, topic, transaction, ttl_s):
+                yield staged
         finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
             await ledgers.close()
             if not staged.closed:
                 await _discard(client, topic, transaction, made["ledger"])
 
 
-async def _keep(client: Client, topic: str, transaction: str) -> None:
+@contextlib.asynccontextmanager
+async def keeping_staged(client: Client, topic: str, transaction: str, ttl_s: float) -> AsyncIterator[None]:
+    """What is staged in the transaction, by whichever task, is renewed as long as the body runs."""
+    keeping = asyncio.create_task(_keep(client, topic, transaction, round(ttl_s * 1000)))
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def _keep(client: Client, topic: str, transaction: str, ttl_ms: int) -> None:
     while True:
         pause_s = 1.0
         try:
-            kept = await client.request(KeepStaged(0, topic, transaction), topic=topic)
+            kept = await client.request(KeepStaged(0, topic, transaction, ttl_ms), topic=topic)
             pause_s = kept["ttl_ms"] / 1000 / RENEWALS_PER_TTL
         except MagnetarError as error:
             _log.warning("staged ledgers of %s are not renewed yet: %s", topic, error)
@@ -202,4 +199,4 @@ async def _discard(client: Client, topic: str, transaction: str, ledger_id: int)
         _log.warning("staged ledger %d of %s is left to the sweep: %s", ledger_id, topic, error)
 
 
-__all__ = ["StagedLedger", "staged_ledger"]
+__all__ = ["StagedLedger", "keeping_staged", "places_of", "staged_ledger"]

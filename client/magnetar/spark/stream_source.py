@@ -1,42 +1,47 @@
 """`spark.readStream.format("magnetar")`: micro-batches between two points of each topic.
 
-An offset is JSON: `{"subscription": NAME, "topics": {TOPIC: {"id": "ledger:entry:index", "offset": N}}}`. The id says where,
-the offset (messages of the topic before it) lets a batch be bounded by rows exactly, and a gap be noticed and counted.
+An offset is JSON:
 
-The durable subscription keeps what the query may still ask for; it moves in `commit` alone, so after a crash the batch that
-Spark repeats is still there. It is made with the first offset and named in it: a query that goes on from its checkpoint
-finds its own. Nobody consumes it: it is moved by seeking.
+    {"lease": NAME, "subscription": NAME or "",
+     "topics": {TOPIC: {"id": "ledger:entry:index", "offset": N, "created_ms": MS}},
+     "begins": {TOPIC: the same}}
+
+The id says where, the offset (messages of the topic before it) lets a batch be bounded by rows exactly, and a gap be noticed
+and counted; `created_ms` tells a topic from another one of its name. `begins` has the topics that this batch finds anew, and
+where they begin: what was seen once is read, or missed.
+
+What the query may still ask for is kept by a lease (`leases`), and with the option `subscription` by a durable subscription
+as well, which moves in `commit` alone: after a crash the batch that Spark repeats is still there. Nobody consumes it: it is
+moved by seeking. Both are named in the offset: a query that goes on from its checkpoint finds its own.
+
+A trigger asks the broker for the ledgers that it reads, not for those before or behind them.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeVar
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 
 from magnetar.client import Client
 from magnetar.proto.commands import CloseConsumer, Seek, Subscribe
 from magnetar.proto.errors import InvalidArgument, MessageLost, TopicNotFound
+from magnetar.proto.ids import MessageId
 
-from .batch_source import TopicPiece, pieces_of, read_piece
+from .batch_source import TopicPiece, pieces_of, read_partition
 from .doors import doors
+from .leases import Keeper, keep, plan_of_topic
 from .options import ReadOptions
 from .places import Point, end_of, point_at, point_of, start_of
-from .plan import Range
+from .plan import Range, missing
 from .schema import RowColumns
-from .service import TopicPlan, asking, plan_of_topic, topic_names
-from .values import decoded
+from .service import LEDGERS_PER_REQUEST, TopicPlan, asking, ledgers_of_topic, topic_names
+from .versions import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 
 _log = logging.getLogger(__name__)
 
@@ -44,27 +49,44 @@ T = TypeVar("T")
 Offset = dict[str, Any]
 
 
+class Mark(NamedTuple):
+    """How far a query has come in a topic."""
+
+    point: Point
+    created_ms: int  # of the topic that the point is in
+
+    def to_json(self) -> dict[str, str | int]:
+        """As the checkpoint keeps it."""
+        return {**self.point.to_json(), "created_ms": self.created_ms}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, str | int]) -> Mark:
+        """Inverse of `to_json`."""
+        return cls(Point.from_json(stored), int(stored["created_ms"]))
+
+
+Marks = dict[str, Mark]
+
+
 @doors("initialOffset", "latestOffset", "prepareForTriggerAvailableNow", "partitions", "read", "commit")
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lives in the driver as long as the query; copies of it read in the tasks."""
 
     def __init__(self, options: ReadOptions, columns: RowColumns) -> None:
-        if options.max_rows_per_batch and options.max_bytes_per_batch:
-            raise InvalidArgument(
-                "options max_rows_per_batch and max_bytes_per_batch exclude each other; set one of them"
-            )
+        options.check_stream()
         self._options = options
         self._columns = columns
-        self._until: dict[str, Point] | None = (
-            None  # trigger(availableNow=True): what was there when it began
-        )
-        self._subscription = options.subscription or f"spark-{random.SystemRandom().getrandbits(64):016x}"
+        self._until: Marks | None = None  # trigger(availableNow=True): what was there when it began
         self._begin: Offset | None = None  # where the query begins
+        self._known: Offset | None = None  # how far it has come
+        self._latest_seen: Offset | None = None  # what there is, however much of it the next batch takes
+        self._keeper: Keeper | None = None
+        self._last_batch_at = time.monotonic()
 
     # --- offsets -----------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:
-        """Where `start` points to, for a query without checkpoint; makes its subscription.
+        """Where `start` points to, for a query without checkpoint.
 
         Spark asks twice, before the first batch is planned and before it is run: "latest" must not move in between.
         """
@@ -73,13 +95,16 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._begin
 
     async def _initial(self, client: Client) -> Offset:
-        options, subscription = self._options, self._subscription
-        points: dict[str, Point] = {}
+        options = self._options
+        lease = self._new_lease()
+        marks: Marks = {}
         for topic in await topic_names(client, options):
-            plan = await plan_of_topic(client, topic, options.lease_s, subscription)
-            points[topic] = await point_of(options.start_of(topic), plan, options.timeout_s)
-            await _move(client, topic, subscription, points[topic])
-        return _offset(subscription, points)
+            plan = await plan_of_topic(client, topic, options.lease_s, lease)
+            point = await point_of(options.start_of(topic), plan, options.timeout_s)
+            marks[topic] = Mark(point, plan.created_ms)
+            if options.subscription:
+                await _move(client, topic, options.subscription, point)
+        return _offset(lease, options.subscription, marks)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """From the options max_rows_per_batch and max_bytes_per_batch."""
@@ -89,55 +114,124 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._options.max_bytes_per_batch)
         return ReadAllAvailable()
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """How far the next batch goes."""
-        return self._ask(lambda client: self._latest(client, start, limit))
+    def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:
+        """How far the next batch goes. Before 4.2 Spark says neither from where nor how much."""
+        limit = limit or self.getDefaultReadLimit()
+        start = start or self._known or self._begin
+        if start is None:  # a query that goes on from a checkpoint, which `partitions` will be shown
+            start, limit = _offset(self._new_lease(), self._options.subscription, {}), ReadAllAvailable()
+        begin = start
+        self._known = self._ask(lambda client: self._latest(client, begin, limit))
+        return self._known
+
+    def _new_lease(self) -> str:
+        return self._options.subscription or f"spark-{random.SystemRandom().getrandbits(64):016x}"
 
     async def _latest(self, client: Client, start: Offset, limit: ReadLimit) -> Offset:
-        started = _points(start)
-        plans = await self._plans(client, started, start["subscription"], started)
-        ends: dict[str, Point] = {}
-        for topic, plan in plans.items():
-            ends[topic] = end_of(plan)
-            if self._until is not None:
-                target = self._until.get(topic, started.get(topic, start_of(plan)))
-                ends[topic] = min(ends[topic], target, key=lambda point: point.offset)
-        begins = {topic: started.get(topic, start_of(plan)) for topic, plan in plans.items()}
-        for topic, rows in _shares(begins, ends, plans, limit).items():
-            end = begins[topic].offset + rows
-            if end < ends[topic].offset:
-                ends[topic] = await point_at(end, plans[topic], self._options.timeout_s)
-        # A topic that is gone keeps its place, so that `partitions` can say what was lost.
-        return _offset(start["subscription"], {**started, **ends})
+        started = _marks(start)
+        if self._keeper is None:
+            self._keeper = Keeper(self._options, start["lease"], started)
+        # Without a limit the end is all that has to be known.
+        count = 1 if isinstance(limit, ReadAllAvailable) else LEDGERS_PER_REQUEST
+        plans = await self._plans(client, start["lease"], started, {}, count)
+        self._keeper.keep(plans)
+        found: Marks = {}
+        for topic in [topic for topic in plans if topic not in started]:
+            if self._until is None or topic in self._until:
+                found[topic] = Mark(start_of(plans[topic]), plans[topic].created_ms)
+            else:
+                del plans[topic]
+        begins = {
+            topic: self._resumed(started.get(topic) or found[topic], plan) for topic, plan in plans.items()
+        }
+        ends = {topic: self._end(begins[topic], plan) for topic, plan in plans.items()}
+        subscription = self._options.subscription or start["subscription"]
+        self._latest_seen = _offset(
+            start["lease"], subscription, {topic: _end_mark(plan) for topic, plan in plans.items()}
+        )
+        offsets = {topic: begin.point.offset for topic, begin in begins.items()}
+        waiting = {topic: max(0, ends[topic].point.offset - offset) for topic, offset in offsets.items()}
+        if self._waits(sum(waiting.values())):
+            return start
+        for topic, rows in shares(waiting, _most_rows(limit, plans), sum(offsets.values())).items():
+            if rows < waiting[topic]:
+                ends[topic] = await self._cut(client, begins[topic], rows, plans[topic])
+        # A topic that does not exist any more is a new one if it is made again.
+        return _offset(start["lease"], subscription, ends, found)
+
+    def _waits(self, rows: int) -> bool:
+        """Whether the next batch is not to be begun yet, for want of rows."""
+        now = time.monotonic()
+        if rows >= self._options.min_rows_per_batch or self._until is not None:
+            self._last_batch_at = now
+            return False
+        if now - self._last_batch_at < self._options.max_trigger_delay_s:
+            return True
+        self._last_batch_at = now
+        return False
+
+    def _resumed(self, mark: Mark, plan: TopicPlan) -> Mark:
+        """Where reading goes on: not where it stopped if the topic is another one."""
+        if mark.created_ms == plan.created_ms:
+            return mark
+        self._lost(
+            f"topic {plan.topic} was deleted and made again: what it had from {mark.point.id} on is lost"
+        )
+        return Mark(_FIRST_POINT, plan.created_ms)
+
+    def _end(self, begin: Mark, plan: TopicPlan) -> Mark:
+        """How far there is something to read for this run."""
+        end = _end_mark(plan)
+        if self._until is None:
+            return end
+        until = self._until.get(plan.topic)
+        if until is None or until.created_ms != plan.created_ms:
+            return begin  # it was made since this run began
+        return min(end, until, key=lambda mark: mark.point.offset)
+
+    async def _cut(self, client: Client, begin: Mark, rows: int, plan: TopicPlan) -> Mark:
+        """So many messages behind the beginning."""
+        offset = begin.point.offset + rows
+        if not plan.ledgers or plan.ledgers[-1].end_offset <= offset < plan.end_offset:
+            after = begin.point.id.ledger - 1
+            plan = await ledgers_of_topic(client, plan.topic, after, offset + 1)
+        return Mark(await point_at(offset, plan, self._options.timeout_s), plan.created_ms)
 
     def reportLatestOffset(self) -> Offset | None:
-        """For the query's progress report."""
-        return None
+        """For the query's progress report: its `latestOffset` beside the batch's `endOffset` is the lag."""
+        return self._latest_seen
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Whatever comes from now on is for another run."""
 
-        async def ends(client: Client) -> dict[str, Point]:
-            return {topic: end_of(plan) for topic, plan in (await self._plans(client, {}, "", {})).items()}
+        async def ends(client: Client) -> Marks:
+            plans = await self._plans(client, "", {}, {}, 1)
+            return {topic: _end_mark(plan) for topic, plan in plans.items()}
 
         self._until = self._ask(ends)
 
     async def _plans(
-        self, client: Client, known: dict[str, Point], lease: str, needed: dict[str, Point]
+        self, client: Client, lease: str, started: Marks, until: Mapping[str, int], count: int
     ) -> dict[str, TopicPlan]:
-        """Of all topics there are; topics that a pattern finds anew are read from their start.
+        """Of all topics there are, and of those that there were: from where they are read, until an offset at least.
 
-        A query has one lease on a topic, called as its subscription is; it moves along with what is `needed`.
+        The lease, if one is named, moves along.
         """
         plans: dict[str, TopicPlan] = {}
-        for topic in dict.fromkeys((*known, *await topic_names(client, self._options))):
+        for topic in dict.fromkeys((*started, *await topic_names(client, self._options))):
+            first = started[topic].point.id.ledger if topic in started else -1
             try:
-                first = needed[topic].id.ledger if topic in needed else -1
-                plans[topic] = await plan_of_topic(client, topic, self._options.lease_s, lease, first)
+                if lease:
+                    await keep(client, topic, lease, self._options.lease_s, first)
+                plan = await ledgers_of_topic(client, topic, first - 1, until.get(topic, 0), count)
             except TopicNotFound as gone:
-                if topic not in known and self._options.fail_on_data_loss:
+                if topic not in started and self._options.fail_on_data_loss:
                     raise  # there may never have been one: nothing is known to be lost
-                self._lost(f"topic {topic} and its messages are gone", gone)
+                self._lost(
+                    f"topic {topic} does not exist any more: what the query had not read of it is lost", gone
+                )
+            else:
+                plans[topic] = plan._replace(lease=lease)
         return plans
 
     # --- batches -----------------------------------------------------------------------------------------------------
@@ -147,37 +241,33 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ask(lambda client: self._plan(client, start, end))
 
     async def _plan(self, client: Client, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        started = _points(start)
-        pieces: list[InputPartition] = []
-        ends = _points(end)
-        plans = await self._plans(client, ends, start["subscription"], started)
-        for topic, plan in plans.items():
-            if topic not in ends:
+        ends = _marks(end)
+        started = {**_marks(end, "begins"), **_marks(start)}
+        wanted_of: list[tuple[TopicPlan, Range]] = []
+        until = {topic: mark.point.offset for topic, mark in ends.items()}
+        plans = await self._plans(client, end["lease"], started, until, LEDGERS_PER_REQUEST)
+        for topic, end_mark in ends.items():
+            plan, begin = plans.get(topic), started[topic]
+            if plan is None:
                 continue
-            begin = started.get(topic)
-            if begin is None:
-                begin = start_of(plan)
-                await _move(client, topic, start["subscription"], begin)
-            self._check_loss(begin, ends[topic], plan)
-            wanted = Range(from_offset=begin.offset, before_offset=ends[topic].offset)
-            pieces += pieces_of(plan, wanted, self._options.partition_bytes)
-        return pieces
-
-    def _check_loss(self, begin: Point, end: Point, plan: TopicPlan) -> None:
-        first = start_of(plan).offset
-        if begin.offset < min(first, end.offset):
-            self._lost(
-                f"{min(first, end.offset) - begin.offset} messages of {plan.topic} from {begin.id} on were trimmed"
-            )
-        if plan.end_offset < end.offset:
-            self._lost(
-                f"{plan.topic} ends at {plan.end_offset} messages, and {end.offset} were seen: it was made anew"
-            )
+            if end_mark.created_ms != plan.created_ms:
+                self._lost(
+                    f"topic {topic} was deleted and made again: a batch of what it had cannot be read again"
+                )
+                continue
+            first = self._resumed(begin, plan).point
+            if lost := missing(plan.ledgers, first.offset, end_mark.point.offset):
+                self._lost(
+                    f"{lost} messages of {topic} from {first.id} on were trimmed before the query read them"
+                )
+            wanted = Range(from_offset=first.offset, before_offset=end_mark.point.offset)
+            wanted_of.append((plan, wanted))
+        return await pieces_of(wanted_of, self._options)
 
     def _lost(self, what: str, cause: Exception | None = None) -> None:
         message = (
-            f"{what} before the query read them; with the option fail_on_data_loss=false it goes on with what is left, "
-            "and a new checkpoint begins anew"
+            f"{what}; with the option fail_on_data_loss=false the query goes on with what is left, and a new checkpoint "
+            "begins anew"
         )
         if self._options.fail_on_data_loss:
             raise MessageLost(message) from cause
@@ -186,52 +276,65 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Arrow record batches of one piece."""
         assert isinstance(partition, TopicPiece)
-        piece, columns = partition.piece, self._columns
-        return decoded(
-            read_piece(piece, partition.lease, self._options, columns.of_topic), columns, piece.topic
-        )
+        return read_partition(partition, self._options, self._columns)
 
     def commit(self, end: Offset) -> None:
-        """Everything before `end` is done with: the subscription moves there."""
+        """Everything before `end` is done with: the subscription, if there is one, moves there."""
+        if not end["subscription"]:
+            return
 
         async def move(client: Client) -> None:
-            for topic, point in _points(end).items():
+            for topic, mark in _marks(end).items():
                 try:
-                    await _move(client, topic, end["subscription"], point)
+                    await _move(client, topic, end["subscription"], mark.point)
                 except TopicNotFound as gone:
                     _log.warning("the cursor of %s is not moved: %s", topic, gone)
 
         self._ask(move)
 
     def stop(self) -> None:
-        """The subscription stays: the checkpoint may be gone on from. `magnetar subscriptions delete` ends it."""
+        """The lease ends by itself. A subscription stays: the query may go on from its checkpoint."""
+        if self._keeper is not None:
+            self._keeper.stop()
 
     def _ask(self, work: Callable[[Client], Awaitable[T]]) -> T:
         return asking(self._options, work)
 
 
-def _shares(
-    begins: dict[str, Point], ends: dict[str, Point], plans: dict[str, TopicPlan], limit: ReadLimit
-) -> dict[str, int]:
-    """Rows of each topic in the next batch: in proportion to what waits, at least one where something does."""
-    waiting = {topic: max(0, ends[topic].offset - begins[topic].offset) for topic in ends}
-    total = sum(waiting.values())
+_FIRST_POINT = Point(MessageId(0, 0, 0), 0)
+
+
+def _end_mark(plan: TopicPlan) -> Mark:
+    return Mark(end_of(plan), plan.created_ms)
+
+
+def _most_rows(limit: ReadLimit, plans: Mapping[str, TopicPlan]) -> int | None:
+    """Rows of a batch; None: no bound."""
     if isinstance(limit, ReadMaxRows):
-        most = limit.max_rows
-    elif isinstance(limit, ReadMaxBytes):
-        size = sum(ledger.size for plan in plans.values() for ledger in plan.ledgers)
-        messages = sum(ledger.messages for plan in plans.values() for ledger in plan.ledgers)
-        most = limit.max_bytes * messages // max(1, size)
-    else:
-        most = total
-    if total <= most:
-        return waiting
-    shares: dict[str, int] = {}
+        return limit.max_rows
+    if isinstance(limit, ReadMaxBytes):
+        ledgers = [ledger for plan in plans.values() for ledger in plan.ledgers]
+        size, messages = sum(one.size for one in ledgers), sum(one.messages for one in ledgers)
+        return limit.max_bytes * messages // max(1, size)
+    return None
+
+
+def shares(waiting: Mapping[str, int], most: int | None, done: int) -> dict[str, int]:
+    """Rows of each topic in the next batch: in proportion to what waits, at least one where something does.
+
+    Where there are more topics than rows they take turns: `done`, the rows that were read of all of them, says whose it is.
+    """
+    total = sum(waiting.values())
+    if most is None or total <= most:
+        return dict(waiting)
     left = most = max(1, most)
-    for topic, rows in waiting.items():
-        shares[topic] = min(rows, left, -(-rows * most // total)) if left > 0 else 0
-        left -= shares[topic]
-    return shares
+    found = dict.fromkeys(waiting, 0)
+    order = [topic for topic, rows in waiting.items() if rows]
+    turn = done % len(order)
+    for topic in order[turn:] + order[:turn]:
+        found[topic] = min(left, -(-waiting[topic] * most // total))
+        left -= found[topic]
+    return found
 
 
 # Of a connection that has no other.
@@ -250,16 +353,18 @@ async def _move(client: Client, topic: str, subscription: str, point: Point) -> 
         await connection.request(CloseConsumer(0, _CONSUMER), timeout)
 
 
-def _offset(subscription: str, points: dict[str, Point]) -> Offset:
+def _offset(lease: str, subscription: str, marks: Marks, begins: Marks | None = None) -> Offset:
     return {
+        "lease": lease,
         "subscription": subscription,
-        "topics": {topic: point.to_json() for topic, point in points.items()},
+        "topics": {topic: mark.to_json() for topic, mark in marks.items()},
+        "begins": {topic: mark.to_json() for topic, mark in (begins or {}).items()},
     }
 
 
-def _points(offset: Offset) -> dict[str, Point]:
+def _marks(offset: Offset, of: str = "topics") -> Marks:
     try:
-        return {topic: Point.from_json(told) for topic, told in offset["topics"].items()}
+        return {topic: Mark.from_json(stored) for topic, stored in offset[of].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidArgument(
             f"the checkpoint has an offset that is not of a topic: {offset!r} ({error!r}); is it of another source?"

@@ -75,8 +75,9 @@ class TopicLedgers(Command, tag=64):
     """The ledgers of a topic, for readers that go to the bookies themselves. The broker bounds `count` and the bytes.
 
     Ok: {"ledgers": [[position id, stored id, first index, entries, messages, bytes, first append ms, last append ms,
-    closed, ledger metadata as bytes], ...], "more": bool, "end": [ledger, entry, index], "bookies": {id: "host:port"}};
-    ledgers with a position id above `after`, in the order of the topic. All `entries` are confirmed and never change.
+    closed, ledger metadata as bytes], ...], "more": bool, "end": [ledger, entry, index], "bookies": {id: "host:port"},
+    "end_offset": int, "created_ms": int}; ledgers with a position id above `after`, in the order of the topic. All `entries`
+    are confirmed and never change. A topic that was deleted and made again has another `created_ms`.
     """
 
     topic: str
@@ -88,14 +89,17 @@ class AttachLedgers(Command, tag=65):
     """Publishes closed staged ledgers, in the order given, as a batch of a query; all of it becomes visible at once.
 
     Payload: msgpack array of [stored id, messages, first append ms, last append ms]. Ok: {"attached": bool, "first":
-    position id of the first ledger or null, "end": [ledger, entry, index]}. `attached` false: a batch of this query with
-    this number or a higher one was attached before, and what of these ledgers is still staged was discarded.
+    position id of the first ledger or null, "end": [ledger, entry, index]}. `attached` false: the topic has this batch,
+    and what of these ledgers is still staged was discarded. `content`: a digest of the rows, whatever their order (64
+    bits). With it the last batch is the same one only if both digests are, and anything else whose number is not above the
+    last one raises InvalidArgument; without (0) every such number is found done.
     """
 
     topic: str
     query: str
     batch: int
     remember_ms: int = 0
+    content: int = 0
 
 
 class KeepLedgers(Command, tag=66):
@@ -141,7 +145,7 @@ class PutLedgerMetadata(Command, tag=69):
 
 
 class KeepStaged(Command, tag=70):
-    """The transaction goes on: its staged ledgers are not swept for `ttl_ms` (0: the longest).
+    """The transaction goes on: its staged ledgers are not swept for `ttl_ms` (0: the broker's staged_ttl_ms).
 
     Ok: {"ttl_ms": int, "ledgers": int}: what was granted, and how many there are.
     """

@@ -20,6 +20,7 @@ SMALL_LEDGERS = (
     "broker.maintenance_interval_s=0.2",
     "broker.max_lease_ms=20000",
     "broker.staged_ttl_ms=10000",
+    "broker.attach_min_bytes=1048576",
 )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from magnetar.proto.ids import MessageId
+from support.service import Service
 from support.spark_topics import Row, Sent, Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120, func_only=True)]
@@ -172,7 +173,7 @@ def test_filters_skip_ledgers_and_entries_where_spark_hands_them_down(
 def test_a_lease_keeps_ledgers_that_are_trimmed_under_the_query(topics: Topics, read: Read) -> None:
     for name in ("leased", "not-leased"):
         topics.produce(name, [b"%d" % n for n in range(100)], per_entry=2)
-    planned = read("leased")._jdf.queryExecution().toRdd()
+    planned = read("leased", partition_bytes="1")._jdf.queryExecution().toRdd()
     assert planned.getNumPartitions() >= 12
     for name in ("leased", "not-leased"):
         topics.consume_all(name)
@@ -182,10 +183,21 @@ def test_a_lease_keeps_ledgers_that_are_trimmed_under_the_query(topics: Topics, 
 
 def test_ledgers_that_went_with_an_expired_lease_are_one_clear_error(topics: Topics, read: Read) -> None:
     topics.produce("expired", [b"%d" % n for n in range(40)], per_entry=2)
-    planned = read("expired", lease_s="0.5")._jdf.queryExecution().toRdd()
+    planned = read("expired", lease_s="0.5", partition_bytes="1")._jdf.queryExecution().toRdd()
     assert planned.getNumPartitions() >= 5
     topics.consume_all("expired")
     topics.wait_trimmed("expired")
     with pytest.raises(Exception, match=r"MessageLost: ledger \d+ of persistent://public/default/expired was "
                        r"trimmed before it was read; raise the option lease_s, now 0\.5"):  # fmt: skip
         planned.count()
+
+
+def test_a_topic_is_a_view_in_sql(spark: Any, topics: Topics, service: Service) -> None:
+    topics.produce("sql", [b'{"n": %d}' % n for n in range(10)])
+    options = f"service_url '{service.url}', topic 'sql', value_format 'json', value_schema 'n int'"
+    spark.sql(f"CREATE TEMPORARY VIEW in_sql USING magnetar OPTIONS ({options})")
+    assert [
+        tuple(row) for row in spark.sql("SELECT sum(n), max(offset) FROM in_sql WHERE n > 3").collect()
+    ] == [(39, 9)]
+    with pytest.raises(Exception, match="CREATE TEMPORARY VIEW orders USING magnetar OPTIONS"):
+        spark.sql(f"CREATE TABLE as_table USING magnetar OPTIONS ({options})")

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from magnetar.proto.ids import MessageId
 from magnetar.spark.batch_source import TopicReader
@@ -20,6 +19,7 @@ from magnetar.spark.options import ReadOptions, WriteOptions
 from magnetar.spark.schema import RowColumns
 from magnetar.spark.sink import attach, write_task
 from magnetar.spark.stream_source import TopicStreamReader
+from magnetar.spark.versions import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 from support.service import Service
 from support.spark_topics import Sent, Topics, full
 

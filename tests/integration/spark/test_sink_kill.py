@@ -18,7 +18,7 @@ import pytest
 
 from magnetar.proto.errors import InvalidArgument, MagnetarError, RetryableError, TopicNotFound
 from magnetar.spark.options import WriteOptions
-from magnetar.spark.sink import WrittenLedger, attach, discard, write_task
+from magnetar.spark.sink import WrittenByTask, attach, discard, write_task
 from support.service import Service
 from support.spark_topics import Topics
 
@@ -82,7 +82,7 @@ class Stream:
         self.repeated -= 1
         self.sent += itertools.chain(*parts)
 
-    def _task(self, values: list[bytes]) -> WrittenLedger:
+    def _task(self, values: list[bytes]) -> WrittenByTask:
         for attempt in range(4):
             try:
                 return write_task(self.options, "q", self.batches, rows(*values))

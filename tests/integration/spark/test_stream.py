@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from magnetar.proto.errors import MessageLost
 from magnetar.proto.ids import MessageId
 from magnetar.spark.options import ReadOptions
 from magnetar.spark.schema import COLUMNS, RowColumns
 from magnetar.spark.stream_source import TopicStreamReader
+from magnetar.spark.versions import ReadAllAvailable
 from support.service import Service
 from support.spark_topics import Topics, full
 
@@ -169,4 +172,73 @@ def test_where_a_query_begins_is_asked_twice_and_told_once(topics: Topics, servi
     topics.produce("begun", numbers(10, 20))
     assert reader.initialOffset() == begin
     assert begin["topics"][full("begun")]["offset"] == 10
-    assert list(topics.stats("begun")["subscriptions"]) == [begin["subscription"]]
+    stats = topics.stats("begun")
+    assert (list(stats["subscriptions"]), stats["leases"]) == ([], 1), (
+        "what is behind the query stays as it was"
+    )
+
+
+def test_a_topic_that_was_deleted_and_made_again_is_not_taken_for_the_old_one(
+    topics: Topics, copy: Callable[[str], Copy]
+) -> None:
+    """As many messages and ledgers as before: offsets alone say that nothing came."""
+    topics.produce("remade", numbers(0, 50), per_entry=7)
+    query = copy("remade-copy")
+    query.run("remade")
+    topics.ask(lambda client: client.delete_topic("remade"))
+    topics.produce("remade", numbers(50, 100), per_entry=7)
+    with pytest.raises(
+        Exception, match=f"MessageLost: topic {full('remade')} was deleted and made again: what it had"
+    ):
+        query.run("remade")
+    query.run("remade", fail_on_data_loss="false")
+    assert topics.values("remade-copy") == numbers(0, 100)
+    topics.produce("remade", numbers(100, 103))
+    query.run("remade")
+    assert topics.values("remade-copy") == numbers(0, 103)
+
+
+def test_a_query_holds_what_it_needs_by_a_lease_that_goes_on_while_it_waits(
+    topics: Topics, service: Service
+) -> None:
+    """No subscription is made, so a topic without any goes on keeping all; and where others trim, it is held back."""
+    topics.produce("held-back", numbers(0, 40), per_entry=2)
+    options = ReadOptions.parse(
+        {"service_url": service.url, "topic": "held-back", "max_rows_per_batch": "10", "lease_s": "1"}
+    )
+    reader = TopicStreamReader(options, RowColumns(("value",)))
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    reader.commit(end)
+    topics.consume_all("held-back")
+    ledgers = topics.ledgers("held-back")
+    # Longer than the lease, without a trigger.
+    deadline = time.monotonic() + 3
+    topics.wait_for(lambda: time.monotonic() > deadline, "three leases are over")
+    assert topics.ledgers("held-back") == ledgers
+    assert list(topics.stats("held-back")["subscriptions"]) == ["everything"]
+    last = reader.latestOffset(end, ReadAllAvailable())
+    assert [b.num_rows for p in reader.partitions(end, last) for b in reader.read(p)] != []
+    assert reader.reportLatestOffset() == {**last, "begins": {}}
+    reader.stop()
+    topics.wait_trimmed("held-back")
+    with pytest.raises(
+        MessageLost, match=r"30 messages of .*held-back from .* on were trimmed before the query read them"
+    ):
+        reader.partitions(end, last)
+
+
+def test_a_topic_that_a_pattern_finds_has_its_place_from_then_on(topics: Topics, service: Service) -> None:
+    """It may be trimmed before its first batch is planned, or while the batch is asked for again."""
+    topics.produce("seen-a", numbers(0, 4), per_entry=2)
+    options = ReadOptions.parse({"service_url": service.url, "topics_pattern": "seen-.*", "lease_s": "0.2"})
+    reader = TopicStreamReader(options, RowColumns(("value",)))
+    begin = reader.initialOffset()
+    topics.produce("seen-b", numbers(0, 40), per_entry=2)
+    end = reader.latestOffset(begin, ReadAllAvailable())
+    reader.stop()
+    assert set(end["begins"]) == {full("seen-b")}
+    topics.consume_all("seen-b")
+    topics.wait_trimmed("seen-b")
+    with pytest.raises(MessageLost, match=r"messages of .*seen-b from .* on were trimmed"):
+        reader.partitions(begin, end)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as f
 
 from magnetar.proto import commands as c
 from magnetar.spark.data_source import MagnetarDataSource
@@ -143,12 +145,80 @@ def late_failure() -> type:
 
 def test_a_named_write_is_done_once(spark: Any, topics: Topics, write: Callable[..., None]) -> None:
     topics.create("named")
-    for batch in (0, 0, 1, 0, 1):  # as a foreachBatch that is repeated after a crash
+    for batch in (0, 0, 1, 1):  # as a foreachBatch that is repeated after a crash
         rows = spark.range(3).selectExpr(f"concat({batch}, '-', id) AS value").coalesce(1)
         write(rows, "named", query="fan-out", batch=str(batch))
     write(spark.sql("SELECT 'x' AS value"), "named", query="another", batch="0")
+    for batch in (0, 1):  # a backfill, and another write of the same batch
+        with pytest.raises(
+            Exception, match=rf"InvalidArgument: batch {batch} of query 'fan-out' is not written"
+        ):
+            write(spark.sql("SELECT 'lost' AS value"), "named", query="fan-out", batch=str(batch))
+    write(spark.sql("SELECT 'other' AS value"), "named", query="fan-out", batch="1", repeated_batch="done")
     assert topics.values("named") == [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1", b"1-2", b"x"]
     assert topics.staged("named") == 0
+
+
+def test_a_repeated_batch_is_known_by_its_rows_in_any_order_and_from_any_tasks(
+    spark: Any, topics: Topics, write: Callable[..., None]
+) -> None:
+    topics.create("shuffled")
+    rows = spark.range(300).selectExpr(
+        "if(id % 3 = 0, null, concat('v', id)) AS value", "if(id % 2 = 0, null, concat('k', id)) AS key",
+        "map('n', cast(id AS string)) AS properties", "timestamp_millis(id) AS event_time",
+    )  # fmt: skip
+    write(rows.coalesce(1), "shuffled", query="q", batch="0")
+    write(rows.repartition(3).orderBy("key"), "shuffled", query="q", batch="0")
+    assert len(topics.values("shuffled")) == 300
+    changed = (
+        ("value", "if(value = 'v4', 'w4', value)"), ("key", "if(key = 'k1', 'k2', key)"),
+        ("properties", "if(value = 'v4', map('n', 'm'), properties)"), ("event_time", "event_time + INTERVAL 1 SECOND"),
+    )  # fmt: skip
+    for column, expression in changed:
+        with pytest.raises(Exception, match="with other rows"):
+            write(rows.withColumn(column, f.expr(expression)), "shuffled", query="q", batch="0")
+    with pytest.raises(Exception, match="with other rows"):
+        write(rows.where("value IS NOT NULL OR key IS NOT NULL"), "shuffled", query="q", batch="0")
+    assert topics.staged("shuffled") == 0
+
+
+def test_a_new_checkpoint_writes_again_and_a_copied_one_fails(
+    spark: Any, topics: Topics, service: Service, tmp_path: Path
+) -> None:
+    topics.produce("source", [b"%d" % n for n in range(10)])
+    topics.create("direct")
+    topics.create("fanned")
+
+    def fan_out(rows: Any, number: int) -> None:
+        for name in ("first", "second"):
+            named = rows.write.format("magnetar").mode("append").option("service_url", service.url)
+            named.option("query", name).option("batch", number).save("fanned")
+
+    def run(checkpoint: str, kind: str) -> None:
+        reader = spark.readStream.format("magnetar").option("service_url", service.url)
+        writer = reader.schema("value binary").load("source").writeStream.queryName(f"{checkpoint}-{kind}")
+        if kind == "direct":
+            writer = writer.format("magnetar").option("service_url", service.url).option("topic", "direct")
+        else:
+            writer = writer.foreachBatch(fan_out)
+        writer = writer.option("checkpointLocation", str(tmp_path / f"{checkpoint}-{kind}"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    for kind, copies in (("direct", 1), ("fanned", 2)):
+        run("one", kind)
+        assert len(topics.values(kind)) == 10 * copies
+        shutil.copytree(tmp_path / f"one-{kind}", tmp_path / f"copied-{kind}")
+    topics.produce("source", [b"more"])
+    for kind, copies in (("direct", 1), ("fanned", 2)):
+        run("one", kind)
+        assert len(topics.values(kind)) == 11 * copies
+        run("new", kind)
+        assert len(topics.values(kind)) == 22 * copies
+    topics.produce("source", [b"and more"])
+    for kind, copies in (("direct", 1), ("fanned", 2)):
+        with pytest.raises(Exception, match="has batch 1 of it, with other rows"):
+            run("copied", kind)
+        assert len(topics.values(kind)) == 22 * copies
 
 
 def test_a_write_without_rows_and_tasks_without_rows(

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300
 
 TESTS = Path(__file__).parents[2]
 PAGE = TESTS.parent / "docs" / "spark-tutorial.md"
-ROLLUP = PAGE.with_name("spark-rollup.md")
+ROLLUP, JOB = PAGE.with_name("spark-rollup.md"), PAGE.with_name("spark-job.md")
 
 
 def test_the_tutorial_prints_what_it_shows(service: Service, tmp_path: Path) -> None:
@@ -32,6 +32,10 @@ def test_the_rollup_step_by_step_prints_what_it_shows(tmp_path: Path) -> None:
         assert check(ROLLUP, service, tmp_path) == 5
     finally:
         service.stop()
+
+
+def test_the_job_prints_what_it_shows(service: Service, tmp_path: Path) -> None:
+    assert check(JOB, service, tmp_path) == 5
 
 
 def check(page: Path, service: Service, folder: Path) -> int:

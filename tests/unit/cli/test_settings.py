@@ -41,6 +41,12 @@ def test_larger_messages_make_room_for_themselves() -> None:
     assert settings.bookie.journal_ring_bytes > entry
 
 
+def test_batches_become_entries_as_far_as_bookies_take_them() -> None:
+    assert service_settings(SettingSources()).broker.attach_min_bytes == 16 << 20
+    settings = service_settings(SettingSources(flags={"bookie": {"max_entry_bytes": "6MiB"}}))
+    assert settings.broker.attach_min_bytes == 5 << 20
+
+
 @pytest.mark.parametrize(
     ("flags", "url"),
     [

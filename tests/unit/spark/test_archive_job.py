@@ -73,7 +73,10 @@ class Topic:
 
     def _TopicLedgers(self, command: TopicLedgers, _payload: bytes) -> Any:
         rows = [list(one if one.archive else one[:10]) for one in self.ledgers]
-        return {"ledgers": rows, "more": False, "end": [20, 8, 0], "bookies": {}}
+        end_offset = self.ledgers[-1].end_offset
+        return {
+            "ledgers": rows, "more": False, "end": [20, 8, 0], "bookies": {}, "end_offset": end_offset, "created_ms": 1,
+        }  # fmt: skip
 
     def _ArchiveLedgers(self, command: ArchiveLedgers, payload: bytes) -> Any:
         assert command.lease in self.leases
@@ -186,7 +189,7 @@ def topic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Topic:
     monkeypatch.setattr(OsFiles, "sync_directory", lambda _files, _path: None)
     for module in (job, trim):
         monkeypatch.setattr(module, "asking", asking)
-    monkeypatch.setattr(job, "read_piece", lambda piece, *_rest: rows_of(piece))
+    monkeypatch.setattr(job, "read_slices", lambda slices, *_rest: rows_of(slices[0]))
     monkeypatch.setattr(job, "ROUND_LEDGERS", 2)
     monkeypatch.setattr(trim, "LEDGERS_AT_ONCE", 2)
     for name in ("write_file", "write_manifest", "check_file", "sync_manifest"):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from magnetar.proto.batch import decode_batch, encode_batch
+from magnetar.proto.batch import FORMAT_NATIVE, FORMATS, KEYS, METADATA, decode_batch, encode_batch
 from magnetar.proto.compression import Compression
 from magnetar.proto.entry import Entry, encode_entry
 from magnetar.proto.ids import MessageId
@@ -17,7 +18,8 @@ from magnetar.spark.columns import Rows, Source
 from magnetar.spark.plan import Range
 from magnetar.spark.schema import COLUMNS, topic_schema
 
-SOURCE = Source("persistent://public/default/orders", -1, 9, 1000)
+TOPIC = ("persistent://public/default/orders", -1)
+SOURCE = Source(9, 1000)
 
 
 def random_batch(rng: random.Random, number: int) -> tuple[bytes, int]:
@@ -73,7 +75,7 @@ def read_slowly(ledger_entry: bytes, entry_id: int) -> list[dict[str, Any]]:
                 {
                     "key": key.encode() if isinstance(key, str) else key,
                     "value": value,
-                    "topic": SOURCE.topic,
+                    "topic": TOPIC[0],
                     "partition": -1,
                     "message_id": MessageId(9, entry_id, index).to_bytes(),
                     "offset": 1000 + entry.first_index + index,
@@ -102,11 +104,11 @@ def as_rows(batch: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("seed", range(40))
 def test_rows_equal_a_reading_message_by_message(seed: int) -> None:
     rng = random.Random(seed)
-    rows, wanted = Rows(tuple(COLUMNS), SOURCE), []
+    rows, wanted = Rows(tuple(COLUMNS), *TOPIC), []
     first_index = 0
     for entry_id in range(rng.choice((1, 6))):
         entry, count = random_entry(rng, entry_id, first_index)
-        rows.add(entry, Range())
+        rows.add(entry, SOURCE, Range())
         wanted += read_slowly(entry, entry_id)
         first_index += count
         assert rows.count == len(wanted)
@@ -135,22 +137,61 @@ def test_ranges_cut_rows_within_entries(seed: int) -> None:
         ids = [MessageId.from_bytes(row["message_id"])[:3] for row in everything] + [(9, 5, 0)]
         wanted = Range(from_position=ids[low], before_position=ids[high])
         expected = everything[low:high]
-    rows = Rows(tuple(COLUMNS), SOURCE)
+    rows = Rows(tuple(COLUMNS), *TOPIC)
     for entry in entries:
-        rows.add(entry, wanted)
+        rows.add(entry, SOURCE, wanted)
     assert as_rows(rows.take()) == expected
 
 
 def test_only_the_columns_that_are_wanted() -> None:
     entry, _ = random_entry(random.Random(1), 0, 0)
-    rows = Rows(("offset", "value"), SOURCE)
-    rows.add(entry, Range())
+    rows = Rows(("offset", "value"), *TOPIC)
+    rows.add(entry, SOURCE, Range())
     assert rows.take().schema.names == ["offset", "value"]
 
 
 def test_the_arrow_schema_is_the_one_that_spark_derives() -> None:
     derived = to_arrow_schema(topic_schema(), timezone="UTC")
     entry, _ = random_entry(random.Random(1), 0, 0)
-    rows = Rows(tuple(COLUMNS), SOURCE)
-    rows.add(entry, Range())
+    rows = Rows(tuple(COLUMNS), *TOPIC)
+    rows.add(entry, SOURCE, Range())
     assert derived.equals(rows.take().schema)
+
+
+def test_columns_that_are_not_wanted_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(3)
+    decoded: list[int] = []
+    native = FORMATS[FORMAT_NATIVE]
+
+    def decode(header: Any, which: int, column: memoryview) -> Any:
+        decoded.append(which)
+        return native.decode(header, which, column)
+
+    monkeypatch.setitem(FORMATS, FORMAT_NATIVE, native._replace(decode=decode))
+    entries, first = [], 0
+    for entry_id in range(20):
+        entry, count = random_entry(rng, entry_id, first)
+        entries.append(entry)
+        first += count
+    for names, of in ((("offset", "append_time", "producer"), {METADATA}), (("key",), {KEYS, METADATA})):
+        rows = Rows(names, *TOPIC)
+        for entry in entries:
+            rows.add(entry, SOURCE, Range())
+        assert rows.take().num_rows == first
+        assert {*decoded} == of
+        decoded.clear()
+
+
+def test_rows_of_several_ledgers_stand_in_one_batch() -> None:
+    rng = random.Random(4)
+    rows = Rows(("message_id", "offset", "append_time"), *TOPIC)
+    places = [Source(9, 1000), Source(12, 2000, 77)]
+    expected = []
+    for source in places:
+        entry, count = random_entry(rng, 3, 0)
+        rows.add(entry, source, Range())
+        expected += [(source.ledger, source.first_offset + n, source.append_ms or 5003) for n in range(count)]
+    batch = rows.take()
+    ids = [MessageId.from_bytes(one).ledger for one in batch.column(0).to_pylist()]
+    times = batch.column(2).cast(pa.int64()).to_pylist()
+    assert list(zip(ids, batch.column(1).to_pylist(), [one // 1000 for one in times])) == expected

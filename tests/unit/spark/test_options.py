@@ -9,8 +9,11 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
+from magnetar.spark.batch_source import TopicReader
 from magnetar.spark.options import ReadOptions, WriteOptions
+from magnetar.spark.schema import RowColumns
 from magnetar.spark.sink import TopicStreamWriter, TopicWriter
+from magnetar.spark.stream_source import TopicStreamReader
 
 GOOD = {"service_url": "magnetar://127.0.0.1:7650", "topic": "orders"}
 ORDERS = "persistent://public/default/orders"
@@ -49,7 +52,8 @@ def test_places(text: str, place: object) -> None:
 
 
 def test_places_by_topic() -> None:
-    options = ReadOptions.parse({**GOOD, "start": '{"orders": "7:3:1", "early": 1000, "": "latest"}'})
+    both = {"service_url": GOOD["service_url"], "topics": "orders,early,other"}
+    options = ReadOptions.parse({**both, "start": '{"orders": "7:3:1", "early": 1000, "": "latest"}'})
     assert options.start_of("persistent://public/default/early") == 1000
     assert options.start_of(ORDERS) == MessageId(7, 3, 1)
     assert options.start_of("persistent://public/default/other") == "latest"
@@ -65,6 +69,11 @@ def test_places_by_topic() -> None:
         ({"topics": "a"}, "topic and topics"),
         ({"topic": "a b"}, "option topic"),
         ({"topic": "", "topics_pattern": "("}, "topics_pattern"),
+        ({"provider": "magnetar"}, "CREATE TEMPORARY VIEW orders USING magnetar"),
+        (
+            {"start": '{"others": "latest"}'},
+            "option start names topic .*others, which is not read; there is .*orders",
+        ),
         ({"topc": "x"}, "did you mean 'topic'"),
         ({"start": "yesterday"}, "option start"),
         ({"end": "2026-11-32T12:00:00"}, "option end: not a position"),
@@ -99,6 +108,7 @@ def test_what_is_wrong_is_named(wrong: dict[str, str], told: str) -> None:
         ({"batch": "next", "query": "q"}, "option batch"),
         ({"batch": str(1 << 63), "query": "q"}, "option batch"),
         ({"compression": "gzip"}, "option compression"),
+        ({"repeated_batch": "never"}, "option repeated_batch"),
     ],
 )
 def test_what_is_wrong_of_a_write_is_named(wrong: dict[str, str], told: str) -> None:
@@ -106,15 +116,30 @@ def test_what_is_wrong_of_a_write_is_named(wrong: dict[str, str], told: str) -> 
         WriteOptions.parse({**GOOD, **wrong})
 
 
-def test_a_write_is_named_by_both_options_and_a_stream_by_one() -> None:
+def test_a_write_is_named_by_both_options_and_a_stream_by_none() -> None:
     schema = StructType([StructField("value", BinaryType())])
-    named, half = (
+    named, half, stream = (
         WriteOptions.parse({**GOOD, "query": "q", "batch": "3"}),
         WriteOptions.parse({**GOOD, "query": "q"}),
+        WriteOptions.parse({**GOOD, "queryName": "q"}),  # Spark hands it on
     )
     TopicWriter(named, schema)
-    TopicStreamWriter(half, schema)
+    TopicStreamWriter(stream, schema)
     with pytest.raises(InvalidArgument, match="without the option batch"):
         TopicWriter(half, schema)
-    with pytest.raises(InvalidArgument, match="option batch is for"):
-        TopicStreamWriter(named, schema)
+    for wrong in (named, half):
+        with pytest.raises(InvalidArgument, match=r"options query and batch are for df\.write"):
+            TopicStreamWriter(wrong, schema)
+
+
+def test_what_means_nothing_to_a_stream_or_to_a_batch_read_is_refused() -> None:
+    columns = RowColumns(("value",))
+    with pytest.raises(InvalidArgument, match=r"option end is for spark\.read"):
+        TopicStreamReader(ReadOptions.parse({**GOOD, "end": "latest"}), columns)
+    with pytest.raises(InvalidArgument, match="exclude each other"):
+        TopicStreamReader(
+            ReadOptions.parse({**GOOD, "max_rows_per_batch": "1", "max_bytes_per_batch": "1"}), columns
+        )
+    for name in ("max_rows_per_batch", "max_bytes_per_batch", "subscription"):
+        with pytest.raises(InvalidArgument, match=rf"option {name} is for spark\.readStream"):
+            TopicReader(ReadOptions.parse({**GOOD, name: "7"}), columns)

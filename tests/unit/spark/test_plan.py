@@ -6,7 +6,10 @@ import random
 
 import pytest
 
-from magnetar.spark.plan import FIRST, PAST_ALL, LedgerSlice, Position, Range, TopicLedger, slices
+from magnetar.spark.batch_source import lost_of
+from magnetar.spark.plan import FIRST, PAST_ALL, LedgerSlice, Position, Range, TopicLedger, missing, slices
+from magnetar.spark.service import TopicPlan
+from magnetar.spark.stream_source import shares
 
 BOOKIES = {"b": ("127.0.0.1", 3181)}
 
@@ -23,6 +26,11 @@ def ledgers_of(rng: random.Random) -> list[TopicLedger]:
         time += rng.choice((5, 20))
         found.append(ledger)
     return found
+
+
+def ledger(position_id: int, first_offset: int, messages: int) -> TopicLedger:
+    """An entry a message."""
+    return TopicLedger(position_id, 1, first_offset, messages, messages, 1000, 1, 2, True, b"")
 
 
 def entries_of(found: list[LedgerSlice]) -> list[tuple[int, int]]:
@@ -91,3 +99,60 @@ def test_a_range_that_ends_before_it_begins_asks_for_nothing(nothing: Range) -> 
     """As `offset < 5 AND offset > 10`, which Spark hands down as it was written."""
     ledger = TopicLedger(10, 10, 0, 50, 350, 50_000, 1000, 1010, True, b"")
     assert cut([ledger], nothing) == []
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "lost"),
+    [
+        (10, 30, 0),
+        (0, 30, 10),
+        (0, 5, 5),
+        (10, 45, 10),  # a hole: trimmed behind what was archived
+        (35, 45, 5),
+        (30, 40, 10),
+        (12, 12, 0),
+        (45, 60, 10),  # and behind the end
+        (55, 60, 5),
+    ],
+)
+def test_messages_that_no_ledger_has(start: int, end: int, lost: int) -> None:
+    ledgers = [ledger(7, 10, 10), ledger(8, 20, 10), ledger(12, 40, 10)]
+    assert missing(ledgers, start, end) == lost
+
+
+@pytest.mark.parametrize(
+    ("place", "lost"),
+    [
+        (Range(), 10),  # what is before the first ledger was never asked for, the hole was
+        (Range(from_position=(7, 0, 0)), 10),
+        (Range(from_position=(8, 3, 0)), 10),
+        (Range(from_position=(8, 10, 0)), 10),
+        (Range(from_position=(10, 0, 0)), 10),
+        (Range(from_position=(12, 0, 0)), 0),
+        (Range(from_position=(3, 4, 0)), 20),
+        (Range(from_position=(7, 0, 0), before_position=(8, 1, 0)), 0),
+        (Range(from_position=(13, 0, 0)), 0),
+    ],
+)
+def test_what_a_batch_read_has_lost(place: Range, lost: int) -> None:
+    ledgers = [ledger(7, 10, 10), ledger(8, 20, 10), ledger(12, 40, 10)]
+    plan = TopicPlan("orders", ledgers, (12, 10, 0), {}, "", 50, 1)
+    assert lost_of(plan, place) == lost
+
+
+def test_topics_take_turns_where_there_are_more_of_them_than_rows() -> None:
+    waiting = {"a": 1000, "b": 1, "c": 30, "d": 0, "e": 7}
+    seen = dict.fromkeys(waiting, 0)
+    done = 0
+    for _ in range(4):
+        for topic, rows in shares(waiting, 1, done).items():
+            seen[topic] += rows
+            done += rows
+    assert seen == {"a": 1, "b": 1, "c": 1, "d": 0, "e": 1}
+    for most in range(1, 1100):
+        found = shares(waiting, most, done)
+        assert sum(found.values()) == min(most, 1038)
+        assert all(0 <= rows <= waiting[topic] for topic, rows in found.items())
+    assert shares(waiting, 100, 0)["a"] > 80
+    assert shares(waiting, None, 0) == waiting
+    assert shares({"a": 0}, 5, 3) == {"a": 0}

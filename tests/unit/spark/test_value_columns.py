@@ -12,7 +12,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, LongType, MapType, StructField, StructType
 
 from magnetar.proto.batch import decode_batch
-from magnetar.proto.compression import Compression
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import InvalidArgument
 from magnetar.spark.data_source import MagnetarDataSource
@@ -20,7 +19,6 @@ from magnetar.spark.ddl import parse_schema
 from magnetar.spark.options import ReadOptions, WriteOptions
 from magnetar.spark.packing import Packer, check_written
 from magnetar.spark.schema import COLUMNS, RowColumns, chosen_columns, read_schema
-from magnetar.spark.values import ColumnEncoder
 
 GOOD = {"service_url": "magnetar://127.0.0.1:7650", "topic": "orders"}
 DDL = "id bigint, o struct<x: int, y: array<string>>"
@@ -236,7 +234,7 @@ def test_options_of_writers_that_are_wrong(options: dict[str, str], told: str) -
 
 def written(rows: pa.RecordBatch, options: WriteOptions) -> list[Any]:
     """Values and keys of the entries that a task makes of rows."""
-    packer = Packer("p", Compression.NONE, 1000, ColumnEncoder(options))
+    packer = Packer("p", options, 1000)
     found: list[Any] = []
     for packed in packer.pack(rows, 5):
         entry = Entry(packed.payload)

@@ -2,12 +2,12 @@
 
 A batch of few bytes is published instead (`publish`); otherwise:
 
-1. A batch that is recorded already is done; what of its ledgers is still staged goes.
+1. A batch that the topic has (`queries.done_before`) is done; what of its ledgers is still staged goes.
 2. Every ledger is looked at: staged, closed, its first entry begins at message 0, and its last one says how many messages
    and bytes there are, as do the asking side and the metadata: a wrong count would shift all later offsets of the topic.
 3. The topic's open ledger is closed, once what is pending there is confirmed; appending goes on afterwards in the next one.
 4. Position ids are drawn: they rise above all that the list had, so message ids grow along the topic.
-5. One compare-and-set of the ledger list: the rows, `attached[query] = batch`, and ledgers without entries among `trimmed`.
+5. One compare-and-set of the ledger list: the rows, `attached[query]`, and ledgers without entries among `trimmed`.
    Before it nobody sees anything, after it everybody sees all. An outcome that is not known is settled by reading back; if
    that fails too, the next change of the list meets the conflict, the topic is loaded anew, and whoever asks again learns
    from the record whether the batch is done.
@@ -33,13 +33,13 @@ from ..log.open_ledger import measure
 from ..log.records import AttachedQuery, LedgerInfo
 from ..topics.components import Components
 from .names import check_text
-from .publish import SmallBatches, StagedBatches, read_staged
-from .queries import Batch, expiry, remembered
+from .publish import SmallBatches, read_staged
+from .queries import Batch, done_before, expiry, remembered
 from .staging import Staging
 
 MAX_LEDGERS_PER_ATTACHMENT = 10_000
 _LOOKS_AT_ONCE = 16
-_SMALL_READS_AT_ONCE = 4  # each holds at most attach_min_bytes
+_SMALL_READS_AT_ONCE = 2  # each holds at most attach_min_bytes
 _decode_rows = msgspec.msgpack.Decoder(list[tuple[int, int, int, int]]).decode
 
 
@@ -83,7 +83,7 @@ class Attachments:
         self._reads = asyncio.Semaphore(_SMALL_READS_AT_ONCE)
         # One request of a query at a time; a lock lives as long as somebody has it or waits.
         self._queries: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._publishing: dict[asyncio.Task[dict[str, Any]], None] = {}
+        self._publishing: dict[asyncio.Task[dict[str, Any] | None], None] = {}
 
     async def load(self) -> None:
         """Learns what became of the small batches that a former owner recorded."""
@@ -91,14 +91,18 @@ class Attachments:
 
     def last_batch(self, query: str) -> int:
         """The answer to QueryState: -1 if nothing of this query is known."""
-        check_text("query", query)
-        return self._ledger.list.record.last_batch(query)
+        last = self._ledger.list.record.last_of(check_text("query", query))
+        return -1 if last is None else last.batch
+
+    def _done(self, batch: Batch) -> bool:
+        return done_before(self._ledger.list.record, batch)
 
     async def attach(self, batch: Batch, rows: list[Row]) -> dict[str, Any]:
         """The answer to AttachLedgers. Raises InvalidArgument for ledgers that cannot be attached; then nothing changed."""
-        if not 0 <= batch.number < 1 << 63 or batch.remember_ms < 0:
+        check_text("query", batch.query)
+        if not 0 <= batch.number < 1 << 63 or batch.remember_ms < 0 or not 0 <= batch.content < 1 << 64:
             raise InvalidArgument(f"batch {batch.number} of query {batch.query!r} is not possible")
-        if self.last_batch(batch.query) >= batch.number:
+        if self._done(batch):
             return await self._done_before(rows)
         looked = [asyncio.ensure_future(self._look(row)) for row in rows]
         try:
@@ -108,19 +112,17 @@ class Attachments:
                 look.cancel()
         filled = [info for info in infos if info.entries]
         size = sum(info.size for info in filled)
-        if not 0 < size < self._components.settings.attach_min_bytes:
-            return await self._attach(batch, rows, infos)
-        async with self._reads:
-            staged = await read_staged(self._components.ledgers, filled)
-            if not staged.fits(self._components.settings.max_group_bytes):
-                return await self._attach(batch, rows, infos)
+        if 0 < size < self._components.settings.attach_min_bytes:
             # Not to be left when the caller's connection breaks: who asks again waits for the outcome.
-            task = asyncio.get_running_loop().create_task(self._publish(batch, rows, filled, staged))
+            task = asyncio.get_running_loop().create_task(self._publish(batch, rows, filled))
             self._publishing[task] = None
             task.add_done_callback(self._published)
-            return await asyncio.shield(task)
+            answer = await asyncio.shield(task)
+            if answer is not None:
+                return answer
+        return await self._attach(batch, rows, infos)
 
-    def _published(self, task: asyncio.Task[dict[str, Any]]) -> None:
+    def _published(self, task: asyncio.Task[dict[str, Any] | None]) -> None:
         self._publishing.pop(task, None)
         if not task.cancelled():
             task.exception()  # told to the caller, who may be gone
@@ -130,18 +132,23 @@ class Attachments:
         if self._publishing:
             await asyncio.wait(list(self._publishing))
 
-    async def _publish(
-        self, batch: Batch, rows: list[Row], infos: list[LedgerInfo], staged: StagedBatches
-    ) -> dict[str, Any]:
+    async def _publish(self, batch: Batch, rows: list[Row], infos: list[LedgerInfo]) -> dict[str, Any] | None:
+        """The answer; None if one entry cannot hold the batch."""
         async with self._queries.setdefault(batch.query, asyncio.Lock()):
-            answer = await self._small.publish(batch, infos, staged)
+            if self._done(batch):
+                return await self._done_before(rows)
+            async with self._reads:
+                staged = await read_staged(self._components.ledgers, infos)
+                if not staged.fits():
+                    return None
+                answer = await self._small.publish(batch, infos, staged)
         if answer is not None:
             await self._staging.tidy(row.stored_id for row in rows)
         return await self._done_before(rows) if answer is None else answer
 
     async def _attach(self, batch: Batch, rows: list[Row], infos: list[LedgerInfo]) -> dict[str, Any]:
         async with self._queries.setdefault(batch.query, asyncio.Lock()):
-            if self.last_batch(batch.query) >= batch.number:
+            if self._done(batch):
                 return await self._done_before(rows)
             ids = await self._draw(sum(info.entries > 0 for info in infos))
 
@@ -205,20 +212,23 @@ class Attachments:
         """Steps 4 to 6, while nothing else changes the list. The answer; None: the batch was done before."""
         ledgers, settings = self._ledger.list, self._components.settings
         record = ledgers.record
-        if record.last_batch(batch.query) >= batch.number:  # by a request whose asker left
+        if self._done(batch):  # by a request whose asker left
             return None
         for info in infos:
             if info.stored_id not in self._staging or ledgers.stored(info.stored_id) is not None:
                 raise InvalidArgument(f"ledger {info.stored_id} was attached or discarded meanwhile")
         now = self._components.clock.now_ms()
         attached, publishing = remembered(record, batch.query, now, settings)
-        attached[batch.query] = AttachedQuery(batch.number, now, expiry(batch, now, settings))
+        attached[batch.query] = AttachedQuery(batch.number, now, expiry(batch, now, settings), batch.content)
         filled = [info for info in infos if info.entries]
         if filled and ids[0] <= ledgers.highest_id:  # another ledger came meanwhile
             ids[:] = await self._draw(len(filled))
-        next_index = record.next_index
+        next_index, committed_ms = record.next_index, self._ledger.now_ms()
         for info, ledger_id in zip(filled, ids, strict=True):
             info.ledger_id, info.first_index = ledger_id, next_index
+            info.first_append_ms = info.last_append_ms = (
+                committed_ms  # its entries say when they were written
+            )
             next_index += info.messages
         await ledgers.commit(
             append=filled,

@@ -35,7 +35,7 @@ async def topic_ledgers(
     most = min(count, MAX_LEDGERS_PER_PAGE)
     rows = [_archived_row(one) for one in ledgers.archived_after(after, most + 1)]
     rows += [_figures(info) for info in ledgers.after(after, most + 1 - len(rows))]
-    end = ledgers.end
+    end, end_offset = ledgers.end, ledgers.message_count
     more = len(rows) > most
     told: list[list[Any]] = []
     named: dict[str, str] = {}
@@ -57,7 +57,10 @@ async def topic_ledgers(
             break
         name_bookies(named, bookies, row[_FIGURES])
         told.append(row)
-    return {"ledgers": told, "more": more, "end": list(end), "bookies": named}
+    return {
+        "ledgers": told, "more": more, "end": list(end), "bookies": named,
+        "end_offset": end_offset, "created_ms": ledgers.record.created_ms,
+    }  # fmt: skip
 
 
 def _archived_row(one: ArchivedLedger) -> list[Any]:

@@ -11,12 +11,13 @@ the crash. Batches of messages are joined untouched; work is per entry and per b
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
+
+from xxhash import xxh3_128_digest
 
 from magnetar.proto.entry import Entry, encode_entry, entry_content
 from magnetar.proto.errors import FinalError, InvalidArgument, MalformedFrame
@@ -26,20 +27,19 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from ..log.managed_ledger import ManagedLedger
 from ..log.records import LedgerInfo, PublishedBatch
 from ..resources.stores import Ledgers
-from ..topics.coalescer import MAX_NAME_BYTES, ROW_BYTES, GatheredEntry
+from ..topics.coalescer import MAX_NAME_BYTES, GatheredEntry
 from ..topics.components import Components
-from .queries import Batch, expiry, remembered
+from .queries import Batch, done_before, expiry, remembered
 from .staging import Staging
 
 _log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 20
-_DIGEST_BYTES = 16
 
 
 def digest_of(entry: bytes) -> bytes:
     """By which an entry is known again, wherever and whenever it was appended."""
-    return hashlib.blake2b(entry_content(entry), digest_size=_DIGEST_BYTES).digest()
+    return xxh3_128_digest(entry_content(entry))
 
 
 @dataclass(slots=True)
@@ -58,11 +58,10 @@ class StagedBatches:
         self.counts += [end - start for start, end in pairwise((0, *entry.end_indexes))]
         self.producers += [numbers[number] for number in entry.producers]
 
-    def fits(self, max_bytes: int) -> bool:
-        """True if one entry can hold it all."""
+    def fits(self) -> bool:
+        """True if one entry can hold it all, however large."""
         return (
-            sum(map(len, self.batches)) + ROW_BYTES * len(self.batches) <= max_bytes
-            and 0 < len(self.batches) <= MAX_BATCHES_PER_ENTRY
+            0 < len(self.batches) <= MAX_BATCHES_PER_ENTRY
             and sum(self.counts) <= MAX_MESSAGES_PER_ENTRY
             and sum(4 * len(name) + 5 for name in self.names) <= MAX_NAME_BYTES
         )
@@ -137,7 +136,7 @@ class SmallBatches:
     ) -> PublishedBatch | None:
         """While nothing else changes the list; None: the batch was done before."""
         ledgers, settings = self._ledger.list, self._components.settings
-        if ledgers.record.last_batch(batch.query) >= batch.number:
+        if done_before(ledgers.record, batch):
             return None
         for info in infos:
             if info.stored_id not in self._staging:
@@ -145,7 +144,8 @@ class SmallBatches:
         now = self._components.clock.now_ms()
         attached, publishing = remembered(ledgers.record, batch.query, now, settings)
         position, digest = self._ledger.next_position, digest_of(staged.encode(0, 0))
-        state = PublishedBatch(batch.number, now, expiry(batch, now, settings), *position, digest)
+        expires_ms = expiry(batch, now, settings)
+        state = PublishedBatch(batch.number, now, expires_ms, *position, digest, content=batch.content)
         await ledgers.commit(attached=attached, publishing={**publishing, batch.query: state})
         return state
 

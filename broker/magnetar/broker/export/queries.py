@@ -1,4 +1,8 @@
-"""What a topic remembers of the queries that attached or published batches. Pure.
+"""What a topic remembers of the queries that attached or published batches, and what that says of a batch. Pure.
+
+A batch whose number is above the last one is new. One that repeats the last number is that very batch, and done, if its rows
+are the same; whoever writes rows that differ by nature gives no digest of them, and then the number alone decides. Anything
+else is an error: a name that two writes share, a checkpoint that was copied or begun anew, a backfill.
 
 A query is remembered for a time that each can choose, in one of `max_attached_queries` places. When all are taken, the one
 that was used longest ago gives way, among those that asked for a shorter time than `attached_query_ms`: one-shot writes do,
@@ -9,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from magnetar.proto.errors import TooManyRequests
+from magnetar.proto.errors import InvalidArgument, TooManyRequests
 
 from ..log.records import AttachedQuery, PublishedBatch, TopicRecord
 from ..settings import BrokerSettings
@@ -21,6 +25,23 @@ class Batch(NamedTuple):
     query: str
     number: int
     remember_ms: int = 0
+    content: int = 0  # digest of its rows, whatever their order; 0: the number alone says whether it is done
+
+
+def done_before(record: TopicRecord, batch: Batch) -> bool:
+    """Whether the topic has this very batch. Raises InvalidArgument if it has another one in its place."""
+    last = record.last_of(batch.query)
+    if last is None or batch.number > last.batch:
+        return False
+    if not batch.content or (batch.number, batch.content) == (last.batch, last.content):
+        return True
+    what = "with other rows" if batch.number == last.batch else "which is later"
+    raise InvalidArgument(
+        f"batch {batch.number} of query {batch.query!r} is not written: the topic has batch {last.batch} of it, {what}. "
+        "Each write of a batch needs a query name of its own, and so does a write whose numbers begin anew; a stream from a "
+        "copied checkpoint needs a new one. If it is a repeated batch whose rows come out differently each time (uuid(), "
+        "rand()), set the option repeated_batch to 'done'"
+    )
 
 
 class Remembered(NamedTuple):
@@ -43,7 +64,9 @@ def remembered(record: TopicRecord, query: str, now_ms: int, settings: BrokerSet
     }
     published = record.publishing.get(query)
     if published is not None and published.confirmed:
-        attached[query] = AttachedQuery(published.batch, published.used_ms, published.expires_ms)
+        attached[query] = AttachedQuery(
+            published.batch, published.used_ms, published.expires_ms, published.content
+        )
     others = {*attached, *publishing} - {query}
     if len(others) >= settings.max_attached_queries:
         oldest = _oldest(attached, publishing, query, now_ms, settings)

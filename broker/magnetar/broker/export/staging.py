@@ -138,7 +138,8 @@ class Staging:
         if stored_id not in self._ledgers and not (0 <= stored_id < 1 << 63 and await self._adopt(stored_id)):
             raise InvalidArgument(
                 f"ledger {stored_id} is not staged for topic {self._name}: it was attached or discarded, or its transaction "
-                f"was not renewed for staged_ttl_ms={self._settings.staged_ttl_ms}; write it again into a new one"
+                f"was not renewed in time: within staged_ttl_ms={self._settings.staged_ttl_ms}, or what its writer set "
+                "(Spark's option staged_ttl_s); write it again into a new one"
             )
         self._heard_of(self._ledgers[stored_id])
 
@@ -247,8 +248,7 @@ class Staging:
         check_text("transaction", transaction)
         if ttl_ms < 0:
             raise InvalidArgument(f"staged ledgers cannot be kept for {ttl_ms} ms")
-        longest = self._settings.staged_ttl_ms
-        granted = min(ttl_ms or longest, longest)
+        granted = min(ttl_ms or self._settings.staged_ttl_ms, self._settings.max_staged_ttl_ms)
         known = self._transactions.get(transaction)
         if known is not None:
             known.ttl_ms = granted

@@ -95,6 +95,7 @@ class ManagedLedger(Generic[T]):
         self._in_turn = 0  # callers of `append_in_turn` that wait for room
         self._waiting: list[asyncio.Future[None]] = []  # for a change of the state, or of what is pending
         self._fenced: MagnetarError | None = None
+        self._time_ms = 0  # of the latest message
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
@@ -110,6 +111,7 @@ class ManagedLedger(Generic[T]):
         except VersionConflict as conflict:
             raise TopicBusy(f"topic {self.name} is being taken over by another broker") from conflict
         await self.list.sweep()
+        self._time_ms = max((info.last_append_ms for info in self.list.ledgers[-1:]), default=0)
         await self._readers.delete_trimmed(self.list)
         return True
 
@@ -159,6 +161,11 @@ class ManagedLedger(Generic[T]):
             self._wanted = True
             self._roll()
 
+    def now_ms(self) -> int:
+        """The time of what becomes part of the topic now: the wall clock, but never before that of an earlier message."""
+        self._time_ms = max(self._time_ms, self._clock.now_ms())
+        return self._time_ms
+
     def append(self, payload: bytes, messages: int, append_time_ms: int, context: T) -> None:
         """Appends an encoded entry. Confirmed in order by `events.confirmed`, or failed as a whole by `events.fenced`."""
         self._append(PendingEntry(payload, messages, append_time_ms, context))
@@ -177,7 +184,7 @@ class ManagedLedger(Generic[T]):
                 self.check_served()
                 self.wake()
                 await self._change()
-            now = self._clock.now_ms()
+            now = self.now_ms()
             place: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
             self._append(PendingEntry(encode(self.next_message, now), messages, now, context, place))
         finally:

@@ -111,6 +111,7 @@ class AttachedQuery(NamedTuple):
     batch: int  # the last one
     used_ms: int  # when it was attached
     expires_ms: int  # forgotten from then on
+    content: int = 0  # digest of the last batch's rows; 0: not given
 
 
 class PublishedBatch(msgspec.Struct, array_like=True):
@@ -123,6 +124,7 @@ class PublishedBatch(msgspec.Struct, array_like=True):
     entry_id: int
     digest: bytes
     confirmed: bool = False
+    content: int = 0  # as in AttachedQuery
 
 
 class Segment(NamedTuple):
@@ -175,13 +177,12 @@ class TopicRecord(Record, tag_field="format", tag=FORMAT):
         """Position id of the last archived ledger, -1 if none is."""
         return self.archives[-1].last if self.archives else -1
 
-    def last_batch(self, query: str) -> int:
-        """The last one that the topic has, -1 if none is known."""
+    def last_of(self, query: str) -> AttachedQuery | None:
+        """The last batch of a query that the topic has."""
         published = self.publishing.get(query)
         if published is not None and published.confirmed:
-            return published.batch
-        known = self.attached.get(query)
-        return -1 if known is None else known.batch
+            return AttachedQuery(published.batch, published.used_ms, published.expires_ms, published.content)
+        return self.attached.get(query)
 
 
 class SegmentRecord(Record, tag_field="format", tag=FORMAT):

@@ -129,6 +129,8 @@ class LedgerPage(msgspec.Struct, frozen=True):
     more: bool
     end: list[int]  # position after the last confirmed message
     bookies: dict[str, str]
+    end_offset: int  # topic-wide index of `end`
+    created_ms: int  # of a topic that was deleted and made again it is another one
 
 
 class Lease(msgspec.Struct, frozen=True):

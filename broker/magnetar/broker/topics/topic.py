@@ -200,7 +200,7 @@ class Topic:
                 ledger.wake()
                 return
             entry = coalescer.take()
-            now = self._clock.now_ms()
+            now = ledger.now_ms()
             self._components.published.entries_in += 1
             ledger.append(entry.encode(ledger.next_message, now), entry.messages, now, entry)
 

@@ -27,11 +27,12 @@ from magnetar.proto.commands import KeepLedgers
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost
 
 from ..archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
-from ..batch_source import read_piece
+from ..batch_source import read_slices
+from ..leases import Keeper, keep, plan_of_topic
 from ..options import ReadOptions
 from ..plan import LedgerSlice, Range, TopicLedger, slices
 from ..schema import COLUMNS, topic_schema
-from ..service import TopicPlan, asking, keep, plan_of_topic
+from ..service import TopicPlan, asking
 from .folders import check_writable
 from .topics import check_topics, full_name, read_options
 from .trim import KeptLedgers, foreign, trim_topic
@@ -143,6 +144,7 @@ def _archive_topic(
     spark: SparkSession, options: ReadOptions, folder: ArchiveFolder, topic: str, *, trim: bool, moved: bool
 ) -> ArchiveResult:
     plan = _plan(options, topic)
+    keeper = Keeper(options, plan.lease, (topic,))
     try:
         manifests = folder.manifests(topic)
         closed = [ledger for ledger in plan.ledgers if ledger.closed and ledger.entries > 0]
@@ -161,6 +163,7 @@ def _archive_topic(
         ])  # fmt: skip
         kept = recorded.kept or foreign(folder, plan, manifests, at_bookies)
     finally:
+        keeper.stop()
         _end_lease(options, plan)
     return ArchiveResult(
         archived=tuple(written),
@@ -262,7 +265,7 @@ def write_piece(piece: LedgerSlice, lease: str, options: ReadOptions, place: str
         piece.first,
         piece.last,
         ARROW_SCHEMA,
-        read_piece(piece, lease, options, ARCHIVED_COLUMNS),
+        read_slices([piece], lease, options, ARCHIVED_COLUMNS),
     )
 
 

@@ -35,9 +35,10 @@ from magnetar.proto.commands import ReportDamage
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
 
 from ..bookies import bookie_transport
+from ..leases import renewing
 from ..options import ReadOptions
 from ..plan import LedgerSlice, Range, TopicLedger, slices
-from ..service import asking, connected, renewing
+from ..service import asking, connected
 from .copies import HEALABLE, OK, CopyRange, compare_copies, ranges_of
 from .topics import check_topics, plans_of, read_options
 

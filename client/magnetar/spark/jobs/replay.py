@@ -29,7 +29,7 @@ from magnetar.proto.ids import MessageId
 
 from ..archive_files import ArchiveFolder
 from ..batch_source import range_of
-from ..options import Place, ReadOptions
+from ..options import AtOffset, Place, ReadOptions
 from ..places import point_at
 from ..service import on_a_loop
 from .archive import read_archive
@@ -217,7 +217,9 @@ def _archived_topics(archive: str, topics: Sequence[str]) -> tuple[str, ...]:
 
 def _check_places(options: ReadOptions) -> None:
     for option, place in (("start", options.start_of("")), ("end", options.end_of(""))):
-        if isinstance(place, MessageId) or place == ("latest" if option == "start" else "earliest"):
+        if isinstance(place, MessageId | AtOffset) or place == (
+            "latest" if option == "start" else "earliest"
+        ):
             raise InvalidArgument(f"option {option} of an archive is a time or left out, not {place}")
 
 

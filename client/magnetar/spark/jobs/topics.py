@@ -12,8 +12,9 @@ from magnetar.client import Client
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName, TopicNotFound
 from magnetar.proto.ids import TopicName
 
+from ..leases import plan_of_topic
 from ..options import ReadOptions, WriteOptions
-from ..service import TopicPlan, asking, asking_once, ledgers_of_topic, plan_of_topic, topic_names
+from ..service import TopicPlan, asking, asking_once, ledgers_of_topic, topic_names
 
 # What a message keeps when it goes to another topic; the rest is the new topic's to give.
 MESSAGE_COLUMNS: Final = ("key", "value", "properties", "event_time")

@@ -23,9 +23,10 @@ from magnetar.proto.commands import ArchiveLedgers
 from magnetar.proto.errors import InvalidArgument
 
 from ..archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
+from ..leases import keep
 from ..options import ReadOptions
 from ..plan import TopicLedger
-from ..service import TopicPlan, asking, keep
+from ..service import TopicPlan, asking
 
 # Of one request: the broker deletes them one after another, and a topic that rolls over waits for that.
 LEDGERS_AT_ONCE: Final = 100

@@ -29,6 +29,7 @@ from support.export_kit import (
     published,
     read_all,
     record_of,
+    small_broker,
     staged_nodes,
     stored_ledgers,
 )
@@ -98,6 +99,82 @@ async def test_a_batch_is_attached_once(bookies: Bookies, ledgers: LedgerClient)
         assert await job.client.ask(c.QueryState, "orders", "q") == {"batch": 4}
         assert not (await job.attach(4, await job.stage([b"c"])))["attached"]
         assert await read_all(broker, 2) == [b"a", b"b"]
+
+
+async def test_another_batch_of_a_number_that_is_taken_is_an_error(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    """Rule 43: a checkpoint begun anew, a backfill, or a second write of a batch is not taken for the same batch again."""
+    async with export_broker(bookies, ledgers) as broker:
+        job = Job(bookies, broker)
+        assert (await job.attach(4, await job.stage([b"a"]), content=11))["attached"]
+        assert not (await job.attach(4, await job.stage([b"a"]), content=11))["attached"]
+        with pytest.raises(InvalidArgument, match="has batch 4 of it, with other rows"):
+            await job.attach(4, await job.stage([b"b"]), content=12)
+        with pytest.raises(InvalidArgument, match="has batch 4 of it, which is later"):
+            await job.attach(3, await job.stage([b"a"]), content=11)
+        assert not (await job.attach(4, await job.stage([b"b"])))["attached"], (
+            "without a digest the number decides"
+        )
+        with pytest.raises(InvalidArgument, match="not possible"):
+            await job.attach(5, content=-1)
+        assert await read_all(broker, 1) == [b"a"]
+        await crash(broker)
+    async with small_broker(bookies, ledgers) as broker:
+        job = Job(bookies, broker)
+        assert not (await job.attach(4, await job.stage([b"a"]), content=11))["attached"]
+        assert (await job.attach(5, await job.stage([b"c"]), content=13))["attached"]
+        assert not (await job.attach(5, await job.stage([b"c"]), content=13))["attached"]
+        with pytest.raises(InvalidArgument, match="has batch 5 of it, with other rows"):
+            await job.attach(5, await job.stage([b"d"]), content=14)
+        # One after another, of which the second finds the first under way.
+        answers = await asyncio.gather(
+            job.attach(6, await job.stage([b"e"]), content=15),
+            job.attach(6, await job.stage([b"f"]), content=16),
+            return_exceptions=True,
+        )
+        refused = [answer for answer in answers if isinstance(answer, Exception)]
+        assert [type(one) for one in refused] == [InvalidArgument]
+        await crash(broker)
+    async with small_broker(bookies, ledgers) as broker:
+        job = Job(bookies, broker)
+        await broker.topic(TOPIC, create=False)
+        with pytest.raises(InvalidArgument, match="has batch 6 of it, which is later"):
+            await job.attach(5, await job.stage([b"c"]), content=13)
+        assert (await read_all(broker, 3))[:2] == [b"a", b"c"]
+
+
+async def test_times_never_fall_along_a_topic(bookies: Bookies, ledgers: LedgerClient) -> None:
+    """Whatever the clocks of tasks and brokers do: a reader of a window of time misses nothing that is committed later."""
+    clock = FakeClock(1_000)
+
+    async def times() -> list[tuple[int, int]]:
+        return [(info.first_append_ms, info.last_append_ms) for info in (await record_of(bookies)).ledgers]
+
+    async with export_broker(bookies, ledgers, clock=clock) as broker:
+        client = await published(broker, b"a")
+        job = Job(bookies, broker)
+        early, late = await job.stage([b"b"], time_ms=10), await job.stage([b"c"], [b"d"], time_ms=9_999)
+        clock.now = 2_000
+        await job.attach(0, early, late)
+        clock.now = 1_500  # set back
+        client.publish(b"e", first=1)
+        await client.confirmed(2)
+        await job.attach(1, await job.stage([b"f"], time_ms=1))
+        assert await times() == [
+            (1_000, 1_000),
+            (2_000, 2_000),
+            (2_000, 2_000),
+            (2_000, 2_000),
+            (2_000, 2_000),
+        ]
+        await crash(broker)
+    async with small_broker(bookies, ledgers, clock=FakeClock(1_200)) as broker:  # the next owner's is behind
+        job = Job(bookies, broker)
+        await job.attach(2, await job.stage([b"g"], time_ms=5_000))
+        await broker.topic(TOPIC, create=False)
+        await loaded(broker).ledger.close()
+        assert (await times())[5:] == [(2_000, 2_000)]
 
 
 async def test_empty_ledgers_leave_and_an_empty_batch_counts(bookies: Bookies, ledgers: LedgerClient) -> None:
@@ -201,7 +278,7 @@ async def test_an_idle_topic_gets_no_ledger_of_its_own(bookies: Bookies, ledgers
 async def test_consumers_of_every_kind_see_attached_messages(
     bookies: Bookies, ledgers: LedgerClient, type_: str
 ) -> None:
-    async with export_broker(bookies, ledgers) as broker:
+    async with export_broker(bookies, ledgers, clock=FakeClock(3_000_000)) as broker:
         await published(broker, b"a")
         job = Job(bookies, broker)
         tail, late = FakeClient(broker), FakeClient(broker)

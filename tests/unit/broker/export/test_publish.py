@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from magnetar.broker.export import publish
 from magnetar.broker.log.records import TopicRecord
 from magnetar.ledger import LedgerClient
 from magnetar.proto import commands as c
@@ -84,7 +85,7 @@ async def test_a_stream_of_small_batches_keeps_the_list_short(
         assert (await job.attach(20, large))["attached"]
         record = await record_of(bookies)
         assert [info.stored_id for info in record.ledgers][1:] == [large[0]]
-        assert (record.publishing, record.last_batch("q")) == ({}, 20)
+        assert (record.publishing, record.attached["q"].batch) == ({}, 20)
         assert not (await job.attach(20, await job.stage([b"again"])))["attached"]
         assert (await job.attach(21, await job.stage([b"more"])))["attached"]
         assert (await read_all(broker, 42))[-1] == b"more"
@@ -247,7 +248,7 @@ async def test_entries_that_do_not_follow_one_another_are_refused(
 
 
 async def test_producer_names_of_all_tasks_and_what_one_entry_cannot_hold(
-    bookies: Bookies, ledgers: LedgerClient
+    bookies: Bookies, ledgers: LedgerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with small_broker(bookies, ledgers, max_message_bytes=1000) as broker:
         job = Job(bookies, broker)
@@ -272,7 +273,8 @@ async def test_producer_names_of_all_tasks_and_what_one_entry_cannot_hold(
             name for task in range(3) for name in ("shared", f"task-{task}")
         ]
         assert list(entry.end_indexes) == [1, 2, 3, 4, 5, 6]
-        # More than the largest entry is attached, however large attach_min_bytes is.
+        # More than an entry can count is attached, however large attach_min_bytes is.
+        monkeypatch.setattr(publish, "MAX_BATCHES_PER_ENTRY", 199)
         large = await job.stage(*[[b"x" * 900] for _ in range(200)])
         assert (await job.attach(1, large))["attached"]
         assert (await record_of(bookies)).ledgers[-1].stored_id == large[0]
@@ -342,4 +344,6 @@ def test_the_record_of_published_batches_is_kept_in_every_detail() -> None:
         "r": PublishedBatch(0, 1, 2, 3, 4, b"fedcba9876543210", True),
     }
     assert TopicRecord.decode(record.encode(), "") == record
-    assert (record.last_batch("q"), record.last_batch("r"), record.last_batch("s")) == (3, 0, -1)
+    q, r = record.last_of("q"), record.last_of("r")
+    assert q is not None and r is not None  # noqa: PT018
+    assert (q.batch, r.batch, record.last_of("s")) == (3, 0, None)

@@ -173,12 +173,13 @@ async def test_a_ledger_that_is_being_made_is_discarded_once_it_is_made(
 async def test_transactions_are_swept_unless_they_are_heard_of() -> None:
     bookies = Bookies("b1", "b2")
     ledgers = bookies.client()
-    async with export_broker(bookies, ledgers, staged_ttl_ms=60_000) as broker:
+    settings = {"staged_ttl_ms": 60_000, "max_staged_ttl_ms": 300_000}
+    async with export_broker(bookies, ledgers, **settings) as broker:
         job = Job(bookies, broker)
         dead = await job.stage([b"x"], transaction="dead")
         alive = await job.stage([b"y"], transaction="alive")
         answer = await job.client.ask(c.KeepStaged, "orders", "alive", 1 << 40)
-        assert answer == {"ttl_ms": 60_000, "ledgers": 1}
+        assert answer == {"ttl_ms": 300_000, "ledgers": 1}, "the writer sets the time, up to a bound"
         assert await job.client.ask(c.KeepStaged, "orders", "unknown") == {"ttl_ms": 60_000, "ledgers": 0}
         with pytest.raises(InvalidArgument):
             await job.client.ask(c.KeepStaged, "orders", "alive", -1)
@@ -188,7 +189,10 @@ async def test_transactions_are_swept_unless_they_are_heard_of() -> None:
             (c.GetLedgerMetadata, alive[0]),
             (c.CreateStagedLedger, "alive"),
         ]
-        await asyncio.sleep(30)
+        await asyncio.sleep(299)
+        topic.maintain()
+        await settle()
+        assert alive[0] in await stored_ledgers(bookies)
         for command, field in requests:
             await job.client.ask(command, "orders", field)
             await asyncio.sleep(59)

@@ -19,7 +19,7 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import InvalidArgument, TopicNotFound
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from support.bookies import Bookies
-from support.broker_kit import TOPIC, FakeClient, settle
+from support.broker_kit import TOPIC, FakeClient, FakeClock, settle
 from support.export_kit import Job, export_broker
 
 
@@ -65,12 +65,12 @@ async def test_a_topic_is_read_at_the_bookies_up_to_what_is_confirmed(
         assert await read_directly(bookies, answer) == expected
         rows = answer["ledgers"]
         assert answer["more"] is False
-        assert answer["end"] == [rows[-1][0], 1, 0]
+        assert (answer["end"], answer["end_offset"]) == ([rows[-1][0], 1, 0], 8)
         assert [row[8] for row in rows] == [True, True, True, True, False]
         assert [row[2] for row in rows] == [0, 2, 4, 5, 7]
         attached = rows[3]
         assert attached[1] < attached[0]
-        assert attached[6:8] == [2_000_000, 2_000_000]
+        assert attached[6:8] == [1_000_000, 1_000_000], "by the broker's clock: when it was attached"
         # Page by page it is the same.
         paged: list[Any] = []
         after = -1
@@ -94,11 +94,17 @@ async def test_a_topic_is_read_at_the_bookies_up_to_what_is_confirmed(
 
 
 async def test_an_empty_topic(bookies: Bookies, ledgers: LedgerClient) -> None:
-    async with export_broker(bookies, ledgers) as broker:
+    clock = FakeClock()
+    async with export_broker(bookies, ledgers, clock=clock) as broker:
         client = FakeClient(broker)
         await client.ask(c.CreateTopic, "orders")
         answer = await client.ask(c.TopicLedgers, "orders")
-        assert answer == {"ledgers": [], "more": False, "end": [0, 0, 0], "bookies": {}}
+        created_ms = answer.pop("created_ms")
+        assert answer == {"ledgers": [], "more": False, "end": [0, 0, 0], "bookies": {}, "end_offset": 0}
+        clock.now += 5
+        await client.ask(c.DeleteTopic, "orders")
+        await client.ask(c.CreateTopic, "orders")
+        assert (await client.ask(c.TopicLedgers, "orders"))["created_ms"] > created_ms
 
 
 async def test_a_list_of_ten_thousand_ledgers_comes_in_pages_that_fit() -> None:

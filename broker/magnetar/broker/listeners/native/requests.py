@@ -108,7 +108,7 @@ async def _discard_staged(
 async def _attach_ledgers(
     service: BrokerService, caller: Caller, command: c.AttachLedgers, payload: bytes
 ) -> Any:
-    batch = Batch(command.query, command.batch, command.remember_ms)
+    batch = Batch(command.query, command.batch, command.remember_ms, command.content)
     return await service.ledgers.attach_ledgers(caller, command.topic, batch, decode_attachment(payload))
 
 

@@ -1,0 +1,114 @@
+"""What tasks and drivers do, without a session: slow ones lose nothing, rows are routed, small ledgers are read together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from magnetar.proto.errors import InvalidArgument
+from magnetar.spark.batch_source import TopicReader
+from magnetar.spark.options import ReadOptions, WriteOptions
+from magnetar.spark.schema import RowColumns
+from magnetar.spark.sink import attach, write_task
+from support.service import Service
+from support.spark_topics import Topics
+
+from .conftest import arguments
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+TTL_S = 1.5
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    """Staged ledgers expire soon."""
+    settings = (
+        f"broker.staged_ttl_ms={round(TTL_S * 1000)}",
+        "broker.maintenance_interval_s=0.1",
+        "broker.attach_min_bytes=0",
+    )
+    service = Service(tmp_path / "data", arguments=arguments(settings))
+    service.start()
+    yield service
+    service.stop()
+
+
+def batch(*values: bytes) -> pa.RecordBatch:
+    return pa.record_batch({"value": pa.array(values, pa.binary())})
+
+
+def slow(*values: bytes) -> Iterator[pa.RecordBatch]:
+    """As behind a sort: the first row comes when all others have been looked at."""
+    time.sleep(2 * TTL_S)
+    yield batch(*values)
+
+
+def test_a_task_that_waits_for_its_first_row_keeps_what_others_wrote(
+    service: Service, topics: Topics
+) -> None:
+    options = WriteOptions.parse({"service_url": service.url, "topic": "slow"})
+    topics.create("slow")
+    written = [write_task(options, "q", 0, rows) for rows in (iter([batch(b"a")]), slow(b"b"))]
+    assert attach(options, written)
+    assert topics.values("slow") == [b"a", b"b"]
+
+
+def test_a_writer_says_how_long_its_ledgers_wait_for_the_commit(service: Service, topics: Topics) -> None:
+    topics.create("patient")
+    for staged_ttl_s, lives in (("0", False), ("30", True)):
+        given = {"service_url": service.url, "topic": "patient", "staged_ttl_s": staged_ttl_s}
+        options = WriteOptions.parse(given)
+        written = write_task(options, f"q{staged_ttl_s}", 0, iter([batch(b"a")]))
+        asyncio.run(asyncio.sleep(2 * TTL_S))  # the driver plans, or collects garbage
+        if lives:
+            assert attach(options, [written])
+        else:
+            with pytest.raises(Exception, match="was not renewed in time"):
+                attach(options, [written])
+    assert topics.values("patient") == [b"a"]
+
+
+def test_rows_go_to_the_topics_that_they_name_each_once(service: Service, topics: Topics) -> None:
+    options = WriteOptions.parse({"service_url": service.url, "value_format": "binary"})
+    for name in ("one", "two"):
+        topics.create(name)
+    names = ["one", "persistent://public/default/two", "one", "two"]
+    rows = pa.record_batch({"value": pa.array([b"a", b"b", b"c", b"d"], pa.binary()), "topic": names})
+    written = [write_task(options, "routed", 0, iter([rows])) for _ in range(2)]
+    assert attach(options, written)
+    assert not attach(options, written)
+    assert (topics.values("one"), topics.values("two")) == ([b"a", b"c"] * 2, [b"b", b"d"] * 2)
+    none = pa.record_batch({"value": pa.array([b"a"], pa.binary()), "topic": pa.array([None], pa.string())})
+    with pytest.raises(InvalidArgument, match="its column 'topic' is null"):
+        write_task(options, "routed", 1, iter([none]))
+    # The first topic has the batch when the driver dies; whoever repeats it writes the second.
+    halves = [replace(one, batch=2) for one in (write_task(options, "routed", 2, iter([rows])),)]
+    first = replace(halves[0], ledgers=halves[0].ledgers[:1])
+    assert attach(options, [first])
+    assert attach(options, [write_task(options, "routed", 2, iter([rows]))])
+    assert (topics.values("one"), topics.values("two")) == ([b"a", b"c"] * 3, [b"b", b"d"] * 3)
+
+
+def test_many_small_ledgers_are_read_by_one_task(service: Service, topics: Topics) -> None:
+    topics.create("many")
+    options = WriteOptions.parse({"service_url": service.url, "topic": "many"})
+    for number in range(20):
+        tasks = [write_task(options, "q", number, iter([batch(b"%d-%d" % (number, n))])) for n in range(3)]
+        assert attach(options, tasks)
+    reader = TopicReader(
+        ReadOptions.parse({"service_url": service.url, "topic": "many"}), RowColumns(("offset", "value"))
+    )
+    partitions = reader.partitions()
+    assert len(topics.ledgers("many")) == 60
+    assert len(partitions) == 1
+    rows = [row for one in partitions for found in reader.read(one) for row in found.to_pylist()]
+    assert rows == [{"offset": n, "value": b"%d-%d" % divmod(n, 3)} for n in range(60)]
+    spread = ReadOptions.parse({"service_url": service.url, "topic": "many", "min_partitions": "10"})
+    assert 10 <= len(TopicReader(spread, RowColumns(("offset",))).partitions()) <= 60
