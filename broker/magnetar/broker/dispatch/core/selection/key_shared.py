@@ -291,6 +291,9 @@ class KeySharedSelector:
 
     def released(self) -> list[EntryKey]:
         """Entries that were set aside and may have something to deliver now."""
+        # A connection may be writable again before anybody is told.
+        for event in [event for event in self._waiting if isinstance(event, Consumer) and event.ready]:
+            self._release(event)
         keys = list(self._released)
         self._released.clear()
         return keys
