@@ -473,6 +473,8 @@ class DispatchCore:
         `older`, `look_ahead`: see `KeySharedSelector.share_out`; `older` is None if the entry is not in the queue yet.
         """
         tracker, again = self.tracker, older is not None
+        # What an earlier part of the entry waits for is not known here: then it waits for its turn.
+        part = not again and key in tracker.replay
         shares, left_over, looked_at = keyed.share_out(key, entry, rows, older=older, look_ahead=look_ahead)
         cut_short: dict[Consumer, None] = {}
         for consumer, wanted, count in shares:
@@ -495,7 +497,7 @@ class DispatchCore:
                 tracker.add_replay(key, first, last, count)
         if left_over or (again and key in tracker.replay):
             self.source.keep(key, entry)
-            if keyed.set_aside(key, cut_short):
+            if keyed.set_aside(key, cut_short) and not part:
                 tracker.set_aside(key)
         return looked_at
 
