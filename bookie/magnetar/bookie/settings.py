@@ -69,7 +69,7 @@ class BookieSettings:
     # Read and verified in one slice of the loop: 2 MiB take about 1 ms.
     read_ahead_bytes: int = 2 * MIB
     entry_log_bytes: int = GIB
-    max_entry_bytes: int = 17 * MIB  # messages are smaller; a batch of Spark's may be an entry of 16 MiB
+    max_entry_bytes: int = 13 * MIB  # messages are smaller; a batch of Spark's may be an entry of 12 MiB
     checkpoint_interval_s: float = 10.0
     # How long an add waits for room in the write cache before it is answered "too many requests".
     add_backpressure_timeout_s: float = 10.0

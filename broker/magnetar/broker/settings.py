@@ -90,7 +90,7 @@ class BrokerSettings:
     max_staged_ledgers: int = 10_000  # per topic
     # A batch of less is published as one entry, if it can be, and not attached: a stream of small batches adds no ledgers.
     # Bookies must take entries of that size; what is not given follows from [bookie] max_entry_bytes.
-    attach_min_bytes: int = 16 * MIB
+    attach_min_bytes: int = 12 * MIB
     attached_query_ms: int = 30 * 24 * 3_600_000  # so long the last batch of a query is remembered
     max_attached_queries: int = 1_000  # per topic
 

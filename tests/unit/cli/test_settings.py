@@ -42,7 +42,7 @@ def test_larger_messages_make_room_for_themselves() -> None:
 
 
 def test_batches_become_entries_as_far_as_bookies_take_them() -> None:
-    assert service_settings(SettingSources()).broker.attach_min_bytes == 16 << 20
+    assert service_settings(SettingSources()).broker.attach_min_bytes == 12 << 20
     settings = service_settings(SettingSources(flags={"bookie": {"max_entry_bytes": "6MiB"}}))
     assert settings.broker.attach_min_bytes == 5 << 20
 
