@@ -259,6 +259,7 @@ class ManagedLedger(Generic[T]):
     def _roll(self) -> None:
         if self.state in (State.IDLE, State.WRITING):
             self.state = State.ROLLING
+            self._changed()
             task = asyncio.get_running_loop().create_task(self._next_ledger())
             self._rolls[id(task)] = task
             task.add_done_callback(lambda done: self._rolls.pop(id(done), None))

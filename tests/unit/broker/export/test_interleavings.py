@@ -146,6 +146,33 @@ async def test_a_subscription_at_the_end_of_a_list_without_ledgers(
         assert await consumer.received(1) == [b"x"]
 
 
+async def test_rule_24_an_append_that_fails_while_an_attachment_waits_for_it(
+    bookies: Bookies, ledgers: LedgerClient
+) -> None:
+    async with export_broker(bookies, ledgers) as broker:
+        client = await published(broker, b"0")
+        job = Job(bookies, broker)
+        row = await job.stage([b"x"])
+        adds = {name: bookie.add for name, bookie in bookies.items()}
+        held: list[tuple[Any, int, int]] = []
+
+        def hold(entry: bytes, *, recovery: bool, done: Any, deferred: bool = False) -> None:
+            held.append((done, int.from_bytes(entry[:8], "big"), int.from_bytes(entry[8:16], "big")))
+
+        for bookie in bookies.values():
+            bookie.add = hold  # type: ignore[method-assign]
+        client.publish(b"1", first=1)
+        attaching = job.attach(0, row)
+        await settle(100)
+        assert held, "the attachment waits until the message is confirmed"
+        for name, bookie in bookies.items():
+            bookie.add = adds[name]  # type: ignore[method-assign]
+        for done, ledger_id, entry_id in held:
+            done(ledger_id, entry_id, BookieUnavailable.code)
+        assert (await attaching)["attached"]
+        await client.confirmed(2)
+
+
 async def test_rule_24_what_failed_before_an_attachment_is_appended_behind_it(
     bookies: Bookies, ledgers: LedgerClient
 ) -> None:
