@@ -91,5 +91,5 @@ class Producer(Member):
         return await self._producer.send_columns(checked_columns(values, keys, properties, event_times))
 
     async def flush(self) -> None:
-        """Waits until everything sent so far is durable. Raises what a message failed with if nobody was told yet."""
+        """Waits until everything sent so far is durable. Raises what a message failed with if nobody has seen it yet."""
         await self._producer.flush()

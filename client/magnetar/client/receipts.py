@@ -70,7 +70,7 @@ class Group:
         self.runs: list[tuple[int, int, int, int]] = []
         self.settled = False
         self.error: MagnetarError | None = None
-        self.error_seen = False  # somebody awaited a receipt and was told
+        self.error_seen = False  # somebody awaited a receipt and got it
         self._future: asyncio.Future[None] | None = None
 
     def confirm(self, message_count: int, ledger: int, entry: int, index: int) -> bool:

@@ -74,12 +74,12 @@ class LedgerManifest:
     def from_json(cls, text: str | bytes, path: str) -> LedgerManifest:
         """Inverse of `to_json`. InvalidArgument names the file if it is not a manifest that this release knows."""
         try:
-            told: dict[str, Any] = json.loads(text)
-            if told.pop("format") != FORMAT:
+            fields: dict[str, Any] = json.loads(text)
+            if fields.pop("format") != FORMAT:
                 raise InvalidArgument(
                     f"manifest {path} was written by a later release; read it with that one"
                 )
-            return msgspec.convert(told, cls)
+            return msgspec.convert(fields, cls)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidArgument(
                 f"manifest {path} is damaged ({type(error).__name__}: {error}); bring it back from a copy, or delete it "
@@ -88,7 +88,7 @@ class LedgerManifest:
 
     def differs_from(self, topic: str, ledger: TopicLedger) -> str:
         """What it says that is not so of this ledger, for people; empty if it is the ledger's manifest."""
-        told = (
+        claimed = (
             self.topic, self.ledger, self.stored_ledger, self.entries, self.rows, self.first_offset, self.end_offset,
         )  # fmt: skip
         known = (
@@ -96,7 +96,7 @@ class LedgerManifest:
             ledger.end_offset,
         )  # fmt: skip
         names = ("topic", "ledger", "stored ledger", "entries", "rows", "first offset", "end offset")
-        for name, one, other in zip(names, told, known, strict=True):
+        for name, one, other in zip(names, claimed, known, strict=True):
             if one != other:
                 return f"it says {name} {one}, and the topic {other}"
         return "" if self.is_whole else "its files are not the whole ledger"

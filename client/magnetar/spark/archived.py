@@ -277,7 +277,7 @@ def _told(topic: str, ledger: TopicLedger, path: str) -> Iterator[_Lost]:
     except (OSError, pa.ArrowException) as error:
         raise lost(str(error).splitlines()[0]) from error
     except InvalidArgument as error:
-        raise lost(error.message.partition("; ")[0]) from None  # what helps is told below
+        raise lost(error.message.partition("; ")[0]) from None  # what helps is said below
 
 
 __all__ = [

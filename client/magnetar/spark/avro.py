@@ -182,7 +182,7 @@ class AvroSchema:
         if isinstance(node, str):
             new = node in self._named and node not in seen
             return self._plain(self._named[node], seen, None) if new else node
-        kept = {name: told for name, told in node.items() if not name.startswith("__")}
+        kept = {name: value for name, value in node.items() if not name.startswith("__")}
         if kept.get("logicalType") != "decimal":
             kept.pop("logicalType", None)
         if kept["type"] in _NAMED:

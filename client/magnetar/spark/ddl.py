@@ -75,8 +75,8 @@ def parse_schema(option: str, text: str) -> StructType:
     """Columns of a DDL schema, or of the JSON that `df.schema.json()` gives. Raises InvalidArgument."""
     try:
         if text.lstrip().startswith("{"):
-            told = StructType.fromJson(json.loads(text))
-            return StructType([StructField(one.name, nullable(one.dataType)) for one in told.fields])
+            parsed = StructType.fromJson(json.loads(text))
+            return StructType([StructField(one.name, nullable(one.dataType)) for one in parsed.fields])
         return _Parser(text).schema()
     except _Wrong as wrong:
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""What clients that go to the bookies are told of them."""
+"""What clients that go to the bookies learn of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def name_bookies(found: dict[str, str], bookies: Bookies | None, metadata: bytes
         return
     try:
         ensembles = _decode(metadata).ensembles
-    except msgspec.MsgspecError:  # damaged: whoever reads the ledger is told
+    except msgspec.MsgspecError:  # damaged: whoever reads the ledger gets the error
         return
     for _, names in ensembles:
         for bookie in names:

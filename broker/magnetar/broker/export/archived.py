@@ -12,7 +12,7 @@ cursors, retention) takes them for trimmed: `earliest` is the first ledger after
 3. One compare-and-set of the list: the rows move, their stored ids join `trimmed`. A crash before it changed nothing; after
    it the topic's owner deletes the ledgers, when it goes on, at its next change of the list, or when it loads the topic.
 
-Whoever asks again is told that it is done. Nothing here reads an archive: that its files are whole and durable is for the
+Whoever asks again learns that it is done. Nothing here reads an archive: that its files are whole and durable is for the
 asking side to know before it asks.
 """
 
@@ -182,11 +182,11 @@ def _extend(archives: list[Archive], location: str, last: int) -> None:
 
 
 def _compare(row: Row, info: LedgerInfo) -> None:
-    told, known = row[1:], (info.stored_id, info.entries, info.messages)
+    claimed, known = row[1:], (info.stored_id, info.entries, info.messages)
     if not info.closed:
         raise InvalidArgument(f"ledger {info.ledger_id} is open; only closed ledgers can be archived")
-    if told != known:
+    if claimed != known:
         raise InvalidArgument(
             f"ledger {info.ledger_id} of the topic is not what was archived: stored id, entries and messages are "
-            f"{list(known)}, not {list(told)}"
+            f"{list(known)}, not {list(claimed)}"
         )

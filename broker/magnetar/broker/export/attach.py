@@ -125,10 +125,10 @@ class Attachments:
     def _published(self, task: asyncio.Task[dict[str, Any] | None]) -> None:
         self._publishing.pop(task, None)
         if not task.cancelled():
-            task.exception()  # told to the caller, who may be gone
+            task.exception()  # the caller gets it, and may have left
 
     async def stop(self) -> None:
-        """To be called once the ledger is closed: whoever waits for it is told, and this returns."""
+        """To be called once the ledger is closed: whoever waits for it gets an error, and this returns."""
         if self._publishing:
             await asyncio.wait(list(self._publishing))
 

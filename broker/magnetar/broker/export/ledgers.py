@@ -37,7 +37,7 @@ async def topic_ledgers(
     rows += [_figures(info) for info in ledgers.after(after, most + 1 - len(rows))]
     end, end_offset = ledgers.end, ledgers.message_count
     more = len(rows) > most
-    told: list[list[Any]] = []
+    page: list[list[Any]] = []
     named: dict[str, str] = {}
     size = 0
     for number, row in enumerate(rows[:most]):
@@ -52,13 +52,13 @@ async def topic_ledgers(
             else:
                 continue  # trimmed meanwhile
         size += 100 + sum(len(field) for field in row[_FIGURES:])
-        if told and size > MAX_PAGE_BYTES:
+        if page and size > MAX_PAGE_BYTES:
             more = True
             break
         name_bookies(named, bookies, row[_FIGURES])
-        told.append(row)
+        page.append(row)
     return {
-        "ledgers": told, "more": more, "end": list(end), "bookies": named,
+        "ledgers": page, "more": more, "end": list(end), "bookies": named,
         "end_offset": end_offset, "created_ms": ledgers.record.created_ms,
     }  # fmt: skip
 

@@ -169,7 +169,7 @@ class Staging:
     def _created(self, task: asyncio.Task[dict[str, Any]]) -> None:
         del self._creating[task]
         if not task.cancelled():
-            task.exception()  # told to the caller, who may be gone
+            task.exception()  # the caller gets it, and may have left
 
     async def _create(self, transaction: str) -> dict[str, Any]:
         settings, components = self._settings, self._components

@@ -46,7 +46,7 @@ class BrokerService:
         epoch: int = 0,
         access_mode: str = "shared",
     ) -> ProducerOpened:
-        """A session to publish with; `new_port` makes its port, told the epoch. The topic is made if settings allow it.
+        """A session to publish with; `new_port` makes its port for the epoch. The topic is made if settings allow it.
 
         Waits until nothing can land that an older session of the name sent. Raises ProducerBusy, TopicNotFound,
         Unsupported, InvalidArgument.

@@ -116,7 +116,7 @@ class BrokerConnection:
         return self.connection.max_message_bytes
 
     def send(self, header: bytes, payload: bytes = b"") -> None:
-        """Sends one frame; nothing on a closed one, whose producers and consumers are being told."""
+        """Sends one frame; nothing on a closed one, whose producers and consumers learn of it."""
         if not self.closed:
             self.connection.send(header, payload)
 

@@ -207,10 +207,10 @@ class Acknowledger:
                     except MagnetarError as error:
                         if error.retryable:
                             raise
-                        # Refused for good: the request that waits for the receipt is told the same.
+                        # Refused for good: the request that waits for the receipt gets the same error.
 
     def forget_nacks(self) -> None:
-        """After a seek and on a lost connection the broker delivers again without being told."""
+        """After a seek and on a lost connection the broker delivers again by itself."""
         self._nacks.clear()
 
     def forget(self) -> None:

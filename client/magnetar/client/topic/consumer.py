@@ -231,7 +231,7 @@ class TopicConsumer:
             connection.send(CloseConsumer(0, self._session.id).encode())
 
     def _end(self) -> BrokerConnection | None:
-        """Everything of closing that needs no waiting; the connection on which the broker is to be told, if there is one."""
+        """Everything of closing that needs no waiting; the connection on which to notify the broker, if there is one."""
         self._session.closed = True
         self.acknowledger.end()
         connection = self._session.connection

@@ -94,9 +94,8 @@ class TopicProducer:
         self._flush_handle: asyncio.Handle | None = None
         # Closed groups.
         self._outbox = Outbox()
-        self._unreported: Group | None = (
-            None  # the first that failed, for flush to tell unless somebody was told
-        )
+        # The first that failed; `flush` raises its error, unless somebody has seen it.
+        self._unreported: Group | None = None
         self._expiry: asyncio.TimerHandle | None = None
         # The attachment.
         self._attachment = Attachment(pool, topic, self, f"producer of {topic}")
@@ -228,7 +227,7 @@ class TopicProducer:
             await self._pool.tell_leaving(connection, CloseProducer(0, self._id))
 
     def _end(self) -> BrokerConnection | None:
-        """Everything of closing that needs no waiting; the connection on which the broker is to be told, if there is one."""
+        """Everything of closing that needs no waiting; the connection on which to notify the broker, if there is one."""
         if self._closed:
             return None
         self._close_batch()

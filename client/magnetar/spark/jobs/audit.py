@@ -9,7 +9,7 @@ that are in the same state, so that a sound ledger is a few rows:
 with a state of ok, missing, damaged, differs, disputed or unreachable: see `copies`. Closed ledgers are audited whole. Of an
 open one the entries that are confirmed are, if its ack quorum is its write quorum: else copies may be on their way still.
 
-What others can heal (missing, damaged, differs) is then told to the broker, which puts it into the repair queue (command
+What others can heal (missing, damaged, differs) is then reported to the broker, which puts it into the repair queue (command
 REPORT_DAMAGE), unless `report` is False. To find the same again writes nothing.
 """
 
@@ -102,7 +102,7 @@ def check_audit(
     timeout_s: float = 30.0,
     lease_s: float = 600.0,
 ) -> ReadOptions:
-    """What `audit` refuses, told without Spark. Raises as `audit` does."""
+    """What `audit` refuses, found without Spark. Raises as `audit` does."""
     options = read_options(
         service_url,
         topics,
@@ -171,17 +171,17 @@ async def report_damage(client: Client, rows: Iterable[Row]) -> tuple[int, int]:
         for start in range(0, len(damage), ROWS_PER_REPORT):
             payload = msgpack.packb(damage[start : start + ROWS_PER_REPORT])
             try:
-                told = await client.request(ReportDamage(0, topic), topic=topic, payload=payload)
+                answer = await client.request(ReportDamage(0, topic), topic=topic, payload=payload)
             except LedgerNotFound:
                 break
-            queued += told["queued"]
-            known += told["known"]
+            queued += answer["queued"]
+            known += answer["known"]
     return queued, known
 
 
 def _reason(row: Row) -> str:
-    told = f"audit: {row['state']}" + (f": {row['detail']}" if row["detail"] else "")
-    return "".join(char if char.isprintable() else " " for char in told)[:REASON_CHARS]
+    reason = f"audit: {row['state']}" + (f": {row['detail']}" if row["detail"] else "")
+    return "".join(char if char.isprintable() else " " for char in reason)[:REASON_CHARS]
 
 
 @dataclass

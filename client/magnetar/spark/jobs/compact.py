@@ -10,7 +10,7 @@ new topic.
 "Last" goes by the order of the topic, never by time. One pass over the topic and one shuffle by key: what a task has of one
 key is reduced before it is sent. The topic is compacted as it was when the job began. Nothing of a target topic is visible
 before all of it is, and a job that fails leaves nothing in it, so it can be run again. A target that has messages is
-refused: a topic is compacted into a new one each time. (Two jobs into one new topic at the same moment are not told apart.)
+refused: a topic is compacted into a new one each time. (Two jobs into one new topic at the same moment are taken for one.)
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check_compact(
     text_keys: bool = True,
     compression: str = "none",
 ) -> tuple[ReadOptions, str]:
-    """What `compact` refuses, told without Spark; the topic to read and the target. Raises as `compact` does."""
+    """What `compact` refuses, found without Spark; the topic to read and the target. Raises as `compact` does."""
     if bool(to_topic) == bool(to_parquet):
         raise InvalidArgument("either to_topic or to_parquet says where compacted messages go")
     if keyless not in ("keep", "drop"):

@@ -119,8 +119,8 @@ async def read_share(transport: BookieTransport, ledger_id: int, share: Share) -
         entry_id = ids[next_one]
         try:
             entries = await _read(transport, ledger_id, share, entry_id)
-            for told, expected in zip(entries, ids[next_one:]):
-                found[expected] = _copy(told, ledger_id, expected)
+            for data, expected in zip(entries, ids[next_one:]):
+                found[expected] = _copy(data, ledger_id, expected)
             next_one += len(entries)
         except EntryDamaged as error:
             found[entry_id] = Copy(DAMAGED, detail=error.message)
@@ -174,14 +174,14 @@ async def _next_stored(transport: BookieTransport, ledger_id: int, bookie: str, 
         first = page.following
 
 
-def _copy(told: bytes, ledger_id: int, entry_id: int) -> Copy:
+def _copy(data: bytes, ledger_id: int, entry_id: int) -> Copy:
     try:
-        header = verify_ledger_entry(told)
+        header = verify_ledger_entry(data)
     except EntryDamaged as error:
         return Copy(DAMAGED, detail=error.message)
     if (header.ledger_id, header.entry_id) != (ledger_id, entry_id):
         return Copy(DAMAGED, detail=f"answered entry {header.entry_id} of ledger {header.ledger_id}")
-    payload = memoryview(told)[LEDGER_ENTRY_HEADER_BYTES:]
+    payload = memoryview(data)[LEDGER_ENTRY_HEADER_BYTES:]
     return Copy(OK, (header.length, xxhash.xxh3_64_intdigest(payload)))
 
 

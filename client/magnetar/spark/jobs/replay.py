@@ -85,7 +85,7 @@ def check_replay(
     text_keys: bool = True,
     compression: str = "none",
 ) -> ReplayRequest:
-    """What `replay` refuses, told without Spark. Raises as `replay` does."""
+    """What `replay` refuses, found without Spark. Raises as `replay` does."""
     if not topics and not archive:
         raise InvalidArgument("say what to replay: topics, an archive, or topics of an archive")
     if (from_offset or 0) < 0 or (before_offset is not None and before_offset <= (from_offset or 0)):
@@ -160,13 +160,13 @@ def replay(
 def _topics(spark: SparkSession, options: ReadOptions, from_offset: int | None) -> DataFrame:
     """No shuffle: partitions are pieces of ledgers in the order of the topics, and the sink keeps their order."""
     first = _first_ids(options, from_offset)
-    told = {
+    given = {
         "start": json.dumps(
             {topic: first.get(topic) or _told(options.start_of(topic)) for topic in options.topics}
         ),
         "end": json.dumps({topic: _told(options.end_of(topic)) for topic in options.topics}),
     }
-    return topics_frame(spark, options.service_url, options.topics, READ_COLUMNS, told)
+    return topics_frame(spark, options.service_url, options.topics, READ_COLUMNS, given)
 
 
 def _told(place: Place) -> int | str:
@@ -197,8 +197,10 @@ def _marked() -> Column:
     none = sql.create_map().cast("map<string,string>")
     own = sql.map_filter(sql.coalesce("properties", none), lambda name, _value: ~name.isin(*MARKS))
     topic, offset = MARKS
-    told = sql.create_map(sql.lit(topic), sql.col("topic"), sql.lit(offset), sql.col("offset").cast("string"))
-    return sql.map_concat(own, told)
+    origin = sql.create_map(
+        sql.lit(topic), sql.col("topic"), sql.lit(offset), sql.col("offset").cast("string")
+    )
+    return sql.map_concat(own, origin)
 
 
 def _archived_topics(archive: str, topics: Sequence[str]) -> tuple[str, ...]:

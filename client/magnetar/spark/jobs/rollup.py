@@ -82,7 +82,7 @@ def check_rollup(
     start: str = "earliest",
     once: bool = False,
 ) -> tuple[ReadOptions, str]:
-    """What `start_rollup` refuses, told without Spark; options of the read and the target. Raises as `start_rollup` does."""
+    """What `start_rollup` refuses, found without Spark; options of the read and the target. Raises as it does."""
     if bool(to_topic) == bool(to_parquet):
         raise InvalidArgument("either to_topic or to_parquet says where the figures go")
     if not checkpoint:

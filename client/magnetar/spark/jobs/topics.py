@@ -109,13 +109,15 @@ def key_to_write(*, text: bool) -> Column:
     """
     if not text:
         return sql.col("key")
-    told = sql.concat(
+    message = sql.concat(
         sql.lit("InvalidArgument: the key "),
         sql.hex("key"),
         sql.lit(" is not text; keep keys as bytes with text_keys=False (--byte-keys)"),
     )
     readable = sql.col("key").isNull() | sql.is_valid_utf8(sql.col("key"))
-    return sql.when(readable, sql.col("key").cast("string")).otherwise(sql.raise_error(told).cast("string"))
+    return sql.when(readable, sql.col("key").cast("string")).otherwise(
+        sql.raise_error(message).cast("string")
+    )
 
 
 def counted(observation: Observation, name: str) -> int:

@@ -37,7 +37,7 @@ Returned = list[tuple[int, int, int]]  # first, last, redelivery count
 
 
 class Observer(Protocol):
-    """Is told where the messages are: what a subscription type needs that decides by their keys."""
+    """Learns where the messages are: what a subscription type needs that decides by their keys."""
 
     def on_delivered(self, consumer: Consumer, key: EntryKey, taken: Sequence[Range]) -> None:
         """They are pending at the consumer now."""

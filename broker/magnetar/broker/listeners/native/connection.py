@@ -129,7 +129,7 @@ class ClientConnection:
                 producer.send_header = header
             producer.send(payloads)
             return
-        # Sent before it learned that its session ended: it knows by now, or is told again.
+        # Sent before it learned that its session ended: it knows by now, or learns it again.
         error = ProducerFenced(
             f"producer {command.producer_id} with epoch {command.epoch} is not open on this connection; "
             "create it (again) first"

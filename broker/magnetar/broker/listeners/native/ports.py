@@ -198,14 +198,14 @@ class ConsumerPort:
         entry, batch = delivery.entry, delivery.first_batch
         start, end = entry.batch_bounds(batch)
         index = entry.batch_start_index(batch)
-        told = MessageTooLarge(
+        final = MessageTooLarge(
             f"the batch at {delivery.ledger_id}:{delivery.entry_id}:{index} has {end - start} bytes and needs a frame of "
             f"{error.details.get('length', end - start)}, more than this client takes: connect with a max_message_bytes "
             f"of {end - start} or more; nothing after it is delivered to this consumer"
         )
-        _log.warning("consumer %d is closed: %s", self.consumer_id, told)
+        _log.warning("consumer %d is closed: %s", self.consumer_id, final)
         self._on_too_large(self)
-        self._link.send(c.CloseConsumer.of(self.consumer_id, told).encode())
+        self._link.send(c.CloseConsumer.of(self.consumer_id, final).encode())
 
     def active_changed(self, active: bool) -> None:
         """ACTIVE_CONSUMER."""
@@ -223,7 +223,7 @@ def first_sequence_id(payload: bytes) -> int:
 
 
 def for_client(error: MagnetarError) -> MagnetarError:
-    """What a client is told: a broken disk is final for this process, which stops, and not for whoever asks again.
+    """The error for a client: a broken disk is final for this process, which stops, and not for whoever asks again.
 
     Told as it is, a consumer that subscribes anew in just that moment would be closed for good.
     """

@@ -291,7 +291,7 @@ class KeySharedSelector:
 
     def released(self) -> list[EntryKey]:
         """Entries that were set aside and may have something to deliver now."""
-        # A connection may be writable again before anybody is told.
+        # A connection may be writable again before the listener says so.
         for event in [event for event in self._waiting if isinstance(event, Consumer) and event.ready]:
             self._release(event)
         keys = list(self._released)
