@@ -1,4 +1,7 @@
-"""Reader: reads a topic from a position on, without a subscription."""
+"""Reader: reads a topic from a position on and acknowledges nothing.
+
+Its subscription is not durable: the broker deletes it when the reader leaves.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ class Reader(Receiving):
         return await self.receive(timeout)
 
     async def has_message_available(self) -> bool:
-        """True if the topic holds a message that this reader has not handed out."""
+        """True if there is a message behind the reader's position, or at or behind its start if nothing was read yet.
+
+        For a start given as a time: False if no message arrives within a second.
+        """
         if self._consumer.has_queued:
             return True
         answer = await self._consumer.last_message_id()

@@ -44,7 +44,7 @@ class Receiving(Member):
     async def seek(self, start: Start | Message) -> None:
         """Goes to "earliest", "latest", a message id or a message (inclusive), or a time (datetime or ms).
 
-        What was received and not handed out is dropped; nothing from before the seek arrives after it. When it fails,
-        everything goes on as before it.
+        What was received and not handed out is dropped; nothing from before the seek arrives after it. When it is refused,
+        everything goes on as before it; when its outcome is not known, the consumer subscribes again.
         """
         await self._consumer.seek(start)

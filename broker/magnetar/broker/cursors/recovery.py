@@ -2,7 +2,7 @@
 
     RECOVERING --its state was read--> handed to the topic as a subscription
                --the error may pass (a bookie is away)--> tried again after a pause that doubles
-               --its pointer is damaged--> REFUSED until the subscription is deleted
+               --its metadata is damaged, or it fails for a defect--> REFUSED until the subscription is deleted
                --it was being deleted--> deleted
 
 The topic is loaded when each cursor was tried once, and after FIRST_TRY_S at the latest. While a cursor is RECOVERING or
@@ -72,15 +72,25 @@ class CursorRecovery:
             raise type(error)(error.message)
 
     async def delete(self, subscription: str) -> None:
-        """Deletes a subscription that is `unavailable`. Raises TopicBusy if its ledger could not be deleted yet."""
+        """Deletes a subscription that is `unavailable`. Raises TopicBusy if its ledger could not be deleted yet.
+
+        When it fails, recovering goes on. Raises ServiceNotReady if the cursor was recovered in the meantime.
+        """
         task = self._tasks.pop(subscription, None)
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        cursor = self._cursors[subscription]
-        with contextlib.suppress(DataDirectoryError):  # can be deleted all the same
-            await cursor.adopt()
-        await cursor.delete()
+        cursor = self._cursors.get(subscription)
+        if cursor is None:
+            raise ServiceNotReady(f"{self._name(subscription)} was recovered just now; try again")
+        try:
+            with contextlib.suppress(DataDirectoryError):  # can be deleted all the same
+                await cursor.adopt()
+            await cursor.delete()
+        except BaseException:
+            loop = asyncio.get_running_loop()
+            self._tasks[subscription] = loop.create_task(self._recover(subscription, loop.create_future()))
+            raise
         self._forget(subscription)
 
     async def stop(self) -> None:

@@ -143,7 +143,7 @@ class Attachments:
                     return None
                 answer = await self._small.publish(batch, infos, staged)
         if answer is not None:
-            await self._staging.tidy(row.stored_id for row in rows)
+            await self._staging.drop_or_leave(row.stored_id for row in rows)
         return await self._done_before(rows) if answer is None else answer
 
     async def _attach(self, batch: Batch, rows: list[Row], infos: list[LedgerInfo]) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class Attachments:
             attached=attached,
             publishing=publishing,
         )
-        self._staging.left(info.stored_id for info in infos)
+        self._staging.unregister(info.stored_id for info in infos)
         counters = self._components.published
         counters.attached_ledgers += len(filled)
         counters.attached_messages += sum(info.messages for info in filled)

@@ -2,15 +2,16 @@
 
     (none)  --create: id, node `staged/<id>`, ledger--> STAGED
     STAGED  --attach: one compare-and-set of the ledger list--> ATTACHED; the node goes afterwards
-    STAGED  --discard, or nobody renewed its transaction: a compare-and-set that puts it among `trimmed`--> DISCARDED;
-              the ledger is deleted, the node goes
+    STAGED  --discard, or nobody renewed its transaction: a compare-and-set that adds its id to `trimmed`, the ledgers that
+              are still to be deleted--> DISCARDED; the ledger is deleted, and its node
 
 The node is written before the ledger is made, so that no crash leaves a ledger that nobody finds; a node without a ledger
-is swept like one with it. Both ways out of STAGED are changes of the ledger list, made while nothing else changes it: an
-owner that lost the topic meets the conflict before it deletes anything, and one whose attachment has no known outcome
-cannot discard what it may have attached. What the list names is attached, whatever a node says.
+is swept like one with it. Both ways out of STAGED are changes of the ledger list, made while nothing else changes it. A
+broker that lost the topic gets a version conflict before it deletes anything; if the outcome of an attachment is not known,
+its ledgers cannot be discarded before the list was read again. What the list names is attached, whatever a node says.
 
-What is known of a transaction (when it was heard of last) is in memory; after a load every staged ledger has its full time.
+A *transaction* is one write of a job, and has nothing to do with transactions of producers. When it was renewed last is
+known in memory only: after the topic is loaded every transaction has its full staged_ttl_ms again.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Transaction:
-    """Staged ledgers that live and go together."""
+    """The staged ledgers of one write of a job, which expire together."""
 
     expires_at: float  # loop time, seconds
     ttl_ms: int
@@ -93,12 +94,15 @@ class Staging:
     # --- what there is -----------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Finds the staged ledgers that a former owner left."""
+        """Registers the staged ledgers of the metadata store that are not known yet: when the topic is loaded, and later."""
         for child in await self._metadata.children(staged_path(self._name)):
             await self._adopt(int(child))
 
     async def _adopt(self, stored_id: int) -> bool:
-        """Reads one node; False if there is none that counts."""
+        """Registers a staged ledger by its node; False if there is none, or the ledger is attached.
+
+        A damaged node gets a transaction of its own, which nobody renews.
+        """
         path = staged_ledger_path(self._name, stored_id)
         node = await self._metadata.get(path)
         if node is None or stored_id in self._ledgers:
@@ -134,7 +138,7 @@ class Staging:
                 del self._transactions[name]
 
     async def require(self, stored_id: int) -> None:
-        """The ledger is staged here, and its transaction lives. Raises InvalidArgument."""
+        """Renews the transaction of a ledger that is staged here. Raises InvalidArgument if it is not."""
         if stored_id not in self._ledgers and not (0 <= stored_id < 1 << 63 and await self._adopt(stored_id)):
             raise InvalidArgument(
                 f"ledger {stored_id} is not staged for topic {self._name}: it was attached or discarded, or its transaction "
@@ -213,7 +217,8 @@ class Staging:
     async def put(self, stored_id: int, version: int, value: bytes) -> int:
         """Compare-and-set of a staged ledger's metadata by its writer; the new version.
 
-        InvalidArgument, LedgerClosed: it is final; VersionConflict, unless what is stored is `value` (an answer was lost).
+        Raises LedgerClosed if what is stored is final, InvalidArgument for what cannot follow it, LedgerNotFound, and
+        VersionConflict, unless `value` is stored already: then an answer was lost.
         """
         await self.require(stored_id)
         try:
@@ -244,7 +249,7 @@ class Staging:
     # --- keeping and discarding --------------------------------------------------------------------------------------
 
     def keep(self, transaction: str, ttl_ms: int) -> dict[str, int]:
-        """The transaction lives: the answer to KeepStaged."""
+        """Renews the transaction: the answer to KeepStaged."""
         check_text("transaction", transaction)
         if ttl_ms < 0:
             raise InvalidArgument(f"staged ledgers cannot be kept for {ttl_ms} ms")
@@ -270,7 +275,7 @@ class Staging:
         )
 
     async def drop(self, stored_ids: Iterable[int]) -> int:
-        """Deletes those of these ledgers that are still staged; durable when it returns, the deletion follows."""
+        """Discards those of these ledgers that are still staged; how many. The decision is durable when it returns."""
         wanted = [stored_id for stored_id in dict.fromkeys(stored_ids) if stored_id in self._ledgers]
         if not wanted:
             return 0
@@ -281,20 +286,20 @@ class Staging:
             gone = [stored_id for stored_id in staged if ledgers.stored(stored_id) is None]
             if gone:
                 await ledgers.commit(delete=gone)
-            self.left(staged)
+            self.unregister(staged)
             return gone
 
         return len(await self._ledger.edit(work))
 
-    async def tidy(self, stored_ids: Iterable[int]) -> None:
-        """As `drop`, for ledgers whose contents are elsewhere: what fails is left to the sweep."""
+    async def drop_or_leave(self, stored_ids: Iterable[int]) -> None:
+        """As `drop`, for ledgers whose messages were published otherwise: a failure is logged, and left to the sweep."""
         try:
             await self.drop(stored_ids)
         except MagnetarError as error:
             _log.warning("topic %s: staged ledgers are left to the sweep: %s", self._name, error)
 
-    def left(self, stored_ids: Iterable[int]) -> None:
-        """These ledgers are staged no more: the list says what became of them, so their nodes go."""
+    def unregister(self, stored_ids: Iterable[int]) -> None:
+        """Forgets ledgers that the list has attached or discarded, and deletes their nodes in the background."""
         gone = list(stored_ids)
         for stored_id in gone:
             self._forget(stored_id)
@@ -343,7 +348,7 @@ class Staging:
             raise self._stopped
 
     async def stop(self, error: MagnetarError) -> None:
-        """Nothing is staged any more; what was begun is done when this returns."""
+        """Refuses what comes with `error`, and waits for what has begun. What is staged stays, for the next owner."""
         self._stopped = error
         if self._creating:
             await asyncio.wait(list(self._creating))

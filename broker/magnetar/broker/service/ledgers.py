@@ -1,4 +1,8 @@
-"""Topics as tables: what Spark, and whoever else reads and writes ledgers in place, asks of a broker."""
+"""Requests of Spark, and of whoever else reads and writes the ledgers of a topic at the bookies.
+
+A ledger has a position id, which message ids carry, and a stored id, by which the bookies know it. `on_topic` names the
+permission that an operation needs.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ class LedgerService:
 
     @on_topic("topic_ledgers")
     async def get_ledger_metadata(self, name: TopicName, ledger: int) -> StagedLedger:
-        """A staged ledger as its metadata is now. Raises TopicNotFound, LedgerNotFound."""
+        """The metadata of a staged ledger, or of one of the topic, by stored id. Raises TopicNotFound, LedgerNotFound."""
         topic = await self._broker.known(name)
         return StagedLedger(**await topic.export.staging.get(ledger))
 
@@ -57,7 +61,7 @@ class LedgerService:
 
     @on_topic("stage_ledgers")
     async def keep_staged(self, name: TopicName, transaction: str, *, ttl_ms: int = 0) -> StagedKept:
-        """The transaction is alive."""
+        """Renews a transaction, for at most max_staged_ttl_ms (`ttl_ms` 0: for staged_ttl_ms)."""
         topic = await self._broker.known(name)
         return StagedKept(**topic.export.staging.keep(transaction, ttl_ms))
 
@@ -69,7 +73,7 @@ class LedgerService:
 
     @on_topic("attach_ledgers")
     async def attach_ledgers(self, name: TopicName, batch: Batch, rows: list[Row]) -> Attached:
-        """Publishes staged ledgers, once however often it is asked; the topic is made if settings allow it."""
+        """Attaches staged ledgers; the same batch again changes nothing. The topic is made if settings allow it."""
         topic = await self._broker.find(name)
         return Attached(**await topic.export.attachments.attach(batch, rows))
 
@@ -89,6 +93,6 @@ class LedgerService:
 
     @on_topic("archive_ledgers")
     async def archive_ledgers(self, name: TopicName, wanted: Wanted) -> Archived:
-        """Records where ledgers are archived, and lets go of them."""
+        """Records where ledgers are archived, and deletes them from the bookies."""
         topic = await self._broker.known(name)
         return Archived(**await topic.export.archiving.archive(wanted))

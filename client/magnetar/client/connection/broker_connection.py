@@ -1,4 +1,4 @@
-"""One connection to one broker, and what of this client lives on it.
+"""One connection to one broker, and the producers and consumers of this client that use it.
 
 The header of a receipt frame is constant per producer and epoch, so frames of that kind are routed by their bytes; of the
 other kinds, the header is decoded.
@@ -116,7 +116,7 @@ class BrokerConnection:
         return self.connection.max_message_bytes
 
     def send(self, header: bytes, payload: bytes = b"") -> None:
-        """Sends one frame; nothing on a closed one, whose producers and consumers learn of it."""
+        """Sends one frame. Does nothing on a closed connection: its producers and consumers learn of it by `moved`."""
         if not self.closed:
             self.connection.send(header, payload)
 

@@ -1,6 +1,6 @@
 """A consumer of one topic: the queue of deliveries, permits, and the ways to take messages out.
 
-    DELIVER -> queue of deliveries (undecoded) -> the open delivery, decoded at once -> one message after another
+    DELIVER -> queue of deliveries (undecoded) -> the open delivery, whose messages are decoded together -> one after another
 
 Dropped are deliveries of an older epoch (from before a seek), and on a lost connection everything not handed out yet: the
 broker delivers it again. The place in the topic is kept by acknowledgements at the broker, and where the subscription is not
@@ -23,7 +23,7 @@ from ..connection.broker_connection import BrokerConnection
 from ..messages import Delivery, Message, MessageBatch, Undecodable
 from ..options import ConsumerOptions, Start, start_on_wire
 from .acknowledger import Acknowledger
-from .position import Position
+from .resume_point import ResumePoint
 from .session import ConsumerSession
 from .window import Window
 
@@ -39,7 +39,7 @@ class TopicConsumer:
         on_closed: Callable[[], object],
     ) -> None:
         self.acknowledger = Acknowledger(session, options)
-        self.position = Position(session, options)
+        self.position = ResumePoint(session, options)
         self._session = session
         self._subscription = subscription
         self._options = options
@@ -121,7 +121,7 @@ class TopicConsumer:
         return self._current
 
     async def refill(self) -> bool:
-        """Opens the next delivery, waiting for it; False when closed. Raises why nothing more will come, or a damage."""
+        """Opens the next delivery, waiting for it; False when closed. Raises what ended the consumer, or of a damage."""
         while True:
             if length_hint(self._current):
                 return True  # another task was faster, and left something
@@ -161,7 +161,7 @@ class TopicConsumer:
 
     @property
     def has_queued(self) -> bool:
-        """True if a message can be taken without waiting."""
+        """True if a delivery is here. It may turn out to be damaged, and during a seek to be stale."""
         return bool(length_hint(self._current) or self._queue)
 
     # --- moving, leaving ---------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class TopicConsumer:
             self._epoch = max(self._epoch, int(result["epoch"]))
             self._messages.clear()
             self.acknowledger.forget_nacks()
-            await self.position.moved_to(wire)
+            await self.position.sought_to(wire)
         except BaseException as error:
             if not isinstance(error, MagnetarError) or error.retryable:
                 # Whether it happened is not known: what is queued may be from before it.
@@ -273,7 +273,7 @@ class TopicConsumer:
         except BaseException as error:
             connection.consumers.pop(self._session.id, None)
             if not isinstance(error, MagnetarError) or error.retryable:
-                # Given up, perhaps, before the broker was done: it must not keep the place for nobody.
+                # The broker may still complete what was given up here: nobody would hold that place.
                 connection.send(CloseConsumer(0, self._session.id).encode())
             raise
         self._session.connection = connection
@@ -292,7 +292,7 @@ class TopicConsumer:
         if not active:
             self.note_handed_out()
             self._drop_local()
-            self.acknowledger.flush()  # within the time that the broker gives: what it has by then does not come again
+            self.acknowledger.flush()  # what the broker has before it switches is not delivered to the other one
             self._grant()
 
     def refused(self, error: MagnetarError) -> None:
@@ -325,7 +325,7 @@ class TopicConsumer:
             delivery: Delivery | Undecodable = Delivery(command, payload, self._session.topic)
         except MagnetarError as error:
             delivery = Undecodable(command, error, self._session.topic)
-            # How many permits it spent is not known. All of them: rather too many granted than a consumer that stops.
+            # How many permits it used is not known. To grant too many is better than a consumer that gets nothing more.
             self._window.received(self._window.granted, len(payload))
         self._window.received(delivery.permits, delivery.bytes)
         if delivery.epoch != self._epoch:

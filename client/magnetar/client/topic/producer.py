@@ -400,7 +400,7 @@ class TopicProducer:
         except BaseException as error:
             connection.producers.pop(self._id, None)
             if not isinstance(error, MagnetarError) or error.retryable:
-                # Given up, perhaps, before the broker was done: it must not keep the place for nobody.
+                # The broker may still complete what was given up here: nobody would hold that place.
                 connection.send(CloseProducer(0, self._id).encode())
             raise
         self.name = result["name"]
@@ -418,7 +418,7 @@ class TopicProducer:
         self._write()
 
     def moved(self, error: MagnetarError) -> None:
-        """The connection broke or the topic moves ."""
+        """The connection broke or the topic moves."""
         self._attachment.lost(error)
 
     def detached(self) -> None:

@@ -16,7 +16,7 @@ MIN_PROGRESS_BYTES = 16 * 1024
 
 
 class Observed(NamedTuple):
-    """What happened on the connection since the last tick."""
+    """Counters of the connection at one tick; `Liveness` compares two of these."""
 
     reads: int  # calls of data_received since the connection began
     runs: int  # runs since the connection began
@@ -25,7 +25,7 @@ class Observed(NamedTuple):
 
 
 class Verdict(enum.Enum):
-    """What the connection does now."""
+    """The result of a tick. FINE: nothing is to be done; PING: send one; SILENT, STALLED: close, and say so."""
 
     FINE = "fine"
     PING = "ping"

@@ -1,9 +1,9 @@
-"""Entries for dispatch: from the topic's tail cache, else read from its ledgers, ahead of the reader.
+"""Entries for dispatch: from the topic's tail cache, else read from its ledgers, ahead of the read position.
 
     wanted --in the tail cache--> given
        |
-       `--> READING --done--> HELD until the reader has passed it --> released
-               | failed                                  (both count against the broker's read budget)
+       `--> READING --done--> HELD until the read position has passed it, or until it is delivered again --> released
+               | failed       (counts against the broker's read budget, as what is set aside does)
                v
             FAILED --back-off--> READING ...  after `max_entry_read_attempts`: UNREADABLE, which is reported once
                                                   |
@@ -39,7 +39,7 @@ from ...settings import BrokerSettings
 from .events import CancelReads, Instruction, Read, ReportUnreadable, SkipEntry, Stop
 
 MAX_REPLAY_READS = 8
-# So many entries that cannot be read are tried at the longest pause; of more of them, a lost ledger's, the pauses grow.
+# The pause is multiplied by 1 + failed entries // this number: a lost ledger with many of them is not retried too often.
 FAILED_ENTRIES_PER_PAUSE = 64
 SMALL_READ_BYTES = 64 * 1024  # when the budget of all readers is full
 # The data is not there, and no later attempt will find it. All other errors may pass.
@@ -133,7 +133,7 @@ class EntrySource:
         self.ahead: dict[EntryKey, Entry] = {}  # read for the read position, in order, not passed yet
         self._replayed: dict[EntryKey, Entry] = {}  # read to be delivered again; at most MAX_REPLAY_READS
         self._set_aside: dict[EntryKey, Entry] = {}  # to be delivered again, and were in memory; see `keep`
-        self.ahead_bytes = 0  # of `_ahead`: bounded by read_ahead_bytes and one read
+        self.ahead_bytes = 0  # of `ahead`; above half of read_ahead_bytes no read is started
         self.held_bytes = 0  # of all three: charged to `budget`
         self._reads: dict[int, Read] = {}  # in flight
         self._next_read_id = 0
@@ -191,8 +191,8 @@ class EntrySource:
     def want_replays(self, keys: Sequence[EntryKey]) -> None:
         """Entries that are to be delivered again, in order; as many as may be are read at once.
 
-        The first one is what delivery waits for: if others, read before it was asked for, hold every slot, the last of them
-        gives way.
+        The first one is what delivery waits for: if every slot is taken, the one that was read for the highest position is
+        given up for it. Reads in flight are not cancelled.
         """
         reading = {read.key for read in self._reads.values()}
         for key in keys:
@@ -202,7 +202,7 @@ class EntrySource:
                 if key != keys[0] or not self._replayed:
                     return
                 self._release(self._replayed.pop(max(self._replayed)))
-            self._start(key, 1)
+            self._start(key, 1)  # just this entry
 
     def _start_catch_up(self, key: EntryKey) -> None:
         full = self.budget.full
@@ -254,9 +254,9 @@ class EntrySource:
     def read_failed(
         self, read_id: int, error: MagnetarError, now_ms: int, replay: Container[EntryKey]
     ) -> EntryKey | None:
-        """Notes the failure, as the policy has it; returns the entry if that is to skip it.
+        """Records the failure and schedules the next attempt; returns the entry if it is lost, and the policy is to skip it.
 
-        Of a read for `replay` only if the entry is still to be delivered again.
+        A read for `replay` is ignored if the entry is not to be delivered again any more.
         """
         read = self._reads.pop(read_id, None)
         if read is None:
@@ -305,7 +305,7 @@ class EntrySource:
         return min((failure.due_ms for failure in failures if failure.waiting), default=None)
 
     def _recovered(self, key: EntryKey) -> None:
-        """The entry was read, or is not wanted any more."""
+        """Of an entry that was read or is not needed any more; withdraws its report."""
         failure = self.failures.pop(key, None) if self.failures else None
         self._failed_ahead.pop(key, None)
         if failure is not None and failure.unreadable:
@@ -330,7 +330,7 @@ class EntrySource:
                 self._recovered(key)
 
     def replayed(self, key: EntryKey) -> None:
-        """Nothing of the entry is to be delivered again."""
+        """The entry has left the replay queue: delivered, acknowledged, skipped or trimmed."""
         for held in (self._replayed, self._set_aside):
             entry = held.pop(key, None)
             if entry is not None:

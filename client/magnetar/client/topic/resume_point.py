@@ -16,8 +16,8 @@ from ..options import ConsumerOptions, WireStart, start_on_wire
 from .session import ConsumerSession
 
 
-class Position:
-    """Of one consumer."""
+class ResumePoint:
+    """Where the subscription of one consumer is made again after a lost connection."""
 
     def __init__(self, session: ConsumerSession, options: ConsumerOptions) -> None:
         self._session = session
@@ -52,7 +52,7 @@ class Position:
         """`last` and everything before it was given to the user."""
         self._last = last.id
 
-    async def moved_to(self, start: WireStart) -> None:
+    async def sought_to(self, start: WireStart) -> None:
         """A seek succeeded."""
         if self._durable:
             return
