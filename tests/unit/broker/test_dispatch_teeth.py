@@ -24,7 +24,7 @@ source: Any = EntrySource
 tracker: Any = RedeliveryTracker
 
 EXAMPLES = settings(
-    max_examples=400,
+    max_examples=1500,
     stateful_step_count=100,
     deadline=None,
     database=None,
