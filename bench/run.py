@@ -21,6 +21,7 @@ Say = Callable[[str], None]
 # For (f): caches so small that a backlog of four times their size is read in seconds.
 SMALL_CACHES = {
     "bookie.write_cache_bytes": 16 << 20,
+    "bookie.max_entry_bytes": 6 << 20,  # a half of the write cache holds one
     "bookie.read_cache_bytes": 16 << 20,
     "broker.memory_budget_bytes": 64 << 20,
 }
