@@ -34,7 +34,7 @@ from magnetar.proto.entry import Entry
 from ....cursors.core.acks import EntryKey
 from ....cursors.core.ranges import Range
 from ..consumer import Consumer
-from .hash_ranges import SLOT_SHIFT, owners_of
+from .hash_ranges import SLOT_SHIFT, Owners
 from .protocol import Choice
 
 LOOK_AHEAD_MESSAGES_PER_CONSUMER = 2_000
@@ -122,7 +122,7 @@ class KeySharedSelector:
     def __init__(self) -> None:
         self._consumers: list[Consumer] = []
         self._candidates: dict[Consumer, None] = {}  # every consumer that is ready, and some that are not
-        self._owners = owners_of(())
+        self._owners = Owners()
         self._slots: dict[EntryKey, EntrySlots] = {}
         self._unheld: dict[EntryKey, None] = {}  # of `_slots`: may be dropped, if they are still not held
         self._in_flight: dict[int, InFlight] = {}  # by slot; none without messages
@@ -140,18 +140,19 @@ class KeySharedSelector:
     def added(self, consumer: Consumer, now_ms: int) -> bool:
         """See `Selector`."""
         self._consumers.append(consumer)
-        self._share_slots()
+        self._owners.add(consumer)
+        self._release_all()
         return False
 
     def left(self, consumer: Consumer) -> bool:
         """See `Selector`: what it held is given back, message by message."""
         self._consumers.remove(consumer)
         self._candidates.pop(consumer, None)
-        self._share_slots()
+        self._owners.remove(consumer)
+        self._release_all()
         return False
 
-    def _share_slots(self) -> None:
-        self._owners = owners_of(self._consumers)
+    def _release_all(self) -> None:
         for waiting in self._waiting.values():
             self._released.update(waiting)
         self._waiting.clear()
