@@ -22,7 +22,7 @@ timed = began=$$(date +%s); $(1); code=$$?; took=$$(($$(date +%s) - began)); \
 	echo "make $@: took $$((took / 60)) min $$((took % 60)) s"; exit $$code
 
 .DEFAULT_GOAL := help
-.PHONY: crash model spark teeth help setup run demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
+.PHONY: crash model spark teeth help setup run cluster demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -48,6 +48,10 @@ $(DEMO_STAMP): $(STAMP)
 
 run: $(STAMP) ## start a standalone service on 127.0.0.1 with its data under ./data
 	@$(VENV)/bin/magnetar standalone $(ARGS)
+
+cluster: $(SPARK_STAMP) ## start ZooKeeper, three bookies and a broker on 127.0.0.1, with their data under ./data/cluster
+	@BIN=$(abspath $(VENV)/bin) DATA=$(abspath data/cluster) MAGNETAR_DAEMON_METADATA=zk://127.0.0.1:2181/magnetar \
+		MAGNETAR_DAEMON_LOG_LEVEL=warning $(VENV)/bin/honcho start --procfile deploy/cluster/Procfile --app-root .
 
 demo: $(DEMO_STAMP) ## start a service, play real flight data through it and show what happens
 	@$(call timed,$(PY) -m magnetar.cli.demo $(ARGS))
@@ -80,6 +84,7 @@ sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a clus
 teeth: SEEDS = 200
 teeth: $(STAMP) ## plant each known defect in the cluster simulation; a table of the seeds that notice it: SEEDS of each (default 200), about an hour
 	@PYTHONPATH=tests $(PY) -m sim.runner ledgers --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner repair --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 
 model: $(STAMP) ## search every state of small ledger worlds, and every planted defect: ARGS='--long', '--only NAME'
 	@echo "make model: breadth-first model check of the ledger protocol's cores"

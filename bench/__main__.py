@@ -7,6 +7,8 @@ python -m bench bookie           the storage daemon alone (bench/bookie)
 python -m bench ledger           the ledger client against three bookies (bench/ledger)
 python -m bench spark            the data pipeline on Spark (bench/spark)
 python -m bench dispatch         the broker's dispatch with many subscriptions and consumers, in memory (bench/dispatch.py)
+python -m bench metadata         the metadata stores: ZooKeeper beside kazoo and aiozk, embedded (bench/metadata.py)
+python -m bench archive          archived ledgers through the broker, and what else it serves meanwhile (bench/archive.py)
 python -m bench topics           10,000 idle topics, topics of 100,000 ledgers, in memory (bench/topics.py)
 python -m bench compare          the working tree beside another revision (bench/compare)
 """
@@ -20,6 +22,7 @@ from bench.bookie.main import main as bench_bookie
 from bench.compare.main import main as bench_compare
 from bench.dispatch import main as bench_dispatch
 from bench.ledger.main import main as bench_ledger
+from bench.metadata import main as bench_metadata
 from bench.report import print_report, write_json
 from bench.run import Round, Sizes, check_wire
 from bench.topics import main as bench_topics
@@ -62,11 +65,20 @@ def bench_spark(arguments: Sequence[str]) -> int:
     return run(arguments)
 
 
+def bench_archive(arguments: Sequence[str]) -> int:
+    """Needs PySpark as well."""
+    from bench.archive import main as run
+
+    return run(arguments)
+
+
 _PARTS = {
     "bookie": bench_bookie,
     "ledger": bench_ledger,
     "spark": bench_spark,
+    "archive": bench_archive,
     "dispatch": bench_dispatch,
+    "metadata": bench_metadata,
     "topics": bench_topics,
     "compare": bench_compare,
 }

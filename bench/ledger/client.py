@@ -19,7 +19,7 @@ import uvloop
 
 from bench.percentiles import percentiles
 from magnetar.ledger import LedgerClient, LedgerSettings, LedgerWriter, StaticBookies, TcpTransport
-from magnetar.ledger.components import LEDGER_SEQUENCE
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ledger_entry import decode_ledger_entry_header
@@ -41,7 +41,7 @@ class Party:
         settings = LedgerSettings(ensemble_size, write_quorum, ack_quorum, add_timeout_s=20.0, **given)
         self._transport = TcpTransport(bookies, settings, ConnectionOptions("bench"))
         self.ledgers = LedgerClient(
-            metadata, self._transport, bookies, settings, random.Random(1), SystemClock()
+            StoredLedgers(metadata), self._transport, bookies, settings, random.Random(1), SystemClock()
         )
 
     async def __aenter__(self) -> LedgerClient:
@@ -55,8 +55,7 @@ class Party:
 async def open_metadata(first_ledger: int) -> MemoryMetadataStore:
     """Whose next ledger has this id: bookies must not be given an id twice."""
     metadata = MemoryMetadataStore()
-    while await metadata.next_id(LEDGER_SEQUENCE) < first_ledger - 1:
-        pass
+    await StoredLedgers(metadata).new_ids(first_ledger)
     return metadata
 
 

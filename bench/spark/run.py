@@ -50,6 +50,7 @@ def make_session() -> Any:
         ("spark.driver.bindAddress", "127.0.0.1"),
         ("spark.driver.memory", "2g"),
         ("spark.sql.shuffle.partitions", "2"),
+        ("spark.sql.streaming.numRecentProgressUpdates", "1000"),
         ("spark.sql.session.timeZone", "UTC"),
     ):
         builder = builder.config(name, value)
@@ -126,23 +127,25 @@ class Pipeline:
         work()
         return {"seconds": time.perf_counter() - began, **measured.result()}
 
-    def _place(self) -> str:
+    def place(self) -> str:
+        """A folder of its own."""
         self.number += 1
         return str(self.scratch / f"place-{self.number}")
 
-    def _topic(self, schema: str) -> Any:
+    def topic(self, schema: Any = "", name: str = TOPIC) -> Any:
+        """A topic as a table, read by as many tasks as the ceiling has."""
         reader = self.spark.read.format("magnetar").option("service_url", self.service.url)
-        # As many tasks as the ceiling has.
         size = self.sizes.rows * VALUE_BYTES // PIECES * 2
         reader = reader.option("partition_bytes", str(size))
-        return (reader.schema(schema) if schema else reader).load(TOPIC)
+        return (reader.schema(schema) if schema else reader).load(name)
 
     def _toy(self, schema: str, reader: Any = None) -> Any:
         reader = (reader or self.spark.read).format("toy").option("rows", str(self.sizes.rows))
         reader = reader.option("pieces", str(PIECES)).option("value_bytes", str(VALUE_BYTES))
         return (reader.schema(schema) if schema else reader).load()
 
-    def _noop(self, frame: Any) -> None:
+    def noop(self, frame: Any) -> None:
+        """Reads all of it."""
         frame.write.format("noop").mode("overwrite").save()
 
     def batch_read(self) -> Any:
@@ -150,8 +153,8 @@ class Pipeline:
         for label, schema in (("batch read, all columns", ""), ("batch read, value", "value binary")):
             yield (
                 label,
-                lambda schema=schema: self._noop(self._topic(schema)),
-                lambda schema=schema: self._noop(self._toy(schema)),
+                lambda schema=schema: self.noop(self.topic(schema)),
+                lambda schema=schema: self.noop(self._toy(schema)),
             )
 
     def stream_read(self) -> Any:
@@ -179,7 +182,7 @@ class Pipeline:
         def ceiling() -> None:
             self._toy("value binary").write.format("toy").mode("append").save()
 
-        self._make_topic("written")
+        self.make_topic("written")
         yield "batch write", ours, ceiling
 
     def stream_write(self) -> Any:
@@ -193,7 +196,7 @@ class Pipeline:
             writer = frame().format("magnetar").option("service_url", self.service.url)
             self._until_done(writer.option("topic", "streamed"), available_now=False)
 
-        self._make_topic("streamed")
+        self.make_topic("streamed")
         yield "stream write", ours, lambda: self._until_done(frame().format("toy"), available_now=False)
 
     def archive(self) -> Any:
@@ -205,13 +208,15 @@ class Pipeline:
                 self.spark,
                 self.service.url,
                 [TOPIC],
-                self._place(),
+                self.place(),
                 file_bytes=self.sizes.rows * VALUE_BYTES // 4,
             )
 
-        yield "archive", ours, lambda: self._toy("").write.parquet(self._place())
+        yield "archive", ours, lambda: self._toy("").write.parquet(self.place())
 
-    def _make_topic(self, name: str) -> None:
+    def make_topic(self, name: str) -> None:
+        """Without messages."""
+
         async def work() -> None:
             async with connect(self.service.url) as client:
                 await client.create_topic(name)
@@ -220,7 +225,7 @@ class Pipeline:
 
     def _until_done(self, writer: Any, *, available_now: bool) -> None:
         """`available_now`: as Spark says it; else until a toy's rows are through."""
-        writer = writer.option("checkpointLocation", self._place())
+        writer = writer.option("checkpointLocation", self.place())
         if available_now:
             writer.trigger(availableNow=True).start().awaitTermination()
             return

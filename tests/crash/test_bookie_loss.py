@@ -36,6 +36,7 @@ from magnetar.ledger import (
     StaticBookies,
     TcpTransport,
 )
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import LedgerNotFound
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
@@ -70,7 +71,9 @@ class Party:
         self.bookies: StaticBookies = fleet.directory()
         self.transport = TcpTransport(self.bookies, settings, ConnectionOptions("loss test"))
         self.info_reader = BookieInfoReader(self.bookies, self.transport, settings, rng)
-        self.client = LedgerClient(metadata, self.transport, self.bookies, settings, rng, SystemClock())
+        self.client = LedgerClient(
+            StoredLedgers(metadata), self.transport, self.bookies, settings, rng, SystemClock()
+        )
 
     async def __aenter__(self) -> Party:
         await self.info_reader.start()

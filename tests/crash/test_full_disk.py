@@ -86,6 +86,7 @@ def settings(disk: SmallDisk, **changes: Any) -> str:
         "max_entry_bytes": 64 * KIB,
         "checkpoint_interval_s": 1.0,
         "disk_minimum_free_bytes": 12 * MIB,
+        "disk_recovery_bytes": 2 * MIB,
         "disk_read_only_ratio": 1.0,
         "disk_warn_ratio": 0.9,
     }

@@ -33,19 +33,19 @@ from support.service import Service
 TOPIC = "persistent://public/default/orders"
 
 
-class MetadataOfBroker:
-    """Ledger metadata by requests to the broker."""
+class BrokerLedgers:
+    """A LedgerManager by requests to the broker."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
 
-    async def get(self, path: str) -> Versioned:
-        found = await self.client.request(c.GetLedgerMetadata(0, TOPIC, int(path[-20:])), topic=TOPIC)
+    async def get(self, ledger_id: int) -> Versioned:
+        found = await self.client.request(c.GetLedgerMetadata(0, TOPIC, ledger_id), topic=TOPIC)
         return Versioned(found["metadata"], found["version"])
 
-    async def put(self, path: str, value: bytes, *, version: int) -> int:
-        command = c.PutLedgerMetadata(0, TOPIC, int(path[-20:]), version)
-        return int((await self.client.request(command, topic=TOPIC, payload=value))["version"])
+    async def put(self, ledger_id: int, record: bytes, *, version: int) -> int:
+        command = c.PutLedgerMetadata(0, TOPIC, ledger_id, version)
+        return int((await self.client.request(command, topic=TOPIC, payload=record))["version"])
 
 
 @asynccontextmanager
@@ -59,8 +59,8 @@ async def bookies_of(client: Client, addresses: dict[str, str]) -> Any:
     )
     settings = LedgerSettings()
     transport = TcpTransport(directory, settings, ConnectionOptions(name="task"))
-    metadata: Any = MetadataOfBroker(client)
-    ledgers = LedgerClient(metadata, transport, directory, settings, random.Random(1), SystemClock())
+    records: Any = BrokerLedgers(client)
+    ledgers = LedgerClient(records, transport, directory, settings, random.Random(1), SystemClock())
     try:
         yield ledgers
     finally:

@@ -115,6 +115,11 @@ ALLOWED: tuple[Allow, ...] = (
         "clock process network chance",
         "runs inside Spark's executors, outside the simulation",
     ),
+    _allow(
+        "client/magnetar/spark/archive_process.py",
+        "file thread",
+        "a helper process: a thread of it waits for the end of its broker",
+    ),
     _allow("client/magnetar/spark/jobs/folders.py", "file", "looks at folders that Spark is going to write"),
     _allow("client/magnetar/client/blocking.py", "thread", "the facade runs the loop in a thread of its own"),
     _allow(

@@ -246,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return play_one(options.scenario, options.seed, trace=options.trace)
     seeds = range(options.first, options.first + options.seeds)
     if options.defect:
-        names = list(defects.DEFECTS) if options.defect == "all" else [options.defect]
+        names = defects.defects_of(options.scenario) if options.defect == "all" else [options.defect]
         return 1 if try_defects(options.scenario, names, seeds, options.catches) else 0
     return soak(
         options.scenario,

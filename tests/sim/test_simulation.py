@@ -18,7 +18,13 @@ FAILED_ONCE = [
     ),  # the reader of a closed ledger that was deleted asked a bookie that was gone, for ever
 ]
 # Scenario -> seeds in all, and in a test: enough of them to show each fault of the scenario. Tests may run side by side.
-SHORT_FORM = {"broker": (10, 10), "standalone": (40, 20), "ledgers": (150, 50), "deferred": (150, 50)}
+SHORT_FORM = {
+    "broker": (10, 10),
+    "standalone": (40, 20),
+    "ledgers": (150, 50),
+    "deferred": (150, 50),
+    "repair": (60, 30),
+}
 DISK_CALLS = 440  # a little more than the workload of every_call makes
 
 
@@ -38,6 +44,7 @@ def test_storm_loses_nothing_and_ends_at_rest(scenario: str, seeds: range) -> No
 def test_same_seed_has_the_same_trace_in_two_processes() -> None:
     wrong = judge("standalone", play_all("standalone", [0, 1], twice=True))
     wrong += judge("ledgers", play_all("ledgers", [0, 1, 2, 3], twice=True))
+    wrong += judge("repair", play_all("repair", [0, 1], twice=True))
     assert not wrong, "\n\n".join(wrong)
 
 

@@ -36,6 +36,7 @@ def small_settings(data_directory: str, **changes: Any) -> BookieSettings:
         "max_entry_bytes": 32 * KIB,
         "disk_read_only_ratio": 1.0,
         "disk_minimum_free_bytes": 0,
+        "disk_recovery_bytes": 16 * KIB,
         "lock_timeout_s": 10.0,
     }
     return BookieSettings(**(values | changes))

@@ -17,8 +17,8 @@ from typing import Any
 
 from magnetar.ledger import LedgerClient, LedgerMetadata, LedgerSettings, LocalTransport, StaticBookies
 from magnetar.metadata import MetadataStore
+from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.metadata.paths import ledger_path
 from magnetar.proto.commands import ADD_ACCEPTED
 from magnetar.proto.errors import EntryNotFound, LedgerFenced, LedgerNotFound, MagnetarError
 from magnetar.proto.ledger_entry import verify_ledger_entry
@@ -49,6 +49,7 @@ class FakeBookie:
         self.calls: list[tuple[Any, ...]] = []  # what was asked, adds excepted
         self.adds = 0
         self.forces = 0
+        self.drop_adds = False  # a process that hangs: it stores and answers none of them, ever
         self.hold_durable = False  # a disk that does not sync what was deferred
         self.unsynced: list[tuple[int, int, Done]] = []  # deferred adds that nothing has synced
         self._held: list[tuple[int, int, Done]] | None = None
@@ -92,6 +93,8 @@ class FakeBookie:
         header = verify_ledger_entry(entry)
         ledger_id, entry_id = header.ledger_id, header.entry_id
         self.adds += 1
+        if self.drop_adds:
+            return
         if self._error is not None:
             asyncio.get_running_loop().call_soon(done, ledger_id, entry_id, self._error.code)
             return
@@ -263,7 +266,7 @@ class Bookies(dict[str, FakeBookie]):
         """A ledger client of its own, as another process would have."""
         directory = StaticBookies(dict.fromkeys(self, ("127.0.0.1", 1)))
         return LedgerClient(
-            self.metadata,
+            StoredLedgers(self.metadata),
             LocalTransport(self),
             directory,
             settings or LedgerSettings(),

@@ -37,6 +37,7 @@ async def running_broker(
     metadata: Any = None,
     clock: Clock | None = None,
     bookies: Any = None,
+    archives: Any = None,
     **settings: Any,
 ) -> AsyncIterator[Broker]:
     """A started broker; closed in the end."""
@@ -46,6 +47,7 @@ async def running_broker(
         BrokerSettings(**{"cursor_flush_interval_ms": 1, "min_ledger_age_ms": 0, **settings}),
         clock or FakeClock(),
         bookies,
+        archives,
     )
     await broker.start()
     try:

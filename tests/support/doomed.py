@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies
+from magnetar.metadata.ledgers import StoredLedgers
 from support.bookies import Bookies
 from support.broker_kit import settle
 
@@ -50,7 +51,9 @@ class Doomed:
 def ledger_client(bookies: Bookies, metadata: Any) -> LedgerClient:
     directory = StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 1)))
     transport = LocalTransport(bookies)
-    return LedgerClient(metadata, transport, directory, LedgerSettings(), random.Random(3), bookies.clock)
+    return LedgerClient(
+        StoredLedgers(metadata), transport, directory, LedgerSettings(), random.Random(3), bookies.clock
+    )
 
 
 async def kill(others: set[asyncio.Task[Any]]) -> None:

@@ -18,33 +18,34 @@ from magnetar.ledger import (
     LocalTransport,
     StaticBookies,
 )
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.store import Versioned
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
+from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import MagnetarError, TopicNotServed
 from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, running_broker
 
 
-class BrokerMetadata:
-    """A task's metadata store: ledger metadata through the broker, and nothing else."""
+class BrokerLedgers:
+    """A task's LedgerManager: records of ledgers through the broker, and nothing else."""
 
     def __init__(self, client: FakeClient, topic: str = "orders") -> None:
         self.client = client
         self.topic = topic
         self.puts = 0
 
-    async def get(self, path: str) -> Versioned | None:
+    async def get(self, ledger_id: int) -> Versioned | None:
         """GetLedgerMetadata."""
-        found = await self.client.ask(c.GetLedgerMetadata, self.topic, int(path.rsplit("/", 1)[1]))
+        found = await self.client.ask(c.GetLedgerMetadata, self.topic, ledger_id)
         return Versioned(found["metadata"], found["version"])
 
-    async def put(self, path: str, value: bytes, *, version: int) -> int:
+    async def put(self, ledger_id: int, record: bytes, *, version: int) -> int:
         """PutLedgerMetadata."""
         self.puts += 1
-        ledger = int(path.rsplit("/", 1)[1])
-        answer = await self.client.ask(c.PutLedgerMetadata, self.topic, ledger, version, payload=value)
+        answer = await self.client.ask(c.PutLedgerMetadata, self.topic, ledger_id, version, payload=record)
         return int(answer["version"])
 
 
@@ -54,10 +55,10 @@ class Job:
     def __init__(self, bookies: Bookies, broker: Broker, topic: str = "orders") -> None:
         self.client = FakeClient(broker)
         self.topic = topic
-        metadata: Any = BrokerMetadata(self.client, topic)
+        ledgers: Any = BrokerLedgers(self.client, topic)
         directory = StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 1)))
         self.ledgers = LedgerClient(
-            metadata,
+            ledgers,
             LocalTransport(bookies),
             directory,
             LedgerSettings(),
@@ -118,10 +119,12 @@ async def appended(writer: LedgerWriter, payload: bytes) -> None:
 def export_broker(bookies: Bookies, ledgers: LedgerClient, metadata: Any = None, **settings: Any) -> Any:
     """A broker on these bookies, with one replica, which tells where they are. Small batches are attached as well."""
     settings = {"attach_min_bytes": 0, **settings}
+    directory = StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 3181)))
+    directory.identity = lambda bookie: BookieIdentity(1, bookie, 2, 3, 4)
     return running_broker(
         ledgers,
         metadata or bookies.metadata,
-        bookies=StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 3181))),
+        bookies=directory,
         retry_initial_ms=1,
         **settings,
     )
@@ -171,7 +174,7 @@ async def record_of(bookies: Bookies) -> TopicRecord:
 
 async def stored_ledgers(bookies: Bookies) -> list[int]:
     """Ids of all ledgers in metadata."""
-    return [int(name) for name in await bookies.metadata.children("/ledgers")]
+    return [ledger_id async for page in StoredLedgers(bookies.metadata).pages() for ledger_id in page]
 
 
 async def staged_nodes(bookies: Bookies) -> list[int]:

@@ -27,6 +27,13 @@ class Existing:
         # Called before an answer is given.
         self.asked: Callable[[], None] | None = None
         self.questions = 0
+        self.next_id = 1 << 62
+
+    async def next_ledger_id(self) -> int:
+        """Above all."""
+        if self.error is not None:
+            raise self.error
+        return self.next_id
 
     async def missing(self, ledger_ids: Sequence[int]) -> list[int]:
         """Those that are not in the dictionary."""

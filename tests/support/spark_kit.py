@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +32,17 @@ SPARK_SETTINGS = {
 }
 
 
+# Where the catalog's tables would have their files; it goes with this process.
+_WAREHOUSE = tempfile.TemporaryDirectory(prefix="spark-warehouse-")
+
+
 def make_session() -> SparkSession:
     """The session of this process, made on the first call. Its workers run this very Python."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").appName("magnetar-tests")
-    for name, value in SPARK_SETTINGS.items():
+    for name, value in {**SPARK_SETTINGS, "spark.sql.warehouse.dir": _WAREHOUSE.name}.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")

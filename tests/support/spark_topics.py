@@ -160,6 +160,15 @@ class Topics:
 
         self.ask(work)
 
+    def subscribe_at_end(self, topic: str, subscription: str) -> None:
+        """A subscription that needs nothing of what there is, archived or not, so that the topic may be trimmed."""
+
+        async def work(client: Client) -> None:
+            async with client.subscribe(topic, subscription, start="latest"):
+                pass
+
+        self.ask(work)
+
     def wait_trimmed(self, topic: str, ledgers: int = 1) -> None:
         """Until the topic has at most so many ledgers."""
         self.wait_for(lambda: len(self.ledgers(topic)) <= ledgers, f"{topic} is trimmed")

@@ -55,6 +55,7 @@ SETTINGS = BookieSettings(
     disk_check_interval_s=0.05,
     disk_read_only_ratio=1.0,
     disk_minimum_free_bytes=0,
+    disk_recovery_bytes=0,
 )
 
 # Several directories of each kind, small entry logs, and garbage collection only when a script asks for it.
@@ -80,6 +81,10 @@ class ListedLedgers:
         self.deleted: dict[int, None] = {}
         # It cannot be asked.
         self.unreachable = False
+
+    async def next_ledger_id(self) -> int:
+        """See ExistingLedgers: above all that there are."""
+        return 1 << 62
 
     async def missing(self, ledger_ids: Sequence[int]) -> list[int]:
         """See ExistingLedgers."""

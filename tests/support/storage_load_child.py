@@ -31,6 +31,10 @@ class DeletedLedgers:
     def __init__(self, ledgers: Sequence[int] = ()) -> None:
         self.ledgers = dict.fromkeys(ledgers)
 
+    async def next_ledger_id(self) -> int:
+        """See ExistingLedgers: above all that there are."""
+        return 1 << 62
+
     async def missing(self, ledger_ids: Sequence[int]) -> list[int]:
         """See ExistingLedgers."""
         return [ledger_id for ledger_id in ledger_ids if ledger_id in self.ledgers]

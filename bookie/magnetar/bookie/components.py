@@ -12,6 +12,7 @@ from magnetar.runtime.files import FileLock, Files, OsFiles
 
 from .device import ProcessDiskWorker, RingJournalDevice
 from .disk_worker import DiskWorker, InlineDiskWorker
+from .gc.assignments import Assignments
 from .gc.existing_ledgers import ExistingLedgers
 from .index import LocationIndex, RocksLocationIndex
 from .journal.device import JournalDevice
@@ -41,6 +42,8 @@ class BookieComponents:
     clock: Clock = field(default_factory=SystemClock)
     # Says which ledgers were deleted from the metadata; None: ledgers are deleted by request only.
     existing_ledgers: ExistingLedgers | None = None
+    # Says which entries here are other bookies' by now, so that they are dropped; None: they stay.
+    assignments: Assignments | None = None
     # Gets damaged entries, to have them repaired; None: they only show in logs and figures.
     repair_queue: RepairQueue | None = None
 

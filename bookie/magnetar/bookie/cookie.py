@@ -25,6 +25,7 @@ __all__ = [
     "FORMAT_VERSION",
     "JOURNAL_ROLE",
     "LEDGERS_ROLE",
+    "MAX_INCARNATIONS",
     "Cookie",
     "CookieDirectory",
     "copy_for",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 2
+MAX_INCARNATIONS = 256
 DATA_ROLE = "data"
 JOURNAL_ROLE = "journal"
 LEDGERS_ROLE = "ledgers"
@@ -67,8 +69,15 @@ class Cookie(NamedTuple):
     # Names of the directories that may hold something, those that the settings left out last among them.
     journal_directories: tuple[str, ...] = ()
     ledger_directories: tuple[CookieDirectory, ...] = ()
-    # Rule 9: this bookie replaces one that lost its disks. What it does not find it cannot say to be absent.
+    # Rule 9: this bookie replaces one that lost its disks, and the metadata store has not registered it yet.
     repairing: bool = False
+    # How often the bookie was ready to serve, and 64 random bits for each of the latest MAX_INCARNATIONS times, in order: an
+    # older copy of the directories, started again, has others (rule 35).
+    starts: int = 0
+    incarnations: tuple[int, ...] = ()
+    # Ids below it were used, by ledgers that the bookie held before its last start or that the metadata store had when a
+    # ledger client introduced itself (rule 36).
+    next_ledger_id: int = 0
     # A ledger directory was declared lost, now or long ago: without an index it is not known what it held (rule 8).
     lost_logs: bool = False
 
@@ -129,6 +138,9 @@ def _from_fields(fields: dict[str, Any]) -> Cookie:
             CookieDirectory(str(name), bool(lost)) for name, lost in fields["ledger_directories"]
         ),
         repairing=bool(fields["repairing"]),
+        starts=int(fields.get("starts", 0)),
+        incarnations=tuple(map(int, fields.get("incarnations", ()))),
+        next_ledger_id=int(fields.get("next_ledger_id", 0)),
         lost_logs=bool(fields.get("lost_logs", False)),
     )
 

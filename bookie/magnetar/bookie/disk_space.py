@@ -2,11 +2,21 @@
 
 A full ledger directory takes nothing more while another one does; the bookie is read-only when none is left, or when a
 journal, the index or the data directory itself has no space, or when its operator said so (`read_only`).
+
+A read-only bookie still takes the entries that recoveries write again (rule 39): those are few, and without them topics of a
+broker that died on a full disk could not even be read. They need `disk_recovery_bytes` in every directory. As much is in
+the file `reserve` below the data directory, which is deleted when less is free, and made again when there is room.
+
+    WRITABLE ──no space──> RECOVERIES ONLY ──less than disk_recovery_bytes──> `reserve` is given back ──> RECOVERIES ONLY
+       ^                          │                                                   └──that is used up──> READS ONLY
+       └───────space again────────┴─────────────────────────────────────────────────────────────────────────────┘
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,6 +31,9 @@ from .settings import BookieSettings
 __all__ = ["DiskSpace", "WatchedDirectory"]
 
 _log = logging.getLogger(__name__)
+
+# Of the reserve, at each look at the disks: 1 ms of the loop.
+_RESERVE_STEP_BYTES = 2 << 20
 
 
 class WatchedDirectory(NamedTuple):
@@ -52,9 +65,10 @@ class DiskSpace:
         self._logs = logs
         self._note_pressed = note_pressed
         self.directories: list[WatchedDirectory] = []
-        # Why the bookie is read-only; "" if it is not. `by_operator`: no disk is the reason.
+        # Why the bookie is read-only; "" if it is not.
         self.reason = ""
-        self.by_operator = False
+        # While it is read-only: whether the entries of recoveries are taken.
+        self.takes_recoveries = True
         self._said: dict[str, DirectoryState | bool] = {}
 
     def check(self, *, full: bool = False) -> str:
@@ -84,22 +98,59 @@ class DiskSpace:
 
     def _decide(self, ledgers: list[WatchedDirectory], others: list[WatchedDirectory], full: bool) -> None:
         reason = read_only_reason(self._files, self._layout)
-        self.by_operator = bool(reason)
         space = ""
-        if stopped := [seen.path for seen in others if seen.state is DirectoryState.FULL]:
-            space = f"no space in {', '.join(stopped)}"
-        elif all(seen.state is not DirectoryState.WRITABLE for seen in ledgers):
-            space = f"no space in {', '.join(seen.path for seen in ledgers)}"
+        short = [seen for seen in others if seen.state is DirectoryState.FULL]
+        if not short and all(seen.state is not DirectoryState.WRITABLE for seen in ledgers):
+            short = ledgers
+        if short:
+            space = f"no space in {', '.join(seen.path for seen in short)}{self._too_small(short)}"
         elif full:
             space = "a flush found no space"
         if space:
-            self.by_operator = False
             reason = f"{space}: reads and fencing go on (disk_read_only_ratio, disk_minimum_free_bytes)"
+        self._keep_reserve(bool(space))
+        self.takes_recoveries = not space or (not full and self._has_room_for_recoveries(others, ledgers))
         if reason and not self.reason:
             _log.error("read-only: %s", reason)
         elif self.reason and not reason:
             _log.warning("writable again: %s", self.reason)
         self.reason = reason
+
+    def _too_small(self, short: list[WatchedDirectory]) -> str:
+        minimum = self._settings.disk_minimum_free_bytes
+        if any(0 < seen.total_bytes < 4 * minimum for seen in short):
+            return f" (the disk is small: it is never writable unless disk_minimum_free_bytes={minimum} are free)"
+        return ""
+
+    def _has_room_for_recoveries(
+        self, others: list[WatchedDirectory], ledgers: list[WatchedDirectory]
+    ) -> bool:
+        """Everywhere else, and in one ledger directory at least; the reserve may just have been given back."""
+        needed = self._settings.disk_recovery_bytes
+
+        def free_bytes(seen: WatchedDirectory) -> int:
+            return self._files.free_bytes(seen.path)[0]
+
+        works = [seen for seen in ledgers if seen.state is not DirectoryState.FAILED]
+        return (
+            needed > 0
+            and all(free_bytes(seen) >= needed for seen in others)
+            and any(free_bytes(seen) >= needed for seen in works)
+        )
+
+    def _keep_reserve(self, no_space: bool) -> None:
+        """Makes the file `reserve` when there is room for it, and gives it back when there is none for recoveries."""
+        size = self._settings.disk_recovery_bytes
+        path = os.path.join(self._layout.root, "reserve")
+        free = self._files.free_bytes(self._layout.root)[0]
+        if no_space or not size:
+            if self._files.exists(path) and (not size or free < size):
+                self._files.delete(path)
+                _log.warning("%s is given back: the entries of recoveries may use its %d bytes", path, size)
+        elif free > 4 * size + self._settings.disk_minimum_free_bytes:
+            with contextlib.closing(self._files.open(path, create=True)) as file:
+                if (made := file.size()) < size:
+                    file.zero_fill(made, min(_RESERVE_STEP_BYTES, size - made))
 
     def _check_ledger_directory(self, number: int) -> WatchedDirectory:
         path = self._layout.ledgers[number]

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.proto.errors import (
     BookieReadOnly,
     DiskFull,
@@ -32,12 +33,13 @@ from magnetar.runtime.files import FileLock
 from .adds import Adds
 from .checkpoint import Checkpointer
 from .components import BookieComponents
-from .cookie import Cookie, encode_cookie
+from .cookie import Cookie, write_cookie
 from .disk_space import DiskSpace
 from .entry_log import EntryLogs
 from .fencing import Fencing
 from .gc import Collected, Collector, Deletion, StorageParts
 from .index import LocationIndex
+from .introduction import introduce
 from .journal import Journals
 from .layout import DataLayout
 from .ledgers import LedgerDescriptors
@@ -84,13 +86,13 @@ class Bookie:
         self.components = components
         self.failure: MagnetarError | None = None
         self.replayed_records = 0
+        self.next_ledger_id_at_start = 0
         self.lock = lock
         self._index = index
         self.cache = WriteCache(settings.write_cache_bytes)
         self.read_cache = ReadCache(settings.read_cache_bytes)
         self.waiters = Waiters(settings.max_long_polls)
         self.ledgers = LedgerDescriptors(index, self.waiters)
-        self.ledgers.incomplete = cookie.repairing
         worker = components.disk_worker
         self.logs = EntryLogs(components.files, worker, layout, settings.entry_log_bytes)
         self.damage = Damage(components.repair_queue)
@@ -139,6 +141,7 @@ class Bookie:
             checkpointer=self.checkpointer,
             damage=self.damage,
             existing=components.existing_ledgers,
+            assignments=components.assignments,
         )
         self.collector = Collector(parts, self.deletion, self.fail)
         self.scrubber = Scrubber(parts, lambda: not self.accepting or self.checkpointer.flushing)
@@ -276,17 +279,6 @@ class Bookie:
         await self.fencing.mark_repaired(ledger_ids)
         await self.checkpoint()
 
-    async def end_repair_mode(self) -> None:
-        """Every ledger that this bookie may have held before it lost its disks is marked unknown, or repaired. Durable.
-
-        Until then (`cookie.repairing`) it denies nothing, whatever the ledger.
-        """
-        self._check_alive()
-        cookie = self.cookie._replace(repairing=False)
-        await self.components.disk_worker.replace(self.layout.cookie, encode_cookie(cookie))
-        self.cookie = cookie
-        self.ledgers.incomplete = False
-
     async def delete_ledger(self, ledger_id: int) -> None:
         """Nothing of the ledger is served any more, and no add brings it back (rule 7). Durable when it returns.
 
@@ -307,7 +299,16 @@ class Bookie:
             (journal.durable_position().offset, journal.requested_offset) for journal in self.journals.all
         ]
 
-    # --- state and maintenance------------------------------------------------------------------------------------------
+    # --- state and maintenance ------------------------------------------------------------------------------------------
+
+    def introduce(self, expected: BookieIdentity | None) -> BookieIdentity:
+        """Who this bookie is, for a ledger client that expects `expected`. WrongBookie: the peer means another one."""
+        self._check_alive()
+        return introduce(self, expected)
+
+    def change_cookie(self, cookie: Cookie) -> None:
+        """Durable when it returns. Blocks for some ms."""
+        self.cookie = write_cookie(self.components.files, self.layout, cookie)
 
     def info(self) -> dict[str, Any]:
         """What BookieInfo answers: identity, disks, load (WIRE.md)."""
@@ -401,9 +402,8 @@ class Bookie:
         elif self._closing:
             self.adds.refuse_all(ServiceNotReady.code)
         else:
-            # What is to be read-only for good can still take part in a recovery: there is space for it.
             self.adds.refuse_all(
-                BookieReadOnly.code if self.read_only else 0, recoveries=not self.disk_space.by_operator
+                BookieReadOnly.code if self.read_only else 0, recoveries=not self.disk_space.takes_recoveries
             )
 
     def fail(self, error: MagnetarError) -> None:

@@ -12,7 +12,7 @@ from itertools import islice
 
 from magnetar.proto.ledger_entry import NO_ENTRY
 
-from .index import LedgerRecord, LocationIndex
+from .index import ALL_LEDGERS, LedgerRecord, LocationIndex
 from .waiters import Waiters
 
 __all__ = ["DirtyLedgers", "LedgerDescriptor", "LedgerDescriptors"]
@@ -20,6 +20,8 @@ __all__ = ["DirtyLedgers", "LedgerDescriptor", "LedgerDescriptors"]
 _MAX_STATES = 50_000
 _SLICE_LEDGERS = 1000
 _NOTHING = LedgerRecord()
+# Its fence may be lost as well as its entries.
+_UNKNOWN = LedgerRecord(fenced=True, unknown=True)
 
 
 class DirtyLedgers:
@@ -81,7 +83,7 @@ class LedgerDescriptor:
 
     def __init__(self, record: LedgerRecord | None, *, unknown: bool = False) -> None:
         self.known = record is not None
-        record = record or (_NOTHING if not unknown else LedgerRecord(unknown=True))
+        record = record or (_UNKNOWN if unknown else _NOTHING)
         # Set at once when a fence is asked for; the answer waits for `fence_durable`.
         self.fenced = record.fenced
         self.explicit_lac = record.explicit_lac
@@ -131,15 +133,15 @@ class LedgerDescriptors:
 
     def __init__(self, index: LocationIndex, waiters: Waiters) -> None:
         self._index = index
-        # A ledger that the index does not know may have had entries here.
-        self._incomplete = index.incomplete()
+        # Ledgers with a lower id that the index does not know may have had entries here (rules 8 and 9).
+        self._incomplete_below = index.incomplete_below()
+        # Ids below it were used, as far as is known here: all that this bookie ever held, and more (`introduction`).
+        self.next_ledger_id = index.last_ledger() + 1
         self._waiters = waiters
         self._watched = waiters.by_ledger
         self.by_id: dict[int, LedgerDescriptor] = {}
         # Clean states are forgotten at this number.
         self._full_at = _MAX_STATES
-        # True: any ledger may have lost entries here, so nothing is said not to exist (rules 8 and 9).
-        self.incomplete = False
         self._dirty: dict[int, LedgerDescriptor] = {}
         # Number of the next checkpoint.
         self._generation = 1
@@ -150,7 +152,8 @@ class LedgerDescriptors:
         """The state, from the index if it is not in memory."""
         state = self.by_id.get(ledger_id)
         if state is None:
-            state = LedgerDescriptor(self._index.get_ledger(ledger_id), unknown=self._incomplete)
+            unknown = ledger_id < self._incomplete_below
+            state = LedgerDescriptor(self._index.get_ledger(ledger_id), unknown=unknown)
             if len(self.by_id) >= self._full_at:
                 self._forget()
             self.by_id[ledger_id] = state
@@ -175,10 +178,24 @@ class LedgerDescriptors:
         state = self.by_id.get(ledger_id)
         if state is None:
             record = self._index.get_ledger(ledger_id)
-            state = (
-                LedgerDescriptor(None, unknown=self._incomplete) if record is None else self.load(ledger_id)
-            )
+            if record is not None:
+                return self.load(ledger_id)
+            state = LedgerDescriptor(None, unknown=ledger_id < self._incomplete_below)
         return state
+
+    def complete_from(self, ledger_id: int) -> None:
+        """Ledgers from this id on are made while the bookie is there: of these it knows all. Durable when it returns.
+
+        Called often; only the first time after the index became incomplete counts. Blocks for some ms then.
+        """
+        if self._incomplete_below != ALL_LEDGERS:
+            return
+        self._index.set_incomplete(ledger_id)
+        self._incomplete_below = ledger_id
+        for loaded in [
+            number for number, state in self.by_id.items() if number >= ledger_id and not state.known
+        ]:
+            del self.by_id[loaded]
 
     def unsaved(self) -> list[int]:
         """Ledgers whose latest state may not be in the index yet."""
@@ -191,6 +208,8 @@ class LedgerDescriptors:
     def mark_dirty(self, state: LedgerDescriptor, ledger_id: int) -> None:
         """The next checkpoint writes it."""
         state.known = True
+        if ledger_id >= self.next_ledger_id:
+            self.next_ledger_id = ledger_id + 1
         state.dirty = self._generation
         self._dirty[ledger_id] = state
 

@@ -75,7 +75,7 @@ class Listing:
         LedgerNotFound if nothing was ever written for the ledger, or it is deleted; UnknownLedgerState if that is not known.
         """
         state = self._ledgers.peek(ledger_id)
-        if not state.known and (state.unknown or self._ledgers.incomplete):
+        if not state.known and state.unknown:
             raise UnknownLedgerState(
                 f"this bookie may have lost ledger {ledger_id} and was not repaired yet", ledger_id=ledger_id
             )

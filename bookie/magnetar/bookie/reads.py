@@ -177,7 +177,7 @@ class Reads:
     def last_confirmed(self, ledger_id: int) -> tuple[int, int]:
         """See `Bookie.read_last_confirmed`."""
         state = self._existing(ledger_id)
-        if state.unknown or self._ledgers.incomplete:
+        if state.unknown:
             # What it does know may lie below what it has answered before it lost its disk (rule 8).
             raise UnknownLedgerState(
                 f"this bookie may have lost entries of ledger {ledger_id} and was not repaired yet; ask another replica",
@@ -224,7 +224,7 @@ class Reads:
             return _deleted(ledger_id)
         if self._damage.covers(ledger_id, entry_id):
             return EntryDamaged(f"{name} is damaged on this bookie; read another replica", **details)
-        if state.unknown or self._ledgers.incomplete:
+        if state.unknown:
             return UnknownLedgerState(
                 f"this bookie may have lost {name} and was not repaired yet; read another replica", **details
             )

@@ -86,11 +86,16 @@ class BookieSettings:
     disk_read_only_ratio: float = 0.95
     # Read-only below this as well, whatever the ratio says: a flush of the write cache must always find room.
     disk_minimum_free_bytes: int = 192 * MIB
+    # A read-only bookie goes on taking the entries of recoveries while this much is free; as much is in a file that is given
+    # back when it is not, so that topics of a dead broker can be loaded and trimmed on a full disk (rule 39). 0: neither.
+    disk_recovery_bytes: int = 32 * MIB
     disk_check_interval_s: float = 2.0
 
     # Garbage collection: ledgers that metadata no longer lists are deleted, then logs without live ledgers; what is mostly
     # garbage is compacted. An interval or a threshold of 0 turns that part off; a collection by request still runs.
     gc_interval_s: float = 900.0
+    # A round deletes at most this part of all ledgers (10 in any case): a metadata store that lost some does not cost all.
+    gc_max_deleted_ratio: float = 0.1
     # Logs with a smaller part of live bytes are compacted, at the interval that follows.
     minor_compaction_threshold: float = 0.2
     minor_compaction_interval_s: float = 3600.0
@@ -100,6 +105,9 @@ class BookieSettings:
     compaction_bytes_per_s: int = 32 * MIB
     # How long a deleted ledger is remembered, so that no stale writer brings it back (rule 7).
     tombstone_retention_s: float = 7 * 86400.0
+
+    # Entries here that metadata gives to other bookies by now (a repair copied them) are dropped at this interval; 0: never.
+    leftover_interval_s: float = 86400.0
 
     # Scrub: every byte of closed entry logs and of the index is read from the disk and verified once in this time, no faster
     # than the bound. 0: damage is only found when it is read.
@@ -150,6 +158,11 @@ class BookieSettings:
             )
 
     def _check_compaction(self) -> None:
+        if not 0 <= self.gc_max_deleted_ratio <= 1:
+            raise InvalidSetting(
+                f"gc_max_deleted_ratio is {self.gc_max_deleted_ratio}; it is the part of all ledgers that one round of "
+                "garbage collection may delete, from 0 to 1 (no bound)"
+            )
         minor, major = self.minor_compaction_threshold, self.major_compaction_threshold
         if minor >= 1 or major >= 1:
             raise InvalidSetting(

@@ -16,10 +16,10 @@ from magnetar.proto.ledger_entry import NO_ENTRY
 from magnetar.runtime.files import FileLock, Files, wait_for_lock
 
 from .components import BookieComponents
-from .cookie import JOURNAL_ROLE, Cookie
+from .cookie import JOURNAL_ROLE, MAX_INCARNATIONS, Cookie
 from .directories import data_names, forget_journal_directory, is_ours, open_data_directory
 from .engine import Bookie
-from .index import LocationIndex
+from .index import ALL_LEDGERS, LocationIndex
 from .journal import Journal, Journals
 from .journal.records import incarnation_of, probe_begin
 from .journal.recovery import Recovered, journal_files
@@ -87,9 +87,13 @@ async def _open_locked(
         )
     files.make_directory(os.path.dirname(layout.index) or ".")
     index = components.open_index(layout.index)
-    bookie = Bookie(settings, components, layout, cookie, lock, index, mark)
     try:
         _check_index(components, layout, cookie, index)
+    except BaseException:
+        index.close()
+        raise
+    bookie = Bookie(settings, components, layout, cookie, lock, index, mark)
+    try:
         bookie.logs.open()
         bookie.collector.open()
         recovered = await replay(bookie, mark)
@@ -99,6 +103,7 @@ async def _open_locked(
         await _log_states(bookie, index)
         await _begin_journals(bookie, recovered)
         await _leave_journals(bookie)
+        _count_start(bookie)
         bookie.start_tasks()
     except BaseException:
         if bookie.journals is not None:  # their writers hold the lock
@@ -110,6 +115,20 @@ async def _open_locked(
         await bookie.close()
         raise bookie.failure
     return bookie
+
+
+def _count_start(bookie: Bookie) -> None:
+    """A new incarnation: an older copy of these directories, started again, will not have it (rule 35). Durable.
+
+    Before anything is served. A start that ends earlier has acknowledged nothing, and need not count.
+    """
+    cookie = bookie.cookie
+    kept = (*cookie.incarnations, bookie.components.rng.getrandbits(64) or 1)[-MAX_INCARNATIONS:]
+    next_ledger_id = max(cookie.next_ledger_id, bookie.ledgers.next_ledger_id)
+    bookie.ledgers.next_ledger_id = bookie.next_ledger_id_at_start = next_ledger_id
+    bookie.change_cookie(
+        cookie._replace(starts=cookie.starts + 1, incarnations=kept, next_ledger_id=next_ledger_id)
+    )
 
 
 async def _log_states(bookie: Bookie, index: LocationIndex) -> None:
@@ -191,6 +210,8 @@ def _check_index(
     """An empty index in place of a lost one would answer "no such entry" for everything (rule 8)."""
     found = index.instance()
     if found is None and not any(data_names(components.files, path) for path in layout.ledgers):
+        if cookie.repairing:  # it replaces a bookie that may have held any ledger that there is (rule 9)
+            index.set_incomplete(ALL_LEDGERS)
         index.set_instance(cookie.instance)
         # No entry log is made before the index's own name is durable (rule 12a).
         components.files.sync_directory(os.path.dirname(os.path.abspath(layout.index)))

@@ -37,6 +37,7 @@ RISING_FIGURES = frozenset(
     write_cache_hits write_cache_misses read_cache_hits read_cache_misses entries_added bytes_added entries_read bytes_read
     checkpoints flushes flush_bytes flush_entries flushes_without_space replayed_records
     gc_rounds gc_rounds_without_metadata gc_deleted_ledgers gc_deleted_logs gc_reclaimed_bytes gc_forgotten_tombstones
+    gc_dropped_leftovers
     compaction_minor_runs compaction_major_runs compaction_logs compaction_bytes compaction_ms compaction_given_up
     scrub_bytes scrub_units scrub_paused_ms damage_found damage_healed damage_unrecorded
     journal_syncs journal_bytes journal_records journal_groups journal_rolls adds_refused
@@ -104,6 +105,8 @@ def bookie_info(bookie: StatusSource) -> dict[str, Any]:
     load = bookie.load
     return {
         "bookie_id": bookie.cookie.bookie_id,
+        "instance": f"{bookie.cookie.instance:016x}",
+        "cluster": f"{bookie.cookie.cluster:016x}" if bookie.cookie.cluster else "",
         "rack": bookie.settings.rack,
         "zone": bookie.settings.zone,
         "read_only": bookie.read_only,

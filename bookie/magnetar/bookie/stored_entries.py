@@ -18,10 +18,10 @@ from magnetar.proto.stripe import Stripe
 
 from .entry_log import RECORD_HEADER_BYTES, EntryLogs
 from .index import Location, LocationIndex
+from .index.locations import REBUILD
 from .read_budget import ReadGrant
 from .read_cache import ReadCache
 from .scrub import Damage
-from .scrub.index_files import REBUILD
 from .settings import BookieSettings
 from .write_cache import WriteCache
 

@@ -10,6 +10,7 @@ from .core.metadata import Ensemble, LedgerMetadata, LedgerState
 from .deferred_writer import DeferredLedgerWriter
 from .directory import BookieDirectory, BookieFacts, Labels, RegisteredBookies, StaticBookies
 from .health import BookieHealth
+from .identities import AnyBookie, BookieIdentities, GivenIdentities, StoredIdentities
 from .local_transport import LocalTransport
 from .placement import Candidates, Placement, RandomPlacement, SpreadPlacement
 from .reader import LedgerReader
@@ -30,9 +31,11 @@ from .writer import ConfirmCallback, LedgerWriter
 
 __all__ = [
     "AddCallback",
+    "AnyBookie",
     "BookieDirectory",
     "BookieFacts",
     "BookieHealth",
+    "BookieIdentities",
     "BookieInfoReader",
     "BookieTransport",
     "Candidates",
@@ -40,6 +43,7 @@ __all__ = [
     "DeferredLedgerWriter",
     "Ensemble",
     "EntryPage",
+    "GivenIdentities",
     "Labels",
     "LastConfirmed",
     "LedgerClient",
@@ -59,5 +63,6 @@ __all__ = [
     "RegisteredBookies",
     "SpreadPlacement",
     "StaticBookies",
+    "StoredIdentities",
     "TcpTransport",
 ]

@@ -1,6 +1,6 @@
 """Connections to one bookie: opened when first needed, given up when silent, tried again with backoff.
 
-    (none) ──first call──> connecting ──> ready ──lost, or silent for the add timeout──> (none)
+    (none) ──first call──> connecting ──introduced──> ready ──lost, or silent for the add timeout──> (none)
        ^── failed: calls fail at once until the backoff is over ──┘
 
 The backoff ends early when the directory says that the bookie is back, or when a ledger is about to be written there
@@ -25,6 +25,7 @@ must not look like a hung one, and roll every ledger. A full bookie answers TooM
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from magnetar.proto.commands import (
     ADD_ACCEPTED,
@@ -43,11 +44,13 @@ from magnetar.proto.errors import (
     MalformedFrame,
     RequestTimeout,
     TooManyRequests,
+    WrongBookie,
 )
 from magnetar.proto.frames import Run
 from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection
 
 from .directory import BookieDirectory
+from .identities import MOST_INTRODUCTIONS, BookieIdentities
 from .settings import MAX_ADD_TIMEOUTS, LedgerSettings
 from .transport import AddCallback
 
@@ -76,6 +79,7 @@ class BookieChannel:
         "_why",
         "bookie",
         "bookies",
+        "identities",
         "loop",
         "options",
         "recovery",
@@ -88,12 +92,14 @@ class BookieChannel:
         bookies: BookieDirectory,
         settings: LedgerSettings,
         options: ConnectionOptions,
+        identities: BookieIdentities,
         recovery: bool,
     ) -> None:
         self.bookie = bookie
         self.bookies = bookies
         self.settings = settings
         self.options = options
+        self.identities = identities
         self.recovery = recovery
         self.loop = asyncio.get_running_loop()
         self._link: _Link | None = None  # connecting or ready
@@ -316,10 +322,12 @@ class _Link:
     # --- ConnectionHandler -------------------------------------------------------------------------------------------
 
     def connection_ready(self, connection: Connection) -> None:
-        """Sends what was taken meanwhile."""
+        """The introduction follows: see `_connect`."""
         if self._given_up:
             connection.abort()
-            return
+
+    def _introduced(self, connection: Connection) -> None:
+        """Sends what was taken meanwhile."""
         self._connection = connection
         self._channel.link_ready()
         if DEFERRED_SYNC in connection.features:
@@ -377,9 +385,10 @@ class _Link:
 
     def connection_closed(self, error: MagnetarError | None) -> None:
         """Nothing can be sent or received any more; the socket may be there for a while longer."""
-        self._give_up(
-            ConnectionLost(error.message if error else f"bookie {self._bookie} closed the connection")
-        )
+        if self._connection is not None:  # else the introduction notices
+            self._give_up(
+                ConnectionLost(error.message if error else f"bookie {self._bookie} closed the connection")
+            )
 
     def writing_resumed(self) -> None:
         """Nothing waits for it: what may be outstanding is bounded by max_outstanding_bytes."""
@@ -388,11 +397,36 @@ class _Link:
 
     async def _connect(self) -> Connection:
         try:
-            host, port = self._channel.bookies.address(self._bookie)
-            return await open_connection(host, port, self, self._channel.options)
+            for _ in range(MOST_INTRODUCTIONS):
+                if (connection := await self._introduce()) is not None:
+                    self._introduced(connection)
+                    return connection
+            raise ConnectionLost("it restarts again and again")
+        except WrongBookie:
+            raise
         except Exception as error:  # such as a host name that is none
             reason = error.message if isinstance(error, MagnetarError) else repr(error)
             raise BookieUnavailable(f"bookie {self._bookie} cannot be reached: {reason}") from error
+
+    async def _introduce(self) -> Connection | None:
+        """A connection to the bookie that is meant; None: its present start was not registered, and now it is."""
+        channel = self._channel
+        host, port = channel.bookies.address(self._bookie)
+        expected = await channel.identities.expected(self._bookie)
+        connection = await open_connection(
+            host, port, self, replace(channel.options, expected_bookie=expected)
+        )
+        try:
+            registered = await channel.identities.verify(self._bookie, expected, connection.bookie)
+            if connection.closed:
+                raise connection.transport.lost()
+            if not registered:
+                connection.close()
+                await connection.wait_closed(_CLOSE_TIMEOUT_S)
+        except BaseException:
+            connection.abort()
+            raise
+        return connection if registered else None
 
     def _connect_ended(self, task: asyncio.Task[Connection]) -> None:
         if task.cancelled():

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import MagnetarError, WrongBookie
 
 from .directory import BookieFacts, StaticBookies
 from .settings import LedgerSettings
@@ -105,7 +105,8 @@ class BookieInfoReader:
             ):  # our own bug, which must not end the survey of this bookie
                 _log.exception("asking bookie %s how it is failed", bookie)
             self._bookies.lost(bookie)
-            self._log_change(bookie, f"does not answer: {error}")
+            refused = isinstance(error, WrongBookie)
+            self._log_change(bookie, f"is refused: {error}" if refused else f"does not answer: {error}")
             return False
         if facts.journal_stalled_s > self._stall_s:
             self._bookies.answered(bookie, facts, hung=True)
@@ -122,6 +123,9 @@ class BookieInfoReader:
         return True
 
     def _log_change(self, bookie: str, text: str) -> None:
-        if bookie not in self._silent:
-            _log.warning("bookie %s %s; new ledgers pass it by", bookie, text)
+        # One line for each reason; what a refusal says does not change until somebody repairs it.
+        reason = text.partition(":")[0]
+        if self._silent.get(bookie, "").partition(":")[0] != reason:
+            level = logging.ERROR if text.startswith("is refused") else logging.WARNING
+            _log.log(level, "bookie %s %s; new ledgers pass it by", bookie, text)
         self._silent[bookie] = text

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import AlreadyClosed, LedgerNotFound, MagnetarError
+from magnetar.metadata.ledgers import LedgerManager
+from magnetar.proto.errors import AlreadyClosed
 from magnetar.runtime.clock import Clock
 
 from .components import LedgerComponents
@@ -16,6 +15,7 @@ from .core.degrade import DEGRADED_PROPERTY, describe
 from .core.metadata import LedgerMetadata
 from .core.quorum import Striping
 from .deferred_writer import DeferredLedgerWriter
+from .deletions import Deletions
 from .directory import BookieDirectory
 from .health import BookieHealth
 from .placement import Placement, placement_of
@@ -26,17 +26,13 @@ from .settings import LedgerSettings
 from .transport import BookieTransport
 from .writer import LedgerWriter
 
-_log = logging.getLogger(__name__)
-# Deletions that are sent to bookies at a time. Bookies learn of further ones from the metadata.
-_MAX_DELETIONS = 64
-
 
 class LedgerClient:
-    """Ledgers over a metadata store and bookies. It owns neither; `close` ends only what it started itself."""
+    """Ledgers over their records in metadata and bookies. It owns neither; `close` ends only what it started itself."""
 
     def __init__(
         self,
-        metadata: MetadataStore,
+        ledgers: LedgerManager,
         transport: BookieTransport,
         bookies: BookieDirectory,
         settings: LedgerSettings,
@@ -44,7 +40,9 @@ class LedgerClient:
         clock: Clock,
         *,
         placement: Placement | None = None,
+        remember_deletions: bool = False,
     ) -> None:
+        """`remember_deletions`: for bookies without metadata, which do not find out by themselves what was deleted."""
         self.health = BookieHealth(settings, bookies)
         chooser = BookieChooser(
             bookies,
@@ -55,11 +53,11 @@ class LedgerClient:
             transport.expect,
         )
         self._components = LedgerComponents(
-            metadata, transport, bookies, chooser, self.health, settings, rng, clock
+            ledgers, transport, bookies, chooser, self.health, settings, rng, clock
         )
         self._writers: dict[LedgerWriter, None] = {}
         self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
-        self._deletions: dict[asyncio.Task[None], None] = {}
+        self._deletions = Deletions(self._components, remember=remember_deletions)
         self._closed = False
 
     async def create(
@@ -140,34 +138,21 @@ class LedgerClient:
     async def delete(self, ledger_id: int) -> None:
         """Deletes the ledger's metadata, then sends the deletion to its bookies without waiting. LedgerNotFound.
 
-        A bookie that does not get it drops the entries when it next compares its ledgers with the metadata.
+        A bookie that does not get it drops the entries when it next compares its ledgers with the metadata, or, with
+        `remember_deletions`, when it is back (see `send_missed_deletions`).
         """
         self._check_open()
-        c = self._components
-        bookies: dict[str, None] = {}
-        try:
-            ensembles = (await c.read_metadata(ledger_id)).metadata.ensembles
-            bookies = dict.fromkeys(bookie for ensemble in ensembles for bookie in ensemble.bookies)
-        except LedgerNotFound:
-            raise
-        except MagnetarError as error:  # what cannot be read can be deleted all the same
-            _log.warning("the metadata of ledger %d cannot be read: %s", ledger_id, error)
-        await c.delete_metadata(ledger_id)
-        if len(self._deletions) < _MAX_DELETIONS and not self._closed:
-            task = asyncio.get_running_loop().create_task(
-                self._delete_from_bookies(tuple(bookies), ledger_id), name=f"delete ledger {ledger_id}"
-            )
-            self._deletions[task] = None
-            task.add_done_callback(self._deletions.pop)
+        await self._deletions.delete(ledger_id)
 
-    async def _delete_from_bookies(self, bookies: Sequence[str], ledger_id: int) -> None:
-        tell = self._components.transport.delete_ledger
-        results = await asyncio.gather(
-            *(tell(bookie, ledger_id) for bookie in bookies), return_exceptions=True
-        )
-        for bookie, result in zip(bookies, results, strict=True):
-            if isinstance(result, BaseException):
-                _log.info("bookie %s did not take the deletion of ledger %d: %s", bookie, ledger_id, result)
+    def send_missed_deletions(self) -> None:
+        """From now on bookies get the deletions that they have missed, also those of earlier processes."""
+        self._check_open()
+        self._deletions.start()
+
+    @property
+    def components(self) -> LedgerComponents:
+        """What self-repair shares with the client's writers and readers."""
+        return self._components
 
     def figures(self) -> dict[str, int]:
         """What placement and quarantine did, for /metrics."""
@@ -180,11 +165,13 @@ class LedgerClient:
         for writer in writers:
             writer.detach()
         recoveries = list(self._recoveries.values())
-        deletions = list(self._deletions)
-        for task in (*recoveries, *deletions):
+        for task in recoveries:
             task.cancel()
         await asyncio.gather(
-            *recoveries, *deletions, *(writer.ended() for writer in writers), return_exceptions=True
+            *recoveries,
+            self._deletions.close(),
+            *(writer.ended() for writer in writers),
+            return_exceptions=True,
         )
 
     async def _recover(self, ledger_id: int) -> LedgerMetadata:

@@ -7,8 +7,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from magnetar.metadata.paths import ledger_path
-from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.ledgers import LedgerManager
 from magnetar.proto.errors import (
     FinalError,
     LedgerNotFound,
@@ -27,8 +26,6 @@ from .placement.chooser import BookieChooser
 from .settings import LedgerSettings
 from .transport import BookieTransport
 
-LEDGER_SEQUENCE = "ledgers"
-
 T = TypeVar("T")
 
 
@@ -36,7 +33,7 @@ T = TypeVar("T")
 class LedgerComponents:
     """The injected components; the owner of the client owns them."""
 
-    metadata: MetadataStore
+    ledgers: LedgerManager
     transport: BookieTransport
     bookies: BookieDirectory
     chooser: BookieChooser
@@ -47,28 +44,22 @@ class LedgerComponents:
 
     async def next_ledger_id(self, count: int = 1) -> int:
         """An id that no ledger had, and no other will have; the first of `count` in a row."""
-        return await self._in_time(self.metadata.next_id(LEDGER_SEQUENCE, count), "the id of a new ledger")
+        return await self.in_time(self.ledgers.new_ids(count), "the id of a new ledger")
 
     async def new_ledger(self, metadata: LedgerMetadata, ledger_id: int | None) -> tuple[int, int]:
         """Writes the metadata of a new ledger: its id and version. RequestTimeout: the node may exist, unused."""
         if ledger_id is None:
             ledger_id = await self.next_ledger_id()
-        create = self.metadata.create(ledger_path(ledger_id), metadata.encode())
-        return ledger_id, await self._in_time(create, f"making ledger {ledger_id}")
+        create = self.ledgers.create(ledger_id, metadata.encode())
+        return ledger_id, await self.in_time(create, f"making ledger {ledger_id}")
 
-    async def delete_metadata(self, ledger_id: int) -> None:
-        """LedgerNotFound. RequestTimeout: it may have been deleted."""
-        try:
-            await self._in_time(self.metadata.delete(ledger_path(ledger_id)), f"deleting ledger {ledger_id}")
-        except NotFoundInStore:
-            raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger_id=ledger_id) from None
-
-    async def _in_time(self, work: Coroutine[Any, Any, T], what: str) -> T:
+    async def in_time(self, work: Coroutine[Any, Any, T], what: str) -> T:
+        """The result of a call of the metadata store, or RequestTimeout."""
         return await metadata_in_time(work, self.settings.metadata_timeout_s, what)
 
     async def read_metadata(self, ledger_id: int) -> MetadataFound:
         """What the store has. Raises LedgerNotFound."""
-        node = await self._in_time(self.metadata.get(ledger_path(ledger_id)), f"reading ledger {ledger_id}")
+        node = await self.in_time(self.ledgers.get(ledger_id), f"reading ledger {ledger_id}")
         if node is None:
             raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger_id=ledger_id)
         return MetadataFound(LedgerMetadata.decode(node.value, ledger_id), node.version)
@@ -87,8 +78,8 @@ class LedgerComponents:
     ) -> MetadataWritten | MetadataFound | MetadataFailed:
         """Compare-and-set. The event says what holds now; after MetadataFailed that is not known."""
         try:
-            put = self.metadata.put(ledger_path(ledger_id), metadata.encode(), version=version)
-            return MetadataWritten(await self._in_time(put, f"writing ledger {ledger_id}"))
+            put = self.ledgers.put(ledger_id, metadata.encode(), version=version)
+            return MetadataWritten(await self.in_time(put, f"writing ledger {ledger_id}"))
         except VersionConflict:
             return await self.find_metadata(ledger_id)
         except NotFoundInStore:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgpack
 
 from magnetar.metadata.store import MetadataStore, Watch
+from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity
 from magnetar.proto.errors import BookieUnavailable, InvalidSetting, MagnetarError
 
 from .metadata_wait import metadata_in_time
@@ -82,6 +83,10 @@ class BookieDirectory(Protocol):
         """Its rack and zone, as last reported."""
         ...
 
+    def identity(self, bookie: str) -> BookieIdentity:
+        """Who it is, as this process has verified it; NOT_KNOWN if it has not."""
+        ...
+
     def free_bytes(self, bookie: str) -> int:
         """Its free space, as last reported; 0 if it is not known."""
         ...
@@ -103,6 +108,10 @@ def parse_address(text: str) -> Address:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def _not_verified(bookie: str) -> BookieIdentity:
+    return NOT_KNOWN
+
+
 class StaticBookies:
     """A list from the settings: ids with addresses, or `host:port` texts that are both.
 
@@ -119,6 +128,7 @@ class StaticBookies:
         self._lost: dict[str, None] = {}  # did not answer, are suspected not to, or take no adds
         self._returns: dict[str, int] = {}
         self._writable = self.names
+        self.identity: Callable[[str], BookieIdentity] = _not_verified  # set by the owner of a transport
         self.on_suspected: Callable[[str], None] | None = (
             None  # asks the bookie for its state soon; None: nothing does
         )
@@ -233,6 +243,7 @@ class RegisteredBookies:
         self._metadata = metadata
         self._timeout_s = metadata_timeout_s
         self._registered: dict[str, _Registration] = {}  # now
+        self.identity: Callable[[str], BookieIdentity] = _not_verified  # set by the owner of a transport
         # These outlive a registration:
         self._addresses: dict[str, Address] = {}
         self._facts: dict[str, BookieFacts] = {}

@@ -108,7 +108,7 @@ class Replicas:
         slow_s = self._components.settings.speculative_read_s
         entries = await first_good(self._in_order(first, last), ask, slow_s, self._suspect, errors)
         if entries is None:
-            raise _most_significant(errors, self._ledger_id, first)
+            raise most_significant(errors, self._ledger_id, first)
         return entries
 
     async def read_striped(self, first: int, last: int, max_bytes: int) -> list[bytes]:
@@ -131,7 +131,7 @@ class Replicas:
             )
             entries = await reading.read(first, last, max_bytes)
             if not entries:
-                raise _most_significant(reading.errors, self._ledger_id, first)
+                raise most_significant(reading.errors, self._ledger_id, first)
         self._history.entry_bytes = max(1, sum(map(len, entries)) // len(entries))
         return entries
 
@@ -202,7 +202,7 @@ def verified(entries: list[bytes], ledger_id: int, ids: Sequence[int], bookie: s
     return entries
 
 
-def _most_significant(errors: list[MagnetarError], ledger_id: int, entry_id: int) -> MagnetarError:
+def most_significant(errors: list[MagnetarError], ledger_id: int, entry_id: int) -> MagnetarError:
     """A temporary error outweighs damage, damage outweighs absence: an entry that some bookie may have is never given up."""
     for kind in (*SILENT, EntryDamaged):
         for error in errors:

@@ -56,6 +56,8 @@ class LedgerSettings:
     placement_max_weight_ratio: float = 3.0
     # Bookies of a list are asked how they are: this often while they answer, every second at most while they do not.
     bookie_info_interval_s: float = 10.0
+    # Bookies without metadata get deletions that they have missed this often, until they confirm.
+    deletion_retry_s: float = 10.0
     # A bookie that failed so often (0: never) in the window is out of placement for a while. TooManyRequests does not count.
     quarantine_errors: int = 5
     quarantine_window_s: float = 60.0
@@ -74,6 +76,7 @@ class LedgerSettings:
             "connect_timeout_s",
             "reconnect_backoff_s",
             "bookie_info_interval_s",
+            "deletion_retry_s",
             "quarantine_window_s",
             "quarantine_s",
         ):

@@ -18,7 +18,6 @@ import asyncio
 from types import TracebackType
 from typing import Protocol
 
-from magnetar.metadata.paths import ledger_path
 from magnetar.metadata.store import Watch
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
 
@@ -107,7 +106,7 @@ class LedgerTail:
         """Until more than `known` is confirmed, the ledger is closed, or for `timeout_s`."""
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         if self._watch is None:
-            self._watch = self._components.metadata.watch(ledger_path(self._reader.ledger_id), self._changed)
+            self._watch = self._components.ledgers.watch(self._reader.ledger_id, self._changed)
         while True:
             self._woken.clear()
             self._take_poll_answers()
@@ -154,7 +153,7 @@ class LedgerTail:
 
     # --- what wakes it -----------------------------------------------------------------------------------------------
 
-    def _changed(self, _path: str) -> None:
+    def _changed(self) -> None:
         self._metadata_changed = True
         self._woken.set()
 

@@ -34,6 +34,7 @@ from magnetar.runtime.connection import ConnectionOptions, Reply
 
 from .bookie_connection import BookieChannel
 from .directory import BookieDirectory
+from .identities import AnyBookie, BookieIdentities
 from .settings import LedgerSettings
 from .transport import (
     AddCallback,
@@ -47,10 +48,17 @@ from .transport import (
 
 
 class TcpTransport:
-    """BookieTransport over TCP. `options` are those of every connection; the directory tells the addresses."""
+    """BookieTransport over TCP. `options` are those of every connection; the directory tells the addresses.
+
+    `identities` say who is believed to be which bookie; without them everybody is.
+    """
 
     def __init__(
-        self, bookies: BookieDirectory, settings: LedgerSettings, options: ConnectionOptions
+        self,
+        bookies: BookieDirectory,
+        settings: LedgerSettings,
+        options: ConnectionOptions,
+        identities: BookieIdentities | None = None,
     ) -> None:
         self._bookies = bookies
         self._settings = settings
@@ -61,6 +69,7 @@ class TcpTransport:
             # The bound that counts is max_outstanding_bytes, which fails adds one by one and by name.
             max_buffered_bytes=max(options.max_buffered_bytes, 2 * settings.max_outstanding_bytes),
         )
+        self._identities = identities or AnyBookie()
         self._channels: dict[str, BookieChannel] = {}
         self._request_channels: dict[str, BookieChannel] = {}
         self._recovery_channels: dict[str, BookieChannel] = {}
@@ -210,7 +219,7 @@ class TcpTransport:
     def _channel(self, channels: dict[str, BookieChannel], bookie: str) -> BookieChannel:
         recovery = channels is self._recovery_channels
         channel = channels[bookie] = BookieChannel(
-            bookie, self._bookies, self._settings, self._options, recovery
+            bookie, self._bookies, self._settings, self._options, self._identities, recovery
         )
         if self._closed:
             channel.refuse()

@@ -1,32 +1,53 @@
 """The embedded metadata store: the tree of `local` on RocksDB, in a directory of its own.
 
-Traps of rocksdict: everything in raw mode; a batch serves once; an iterator's lower bound overwrites
-its upper bound, so only the upper one is set; `close` keeps the lock while an iterator is alive, so iterators are
-used up or dropped here; errors are bare `Exception`.
+    a commit:  change log (synced)  ->  RocksDB's memtable, without a log of its own
+    a turn:    the log is full  ->  next turn, noted in the database  ->  RocksDB flushes  ->  guard  ->  the turn is over
 
-The write-ahead log is recovered with "tolerate corrupted tail": a tail torn by a crash was never acknowledged and is
-dropped, damage before it refuses to open. (RocksDB's default stops at the first damage and silently forgets what follows.)
+RocksDB's own log and MANIFEST take damage at their ends for a torn write, and forget what was durable in silence. Ledgers
+that the store forgets are ledgers that garbage collection deletes (rule 37). So changes are in a log that tells damage from
+a torn write (`change_log`), and a guard (`RocksDbGuard`) notices a database that has lost tables.
+
+An open store holds room for what it needs on a full disk: the log is preallocated, nothing is flushed while less than
+`MINIMUM_FREE_BYTES` are free, and `reserve` is given back when the database finds no room to open (rule 39).
+
+Traps of rocksdict: everything in raw mode; a batch serves once; an iterator's lower bound overwrites its upper bound, so
+only the upper one is set; `close` keeps the lock while an iterator is alive, so iterators are used up or dropped here;
+errors are bare `Exception`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import os
 from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
+import msgpack
 import rocksdict
 
-from magnetar.proto.errors import DataDirectoryError, StorageFailed
+from magnetar.proto.errors import DataDirectoryError, DiskFull, MagnetarError, StorageFailed
+from magnetar.runtime.files import Files, OsFiles
+from magnetar.runtime.rocksdb_guard import RocksDbGuard
 
+from .change_log import TURN_BYTES, ChangeLog
 from .local import LocalMetadataStore
 
-_MEMTABLE_BYTES = 8 * 1024 * 1024
-_BLOCK_CACHE_BYTES = 8 * 1024 * 1024
+_log = logging.getLogger(__name__)
+
+# A flush of two turns and a compaction of what it made.
+MINIMUM_FREE_BYTES: Final = 32 << 20
+RESERVE_BYTES: Final = 4 << 20
+# Larger than all changes of the turns that can be in it, so RocksDB flushes only when it is asked to.
+_MEMTABLE_BYTES = 64 << 20
+_BLOCK_CACHE_BYTES = 8 << 20
 _MAX_INFO_LOGS = 2
-
-
-def _unreadable(error: Exception) -> StorageFailed:
-    return StorageFailed(
-        f"the metadata store cannot be read: {error}; if its files are damaged, restore the data directory from a backup"
-    )
+# After a pause of this length the log notes that its last record was durable.
+_NOTE_AFTER_S = 1.0
+# The first turn of the log that is not in the database's tables. Keys of `local` begin with other bytes.
+_TURN_KEY = b"\xffturn"
+_RESTORE = "restore the data directory from a backup"
 
 
 class EmbeddedMetadataStore(LocalMetadataStore):
@@ -42,15 +63,26 @@ class EmbeddedMetadataStore(LocalMetadataStore):
 
 
 class RocksKeyValue:
-    """KeyValue on RocksDB."""
+    """KeyValue on RocksDB and a change log."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, files: Files | None = None, *, turn_bytes: int = TURN_BYTES) -> None:
+        self._files = OsFiles() if files is None else files
+        self._directory = directory
+        self._log = ChangeLog(self._files, directory, turn_bytes=turn_bytes)
+        self._guard = RocksDbGuard(self._files, directory, _RESTORE)
+        unlogged: Any = rocksdict.WriteOptions()
+        unlogged.disable_wal = True
+        self._unlogged = unlogged
+        # Sequence number that the flush under way makes durable; None: no flush is under way.
+        self._flushing: int | None = None
+        self._room_is_short = False
+        self._note: asyncio.TimerHandle | None = None
+        self._db: Any = self._open_database()
         try:
-            self._db = rocksdict.Rdict(directory, _options())
-        except Exception as error:
-            raise _cannot_open(directory, error) from None
-        self._synced = rocksdict.WriteOptions()
-        self._synced.sync = True
+            self._recover()
+        except BaseException:
+            self.close()
+            raise
 
     def get(self, key: bytes) -> bytes | None:
         """See KeyValue."""
@@ -79,29 +111,154 @@ class RocksKeyValue:
             raise _unreadable(error) from None
 
     def write_synced(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """See KeyValue."""
+        """See KeyValue. DiskFull: nothing was written, and a later write can succeed."""
+        self._log.append(msgpack.packb([part for change in changes.items() for part in change]))
+        self._apply(changes.items())
+        self._note_later()
+        if self._flushing is not None:
+            self._end_flush()
+        if self._log.full and self._flushing is None and self._has_room():
+            self._begin_turn()
+
+    def close(self) -> None:
+        """See KeyValue. What was not flushed is replayed at the next start."""
+        if self._note is not None:
+            self._note.cancel()
+            self._log.note_synced()
+        self._log.close()
+        self._guard.close()
+        try:
+            self._db.close()
+        except Exception as error:  # what it could not flush is in the log
+            _log.warning("the metadata store %s was closed with an error: %s", self._directory, error)
+
+    # --- opening -----------------------------------------------------------------------------------------------------
+
+    def _open_database(self) -> Any:
+        reserve = os.path.join(self._directory, "reserve")
+        for attempt in range(2):
+            try:
+                return rocksdict.Rdict(self._directory, _options())
+            except Exception as error:
+                if attempt or "No space left" not in str(error) or not self._files.exists(reserve):
+                    raise _cannot_open(self._directory, error) from None
+                _log.warning("no space is left for the metadata store: %s is given back to open it", reserve)
+                self._files.delete(reserve)
+        raise AssertionError
+
+    def _recover(self) -> None:
+        """The database as of its last commit: what it flushed, and the log behind that."""
+        sequence = self._db.latest_sequence_number()
+        turn = self.get(_TURN_KEY)
+        if self._guard.open():
+            self._guard.check(sequence)
+        elif turn is not None:
+            raise self._guard.missing()
+        if turn is None:
+            turn = self._create()
+        self._log.open()
+        for change in self._log.replay(int.from_bytes(turn, "big")):
+            parts = msgpack.unpackb(change)
+            self._apply(zip(parts[::2], parts[1::2], strict=True))
+        self._make_reserve()
+
+    def _create(self) -> bytes:
+        """A new store, or one whose making was interrupted: then nothing was ever written to it. Returns its turn."""
+        if self.first_key(b"", _TURN_KEY) is not None:
+            raise DataDirectoryError(
+                f"{self._directory} is a database, but not a metadata store; point the setting data at the right directory"
+            )
+        self._log.create()
+        if not self._guard.open():
+            self._guard.create(0)
+        turn = (0).to_bytes(8, "big")
+        self._apply([(_TURN_KEY, turn)])
+        self._flush(wait=True)
+        self._guard.advance(self._db.latest_sequence_number())
+        return turn
+
+    def _make_reserve(self) -> None:
+        """A file that can be given back; made again when there is room for it."""
+        path = os.path.join(self._directory, "reserve")
+        if self._files.exists(path) or not self._has_room():
+            return
+        with (
+            contextlib.suppress(MagnetarError),
+            contextlib.closing(self._files.open(path, create=True)) as file,
+        ):
+            file.zero_fill(0, RESERVE_BYTES)
+            file.sync()
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    def _begin_turn(self) -> None:
+        """The log goes on in its other file, and RocksDB flushes in the background what came before."""
+        self._log.begin_turn()
+        self._apply([(_TURN_KEY, self._log.turn.to_bytes(8, "big"))])
+        self._flushing = self._db.latest_sequence_number()
+        try:
+            self._flush(wait=False)
+        except DiskFull as error:  # what was committed is durable in the log all the same
+            _log.warning("%s", error)
+
+    def _end_flush(self) -> None:
+        """Advances the guard if RocksDB has flushed. A failed flush never ends: then the log grows, until the next start."""
+        assert self._flushing is not None
+        if not self._db.property_int_value("rocksdb.num-immutable-mem-table"):
+            self._guard.advance(self._flushing)
+            self._flushing = None
+
+    def _has_room(self) -> bool:
+        free, _ = self._files.free_bytes(self._directory)
+        if free < MINIMUM_FREE_BYTES and not self._room_is_short:
+            _log.warning(
+                "%d bytes are free for the metadata store, fewer than %d: its log grows until there is room",
+                free,
+                MINIMUM_FREE_BYTES,
+            )
+        self._room_is_short = free < MINIMUM_FREE_BYTES
+        return not self._room_is_short
+
+    def _note_later(self) -> None:
+        if self._note is not None:
+            self._note.cancel()
+        with contextlib.suppress(RuntimeError):  # no loop yet while the store is being opened
+            self._note = asyncio.get_running_loop().call_later(_NOTE_AFTER_S, self._log.note_synced)
+
+    # --- the database ------------------------------------------------------------------------------------------------
+
+    def _apply(self, changes: Any) -> None:
         batch = rocksdict.WriteBatch(raw_mode=True)
-        for key, value in changes.items():
+        for key, value in changes:
             if value is None:
                 batch.delete(key)
             else:
                 batch.put(key, value)
         try:
-            self._db.write(batch, self._synced)
+            self._db.write(batch, self._unlogged)
         except Exception as error:
             raise StorageFailed(
-                f"the metadata store cannot write: {error}; make room or repair the disk, then start again"
+                f"the metadata store cannot write: {error}; repair the disk, then start again"
             ) from None
 
-    def close(self) -> None:
-        """See KeyValue."""
-        self._db.close()
+    def _flush(self, *, wait: bool) -> None:
+        try:
+            self._db.flush(wait)
+        except Exception as error:
+            if "No space left" in str(error):
+                raise DiskFull(f"no space is left for the metadata store: {error}; free some space") from None
+            raise StorageFailed(
+                f"the metadata store cannot write: {error}; repair the disk, then start again"
+            ) from None
+
+
+def _unreadable(error: Exception) -> StorageFailed:
+    return StorageFailed(f"the metadata store cannot be read: {error}; if its files are damaged, {_RESTORE}")
 
 
 def _options() -> rocksdict.Options:
     options = rocksdict.Options(raw_mode=True)
     options.create_if_missing(True)
-    options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_paranoid_checks(True)
     options.set_write_buffer_size(_MEMTABLE_BYTES)
     options.set_keep_log_file_num(_MAX_INFO_LOGS)
@@ -114,12 +271,12 @@ def _options() -> rocksdict.Options:
 
 def _cannot_open(directory: str, error: Exception) -> DataDirectoryError:
     text = str(error)
-    if "lock" in text.lower():
+    if "/LOCK:" in text:
         return DataDirectoryError(
             f"the metadata store {directory} is held by another process; "
             "stop that one, or give this one a directory of its own (setting data)"
         )
     return DataDirectoryError(
         f"the metadata store {directory} cannot be opened: {text}; "
-        "check the directory's owner and disk, or restore it from a backup"
+        f"check the directory's owner and disk, or {_RESTORE}"
     )

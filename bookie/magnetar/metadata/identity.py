@@ -1,24 +1,46 @@
-"""Identity: the instance of a metadata store, and the bookies that were ever registered with it.
+"""Identity: the instance of a metadata store, and the bookies that were ever registered with it (rules 35 and 36).
 
     /instance              u64, random, made once
-    /cookies/{bookie id}   msgpack map {"format": 1, "instance": u64 of the bookie's cookie}
+    /cookies/{bookie}      msgpack map {"format": 1, "bookie_id", "instance", "start", "incarnation"}: who the bookie was
+                           when a ledger client registered it last (`proto.bookie_identity`)
 
-A bookie keeps the store's instance in its cookie, so that an emptied or foreign store is noticed; the store keeps the
-bookie's, so that a bookie whose disks were emptied is noticed (rule 9).
+`bookie` is the name that ledger metadata has for it: its own id, or what a static list of bookies calls it. A bookie keeps
+the store's instance in its cookie, so that an emptied or foreign store is noticed; the store keeps the bookie's instance and
+start, so that a bookie is noticed whose disks were emptied, exchanged, or restored from an older copy.
 """
 
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 import msgpack
 
-from magnetar.proto.errors import AlreadyExists, DataDirectoryError
+from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity
+from magnetar.proto.errors import (
+    AlreadyExists,
+    DataDirectoryError,
+    NotFoundInStore,
+    VersionConflict,
+    WrongBookie,
+)
 
-from .paths import INSTANCE_PATH, cookie_path
+from .paths import COOKIES_PATH, INSTANCE_PATH, cookie_path
 from .store import MetadataStore
 
-__all__ = ["cluster_instance", "register_cookie", "registered_cookie"]
+__all__ = [
+    "RegisteredCookie",
+    "cluster_instance",
+    "register_cookie",
+    "registered_cookie",
+]
+
+
+class RegisteredCookie(NamedTuple):
+    """What the store has of a bookie; of one that was never seen NOT_KNOWN and no version."""
+
+    identity: BookieIdentity
+    version: int | None
 
 
 async def cluster_instance(store: MetadataStore, rng: random.Random) -> int:
@@ -33,43 +55,64 @@ async def cluster_instance(store: MetadataStore, rng: random.Random) -> int:
             continue
 
 
-async def registered_cookie(store: MetadataStore, bookie_id: str) -> int | None:
-    """Instance of the data directory that this bookie is known to have; None: it was never seen."""
-    node = await store.get(cookie_path(bookie_id))
+async def registered_cookie(store: MetadataStore, bookie: str) -> RegisteredCookie:
+    """Who the bookie was when it was registered last."""
+    node = await store.get(cookie_path(bookie))
     if node is None:
-        return None
+        return RegisteredCookie(NOT_KNOWN, None)
     try:
-        return int(msgpack.unpackb(node.value)["instance"])
+        fields = msgpack.unpackb(node.value)
+        identity = BookieIdentity(
+            bookie_id=str(fields["bookie_id"]),
+            instance=int(fields["instance"]),
+            start=int(fields["start"]),
+            incarnation=int(fields["incarnation"]),
+        )
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise DataDirectoryError(
-            f"the metadata node {cookie_path(bookie_id)} is no bookie's cookie ({error}); restore the metadata store"
+            f"the metadata node {cookie_path(bookie)} is no bookie's cookie ({error}); restore the metadata store"
         ) from error
+    return RegisteredCookie(identity, node.version)
 
 
 async def register_cookie(
-    store: MetadataStore, bookie_id: str, instance: int, *, replaces: bool = False
-) -> None:
-    """Makes the bookie known, or finds that it is; `replaces`: it took the place of one that lost its disks.
+    store: MetadataStore, bookie: str, expected: BookieIdentity, found: BookieIdentity
+) -> bool:
+    """Registers the bookie as the one that was found, in the place of `expected` (NOT_KNOWN: it was never seen). Durable.
 
-    DataDirectoryError when the bookie is known with another data directory: it must not serve (rule 9). Durable.
+    False: the store has something else than `expected` by now, and nothing was changed. WrongBookie: another bookie is
+    registered with the same data directory.
     """
-    path = cookie_path(bookie_id)
-    value: bytes = msgpack.packb({"format": 1, "instance": instance})
-    while True:
-        node = await store.get(path)
-        if node is None:
-            try:
-                await store.create(path, value)
-            except AlreadyExists:
-                continue
-            return
-        if (known := await registered_cookie(store, bookie_id)) == instance:
-            return
-        if not replaces:
-            raise DataDirectoryError(
-                f"bookie {bookie_id!r} is known with another data directory (instance {known:016x}, this one is "
-                f"{instance:016x}): were its disks emptied or exchanged? Mount the right ones, or replace it (magnetar "
-                "bookie cookie --accept-new-disk) and let its ledgers be repaired"
+    known = await registered_cookie(store, bookie)
+    if known.identity.is_same_start(found):
+        return True
+    if not known.identity.is_same_start(expected):
+        return False
+    value: bytes = msgpack.packb(
+        {
+            "format": 1,
+            "bookie_id": found.bookie_id,
+            "instance": found.instance,
+            "start": found.start,
+            "incarnation": found.incarnation,
+        }
+    )
+    try:
+        if known.version is None:
+            await _check_new(store, bookie, found)
+            await store.create(cookie_path(bookie), value)
+        else:
+            await store.put(cookie_path(bookie), value, version=known.version)
+    except (AlreadyExists, VersionConflict, NotFoundInStore):  # another process was faster
+        return False
+    return True
+
+
+async def _check_new(store: MetadataStore, bookie: str, found: BookieIdentity) -> None:
+    """One bookie under two names would be two replicas, and no names of old ledgers may change."""
+    for name in await store.children(COOKIES_PATH):
+        if (await registered_cookie(store, name)).identity.instance == found.instance:
+            raise WrongBookie(
+                f"bookie {bookie} is the one that ledgers know as {name} (instance {found.instance:016x}): list it once, "
+                f"and by that name ({name}=host:port)"
             )
-        await store.put(path, value, version=node.version)
-        return

@@ -29,7 +29,10 @@ class KeyValue(Protocol):
         ...
 
     def write_synced(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """Puts and (None) deletes, all or nothing, durable when it returns. StorageFailed: the outcome is not known."""
+        """Puts and (None) deletes, all or nothing, durable when it returns.
+
+        DiskFull: nothing was written, and a later write can succeed. StorageFailed: the outcome is not known.
+        """
         ...
 
     def close(self) -> None:

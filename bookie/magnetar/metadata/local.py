@@ -26,6 +26,7 @@ from magnetar.proto.errors import (
     AlreadyClosed,
     AlreadyExists,
     DataDirectoryError,
+    DiskFull,
     InvalidArgument,
     MagnetarError,
     NodeNotEmpty,
@@ -36,8 +37,12 @@ from magnetar.proto.errors import (
 
 from .key_value import KeyValue
 from .store import MAX_VALUE_BYTES, Check, Create, Delete, Operation, Put, Session, Versioned, split_path
+from .watch import LoopWatch
 
 FORMAT_VERSION = 1
+# A node of the tree that is listed costs 0.7 us, a new iterator with its seek 5 us.
+_STEPS_PER_SEEK = 10
+_ALL = 1 << 62
 
 _FORMAT_KEY = b"f"
 _NODE = b"n"
@@ -86,40 +91,12 @@ class LocalSession:
             self._store.purge(self.session_id)
 
 
-class LocalWatch:
-    """A registered callback of `LocalMetadataStore.watch`."""
-
-    def __init__(self, store: LocalMetadataStore, path: str, callback: Callable[[str], None]) -> None:
-        self.path = path
-        self._store = store
-        self._callback = callback
-        self._scheduled = False
-        self._closed = False
-
-    def changed(self) -> None:
-        """Calls back in the next loop turn, once for all changes until then."""
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._call)
-
-    def close(self) -> None:
-        """See Watch."""
-        if not self._closed:
-            self._closed = True
-            self._store.forget(self)
-
-    def _call(self) -> None:
-        self._scheduled = False
-        if not self._closed:
-            self._callback(self.path)
-
-
 class LocalMetadataStore:
     """MetadataStore over a KeyValue. Opening it checks the format and purges the ephemerals of a dead process."""
 
     def __init__(self, storage: KeyValue) -> None:
         self._storage = storage
-        self._watches: dict[str, list[LocalWatch]] = {}
+        self._watches: dict[str, list[LoopWatch]] = {}
         self._sessions: dict[int, LocalSession] = {}
         self._closed = False
         self._failure: StorageFailed | None = None
@@ -154,10 +131,12 @@ class LocalMetadataStore:
         stem, end = _below(path)
         start = stem + after.encode() + b"\x01" if after else stem
         names: list[str] = []
-        while (not limit or len(names) < limit) and (key := self._storage.first_key(start, end)) is not None:
-            name = key[len(stem) :].partition(b"\x00")[0]
-            names.append(name.decode())
-            start = stem + name + b"\x01"  # behind the child and everything below it
+        while not limit or len(names) < limit:
+            found = self._some_children(stem, start, end, limit - len(names) if limit else _ALL)
+            if not found:
+                break
+            names += [name.decode() for name in found]
+            start = stem + found[-1] + b"\x01"  # behind the last child and everything below it
         return names
 
     async def next_id(self, name: str, count: int = 1) -> int:
@@ -182,16 +161,16 @@ class LocalMetadataStore:
         for path in transaction.changed_paths:
             self._notify_watches(path)
 
-    def watch(self, path: str, callback: Callable[[str], None]) -> LocalWatch:
+    def watch(self, path: str, callback: Callable[[str], None]) -> LoopWatch:
         """See MetadataStore."""
         self._check_open()
         split_path(path)
-        watch = LocalWatch(self, path, callback)
+        watch = LoopWatch(path, callback, self.forget)
         self._watches.setdefault(path, []).append(watch)
         return watch
 
-    def forget(self, watch: LocalWatch) -> None:
-        """Removes a watch (called by LocalWatch.close)."""
+    def forget(self, watch: LoopWatch) -> None:
+        """Removes a watch (called by LoopWatch.close)."""
         watches = self._watches.get(watch.path, [])
         if watch in watches:
             watches.remove(watch)
@@ -226,6 +205,23 @@ class LocalMetadataStore:
                 watch.close()
             self._storage.close()
 
+    def _some_children(self, stem: bytes, start: bytes, end: bytes, limit: int) -> list[bytes]:
+        """The next children in one walk, which ends at a child with many nodes below it: a seek is as dear as ten steps."""
+        found: list[bytes] = []
+        below = 0
+        for key in self._storage.keys(start, end):
+            name = key[len(stem) :].partition(b"\x00")[0]
+            if found and name == found[-1]:
+                below += 1
+                if below == _STEPS_PER_SEEK:
+                    break
+            elif len(found) == limit:
+                break
+            else:
+                found.append(name)
+                below = 0
+        return found
+
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
@@ -258,7 +254,8 @@ class LocalMetadataStore:
     def _next_id(self, key: bytes, count: int = 1) -> int:
         data = self._storage.get(key)
         value: int = 0 if data is None else _U64.unpack(data)[0]
-        self._write({key: _U64.pack(value + count)})
+        if count:
+            self._write({key: _U64.pack(value + count)})
         return value
 
     def _write(self, changes: dict[bytes, bytes | None]) -> None:
@@ -268,6 +265,8 @@ class LocalMetadataStore:
             return
         try:
             self._storage.write_synced(changes)
+        except DiskFull:  # nothing was written, and a later write can succeed (rule 39)
+            raise
         except StorageFailed as failure:
             # What a failed sync left behind is not known (rule 4), so nothing may be built upon it.
             self._failure = failure

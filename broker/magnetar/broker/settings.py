@@ -25,6 +25,7 @@ _ZERO = {
     "attach_min_bytes": "attaches every batch",
     "min_ledger_age_ms": "lets a full ledger be left at once",
     "max_inline_cursor_bytes": "keeps cursors out of their metadata nodes",
+    "archive_read_bytes_per_s": "sets no bound",
 }
 
 
@@ -64,6 +65,11 @@ class BrokerSettings:
 
     read_bytes: int = 1 * MIB  # one read of a consumer that is behind the cache
     read_ahead_bytes: int = 4 * MIB  # read and not yet dispatched, per subscription
+
+    # Archived ledgers are read from their files by helper processes. All topics of the broker together read so much.
+    archive_read_bytes_per_s: int = 32 * MIB
+    archive_read_timeout_ms: int = 30_000  # for one read of `read_bytes`; then the helper process is killed
+    archive_reader_idle_ms: int = 60_000  # a helper process that nobody asks for so long is ended
 
     # Messages delivered and not acknowledged where acknowledgements are individual; then nothing is delivered until half of
     # them are acknowledged. 0: no cap. Pulsar: maxUnackedMessagesPerConsumer, maxUnackedMessagesPerSubscription.

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .bookie_tools import tools_app
+from .cluster import cluster_app
 from .flags import FLAGS, SUMMARIES
 from .options import (
     DEFAULT_URL,
@@ -37,6 +38,7 @@ subscriptions_app = typer.Typer(no_args_is_help=True, help="List and delete subs
 app.add_typer(perf_app, name="perf", rich_help_panel="Operate")
 app.add_typer(topics_app, name="topics", rich_help_panel="Operate")
 app.add_typer(subscriptions_app, name="subscriptions", rich_help_panel="Operate")
+app.add_typer(cluster_app, name="cluster", rich_help_panel="Operate")
 app.add_typer(spark_app, name="spark", rich_help_panel="Operate")
 
 

@@ -138,7 +138,9 @@ def _show_cookie(bookie: StoppedBookie, found: Cookie, *, as_json: bool) -> str:
     """Returns why a start would refuse it; empty: it would not."""
     directories = inspect_directories(bookie, found)
     problem = check_identity(bookie)
-    record = found._asdict() | {
+    record = found._asdict()
+    del record["incarnations"]  # hundreds of random numbers
+    record |= {
         "instance": f"{found.instance:016x}",
         "cluster": f"{found.cluster:016x}" if found.cluster else "",
         "ledger_directories": [row._asdict() for row in found.ledger_directories],
@@ -151,7 +153,7 @@ def _show_cookie(bookie: StoppedBookie, found: Cookie, *, as_json: bool) -> str:
     names = ("bookie_id", "instance", "cluster", "format_version")
     figures = [(name.replace("_", " "), str(record[name])) for name in names if record[name] != ""]
     if found.repairing:
-        figures.append(("repair mode", "the next start marks unknown what it may have held"))
+        figures.append(("repair mode", "it replaces a lost bookie, and no broker has registered it yet"))
     print_table("", ("", ""), figures)
     print_directories(directories)
     print(f"A START WOULD BE REFUSED: {problem}" if problem else "a start would take these directories")

@@ -25,6 +25,8 @@ from .lazy_imports import LazyHttp, LazyLogs
 from .settings import ServiceSettings, SettingSources, check_bookie_count, format_host, service_settings
 
 if TYPE_CHECKING:
+    from magnetar.bookie import Bookie
+    from magnetar.broker import Broker
     from magnetar.runtime.metrics import Metrics
 
     from .standalone import Address
@@ -108,60 +110,109 @@ async def _start_standalone(settings: ServiceSettings, daemon: Daemon) -> Starte
 
 
 async def _start_bookie(settings: ServiceSettings, daemon: Daemon) -> Started:
+    stops = AsyncExitStack()
+    daemon.on_stop("bookie", stops.aclose)
+    if settings.daemon.metadata:
+        from .shared_metadata import run_bookie
+
+        bookie, address, repairs = await run_bookie(settings, daemon.fail, stops)
+    else:
+        bookie, address = await _run_bookie_alone(settings, daemon, stops)
+        repairs = None
+    from .metrics import service_metrics
+
+    return Started({"bookie": address}, lambda: service_metrics(None, bookie, repairs), bookie.problems)
+
+
+async def _run_bookie_alone(
+    settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack
+) -> tuple[Bookie, Address]:
     from magnetar.runtime.files import OsFiles
 
-    from .metrics import service_metrics
     from .production import bookie_components
     from .standalone import lock_data, serve_bookie, start_bookie
 
-    stops = AsyncExitStack()
-    daemon.on_stop("bookie", stops.aclose)
     lock_data(OsFiles(), settings, stops)
     bookie = await start_bookie(settings, bookie_components(), daemon.fail, stops)
     server = await serve_bookie(bookie, settings, stops)
-    return Started({"bookie": server.addresses[0]}, lambda: service_metrics(None, bookie), bookie.problems)
+    return bookie, server.addresses[0]
 
 
 async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
-    from magnetar.ledger import BookieInfoReader, StaticBookies
+    if settings.daemon.metadata and settings.daemon.bookies:
+        raise InvalidSetting(
+            "--metadata and --bookies exclude each other: bookies that share the metadata register themselves"
+        )
+    stops = AsyncExitStack()
+    daemon.on_stop("broker", stops.aclose)
+    settings = _with_ports(settings)
+    if settings.daemon.metadata:
+        from .shared_metadata import run_broker
+
+        broker, address, problems = await run_broker(settings, daemon.fail, stops)
+    else:
+        broker, address, problems = await _run_broker_alone(settings, daemon, stops)
+    from .metrics import service_metrics
+
+    return Started({"magnetar": address}, lambda: service_metrics(broker, None), problems)
+
+
+async def _run_broker_alone(
+    settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack
+) -> tuple[Broker, Address, Callable[[], Mapping[str, str]]]:
+    """A broker with a store of its own and a list of bookies."""
+    from magnetar.ledger import BookieInfoReader, StaticBookies, StoredIdentities
     from magnetar.ledger.tcp_transport import TcpTransport
+    from magnetar.metadata.identity import cluster_instance
     from magnetar.runtime.connection import ConnectionOptions
 
-    from .metrics import service_metrics
     from .production import broker_components
     from .standalone import lock_data, open_metadata, start_broker
 
     if not settings.daemon.bookies:
         raise InvalidSetting(
-            "a broker needs bookies: --bookies host:port,... (start them with `magnetar bookie`, or run "
-            "`magnetar standalone`)"
+            "a broker needs bookies: --metadata zk://host:port/root of its cluster, or --bookies host:port,... (start them "
+            "with `magnetar bookie`, or run `magnetar standalone`)"
         )
     bookies = parse_bookies(settings.daemon.bookies)
     check_bookie_count(settings, len(bookies), "--bookies")
-    settings = _with_ports(settings)
-    stops = AsyncExitStack()
-    daemon.on_stop("broker", stops.aclose)
     components = broker_components()
     lock_data(components.files, settings, stops)
     metadata = open_metadata(components, settings, daemon.fail, stops)
     directory = StaticBookies(bookies)
     # Entries are larger than messages by what the client, the broker and the ledger client put before them.
     options = ConnectionOptions(name="broker", max_message_bytes=settings.bookie.max_entry_bytes)
-    transport = TcpTransport(directory, settings.ledger, options)
+    cluster = await cluster_instance(metadata, components.rng)
+    identities = StoredIdentities(metadata, cluster, metadata_timeout_s=settings.ledger.metadata_timeout_s)
+    directory.identity = identities.known
+    transport = TcpTransport(directory, settings.ledger, options, identities)
     stops.push_async_callback(transport.close)
     info_reader = BookieInfoReader(directory, transport, settings.ledger, components.rng)
     stops.push_async_callback(info_reader.close)
     await info_reader.start()
-    broker, server = await start_broker(settings, components, metadata, transport, directory, stops)
-    return Started(
-        {"magnetar": server.addresses[0]}, lambda: service_metrics(broker, None), info_reader.problems
+    broker, server = await start_broker(
+        settings, components, metadata, transport, directory, stops, remember_deletions=True
     )
+    return broker, server.addresses[0], info_reader.problems
+
+
+async def _start_autorecovery(settings: ServiceSettings, daemon: Daemon) -> Started:
+    if not settings.daemon.metadata:
+        raise InvalidSetting("autorecovery needs the metadata of its cluster: --metadata zk://host:port/root")
+    from .metrics import service_metrics
+    from .shared_metadata import run_autorecovery
+
+    stops = AsyncExitStack()
+    daemon.on_stop("autorecovery", stops.aclose)
+    repairs = await run_autorecovery(settings, stops)
+    return Started({}, lambda: service_metrics(None, None, repairs))
 
 
 _STARTERS: dict[str, Starter] = {
     "standalone": _start_standalone,
     "bookie": _start_bookie,
     "broker": _start_broker,
+    "autorecovery": _start_autorecovery,
 }
 
 

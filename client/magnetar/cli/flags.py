@@ -42,6 +42,10 @@ _DATA = Flag("--data", "daemon.data", "DIR", "Data directory, made if it is not 
 _PORT = Flag("--port", "daemon.port", "N", "Native protocol, 7650; 0 takes a free port.")
 _ADVERTISED = Flag("--advertised-host", "daemon.advertised_host", "HOST", "Address that clients connect to.")
 
+_METADATA = Flag(
+    "--metadata", "daemon.metadata", "URL", "Metadata shared by a cluster: zk://host:port,host:port/root."
+)
+
 FLAGS: dict[str, tuple[Flag, ...]] = {
     "standalone": (
         _DATA,
@@ -54,12 +58,20 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _DATA,
         Flag("--port", "daemon.bookie_port", "N", "Bookie protocol, 3181; 0 takes a free port."),
         Flag("--id", "bookie.bookie_id", "NAME", "Name of this bookie; stored in its data directory."),
+        _METADATA,
         *_COMMON,
     ),
+    "autorecovery": (_METADATA, *_COMMON),
     "broker": (
         _DATA,
         _PORT,
-        Flag("--bookies", "daemon.bookies", "HOST:PORT,...", "The bookies, separated by commas."),
+        _METADATA,
+        Flag(
+            "--bookies",
+            "daemon.bookies",
+            "HOST:PORT,...",
+            "Without --metadata: the bookies, separated by commas.",
+        ),
         _ADVERTISED,
         *_COMMON,
     ),
@@ -67,7 +79,8 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
 SUMMARIES = {
     "standalone": "Run the whole service on this machine: metadata, bookie, broker, metrics.",
     "bookie": "Run a bookie: it stores ledgers for brokers. With a subcommand: look after a stopped one.",
-    "broker": "Run a broker with the embedded metadata store, on separate bookies.",
+    "autorecovery": "Run repairs of a cluster in a process of their own; bookies run them, too.",
+    "broker": "Run a broker on separate bookies: those of a cluster (--metadata), or a list of its own (--bookies).",
 }
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 
 REQUIRED = ("typer", "rich")
-DAEMONS = ("standalone", "bookie", "broker")
+DAEMONS = ("standalone", "bookie", "broker", "autorecovery")
 # Of `magnetar bookie`: they work on a stopped one.
 BOOKIE_COMMANDS = (
     "info",

@@ -9,12 +9,17 @@ from magnetar.bookie import Bookie
 from magnetar.bookie.entry_log import DirectoryState
 from magnetar.bookie.status import RISING_FIGURES
 from magnetar.broker import Broker
+from magnetar.ledger.replication import AutoRecovery
 from magnetar.runtime.metrics import Metrics
 
 
-def service_metrics(broker: Broker | None, bookie: Bookie | None) -> Metrics:
+def service_metrics(
+    broker: Broker | None, bookie: Bookie | None, repairs: AutoRecovery | None = None
+) -> Metrics:
     """A registry over the figures of the parts that run here. Names ending in _total rise."""
     metrics = Metrics()
+    if repairs is not None:
+        _observe(metrics, "autorecovery", repairs.figures)
     if broker is not None:
         _observe(metrics, "broker", broker.figures)
     if bookie is not None:

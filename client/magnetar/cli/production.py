@@ -1,4 +1,4 @@
-"""The real things behind the seams: disk, clock, journal writer process, disk worker process, RocksDB."""
+"""The real things behind the seams: disk, clock, journal writer, disk worker and archive reader processes, RocksDB."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import random
 
 from magnetar.bookie.components import BookieComponents, os_components
+from magnetar.broker import BrokerSettings
+from magnetar.broker.log.archives import ArchiveReader
 from magnetar.metadata import MetadataStore
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.files import OsFiles
@@ -29,14 +31,26 @@ def service_components() -> ServiceComponents:
         rng=system_rng(),
         bookie=bookie_components(),
         open_metadata=open_embedded,
+        archives=archive_processes,
     )
 
 
 def broker_components() -> BrokerComponents:
     """Of a broker with bookies elsewhere."""
     return BrokerComponents(
-        files=OsFiles(), clock=SystemClock(), rng=system_rng(), open_metadata=open_embedded
+        files=OsFiles(),
+        clock=SystemClock(),
+        rng=system_rng(),
+        open_metadata=open_embedded,
+        archives=archive_processes,
     )
+
+
+def archive_processes(settings: BrokerSettings) -> ArchiveReader:
+    """Helper processes over Parquet files, started when an archived ledger is read."""
+    from magnetar.spark.archive_reader import ArchiveProcesses
+
+    return ArchiveProcesses(settings)
 
 
 def open_embedded(directory: str) -> MetadataStore:

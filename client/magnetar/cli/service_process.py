@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal, NamedTuple
 
-Role = Literal["daemon", "journal-writer", "storage-helper"]
+Role = Literal["daemon", "journal-writer", "storage-helper", "archive-reader"]
 
 _READY = re.compile(r"magnetar \S+ is ready: (?P<addresses>.*)")
 _ADDRESS = re.compile(r"(?P<scheme>\w+)://(?P<host>[^\s:/]+|\[[^\]\s]+\]):(?P<port>\d+)")
@@ -238,6 +238,12 @@ class ServiceProcess:
             self._errors = None
 
 
+_SCRIPTS: dict[bytes, Role] = {
+    b"writer_process.py": "journal-writer",
+    b"archive_process.py": "archive-reader",
+}
+
+
 def helper_roles(daemon: int) -> dict[int, Role]:
     """Children of the daemon by process id, with the role that their command line shows."""
     roles: dict[int, Role] = {}
@@ -250,7 +256,8 @@ def helper_roles(daemon: int) -> dict[int, Role]:
             command = Path(f"/proc/{child}/cmdline").read_bytes()
         except OSError:
             continue
-        roles[child] = "journal-writer" if b"writer_process.py" in command else "storage-helper"
+        scripts = [role for script, role in _SCRIPTS.items() if script in command]
+        roles[child] = scripts[0] if scripts else "storage-helper"
     return roles
 
 

@@ -1,4 +1,4 @@
-"""Every setting of a daemon: the sections [daemon] (the process), [bookie], [broker] and [ledger] (the ledger client).
+"""Every setting of a daemon: the sections [daemon] (the process), [bookie], [broker], [ledger] (its client) and [repair].
 
 Defaults < TOML file (`--config`, MAGNETAR_CONFIG) < environment (MAGNETAR_<SECTION>_<NAME>) < flags. A flag of the command
 line is a setting of one of the sections; `--set section.name=value` reaches the ones without a flag.
@@ -21,11 +21,12 @@ from magnetar.runtime.settings import Loaded, load_settings
 if TYPE_CHECKING:
     from magnetar.bookie.settings import BookieSettings
     from magnetar.broker.settings import BrokerSettings
+    from magnetar.ledger.replication import RepairSettings
     from magnetar.ledger.settings import LedgerSettings
 
 T = TypeVar("T")
 
-SECTIONS = ("daemon", "bookie", "broker", "ledger")
+SECTIONS = ("daemon", "bookie", "broker", "ledger", "repair")
 CONFIG_VARIABLE = "MAGNETAR_CONFIG"
 MIB = 1024 * 1024
 _log = logging.getLogger("magnetar.settings")
@@ -48,6 +49,15 @@ class DaemonSettings:
     bookies: Annotated[
         tuple[str, ...], Meta(description="broker: host:port of each bookie, or id=host:port")
     ] = ()
+    metadata: Annotated[
+        str, Meta(description="shared metadata: zk://host:port,.../root; empty: a store of this daemon's own")
+    ] = ""
+    session_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1, le=120, description="silence after which a daemon counts as lost; ZooKeeper has bounds, too"
+        ),
+    ] = 4.0
     max_message_bytes: Annotated[int, Meta(ge=1024, le=1 << 27, description="largest message")] = 5 << 20
     drain_s: Annotated[float, Meta(ge=0, description="how long SIGTERM may take")] = 10.0
     log_level: Annotated[
@@ -115,6 +125,7 @@ class ServiceSettings:
     bookie: BookieSettings
     broker: BrokerSettings
     ledger: LedgerSettings
+    repair: RepairSettings
 
     @property
     def lock_path(self) -> str:
@@ -131,11 +142,14 @@ def load_all(sources: SettingSources, command: str = "standalone") -> list[Loade
     """All sections in the order of SECTIONS. What follows from a setting of [daemon] is derived here. InvalidSetting."""
     from magnetar.bookie.settings import BookieSettings
     from magnetar.broker.settings import BrokerSettings
+    from magnetar.ledger.replication.settings import RepairSettings
     from magnetar.ledger.settings import LedgerSettings
     from magnetar.proto.frames import FRAME_OVERHEAD_BYTES
 
     daemon = sources.load(
-        "daemon", DaemonSettings, **({"http_port": BOOKIE_HTTP_PORT} if command == "bookie" else {})
+        "daemon",
+        DaemonSettings,
+        **({"http_port": BOOKIE_HTTP_PORT} if command in ("bookie", "autorecovery") else {}),
     )
     _warn_of_short_names(sources.environment, daemon.sources)
     values = daemon.value
@@ -152,7 +166,8 @@ def load_all(sources: SettingSources, command: str = "standalone") -> list[Loade
     url = f"magnetar://{format_host(values.host_for_clients)}:{values.port}"
     attach_min_bytes = max(0, bookie.value.max_entry_bytes - MIB)
     broker = sources.load("broker", BrokerSettings, service_url=url, attach_min_bytes=attach_min_bytes)
-    return [daemon, bookie, broker, sources.load("ledger", LedgerSettings)]
+    ledger, repair = sources.load("ledger", LedgerSettings), sources.load("repair", RepairSettings)
+    return [daemon, bookie, broker, ledger, repair]
 
 
 def _warn_of_short_names(environment: Mapping[str, str], names: Iterable[str]) -> None:
@@ -170,8 +185,7 @@ def _warn_of_short_names(environment: Mapping[str, str], names: Iterable[str]) -
 
 def service_settings(sources: SettingSources, command: str = "standalone") -> ServiceSettings:
     """The values alone, for this daemon. Raises InvalidSetting."""
-    daemon, bookie, broker, ledger = load_all(sources, command)
-    return ServiceSettings(daemon.value, bookie.value, broker.value, ledger.value)
+    return ServiceSettings(*(section.value for section in load_all(sources, command)))
 
 
 def check_bookie_count(settings: ServiceSettings, count: int, where: str) -> None:

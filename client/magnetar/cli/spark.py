@@ -75,7 +75,14 @@ def archive(
         bool,
         typer.Option(
             "--trim",
-            help="Delete archived ledgers from the bookies. Spark goes on reading the topic whole.",
+            help="Delete archived ledgers from the bookies. The topic goes on being read whole.",
+        ),
+    ] = False,
+    with_backlog: Annotated[
+        bool,
+        typer.Option(
+            "--with-backlog",
+            help="With --trim: also what subscriptions have not read yet; they read it from P.",
         ),
     ] = False,
     moved: Annotated[
@@ -96,14 +103,16 @@ def archive(
     archive, magnetar spark replay --archive brings it back.
 
     With --trim the beginning of a topic, as far as nobody needs it, leaves the
-    bookies once its files were read again. Consumers begin behind it, and
-    spark.read of the topic reads the files: Spark has to find P by that name
-    wherever it runs. Exit code 1 if an archive is damaged.
+    bookies once its files were read again. From then on Spark and the broker,
+    for its consumers, read the files: both have to find P by that name wherever
+    they run. Exit code 1 if an archive is damaged.
     """
     from . import spark_jobs
 
     with spark_jobs.SparkRun(master, conf or (), as_json) as run:
-        spark_jobs.archive(run, url, topics, path, file_mb=file_mb, trim=trim, moved=moved)
+        spark_jobs.archive(
+            run, url, topics, path, file_mb=file_mb, trim=trim, moved=moved, with_backlog=with_backlog
+        )
 
 
 @spark_app.command("audit")

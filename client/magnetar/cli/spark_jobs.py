@@ -52,8 +52,10 @@ FLAGS: Final = {
     "compression": "--compression",
     "path": "--path",
     "archive": "--archive",
+    "with_backlog": "--with-backlog",
 }
-_NAMED = re.compile(r"\boption (start|end|compression|topics?)\b|^(window|watermark|checkpoint|path|archive)\b|"
+_NAMED = re.compile(r"\boption (start|end|compression|topics?)\b|"
+                    r"^(window|watermark|checkpoint|path|archive|with_backlog)\b|"
                     r"\b(?:option )?(service_url|to_topic|to_parquet|from_offset|before_offset)\b")  # fmt: skip
 
 
@@ -172,17 +174,17 @@ def quoted_error(text: str) -> str:
 
 
 def archive(
-    run: SparkRun, url: str, topics: Sequence[str], path: str, *, file_mb: int, trim: bool, moved: bool
+    run: SparkRun, url: str, topics: Sequence[str], path: str, *, file_mb: int, trim: bool, **named: bool
 ) -> None:
-    """Runs the job and says what it archived."""
+    """Runs the job and says what it archived. `named`: moved, with_backlog."""
     require_spark()
     from magnetar.spark import jobs
 
-    named: dict[str, Any] = {"file_bytes": file_mb << 20, "trim": trim, "moved": moved}
+    arguments: dict[str, Any] = {"file_bytes": file_mb << 20, "trim": trim, **named}
     result = run.run(
         f"archiving {', '.join(topics)}",
-        lambda: jobs.check_archive(url, topics, path, **named),
-        lambda spark, _watch: jobs.archive(spark, url, topics, path, **named),
+        lambda: jobs.check_archive(url, topics, path, **arguments),
+        lambda spark, _watch: jobs.archive(spark, url, topics, path, **arguments),
     )
     trimmed = [{"topic": topic, "ledger": ledger} for topic, ledger in result.trimmed]
     figures: dict[str, Any] = {
@@ -195,7 +197,7 @@ def archive(
         figures["in another archive"] = result.elsewhere
     if trim:
         figures["ledgers trimmed"] = len(trimmed)
-    if moved:
+    if named.get("moved"):
         figures["ledgers moved"] = result.moved
     if trim or result.kept:
         figures["kept as they are"] = sum(one.ledgers for one in result.kept)

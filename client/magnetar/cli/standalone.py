@@ -25,7 +25,8 @@ from magnetar.bookie.gc import MetadataLedgers
 from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
 from magnetar.bookie.server import BookieServer
-from magnetar.broker import Broker, listener
+from magnetar.broker import Broker, BrokerSettings, listener
+from magnetar.broker.log.archives import ArchiveReader, NoArchives
 from magnetar.ledger import (
     BookieDirectory,
     BookieTransport,
@@ -36,8 +37,9 @@ from magnetar.ledger import (
 )
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.identity import cluster_instance
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.local import LocalMetadataStore
-from magnetar.metadata.paths import COOKIES_PATH, LEDGERS_PATH
+from magnetar.metadata.paths import COOKIES_PATH
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
 from magnetar.runtime.clock import Clock
 from magnetar.runtime.connection import ConnectionOptions, FramedServer, start_server
@@ -60,6 +62,7 @@ class BrokerComponents:
     rng: random.Random
     # Opens the store in a directory that exists.
     open_metadata: Callable[[str], MetadataStore]
+    archives: Callable[[BrokerSettings], ArchiveReader] = lambda settings: NoArchives()
 
 
 def _local_transport(bookie_id: str, bookie: Bookie, settings: LedgerSettings) -> BookieTransport:
@@ -115,7 +118,7 @@ class Standalone:
                 self._stops,
             )
             repair_queue.start(bookie.cookie.bookie_id)
-            await introduce_bookie(bookie, metadata)
+            identities = await introduce_bookie(bookie, metadata, bookie.cookie.cluster)
             bookie_server = await serve_bookie(bookie, self.settings, self._stops)
             name = bookie.cookie.bookie_id
             transport = self._components.transport(name, bookie, self.settings.ledger)
@@ -123,6 +126,7 @@ class Standalone:
             # Clients get this address as well, so it is never a wildcard, to which nobody can connect.
             port = bookie_server.addresses[0][1]
             directory = StaticBookies({name: (self.settings.daemon.host_for_clients, port)})
+            directory.identity = identities.known
             self.broker, server = await start_broker(
                 self.settings, self._components, metadata, transport, directory, self._stops
             )
@@ -147,9 +151,7 @@ class Standalone:
                 path=metadata_directory,
             )
         metadata = open_metadata(self._components, self.settings, self._fail, self._stops)
-        if not has_bookie and (
-            await metadata.children(LEDGERS_PATH) or await metadata.children(COOKIES_PATH)
-        ):
+        if not has_bookie and (await StoredLedgers(metadata).any() or await metadata.children(COOKIES_PATH)):
             raise DataDirectoryError(
                 f"{bookie_directory} holds no bookie although {metadata_directory} lists it and its ledgers; restore both "
                 "from one backup (is its disk mounted?), or start with another data directory",
@@ -226,12 +228,25 @@ async def start_broker(
     transport: BookieTransport,
     directory: BookieDirectory,
     stops: AsyncExitStack,
+    *,
+    remember_deletions: bool = False,
 ) -> tuple[Broker, FramedServer]:
     """Ledger client, topics and the native protocol on TCP. InvalidSetting when the port is taken."""
     daemon = settings.daemon
-    ledgers = LedgerClient(metadata, transport, directory, settings.ledger, components.rng, components.clock)
+    ledgers = LedgerClient(
+        StoredLedgers(metadata),
+        transport,
+        directory,
+        settings.ledger,
+        components.rng,
+        components.clock,
+        remember_deletions=remember_deletions,
+    )
     stops.push_async_callback(ledgers.close)
-    broker = Broker(metadata, ledgers, settings.broker, components.clock, directory)
+    ledgers.send_missed_deletions()
+    archives = components.archives(settings.broker)
+    stops.push_async_callback(archives.close)
+    broker = Broker(metadata, ledgers, settings.broker, components.clock, directory, archives)
     await broker.start()
     options = ConnectionOptions(
         name="broker", max_message_bytes=daemon.max_message_bytes, port_setting="port"

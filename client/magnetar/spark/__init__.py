@@ -3,8 +3,22 @@
     spark.read.format("magnetar").option("service_url", "magnetar://127.0.0.1:7650").load("orders")
 
 Spark finds the data source by itself (`pyspark_magnetar`). Needs the extra `magnetar[spark]`.
+
+What a broker needs to read archived ledgers is here as well (`archive_reader`). It needs the extra `magnetar[archive]`,
+which has no PySpark: so the data source is imported only when somebody asks for it.
 """
 
-from .data_source import MagnetarDataSource
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .data_source import MagnetarDataSource
 
 __all__ = ["MagnetarDataSource"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "MagnetarDataSource":
+        from .data_source import MagnetarDataSource
+
+        return MagnetarDataSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,6 +16,7 @@ acknowledge its end. HDFS has a closed file in the memory of its datanodes, as `
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,6 +38,13 @@ from .plan import TopicLedger
 FORMAT: Final = 1
 MANIFESTS_AT_ONCE: Final = 16  # an object store answers each in 10 to 50 ms
 MANIFESTS: Final = "_manifest"
+# Columns of a file beside those of the topic's table: with them the very entries that the rows came from can be made again.
+BATCH_COLUMNS: Final[dict[str, pa.DataType]] = {
+    "batch": pa.int32(),  # index in the entry of the first message of this message's batch
+    "compression": pa.int8(),  # of that batch: `proto.compression`
+    "extensions": pa.binary(),  # of that batch, as they stand in it; null if it has none
+    "text_key": pa.bool_(),  # whether the key is text; null without a key
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +187,11 @@ class ArchiveFolder:
     def open(self, path: str) -> pa.NativeFile:
         """To read anywhere in it."""
         return self._fs.open_input_file(path)
+
+    def is_there(self) -> bool:
+        """Whether there is an archive at all: a mount that is missing is not one that lost a file."""
+        info = self._fs.get_file_info(f"{self.root}/{MANIFESTS}")
+        return bool(info.type == pafs.FileType.Directory)
 
     def topics(self) -> list[str]:
         """Full names of the topics that have a manifest."""
@@ -326,10 +339,10 @@ ROW_GROUP_BYTES: Final = 32 << 20
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches of a read are small; a row group of a Parquet file should not be."""
+    """Batches of a read have few rows, and a row group of a file should not. It is read whole, so it has few bytes."""
     gathered: list[pa.RecordBatch] = []
     rows = size = 0
-    for batch in batches:
+    for batch in itertools.chain.from_iterable(map(_cut, batches)):
         gathered.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if rows >= ROW_GROUP_ROWS or size >= ROW_GROUP_BYTES:
@@ -337,6 +350,12 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
             gathered, rows, size = [], 0, 0
     if gathered:
         yield pa.Table.from_batches(gathered)
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """In parts of about the size of a row group at most."""
+    step = max(1, batch.num_rows * ROW_GROUP_BYTES // max(batch.nbytes, 1))
+    return (batch.slice(at, step) for at in range(0, batch.num_rows, step))
 
 
 class _Digested:

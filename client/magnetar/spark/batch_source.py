@@ -1,4 +1,8 @@
-"""`spark.read.format("magnetar")`: what a topic has now, a Spark partition for each piece of a ledger."""
+"""`spark.read.format("magnetar")`: what a topic has now, a Spark partition for each piece of a ledger.
+
+Where all columns that are wanted follow from a message's offset (topic, partition, offset itself), nothing is read but the
+topic's list of ledgers, and a few entries where the range begins or ends within a ledger.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,11 @@ from magnetar.proto.ids import MessageId
 
 from .archived import ArchivedSlice, archived_slices, read_archived
 from .bookies import ledger_readers
-from .columns import ROWS_PER_RECORD_BATCH, Rows, Source
+from .columns import OFFSET_COLUMNS, ROWS_PER_RECORD_BATCH, Rows, Source, offset_rows
 from .doors import doors
-from .leases import plan_of_topic, renewing
+from .leases import keep, plan_of_topic, renewing
 from .options import AtOffset, Place, ReadOptions
+from .places import located, offsets_within
 from .plan import FIRST, LedgerSlice, Range, TopicLedger, missing, slices
 from .schema import RowColumns
 from .service import TopicPlan, asking, connected, topic_names
@@ -37,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 READ_BYTES = 4 << 20
 LEDGERS_AHEAD = 4  # of small ones
+# So that counting some millions of messages keeps several cores busy.
+OFFSETS_PER_TASK = 1 << 20
 
 
 @dataclass
@@ -45,6 +52,16 @@ class TopicPiece(InputPartition):
 
     slices: Sequence[LedgerSlice] | Sequence[ArchivedSlice]
     lease: str  # archived ledgers need none
+
+
+@dataclass
+class OffsetsPiece(InputPartition):
+    """Messages of which the task needs to know their offsets only: first..end-1."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
 
 
 @doors("partitions", "read")
@@ -75,14 +92,20 @@ class TopicReader(DataSourceReader):
                 if options.fail_on_data_loss:
                     raise MessageLost(message)
                 _log.warning("%s", message)
-            wanted_of.append((plan, wanted.narrowed(self._wanted)))
-        pieces: list[InputPartition] = [*await pieces_of(wanted_of, options)]
+            wanted = wanted.narrowed(self._wanted)
+            if not _offsets_suffice(self._columns):
+                wanted = await located(wanted, plan, options.timeout_s)
+            wanted_of.append((plan, wanted))
+        pieces = await pieces_of(wanted_of, options, self._columns)
+        if _offsets_suffice(self._columns):  # then no task needs the ledgers
+            for plan, _ in wanted_of:
+                await keep(client, plan.topic, plan.lease, 0)
         # Spark takes an empty list for "cannot be split", and calls read(None).
         return pieces or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Arrow record batches of one piece."""
-        if isinstance(partition, TopicPiece):
+        if isinstance(partition, TopicPiece | OffsetsPiece):
             yield from read_partition(partition, self._options, self._columns)
 
 
@@ -98,23 +121,52 @@ class FilteredTopicReader(TopicReader):
 
 
 def read_partition(
-    partition: TopicPiece, options: ReadOptions, columns: RowColumns
+    partition: TopicPiece | OffsetsPiece, options: ReadOptions, columns: RowColumns
 ) -> Iterator[pa.RecordBatch]:
     """In a task."""
+    if isinstance(partition, OffsetsPiece):
+        of = partition
+        return offset_rows(columns.names, of.topic, of.partition, of.first, of.end)
     rows = read_slices(partition.slices, partition.lease, options, columns.of_topic)
     return decoded(rows, columns, partition.slices[0].topic)
 
 
-async def pieces_of(wanted_of: Sequence[tuple[TopicPlan, Range]], options: ReadOptions) -> list[TopicPiece]:
+async def pieces_of(
+    wanted_of: Sequence[tuple[TopicPlan, Range]], options: ReadOptions, columns: RowColumns
+) -> list[InputPartition]:
     """What ranges of topics have, in their order: a large ledger is several tasks, many small ones are one. MessageLost."""
+    if _offsets_suffice(columns):
+        return await _offsets_of(wanted_of, options)
     partition_bytes = options.partition_bytes
     if options.min_partitions:
         met = (one.size for plan, wanted in wanted_of for one in plan.ledgers if wanted.meets(one))
         partition_bytes = max(1, min(partition_bytes, sum(met) // options.min_partitions))
-    pieces: list[TopicPiece] = []
+    pieces: list[InputPartition] = []
     for plan, wanted in wanted_of:
         pieces += await _pieces_of(plan, wanted, partition_bytes)
     return pieces
+
+
+def _offsets_suffice(columns: RowColumns) -> bool:
+    return OFFSET_COLUMNS.issuperset(columns.of_topic)
+
+
+async def _offsets_of(
+    wanted_of: Sequence[tuple[TopicPlan, Range]], options: ReadOptions
+) -> list[InputPartition]:
+    runs = [
+        (plan.topic, first, end)
+        for plan, wanted in wanted_of
+        for first, end in await offsets_within(wanted, plan, options.timeout_s)
+    ]
+    step = OFFSETS_PER_TASK
+    if options.min_partitions:
+        step = max(1, min(step, sum(end - first for _, first, end in runs) // options.min_partitions))
+    return [
+        OffsetsPiece(topic, -1, start, min(end, start + step))
+        for topic, first, end in runs
+        for start in range(first, end, step)
+    ]
 
 
 async def _pieces_of(plan: TopicPlan, wanted: Range, partition_bytes: int) -> list[TopicPiece]:
@@ -271,6 +323,7 @@ def _read(reader: LedgerReader, first: int, last: int) -> asyncio.Task[Sequence[
 
 __all__ = [
     "FilteredTopicReader",
+    "OffsetsPiece",
     "TopicPiece",
     "TopicReader",
     "lost_of",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 
 from magnetar.ledger import (
+    GivenIdentities,
     LedgerClient,
     LedgerMetadata,
     LedgerReader,
@@ -14,22 +16,42 @@ from magnetar.ledger import (
     StaticBookies,
     TcpTransport,
 )
+from magnetar.ledger.directory import parse_address
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.metadata.paths import ledger_path
+from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.connection import ConnectionOptions
 
-from .plan import LedgerSlice, TopicLedger
+from .plan import KnownBookie, LedgerSlice, TopicLedger
 
 # The largest frame that a bookie may answer with; its own setting bounds what it sends.
 MAX_FRAME_BYTES = 128 << 20
 
 
+def known_bookies(
+    addresses: Mapping[str, str], identities: Mapping[str, Sequence[Any]]
+) -> dict[str, KnownBookie]:
+    """From `bookies` and `identities` of the broker's answers (WIRE.md), by id."""
+    return {
+        bookie: KnownBookie(*parse_address(text), BookieIdentity(*identities.get(bookie, ())))
+        for bookie, text in addresses.items()
+    }
+
+
+def directory_of(bookies: Mapping[str, KnownBookie]) -> StaticBookies:
+    """Their addresses."""
+    return StaticBookies({name: (bookie.host, bookie.port) for name, bookie in bookies.items()})
+
+
 @contextlib.asynccontextmanager
-async def bookie_transport(directory: StaticBookies, settings: LedgerSettings) -> AsyncIterator[TcpTransport]:
+async def bookie_transport(
+    directory: StaticBookies, bookies: Mapping[str, KnownBookie], settings: LedgerSettings
+) -> AsyncIterator[TcpTransport]:
     """Connections to these bookies, closed with the body."""
     connection = ConnectionOptions("spark", max_message_bytes=MAX_FRAME_BYTES)
-    transport = TcpTransport(directory, settings, connection)
+    identities = GivenIdentities({name: bookie.identity for name, bookie in bookies.items()})
+    transport = TcpTransport(directory, settings, connection, identities)
     try:
         yield transport
     finally:
@@ -42,12 +64,13 @@ async def ledger_readers(
 ) -> AsyncIterator[Callable[[TopicLedger], LedgerReader]]:
     """Readers of the slices' ledgers, as the plan knows them: neither their metadata nor their end is asked for again."""
     settings = LedgerSettings(read_timeout_s=timeout_s, speculative_read_s=min(2.0, timeout_s / 2))
-    directory = StaticBookies({name: address for one in slices for name, address in one.bookies.items()})
-    metadata = MemoryMetadataStore()
+    bookies = {name: bookie for one in slices for name, bookie in one.bookies.items()}
+    directory = directory_of(bookies)
+    records = StoredLedgers(MemoryMetadataStore())
     for stored_id, encoded in {one.ledger.stored_id: one.ledger.metadata for one in slices}.items():
-        await metadata.create(ledger_path(stored_id), encoded)
-    async with bookie_transport(directory, settings) as transport:
-        client = LedgerClient(metadata, transport, directory, settings, random.Random(), SystemClock())
+        await records.create(stored_id, encoded)
+    async with bookie_transport(directory, bookies, settings) as transport:
+        client = LedgerClient(records, transport, directory, settings, random.Random(), SystemClock())
 
         def reader_of(ledger: TopicLedger) -> LedgerReader:
             reader = client.reader(ledger.stored_id, LedgerMetadata.decode(ledger.metadata, ledger.stored_id))

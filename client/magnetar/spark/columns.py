@@ -14,7 +14,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from itertools import repeat
 from operator import sub
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from magnetar.proto.batch import (
     BATCH_HEADER_BYTES,
+    FLAG_COMPRESSION_SHIFT,
     FLAG_SINGLE,
     FORMAT_NATIVE,
     META_EVENT_TIMES_MS,
@@ -37,15 +38,19 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER_BYTES
 
+from .archive_files import BATCH_COLUMNS
 from .plan import Range
 from .schema import COLUMNS
 
 ROWS_PER_RECORD_BATCH = 16_384
+# What is known of a message once its offset is: the columns of `offset_rows`.
+OFFSET_COLUMNS = frozenset({"topic", "partition", "offset"})
 # Of a batch header: format, flags, header length and count as they stand; sequence id, publish time, two column lengths.
 _SINGLE = struct.Struct(">12x8s4xQQ8s")
 _SINGLE_ALIKE = struct.pack(">BBHI", FORMAT_NATIVE, FLAG_SINGLE, BATCH_HEADER_BYTES, 1)
 _NO_COLUMNS = bytes(8)
 _INDEX_SHIFT = pa.scalar(32, pa.int64())
+_TYPES = {name: column[1] for name, column in COLUMNS.items()} | BATCH_COLUMNS
 _TIME_MS, _TIME = pa.timestamp("ms", "UTC"), pa.timestamp("us", "UTC")
 # Slices of it are memory copies; a range would make an int for each number.
 _COUNT = array("q", range(MAX_MESSAGES_PER_ENTRY))
@@ -60,7 +65,7 @@ class Source(NamedTuple):
 
 
 class Rows:
-    """Gathers messages of a topic column by column. `names`: the columns wanted."""
+    """Gathers messages of a topic column by column. `names`: the columns wanted, of `BATCH_COLUMNS` all or none."""
 
     def __init__(self, names: Sequence[str], topic: str, partition: int) -> None:
         self._names = names
@@ -77,7 +82,8 @@ class Rows:
         self._append_times_wanted = "append_time" in names
         self._publish_times_wanted = "publish_time" in names
         self._sequence_ids_wanted = "sequence_id" in names
-        self._schema = pa.schema([pa.field(name, COLUMNS[name][1]) for name in names])
+        self._batches_wanted = "batch" in names
+        self._schema = pa.schema([pa.field(name, _TYPES[name]) for name in names])
         self._clear()
 
     def _clear(self) -> None:
@@ -88,6 +94,7 @@ class Rows:
         self._keys: list[str | bytes | None] = []
         self._properties: list[Properties | None] = []
         self._event_ms: list[int | None] = []
+        self._extensions: list[bytes | None] = []
         # One number a message each. Offset and sequence id are the index in the entry plus a number that seldom changes.
         self._ledgers = array("q")
         self._entries = array("q")
@@ -96,6 +103,8 @@ class Rows:
         self._sequence_shifts = array("q")
         self._publish_ms = array("q")
         self._append_ms = array("q")
+        self._batches = array("q")
+        self._compressions = array("q")
 
     def add(self, ledger_entry: bytes, source: Source, wanted: Range) -> None:
         """Those messages of a stored entry that lie in the range. Raises MalformedFrame."""
@@ -126,8 +135,8 @@ class Rows:
         first = bisect_left(self._indexes, low, before)
         end = bisect_left(self._indexes, high, before)
         columns: tuple[MutableSequence[Any], ...] = (
-            self._values, self._producers, self._keys, self._properties, self._event_ms, self._ledgers, self._entries,
-            self._indexes,
+            self._values, self._producers, self._keys, self._properties, self._event_ms, self._extensions, self._ledgers,
+            self._entries, self._indexes, self._batches, self._compressions,
             self._offset_shifts, self._sequence_shifts, self._publish_ms, self._append_ms,
         )  # fmt: skip
         for column in columns:
@@ -151,8 +160,8 @@ class Rows:
             self._seldom(self._event_ms, metadata.get(META_EVENT_TIMES_MS), n)
         if self._producers_wanted:
             self._producers += [entry.producer_names[entry.producers[position]]] * n
-        kept = metadata.get(META_INDEXES)
-        indexes = _COUNT[index : index + n] if kept is None else array("q", map(index.__add__, kept))
+        stored = metadata.get(META_INDEXES)
+        indexes = _COUNT[index : index + n] if stored is None else array("q", map(index.__add__, stored))
         self._indexes += indexes
         if self._sequence_ids_wanted:
             sequence_ids = metadata.get(META_SEQUENCE_IDS)
@@ -162,6 +171,11 @@ class Rows:
                 self._sequence_shifts.extend(map(sub, sequence_ids, indexes))
         if self._publish_times_wanted:
             _repeat(self._publish_ms, header.publish_time_ms, n)
+        if self._batches_wanted:
+            _repeat(self._batches, index, n)
+            _repeat(self._compressions, header.flags >> FLAG_COMPRESSION_SHIFT, n)
+            extensions = entry.data[start + BATCH_HEADER_BYTES : start + header.header_length]
+            self._seldom(self._extensions, [extensions] * n if extensions else None, n)
         self.count += n
 
     def _add_singles(self, entry: Entry) -> bool:
@@ -175,13 +189,16 @@ class Rows:
             return False
         if self._values_wanted:
             self._values += [data[start + BATCH_HEADER_BYTES : end] for start, end in zip(starts, ends)]
-        for column in (self._keys, self._properties, self._event_ms):
+        for column in (self._keys, self._properties, self._event_ms, self._extensions):
             self._seldom(column, None, n)
         if self._producers_wanted:
             self._producers += map(entry.producer_names.__getitem__, entry.producers)
         self._indexes += _COUNT[index : index + n]
         self._sequence_shifts.extend(map(sub, sequence_ids, _COUNT[index : index + n]))
         self._publish_ms.extend(times_ms)
+        if self._batches_wanted:
+            self._batches += _COUNT[index : index + n]
+            _repeat(self._compressions, 0, n)
         self.count += n
         return True
 
@@ -204,9 +221,15 @@ class Rows:
         return pa.array(column, arrow_type) if column else pa.nulls(self.count, arrow_type)
 
     def _key_array(self) -> pa.Array:
-        if str in {*map(type, self._keys)}:
-            self._keys = [key.encode() if isinstance(key, str) else key for key in self._keys]
-        return self._nullable(self._keys, pa.binary())
+        keys = self._keys
+        if str in {*map(type, keys)}:
+            keys = [key.encode() if isinstance(key, str) else key for key in keys]
+        return self._nullable(keys, pa.binary())
+
+    def _text_keys(self) -> pa.Array:
+        return self._nullable(
+            [None if key is None else isinstance(key, str) for key in self._keys], pa.bool_()
+        )
 
     def _message_ids(self) -> pa.Array:
         # Three big-endian words each: ledger, entry, index and partition.
@@ -221,6 +244,23 @@ class Rows:
             words.byteswap()
         ends = _id_ends(self.count.bit_length()).slice(0, 4 * self.count + 4)
         return pa.Array.from_buffers(pa.binary(), self.count, [None, ends, pa.py_buffer(words)])
+
+
+def offset_rows(
+    names: Sequence[str], topic: str, partition: int, first: int, end: int
+) -> Iterator[pa.RecordBatch]:
+    """Rows for the offsets first..end-1, of OFFSET_COLUMNS. They cost what Spark takes for them: no entry is read."""
+    schema = pa.schema([pa.field(name, COLUMNS[name][1]) for name in names])
+    count = min(ROWS_PER_RECORD_BATCH, end - first)
+    alike = {
+        "topic": pa.repeat(pa.scalar(topic), count),
+        "partition": pa.repeat(pa.scalar(partition, pa.int32()), count),
+    }
+    for start in range(first, end, ROWS_PER_RECORD_BATCH):
+        rows = min(ROWS_PER_RECORD_BATCH, end - start)
+        offsets = pc.add(_longs(_COUNT[:rows]), pa.scalar(start, pa.int64()))
+        columns = [offsets if name == "offset" else alike[name].slice(0, rows) for name in names]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 @functools.lru_cache(maxsize=4)  # nearly all batches have about as many rows
@@ -250,4 +290,8 @@ _BUILDERS: dict[str, Callable[[Rows], pa.Array]] = {
     "properties": lambda rows: rows._nullable(rows._properties, COLUMNS["properties"][1]),
     "producer": lambda rows: pa.array(rows._producers, pa.string()),
     "sequence_id": lambda rows: pc.add(_longs(rows._indexes), _longs(rows._sequence_shifts)),
+    "batch": lambda rows: _longs(rows._batches).cast(pa.int32()),
+    "compression": lambda rows: _longs(rows._compressions).cast(pa.int8()),
+    "extensions": lambda rows: rows._nullable(rows._extensions, pa.binary()),
+    "text_key": Rows._text_keys,
 }

@@ -35,7 +35,10 @@ class MagnetarDataSource(DataSource):
         """All columns; `.schema("value binary, offset bigint")` reads a few of them for less."""
         from .options import ReadOptions
         from .schema import read_schema
+        from .tables import is_new_table, table_schema
 
+        if is_new_table(self.options):
+            return table_schema(self.options)
         return read_schema(ReadOptions.parse(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -43,10 +46,11 @@ class MagnetarDataSource(DataSource):
         from .batch_source import FilteredTopicReader, TopicReader
         from .options import ReadOptions
         from .schema import chosen_columns
+        from .tables import read_options
         from .versions import hands_filters_down
 
         reader = FilteredTopicReader if hands_filters_down() else TopicReader
-        options = ReadOptions.parse(self.options)
+        options = ReadOptions.parse(read_options(self.options, schema))
         return reader(options, chosen_columns(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -54,25 +58,28 @@ class MagnetarDataSource(DataSource):
         from .options import ReadOptions
         from .schema import chosen_columns
         from .stream_source import TopicStreamReader
+        from .tables import read_options
 
-        options = ReadOptions.parse(self.options)
+        options = ReadOptions.parse(read_options(self.options, schema))
         return TopicStreamReader(options, chosen_columns(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """For `df.write`; a topic can only be appended to."""
         from .options import WriteOptions
         from .sink import TopicWriter
+        from .tables import write_options
 
         _no_overwrite(overwrite)
-        return TopicWriter(WriteOptions.parse(self.options), schema)
+        return TopicWriter(WriteOptions.parse(write_options(self.options)), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """For `df.writeStream`, output mode append or update."""
         from .options import WriteOptions
         from .sink import TopicStreamWriter
+        from .tables import write_options
 
         _no_overwrite(overwrite)
-        return TopicStreamWriter(WriteOptions.parse(self.options), schema)
+        return TopicStreamWriter(WriteOptions.parse(write_options(self.options)), schema)
 
 
 def _no_overwrite(overwrite: bool) -> None:

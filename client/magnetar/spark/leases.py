@@ -73,8 +73,7 @@ async def renewing(
         raise
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.wait([task])  # `await task` would take a cancellation of this one for that of the task
 
 
 class Keeper:

@@ -117,37 +117,37 @@ class ReadOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
         """From what stood in `.option(...)`. Raises InvalidArgument."""
-        told = translated(options)
-        _check_names(told, READ_OPTIONS)
-        topics, pattern = _topics(told)
-        value_format, value_schema, value_prefix = _value(told)
-        on_bad_value = _one_of("on_bad_value", told.get("on_bad_value", "fail"), ON_BAD_VALUE)
-        places = {name: _places(name, told.get(name, default)) for name, default in PLACES}
+        given = translated(options)
+        _check_names(given, READ_OPTIONS)
+        topics, pattern = _topics(given)
+        value_format, value_schema, value_prefix = _value(given)
+        on_bad_value = _one_of("on_bad_value", given.get("on_bad_value", "fail"), ON_BAD_VALUE)
+        places = {name: _places(name, given.get(name, default)) for name, default in PLACES}
         for name, of_topics in places.items():
             for other in of_topics.keys() - {"", *topics} if topics else ():
                 raise InvalidArgument(
                     f"option {name} names topic {other}, which is not read; there is {', '.join(topics)}"
                 )
         return cls(
-            service_url=_service(told.get("service_url", "")),
+            service_url=_service(given.get("service_url", "")),
             topics=topics,
             pattern=pattern,
             **places,
-            partition_bytes=_size("partition_bytes", told.get("partition_bytes", "64m"), 1),
-            lease_s=_seconds("lease_s", told.get("lease_s", "600")),
-            timeout_s=_seconds("timeout_s", told.get("timeout_s", "30")),
+            partition_bytes=_size("partition_bytes", given.get("partition_bytes", "64m"), 1),
+            lease_s=_seconds("lease_s", given.get("lease_s", "600")),
+            timeout_s=_seconds("timeout_s", given.get("timeout_s", "30")),
             value_format=value_format,
             value_schema=value_schema,
             value_prefix=value_prefix,
             on_bad_value=on_bad_value,
-            fail_on_data_loss=_flag("fail_on_data_loss", told.get("fail_on_data_loss", "true")),
-            max_rows_per_batch=_size("max_rows_per_batch", told.get("max_rows_per_batch", "0"), 0),
-            max_bytes_per_batch=_size("max_bytes_per_batch", told.get("max_bytes_per_batch", "0"), 0),
-            min_rows_per_batch=_size("min_rows_per_batch", told.get("min_rows_per_batch", "0"), 0),
-            max_trigger_delay_s=_seconds("max_trigger_delay_s", told.get("max_trigger_delay_s", "900")),
-            min_partitions=_size("min_partitions", told.get("min_partitions", "0"), 0),
-            subscription=told.get("subscription", ""),
-            given=frozenset(told),
+            fail_on_data_loss=_flag("fail_on_data_loss", given.get("fail_on_data_loss", "true")),
+            max_rows_per_batch=_size("max_rows_per_batch", given.get("max_rows_per_batch", "0"), 0),
+            max_bytes_per_batch=_size("max_bytes_per_batch", given.get("max_bytes_per_batch", "0"), 0),
+            min_rows_per_batch=_size("min_rows_per_batch", given.get("min_rows_per_batch", "0"), 0),
+            max_trigger_delay_s=_seconds("max_trigger_delay_s", given.get("max_trigger_delay_s", "900")),
+            min_partitions=_size("min_partitions", given.get("min_partitions", "0"), 0),
+            subscription=given.get("subscription", ""),
+            given=frozenset(given),
         )
 
     def check_stream(self) -> None:
@@ -207,73 +207,73 @@ class WriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
         """From what stood in `.option(...)`. Raises InvalidArgument."""
-        told = translated(options)
-        _check_names(told, WRITE_OPTIONS)
-        compression = _one_of("compression", told.get("compression", "none"), COMPRESSIONS)
-        value_format, value_schema, value_prefix = _value(told)
+        given = translated(options)
+        _check_names(given, WRITE_OPTIONS)
+        compression = _one_of("compression", given.get("compression", "none"), COMPRESSIONS)
+        value_format, value_schema, value_prefix = _value(given)
         if value_schema and value_format != "avro":
             raise InvalidArgument(
                 f"option value_schema is for avro; with {value_format} the rows' own types are written: leave it out"
             )
-        routed = not told.get("topic") and not told.get("path")
+        routed = not given.get("topic") and not given.get("path")
         return cls(
-            service_url=_service(told.get("service_url", "")),
-            topic="" if routed else _topics(told)[0][0],
-            timeout_s=_seconds("timeout_s", told.get("timeout_s", "30")),
+            service_url=_service(given.get("service_url", "")),
+            topic="" if routed else _topics(given)[0][0],
+            timeout_s=_seconds("timeout_s", given.get("timeout_s", "30")),
             compression=compression,
-            max_message_bytes=_size("max_message_bytes", told.get("max_message_bytes", "5m"), 1),
-            query=told.get("query", ""),
-            batch=_batch(told),
-            repeated_batch=_one_of("repeated_batch", told.get("repeated_batch", "compare"), REPEATED_BATCH),
-            key_batches=_flag("key_batches", told.get("key_batches", "false")),
-            staged_ttl_s=_size("staged_ttl_s", told.get("staged_ttl_s", "0"), 0),
+            max_message_bytes=_size("max_message_bytes", given.get("max_message_bytes", "5m"), 1),
+            query=given.get("query", ""),
+            batch=_batch(given),
+            repeated_batch=_one_of("repeated_batch", given.get("repeated_batch", "compare"), REPEATED_BATCH),
+            key_batches=_flag("key_batches", given.get("key_batches", "false")),
+            staged_ttl_s=_size("staged_ttl_s", given.get("staged_ttl_s", "0"), 0),
             value_format=value_format,
             value_schema=value_schema,
             value_prefix=value_prefix,
         )
 
 
-def _check_names(told: Mapping[str, str], known: tuple[str, ...]) -> None:
-    if "provider" in told:
-        raise InvalidArgument(
-            "Spark hands a table's options to a Python data source when the table is made, and not when it is read; in SQL "
-            "a topic is a view: CREATE TEMPORARY VIEW orders USING magnetar OPTIONS (service_url '...', topic 'orders')"
-        )
-    for name in told:
+def _check_names(given: Mapping[str, str], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name.startswith("kafka."):
+            raise InvalidArgument(
+                f"option {name!r} is for Kafka's client; the service is named by service_url, magnetar://host:port, and no "
+                "other option of that client is needed"
+            )
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
             raise InvalidArgument(f"option {name!r} is not known; {hint}")
 
 
-def _one_of(option: str, told: str, known: tuple[str, ...]) -> str:
-    if told.lower() not in known:
-        raise InvalidArgument(f"option {option} is {told!r}; want one of {', '.join(known)}")
-    return told.lower()
+def _one_of(option: str, text: str, known: tuple[str, ...]) -> str:
+    if text.lower() not in known:
+        raise InvalidArgument(f"option {option} is {text!r}; want one of {', '.join(known)}")
+    return text.lower()
 
 
-def _batch(told: Mapping[str, str]) -> int:
-    text = told.get("batch", "")
+def _batch(given: Mapping[str, str]) -> int:
+    text = given.get("batch", "")
     if not text:
         return -1
     if not text.isascii() or not text.isdigit() or int(text) >= 1 << 63:
         raise InvalidArgument(
             f"option batch is {text!r}; want a whole number of at least 0, as foreachBatch gives it"
         )
-    if not told.get("query"):
+    if not given.get("query"):
         raise InvalidArgument("option batch is the number of a batch of a query; the option query names that")
     return int(text)
 
 
-def _value(told: Mapping[str, str]) -> tuple[str, str, str]:
+def _value(given: Mapping[str, str]) -> tuple[str, str, str]:
     """The options value_format, value_schema and value_prefix."""
-    value_format = _one_of("value_format", told.get("value_format", "binary"), VALUE_FORMATS)
+    value_format = _one_of("value_format", given.get("value_format", "binary"), VALUE_FORMATS)
     for option in ("value_schema", "value_prefix", "on_bad_value"):
-        if value_format == "binary" and told.get(option):
+        if value_format == "binary" and given.get(option):
             raise InvalidArgument(
                 f"option {option} says something of the value's columns, which only value_format json, msgpack or avro makes"
             )
-    return value_format, told.get("value_schema", "").strip(), told.get("value_prefix", "")
+    return value_format, given.get("value_schema", "").strip(), given.get("value_prefix", "")
 
 
 def _service(url: str) -> str:
@@ -286,45 +286,46 @@ def _service(url: str) -> str:
     return url
 
 
-def _topics(told: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
-    given = [name for name in ("topic", "topics", "topics_pattern", "path") if told.get(name)]
-    if len(given) != 1:
+def _topics(given: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    named = [name for name in ("topic", "topics", "topics_pattern", "path") if given.get(name)]
+    if len(named) != 1:
         raise InvalidArgument(
             "one of the options topic, topics and topics_pattern says what to read, not "
-            f"{' and '.join(given) or 'none of them'}"
+            f"{' and '.join(named) or 'none of them'}"
         )
-    value = told[given[0]]
-    if given[0] == "topics_pattern":
+    value = given[named[0]]
+    if named[0] == "topics_pattern":
         try:
             re.compile(value)
         except re.error as error:
             raise InvalidArgument(f"option topics_pattern is not a regular expression: {error}") from None
         return (), value
-    names = [name.strip() for name in value.split(",")] if given[0] == "topics" else [value]
+    names = [name.strip() for name in value.split(",")] if named[0] == "topics" else [value]
     try:
         return tuple(dict.fromkeys(str(TopicName.parse(name)) for name in names)), ""
     except InvalidTopicName as error:
-        raise InvalidArgument(f"option {given[0]}: {error}") from None
+        raise InvalidArgument(f"option {named[0]}: {error}") from None
 
 
 def _places(option: str, text: str) -> dict[str, Place]:
     if not text.lstrip().startswith("{"):
         return {"": _place(option, text)}
     try:
-        told = json.loads(text)
+        by_topic = json.loads(text)
     except ValueError as error:
         raise InvalidArgument(f"option {option} is not JSON: {error}") from None
     return {
-        str(TopicName.parse(topic)) if topic else "": _place(option, place) for topic, place in told.items()
+        str(TopicName.parse(topic)) if topic else "": _place(option, place)
+        for topic, place in by_topic.items()
     }
 
 
-def _place(option: str, told: Any) -> Place:
-    text = str(told).strip()
+def _place(option: str, place: Any) -> Place:
+    text = str(place).strip()
     if re.fullmatch(r"offset:\d{1,18}", text):
         return AtOffset(int(text.partition(":")[2]))
     try:
-        return time_in_ms(told) if isinstance(told, int) else parse_start(text)
+        return time_in_ms(place) if isinstance(place, int) else parse_start(text)
     except InvalidArgument as error:
         raise InvalidArgument(f"option {option}: {error.message}") from None
 

@@ -1,5 +1,8 @@
 """Places in a topic: what a message id, a time or a topic-wide offset means, found by looking at a few entries.
 
+The same tells how many messages of a topic lie in a range: of the ledgers inside of it the plan says so, and those at its
+borders are looked at.
+
 Entries of a ledger hold about equally many messages, so a guess by proportion, narrowed as in a binary search, needs two or
 three entries where halving needs sixteen.
 """
@@ -21,6 +24,9 @@ from .options import AtOffset, Place
 from .plan import LedgerSlice, Range, TopicLedger
 from .service import TopicPlan
 
+# A ledger of this size is read as a whole sooner than looked into.
+SMALL_BYTES = 4 << 20
+
 ReadEntry = Callable[[int], Awaitable[Entry]]
 
 
@@ -35,9 +41,9 @@ class Point(NamedTuple):
         return {"id": str(self.id), "offset": self.offset}
 
     @classmethod
-    def from_json(cls, told: dict[str, str | int]) -> Point:
+    def from_json(cls, stored: dict[str, str | int]) -> Point:
         """Inverse of `to_json`."""
-        return cls(MessageId.parse(str(told["id"])), int(told["offset"]))
+        return cls(MessageId.parse(str(stored["id"])), int(stored["offset"]))
 
 
 def start_of(plan: TopicPlan) -> Point:
@@ -67,33 +73,85 @@ async def point_of(place: Place, plan: TopicPlan, timeout_s: float) -> Point:
     else:
         assert isinstance(place, int)
         wanted = Range(from_append_ms=place)
-    for ledger in plan.ledgers:
-        if wanted.meets(ledger):
-            point = await _first_of(wanted, plan, ledger, timeout_s)
-            if point is not None:
-                return point
-    return end_of(plan)
+    return await _first(wanted, plan, timeout_s)
 
 
 async def point_at(offset: int, plan: TopicPlan, timeout_s: float) -> Point:
     """The message that has this many before it in the topic; the next one that is left, or the end."""
+    return await _first(Range(from_offset=offset), plan, timeout_s)
+
+
+async def located(wanted: Range, plan: TopicPlan, timeout_s: float) -> Range:
+    """The same range, with the positions where its offsets and times begin and end: entries outside need not be read.
+
+    Small ledgers are not looked into, nor archived ones, whose files have statistics of their own.
+    """
+    since = Range(from_offset=wanted.from_offset, from_append_ms=wanted.from_append_ms)
+    for until in (Range(from_offset=wanted.before_offset), Range(from_append_ms=wanted.before_append_ms)):
+        if _looked_into(until, plan):
+            end = await _first(until, plan, timeout_s)
+            wanted = wanted.narrowed(Range(before_position=end.id[:3]))
+    if _looked_into(since, plan):
+        first = await _first(since, plan, timeout_s)
+        wanted = wanted.narrowed(Range(from_position=first.id[:3]))
+    return wanted
+
+
+def _looked_into(since: Range, plan: TopicPlan) -> bool:
+    ledger = next((ledger for ledger in plan.ledgers if since.meets(ledger)), None)
+    return ledger is not None and not ledger.archive and ledger.size > SMALL_BYTES
+
+
+async def offsets_within(wanted: Range, plan: TopicPlan, timeout_s: float) -> list[tuple[int, int]]:
+    """Runs [first, end) of offsets that the topic has in a range, in order; holes lie between them."""
+    since = (Range(from_position=wanted.from_position), Range(from_append_ms=wanted.from_append_ms))
+    until = (Range(from_position=wanted.before_position), Range(from_append_ms=wanted.before_append_ms))
+    runs: list[tuple[int, int]] = []
     for ledger in plan.ledgers:
-        if offset < ledger.end_offset:
-            if offset <= ledger.first_offset:
-                return Point(MessageId(ledger.position_id, 0, 0), ledger.first_offset)
-            point = await _first_of(Range(from_offset=offset), plan, ledger, timeout_s)
-            assert point is not None, (offset, ledger)
+        if not wanted.meets(ledger):
+            continue
+        firsts = [await _offset_of(one, plan, ledger, timeout_s) for one in since]
+        ends = [await _offset_of(one, plan, ledger, timeout_s) for one in until]
+        first, end = max(wanted.from_offset, *firsts), min(wanted.before_offset, *ends)
+        if first >= end:
+            continue
+        if runs and runs[-1][1] == first:
+            first, _ = runs.pop()
+        runs.append((first, end))
+    return runs
+
+
+async def _offset_of(since: Range, plan: TopicPlan, ledger: TopicLedger, timeout_s: float) -> int:
+    """Of the ledger's first message in a range that is open at its end; behind its last one if there is none."""
+    point = await _first_of(since, plan, ledger, timeout_s)
+    return ledger.end_offset if point is None else point.offset
+
+
+async def _first(since: Range, plan: TopicPlan, timeout_s: float) -> Point:
+    """The topic's first message in a range that is open at its end, or the end."""
+    for ledger in plan.ledgers:
+        point = await _first_of(since, plan, ledger, timeout_s)
+        if point is not None:
             return point
     return end_of(plan)
 
 
-async def _first_of(wanted: Range, plan: TopicPlan, ledger: TopicLedger, timeout_s: float) -> Point | None:
-    """The first message of the ledger in a range that is open at its end. Raises MessageLost for a damaged archive."""
+async def _first_of(since: Range, plan: TopicPlan, ledger: TopicLedger, timeout_s: float) -> Point | None:
+    """The same of a ledger. Raises MessageLost for a damaged archive."""
+    if not ledger.messages or not since.meets(ledger):
+        return None
+    begin = Point(MessageId(ledger.position_id, 0, 0), ledger.first_offset)
+    if (
+        since.from_position <= begin.id[:3]
+        and since.from_offset <= begin.offset
+        and since.from_append_ms <= ledger.first_append_ms
+    ):
+        return begin
     if ledger.archive:
-        found = await asyncio.to_thread(first_archived, plan.topic, ledger, wanted)
+        found = await asyncio.to_thread(first_archived, plan.topic, ledger, since)
         return None if found is None else Point(MessageId.from_bytes(found[0]), found[1])
     async with _entries(plan, ledger, timeout_s) as read:
-        return await _first_in(wanted, ledger, read)
+        return await _first_in(since, ledger, read)
 
 
 @contextlib.asynccontextmanager

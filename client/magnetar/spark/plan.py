@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity
+
 Position = tuple[int, int, int]  # position id of the ledger, entry, index in the entry
 FIRST: Position = (0, 0, 0)
 PAST_ALL: Position = (1 << 63, 0, 0)
@@ -97,6 +99,14 @@ class Range:
         return low, high
 
 
+class KnownBookie(NamedTuple):
+    """Where a bookie is, and who the broker has verified there: a task believes no other (rule 35)."""
+
+    host: str
+    port: int
+    identity: BookieIdentity = NOT_KNOWN
+
+
 class LedgerSlice(NamedTuple):
     """What one task reads: entries first..last of one ledger."""
 
@@ -106,7 +116,7 @@ class LedgerSlice(NamedTuple):
     first: int
     last: int
     wanted: Range
-    bookies: Mapping[str, tuple[str, int]]  # id -> address
+    bookies: Mapping[str, KnownBookie]  # by id
 
     @property
     def size(self) -> int:
@@ -120,7 +130,7 @@ def slices(
     ledgers: Sequence[TopicLedger],
     wanted: Range,
     partition_bytes: int,
-    bookies: Mapping[str, tuple[str, int]],
+    bookies: Mapping[str, KnownBookie],
 ) -> list[LedgerSlice]:
     """In topic order, of ledgers at the bookies. A slice has about `partition_bytes`, by its ledger's average entry."""
     found: list[LedgerSlice] = []

@@ -159,9 +159,8 @@ def _declared(options: ReadOptions) -> StructType:
 
 
 def _value_fields(columns: Sequence[StructField], options: ReadOptions) -> ValueFields:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     from .value_types import check_fields, struct_type
+    from .versions import arrow_schema
 
     first = columns[0].name
     if options.value_format == "binary":
@@ -185,7 +184,7 @@ def _value_fields(columns: Sequence[StructField], options: ReadOptions) -> Value
             raise InvalidArgument(
                 f"a topic has no column {column.name!r}, and those of the value begin with {prefix!r} (option value_prefix)"
             )
-    arrow = to_arrow_schema(StructType(list(columns)), timezone="UTC")
+    arrow = arrow_schema(StructType(list(columns)))
     fields = pa.struct([pa.field(field.name[len(prefix) :], field.type) for field in arrow])
     check_fields([field.name for field in fields], "")
     if options.value_format != "avro":

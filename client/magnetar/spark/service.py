@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from magnetar.client import Client, connect
 from magnetar.client.client import Opening
-from magnetar.ledger.directory import parse_address
 from magnetar.proto.commands import TopicLedgers
 from magnetar.proto.errors import RetryableError
 from magnetar.proto.ids import TopicName
 
+from .bookies import known_bookies
 from .options import ReadOptions, WriteOptions
-from .plan import Position, TopicLedger
+from .plan import KnownBookie, Position, TopicLedger
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class TopicPlan(NamedTuple):
     topic: str
     ledgers: list[TopicLedger]
     end: Position  # after the last confirmed message of the topic
-    bookies: dict[str, tuple[str, int]]  # id -> address, of all that the ledgers name
+    bookies: dict[str, KnownBookie]  # by id, all that the ledgers name
     lease: str  # "": none was taken
     end_offset: int  # topic-wide index of `end`
     created_ms: int  # tells a topic from one of the same name that was deleted before
@@ -129,11 +129,11 @@ async def ledgers_of_topic(
     They may be deleted at any time unless a lease is held (`leases`). Raises TopicNotFound.
     """
     ledgers: list[TopicLedger] = []
-    bookies: dict[str, tuple[str, int]] = {}
+    bookies: dict[str, KnownBookie] = {}
     while True:
         found = await client.request(TopicLedgers(0, topic, after, count), topic=topic)
         ledgers += [TopicLedger(*row) for row in found["ledgers"]]
-        bookies.update({bookie: parse_address(text) for bookie, text in found["bookies"].items()})
+        bookies |= known_bookies(found["bookies"], found["identities"])
         if not found["more"] or (ledgers and ledgers[-1].end_offset >= until_offset):
             end = tuple(found["end"])
             return TopicPlan(topic, ledgers, end, bookies, "", found["end_offset"], found["created_ms"])

@@ -17,7 +17,7 @@ import logging
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgpack
@@ -237,8 +237,9 @@ class TopicWriter(DataSourceArrowWriter):
                 "option query is set without the option batch: together they name a write that is done once, however often "
                 "it is run"
             )
-        self._options = options
         self._repeatable = options.batch >= 0
+        # Nothing else can have a name that is drawn here, so there is nothing to compare.
+        self._options = options if self._repeatable else replace(options, repeated_batch="done")
         self._query = options.query or f"write-{random.SystemRandom().getrandbits(64):016x}"
         self._batch = max(0, options.batch)
 

@@ -23,8 +23,7 @@ from magnetar.ledger import (
     LedgerWriter,
     StaticBookies,
 )
-from magnetar.ledger.directory import BookieFacts, Labels, parse_address
-from magnetar.metadata.paths import LEDGERS_PATH, ledger_of_name
+from magnetar.ledger.directory import BookieFacts, Labels
 from magnetar.metadata.store import Versioned
 from magnetar.proto.commands import (
     CreateStagedLedger,
@@ -36,10 +35,11 @@ from magnetar.proto.commands import (
 from magnetar.proto.errors import LedgerNotFound, MagnetarError, TopicNotFound
 from magnetar.runtime.clock import SystemClock
 
-from .bookies import bookie_transport
+from .bookies import bookie_transport, directory_of, known_bookies
+from .plan import KnownBookie
 
 if TYPE_CHECKING:
-    from magnetar.metadata.store import MetadataStore
+    from magnetar.metadata.ledgers import LedgerManager
 
 _log = logging.getLogger(__name__)
 
@@ -49,34 +49,28 @@ DISCARD_TIMEOUT_S = 5.0
 MAX_IN_FLIGHT_BYTES = 16 << 20
 
 
-class BrokerMetadata:
-    """What a writer of a topic's ledgers needs of a MetadataStore."""
+class BrokerLedgers:
+    """What a writer of a topic's staged ledgers needs of a LedgerManager: the broker reads and writes their records."""
 
     def __init__(self, client: Client, topic: str) -> None:
         self._client = client
         self._topic = topic
 
-    async def get(self, path: str) -> Versioned | None:
-        """See MetadataStore."""
+    async def get(self, ledger_id: int) -> Versioned | None:
+        """See LedgerManager."""
         try:
             found = await self._client.request(
-                GetLedgerMetadata(0, self._topic, _ledger(path)), topic=self._topic
+                GetLedgerMetadata(0, self._topic, ledger_id), topic=self._topic
             )
         except LedgerNotFound:
             return None
         return Versioned(found["metadata"], found["version"])
 
-    async def put(self, path: str, value: bytes, *, version: int) -> int:
-        """See MetadataStore."""
-        command = PutLedgerMetadata(0, self._topic, _ledger(path), version)
-        found = await self._client.request(command, topic=self._topic, payload=value)
+    async def put(self, ledger_id: int, record: bytes, *, version: int) -> int:
+        """See LedgerManager."""
+        command = PutLedgerMetadata(0, self._topic, ledger_id, version)
+        found = await self._client.request(command, topic=self._topic, payload=record)
         return int(found["version"])
-
-
-def _ledger(path: str) -> int:
-    ledger_id = ledger_of_name(path.removeprefix(LEDGERS_PATH + "/"))
-    assert ledger_id is not None, path
-    return ledger_id
 
 
 class StagedLedger:
@@ -118,11 +112,15 @@ class StagedLedger:
         self.closed = True
 
 
+def bookies_of(made: Mapping[str, Any]) -> dict[str, KnownBookie]:
+    """Those that CreateStagedLedger answered."""
+    addresses = made["bookies"] | {row[0]: row[1] for row in made["writable"]}
+    return known_bookies(addresses, made["identities"])
+
+
 def places_of(made: Mapping[str, Any]) -> tuple[StaticBookies, str]:
-    """The bookies that CreateStagedLedger answered, with their racks and zones, and how to spread what replaces one."""
-    bookies = {bookie: parse_address(text) for bookie, text in made["bookies"].items()}
-    bookies.update({row[0]: parse_address(row[1]) for row in made["writable"]})
-    directory = StaticBookies(bookies)
+    """The same with their racks and zones, and how to spread what replaces one."""
+    directory = directory_of(bookies_of(made))
     labels = {bookie: Labels(rack, zone) for bookie, _, rack, zone in made["writable"]}
     for bookie, found in labels.items():
         directory.answered(bookie, BookieFacts(found))
@@ -145,9 +143,9 @@ async def staged_ledger(
         ) from error
     directory, placement = places_of(made)
     settings = LedgerSettings(add_timeout_s=timeout_s, metadata_timeout_s=timeout_s, placement=placement)
-    async with bookie_transport(directory, settings) as transport:
+    async with bookie_transport(directory, bookies_of(made), settings) as transport:
         ledgers = LedgerClient(
-            cast("MetadataStore", BrokerMetadata(client, topic)),
+            cast("LedgerManager", BrokerLedgers(client, topic)),
             transport,
             directory,
             settings,

@@ -33,7 +33,7 @@ from magnetar.proto.commands import CloseConsumer, Seek, Subscribe
 from magnetar.proto.errors import InvalidArgument, MessageLost, TopicNotFound
 from magnetar.proto.ids import MessageId
 
-from .batch_source import TopicPiece, pieces_of, read_partition
+from .batch_source import OffsetsPiece, TopicPiece, pieces_of, read_partition
 from .doors import doors
 from .leases import Keeper, keep, plan_of_topic
 from .options import ReadOptions
@@ -260,9 +260,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._lost(
                     f"{lost} messages of {topic} from {first.id} on were trimmed before the query read them"
                 )
-            wanted = Range(from_offset=first.offset, before_offset=end_mark.point.offset)
+            end_point = end_mark.point
+            wanted = Range(first.id[:3], end_point.id[:3], first.offset, end_point.offset)
             wanted_of.append((plan, wanted))
-        return await pieces_of(wanted_of, self._options)
+        return await pieces_of(wanted_of, self._options, self._columns)
 
     def _lost(self, what: str, cause: Exception | None = None) -> None:
         message = (
@@ -275,7 +276,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Arrow record batches of one piece."""
-        assert isinstance(partition, TopicPiece)
+        assert isinstance(partition, TopicPiece | OffsetsPiece)
         return read_partition(partition, self._options, self._columns)
 
     def commit(self, end: Offset) -> None:

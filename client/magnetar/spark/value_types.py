@@ -1,6 +1,6 @@
 """Arrow columns to Python objects and back, for what msgspec encodes and decodes: a few C calls per column, not per row.
 
-A `ValueType` stands for one column or nested field. `hint` is what msgspec is told to decode, and to check: a value of
+A `ValueType` stands for one column or nested field. `hint` is the type that msgspec decodes and checks: a value of
 another type does not get past it. `to_arrow` makes a column of what was decoded, `to_python` takes one apart for encoding.
 
 | column | JSON | MessagePack |
@@ -115,12 +115,12 @@ class IsoTime(ValueType):
             # Without a zone, with nanoseconds, as a number; or nonsense.
             return pa.array([None if one is None else self._moment(one) for one in objects], self.arrow)
 
-    def _moment(self, told: str | float) -> datetime:
-        if not isinstance(told, str):
-            return EPOCH + timedelta(seconds=told)
-        time = datetime.fromisoformat(told)
+    def _moment(self, value: str | float) -> datetime:
+        if not isinstance(value, str):
+            return EPOCH + timedelta(seconds=value)
+        time = datetime.fromisoformat(value)
         if time.tzinfo and self.arrow.tz is None:
-            raise ValueError(f"{told!r} has a zone, and a timestamp_ntz has none")
+            raise ValueError(f"{value!r} has a zone, and a timestamp_ntz has none")
         return time  # one without a zone is UTC to Arrow
 
     def to_python(self, column: pa.Array) -> list[Any]:

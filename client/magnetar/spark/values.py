@@ -4,8 +4,9 @@ Decoding is msgspec's work for JSON and MessagePack (a C call per value, which c
 Avro; the columns are then made by `value_types`, a few C calls each. Avro values are one bare record each, in the binary
 encoding, without a schema or its fingerprint before it: `value_schema` is the writer's.
 
-A value that is not what the schema says is bad: which rows, and why, is told beside the columns, which are null there. Null
-values (tombstones), JSON's `null` and, as in Spark's from_json, empty JSON values are no bad values: they are null.
+A value that is not what the schema says is bad: decoding names these rows, with the reason, beside the columns, which are
+null there. Null values (tombstones), JSON's `null` and, as in Spark's from_json, empty JSON values are not bad: they are
+null.
 """
 
 from __future__ import annotations

@@ -5,10 +5,12 @@
 | 4.1 | filters are handed down | options `start` and `end` |
 | 4.1 | a stream's sink gets Arrow batches | rows, from which they are made here |
 | 4.2 | `latestOffset(start, limit)`, `trigger(availableNow=True)` | batches are bounded by what was seen |
+| 4.2 | `to_arrow_schema(timezone=...)` | times are UTC without being asked for |
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
+
+    STREAMS_ARE_BOUNDED: bool  # whether Spark asks for so many rows
 else:
     DataSourceStreamArrowWriter = getattr(
         datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter
@@ -39,7 +43,10 @@ else:
             ReadMaxRows,
             SupportsTriggerAvailableNow,
         )
+
+        STREAMS_ARE_BOUNDED = True
     except ModuleNotFoundError:
+        STREAMS_ARE_BOUNDED = False
         from dataclasses import dataclass
 
         class ReadLimit:
@@ -65,6 +72,7 @@ else:
 
 
 STREAMS_WRITE_ARROW = DataSourceStreamArrowWriter is not datasource.DataSourceStreamWriter
+FILTERS_ARE_HANDED_DOWN = hasattr(datasource, "EqualTo")
 ROWS_PER_BATCH = 10_000
 _FILTERS_PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -75,17 +83,28 @@ def hands_filters_down() -> bool:
     return _FILTERS_PLANNER in sys.modules or (started is not None and started.name == _FILTERS_PLANNER)
 
 
-def arrow_batches(rows: Iterable[Any], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Rows that a stream's sink gets before 4.1, as Arrow batches."""
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow types of a schema of Spark, with times in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
+    zone: dict[str, Any] = (
+        {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+    )
+    found: pa.Schema = to_arrow_schema(schema, **zone)
+    return found
+
+
+def arrow_batches(rows: Iterable[Any], schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Rows that a stream's sink gets before 4.1, as Arrow batches."""
     coming = iter(rows)
-    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    types = arrow_schema(schema)
     while some := list(itertools.islice(coming, ROWS_PER_BATCH)):
-        yield pa.RecordBatch.from_pylist([row.asDict() for row in some], schema=arrow_schema)
+        yield pa.RecordBatch.from_pylist([row.asDict() for row in some], schema=types)
 
 
 __all__ = [
+    "FILTERS_ARE_HANDED_DOWN",
+    "STREAMS_ARE_BOUNDED",
     "STREAMS_WRITE_ARROW",
     "DataSourceStreamArrowWriter",
     "ReadAllAvailable",
@@ -94,5 +113,6 @@ __all__ = [
     "ReadMaxRows",
     "SupportsTriggerAvailableNow",
     "arrow_batches",
+    "arrow_schema",
     "hands_filters_down",
 ]

@@ -215,12 +215,10 @@ class EncodedBatches:
         parts[2::3] = rests
         return b"".join(parts)
 
-    def batches(self) -> bytes:
-        """The batches back to back."""
-        parts: list[bytes] = []
-        for digest, rest in zip(self._digests, self._rests):
-            parts += (_LENGTH.pack(len(rest) + 8), digest, rest)
-        return b"".join(parts)
+    def batches(self) -> list[bytes]:
+        """The batches one by one."""
+        lengths = (_LENGTH.pack(len(rest) + 8) for rest in self._rests)
+        return list(map(b"".join, zip(lengths, self._digests, self._rests)))
 
 
 def encode_columns(
@@ -344,7 +342,8 @@ def encode_batch(
 ) -> bytes:
     """The bytes of `encode_columns`. Columns given must be as long as `values`."""
     columns = Columns(values, keys, properties, event_times_ms, indexes, sequence_ids)
-    return encode_columns(columns, sequence_id, publish_time_ms, compression, extensions).batches()
+    (batch,) = encode_columns(columns, sequence_id, publish_time_ms, compression, extensions).batches()
+    return batch
 
 
 # --- decoding --------------------------------------------------------------------------------------------------------

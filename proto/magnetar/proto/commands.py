@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from .bookie_identity import BookieIdentity
 from .command import Command as Command
 from .errors import Action, MagnetarError, MalformedFrame, UnknownCommand, error_from_wire
 from .topic_commands import *  # noqa: F403  (its commands are read under this name as well)
@@ -35,7 +36,7 @@ _MAX_ERROR_CHARS = 8_000
 
 
 class Connect(Command, tag=1):
-    """First frame of a connection. Payload: authentication data."""
+    """First frame of a connection. Payload: authentication data. `bookie`: whom a ledger client expects to meet."""
 
     protocol_version: int
     min_protocol_version: int
@@ -43,16 +44,18 @@ class Connect(Command, tag=1):
     max_frame_bytes: int = 0
     peer: str = ""
     auth_method: str = "none"
+    bookie: BookieIdentity | None = None
 
 
 class Connected(Command, tag=2):
-    """Answer to Connect: what both peers will use. Payload: authentication data."""
+    """Answer to Connect: what both peers will use. Payload: authentication data. `bookie`: who it is, if it is one."""
 
     protocol_version: int
     features: list[str] = []
     max_frame_bytes: int = 0
     max_message_bytes: int = 0
     peer: str = ""
+    bookie: BookieIdentity | None = None
 
 
 class AuthChallenge(Command, tag=3):

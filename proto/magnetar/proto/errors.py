@@ -2,8 +2,9 @@
 
     MagnetarError
     ├── RetryableError        try again, the same call may succeed (action RETRY)
-    │   └── ServiceNotReady, TooManyRequests, BookieUnavailable, NotEnoughBookies, TopicBusy, RequestTimeout (SendTimeout),
-    │       ConnectionLost, VersionConflict, QuorumLost, ProducerBusy, ReceiveTimeout, ProducerQueueFull
+    │   └── ServiceNotReady, TooManyRequests, BookieUnavailable (WrongBookie), NotEnoughBookies, TopicBusy,
+    │       RequestTimeout (SendTimeout), ConnectionLost, VersionConflict, QuorumLost, ProducerBusy,
+    │       ReceiveTimeout, ProducerQueueFull, ArchiveUnavailable
     ├── LookupAgainError      ask where the topic lives, then try there (action LOOK_UP)
     │   └── TopicNotServed
     ├── InvalidCallError      the call is wrong, fix it (action FIX_CALL)
@@ -88,6 +89,10 @@ class BookieUnavailable(RetryableError, code=22):
     """A bookie could not be reached or did not answer in time."""
 
 
+class WrongBookie(BookieUnavailable, code=39):
+    """The bookie is not the one that is registered, or belongs to another cluster: nothing that it says counts."""
+
+
 class NotEnoughBookies(RetryableError, code=23):
     """Fewer bookies are writable than the ensemble needs."""
 
@@ -122,6 +127,10 @@ class ProducerQueueFull(RetryableError, code=37):
 
 class SendTimeout(RequestTimeout, code=38):
     """A message was not confirmed within send_timeout; whether it was stored is not known."""
+
+
+class ArchiveUnavailable(RetryableError, code=19):
+    """An archived ledger cannot be read now; it may be again later."""
 
 
 class ProducerBusy(RetryableError, code=31):

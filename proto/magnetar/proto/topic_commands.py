@@ -76,8 +76,9 @@ class TopicLedgers(Command, tag=64):
 
     Ok: {"ledgers": [[position id, stored id, first index, entries, messages, bytes, first append ms, last append ms,
     closed, ledger metadata as bytes], ...], "more": bool, "end": [ledger, entry, index], "bookies": {id: "host:port"},
-    "end_offset": int, "created_ms": int}; ledgers with a position id above `after`, in the order of the topic. All `entries`
-    are confirmed and never change. A topic that was deleted and made again has another `created_ms`.
+    "identities": {id: [cluster, bookie id, instance, start, incarnation]}, "end_offset": int, "created_ms": int}; ledgers
+    with a position id above `after`, in the order of the topic. All `entries` are confirmed and never change. A topic that
+    was deleted and made again has another `created_ms`.
     """
 
     topic: str
@@ -119,7 +120,7 @@ class CreateStagedLedger(Command, tag=67):
     """A ledger that the asking side writes to the bookies and that is not part of the topic before it is attached.
 
     Ok: {"ledger": stored id, "version": int, "metadata": bytes, "bookies": {id: "host:port"},
-    "writable": [[id, "host:port", rack, zone], ...]}.
+    "writable": [[id, "host:port", rack, zone], ...], "identities": as TopicLedgers}.
     """
 
     topic: str
@@ -179,8 +180,9 @@ class ArchiveLedgers(Command, tag=73):
     Ok: {"archived": int, "known": int, "moved": int, "gone": [position id, ...], "kept": [position id, reason] or null}:
     how many were archived now, were so before, and were so at another location, which is an error unless `moved` says that
     this one takes its place; which were trimmed before; and the first one that stays, with all after it, because somebody
-    needs it at the bookies. The lease of this name is no reason. `dry`: nothing is done. Refused if a ledger is not what its
-    row says.
+    needs it at the bookies. The lease of this name is no reason, and with `with_backlog` neither are subscriptions and
+    readers, which read archived ledgers through the broker. `dry`: nothing is done. Refused if a ledger is not what its row
+    says.
     """
 
     topic: str
@@ -188,6 +190,7 @@ class ArchiveLedgers(Command, tag=73):
     lease: str = ""
     dry: bool = False
     moved: bool = False
+    with_backlog: bool = False
 
 
 class ReportDamage(Command, tag=74):

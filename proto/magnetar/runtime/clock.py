@@ -8,7 +8,10 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock"]
+__all__ = ["Clock", "SystemClock", "elapsed_s"]
+
+# Linux has a clock that counts suspended time as well.
+_SLEEPLESS = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
@@ -25,3 +28,11 @@ class SystemClock:
     def now_ms(self) -> int:
         """Milliseconds since the epoch, UTC."""
         return time.time_ns() // 1_000_000
+
+
+def elapsed_s() -> float:
+    """Seconds since some moment in the past, which never jump and go on while the machine sleeps.
+
+    For a promise to another machine, whose time went on meanwhile: `loop.time()` stands still then, and within one turn.
+    """
+    return time.clock_gettime(_SLEEPLESS)

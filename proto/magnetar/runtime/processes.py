@@ -1,6 +1,7 @@
-"""Lean helper processes: the bookie's journal writer and disk worker.
+"""Lean helper processes: the bookie's journal writer and disk worker, the broker's reader of archives.
 
-A helper is one Python file that imports next to nothing (about 9 MB resident), started as `python -I -S FILE ARGUMENTS`.
+A helper is one Python file that imports next to nothing (about 9 MB resident), started as `python -I -S FILE ARGUMENTS`. One
+that needs libraries gets the paths where they are among its arguments.
 Two pipes show each side the end of the other, whatever ended it:
 
     daemon  --- life line: the helper's standard input ------->  helper   reads EOF when the daemon has ended
@@ -19,7 +20,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from magnetar.proto.errors import StorageFailed
 
@@ -28,10 +29,16 @@ __all__ = ["HelperProcess", "spawn_helper"]
 _REAP_RETRY_S = 0.001
 
 
-def spawn_helper(script: str, arguments: Sequence[str], pass_fds: Sequence[int]) -> HelperProcess:
+def spawn_helper(
+    script: str,
+    arguments: Sequence[str],
+    pass_fds: Sequence[int],
+    environment: Mapping[str, str] | None = None,
+) -> HelperProcess:
     """Starts the Python file `script`; descriptors keep their numbers, so pass them in `arguments`.
 
-    Its standard error is the daemon's. Raises StorageFailed when the process cannot be started.
+    `environment`: the helper's; without it, the helper has of the daemon's only what finds the interpreter's libraries. Its
+    standard error is the daemon's. Raises StorageFailed when the process cannot be started.
     """
     lifeline_read, lifeline_write = os.pipe()
     death_read, death_write = os.pipe()
@@ -42,10 +49,8 @@ def spawn_helper(script: str, arguments: Sequence[str], pass_fds: Sequence[int])
             stdout=subprocess.DEVNULL,
             pass_fds=[*pass_fds, death_write],
             start_new_session=True,
-            # Of the environment only what finds the interpreter's libraries.
-            env={
-                name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ
-            },
+            env=environment
+            or {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG") if name in os.environ},
         )
     except OSError as error:
         os.close(lifeline_write)

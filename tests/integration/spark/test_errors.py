@@ -26,17 +26,17 @@ Read = Callable[..., Any]
     ],
 )  # fmt: skip
 def test_wrong_options(read: Read, options: dict[str, str], message: str) -> None:
-    with pytest.raises(Exception) as told:
+    with pytest.raises(Exception) as caught:
         read(**options).collect()
-    assert f"InvalidArgument: {message}" in str(told.value)
+    assert f"InvalidArgument: {message}" in str(caught.value)
 
 
 def test_a_missing_topic_and_a_column_that_a_topic_has_not(read: Read) -> None:
-    with pytest.raises(Exception, match=r"TopicNotFound: .*missing") as told:
+    with pytest.raises(Exception, match=r"TopicNotFound: .*missing") as caught:
         read("missing").collect()
     # What Spark says around it stays, and none of the frames that it came through.
     lines = [
-        line for line in str(told.value).splitlines() if not line.startswith(("\tat ", "JVM stacktrace"))
+        line for line in str(caught.value).splitlines() if not line.startswith(("\tat ", "JVM stacktrace"))
     ]
     assert len(lines) <= 8, "\n".join(lines)
     with pytest.raises(Exception, match="InvalidArgument: a topic has no column 'price'"):

@@ -1,47 +1,65 @@
-"""Random histories of topics that come, go, are made again and are trimmed under a stream that pauses.
+"""Random histories of topics that come, go, are made again, are archived and are trimmed under a stream that pauses.
 
 Every value is written once, so one that is seen twice shows itself, and one that is not seen must be of a topic for which an
-error said so. Writers repeat batches, go back in their numbers, and write other rows under a number that is taken.
+error said so. Writers repeat batches, go back in their numbers, and write other rows under a number that is taken. Archives
+are made, and copied elsewhere, between batches, between the plan of a batch and its tasks, and while the stream's driver is
+away for longer than its lease.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 import random
 import re
+import shutil
 import time
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
 from magnetar.client import Client
 from magnetar.proto.errors import InvalidArgument, MessageLost
+from magnetar.spark.batch_source import TopicReader
+from magnetar.spark.count import count_messages
+from magnetar.spark.jobs import archive
 from magnetar.spark.options import ReadOptions, WriteOptions
 from magnetar.spark.schema import RowColumns
 from magnetar.spark.sink import attach, write_task
 from magnetar.spark.stream_source import TopicStreamReader
 from magnetar.spark.versions import ReadAllAvailable, ReadLimit, ReadMaxRows
 from support.service import Service
+from support.spark_tasks import LocalSession
 from support.spark_topics import Topics, full
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
-STEPS = 60
+STEPS = 80
+SEEDS = int(os.environ.get("MAGNETAR_SPARK_SEEDS", "4"))
 LEASE_S = 0.4
 
 
 class World:
     """Topics of one seed, their writers, and one query that reads all of them by a pattern."""
 
-    def __init__(self, service: Service, topics: Topics, seed: int, log: pytest.LogCaptureFixture) -> None:
+    def __init__(
+        self, service: Service, topics: Topics, seed: int, log: pytest.LogCaptureFixture, path: Path
+    ) -> None:
         self.log = log
+        self.archives = path
+        self.archive_number = 0
+        self.archived: set[str] = set()  # topics that have a ledger that is nowhere but in an archive
         self.service, self.topics, self.rng = service, topics, random.Random(seed)
         self.names = [full(f"losses-{seed}-{letter}") for letter in "abc"]
         self.pattern = f"losses-{seed}-.*"
         self.there: set[str] = set()
         self.written: dict[str, list[bytes]] = {name: [] for name in self.names}  # whenever, by name
+        self.stored: dict[str, list[bytes]] = {}  # by topic: what it holds, unless it is in `trimmed`
+        self.trimmed: set[str] = set()  # topics of which everything was acknowledged once
         self.seen: list[tuple[str, bytes]] = []
         self.lost: set[str] = set()  # topics of which an error said that something is lost
         self.batches: dict[str, tuple[int, list[bytes]]] = {}  # by topic: the last one of the query "q"
@@ -74,12 +92,20 @@ class World:
             self.topics.create(name)
             self.there.add(name)
             self.batches.pop(name, None)
+            self.stored[name] = []
+            self.trimmed.discard(name)
+            self.archived.discard(name)
 
     def produce(self) -> None:
         for name in self.rng.sample(sorted(self.there), min(1, len(self.there))):
             values = self.values()
-            self.topics.produce(name, values, per_entry=self.rng.choice((1, 3, 0)))
-            self.written[name] += values
+            self.topics.produce(name, values, per_entry=self.rng.choice((1, 1, 3, 0)))
+            self.confirmed(name, values)
+
+    def confirmed(self, name: str, values: list[bytes]) -> None:
+        """The topic has them now."""
+        self.written[name] += values
+        self.stored[name] += values
 
     def write(self) -> None:
         """A batch, the last one again, an older number, or other rows under a number that is taken."""
@@ -93,7 +119,7 @@ class World:
             if wanted > number:
                 assert attach(options, written)
                 self.batches[name] = wanted, values
-                self.written[name] += values
+                self.confirmed(name, values)
             elif (wanted, values) == (number, last):
                 assert not attach(options, written)
             else:
@@ -112,16 +138,78 @@ class World:
         if self.there and self.rng.random() < 0.4:
             self.reader.stop()
             name = self.rng.choice(sorted(self.there))
-            for subscription in self.topics.stats(name)["subscriptions"]:
-                self.topics.ask(
-                    functools.partial(Client.delete_subscription, topic=name, subscription=subscription)
-                )
+            self.forget_subscriptions(name)
             self.number += 1
-            self.topics.consume_all(name, f"everything-{self.number}")
+            self.topics.subscribe_at_end(name, f"everything-{self.number}")
+            self.trimmed.add(name)
             self.unseen(name)
-            deadline = time.monotonic() + 2 * LEASE_S
-            self.topics.wait_for(lambda: time.monotonic() > deadline, "the lease is over")
+            self.pause()
             self.query(forgiving=False)
+
+    def forget_subscriptions(self, name: str) -> None:
+        """Nobody but leases keeps what the topic has."""
+        for subscription in self.topics.stats(name)["subscriptions"]:
+            self.topics.ask(
+                functools.partial(Client.delete_subscription, topic=name, subscription=subscription)
+            )
+
+    def pause(self) -> None:
+        """For longer than the query's lease, which nobody renews."""
+        deadline = time.monotonic() + 2 * LEASE_S
+        self.topics.wait_for(lambda: time.monotonic() > deadline, "the lease is over")
+
+    def archive(self) -> None:
+        """What the query and others need no more leaves the bookies; with the driver away that is all that is closed."""
+        if not self.there:
+            return
+        name = self.rng.choice(sorted(self.there))
+        away = self.rng.random() < 0.5
+        if self.rng.random() < 0.5:
+            self.forget_subscriptions(name)
+        if away:
+            self.reader.stop()
+            self.pause()
+        trimmed = self.rng.random() < 0.8
+        result = archive(cast("Any", LocalSession()), self.service.url, [name], self.place(), trim=trimmed)
+        if result.trimmed:
+            self.archived.add(name)
+        if away:
+            self.query(forgiving=False)
+
+    def place(self) -> str:
+        """Of the archive of all topics. A topic that is made again finds what its predecessor left there."""
+        return str(self.archives / f"archive-{self.archive_number}")
+
+    def move(self) -> None:
+        """The archive is copied elsewhere, the topics learn of it, and the old one is removed."""
+        if self.archived and self.archived <= self.there and self.rng.random() < 0.3:
+            old = self.place()
+            self.archive_number += 1
+            shutil.copytree(old, self.place())
+            names = sorted(self.archived)
+            result = archive(cast("Any", LocalSession()), self.service.url, names, self.place(), moved=True)
+            assert result.elsewhere == 0, result
+            shutil.rmtree(old)
+
+    def look(self) -> None:
+        """A batch read of a topic has all of it, wherever its ledgers are, or what is left of one that was trimmed."""
+        for name in self.rng.sample(sorted(self.there), min(1, len(self.there))):
+            given = {"service_url": self.service.url, "topic": name, "lease_s": f"{LEASE_S}"}
+            reader = TopicReader(
+                ReadOptions.parse(given | {"fail_on_data_loss": "false"}), RowColumns(("value",))
+            )
+            values = [
+                value
+                for partition in reader.partitions()
+                for batch in reader.read(partition)
+                for value in batch.column(0).to_pylist()
+            ]
+            assert len({*values}) == len(values), "a message was read twice"
+            if name in self.trimmed:
+                assert {*values} <= {*self.stored[name]}
+            else:
+                assert {*values} == {*self.stored[name]}
+                assert count_messages(**given) == len(values)
 
     def unseen(self, name: str) -> None:
         """What is done to a topic that the query never met costs it nothing that it could know of."""
@@ -129,43 +217,62 @@ class World:
             self.lost.add(name)
 
     def batch(self) -> bool:
-        """One micro-batch; False if nothing was there. An error that says what is lost is believed, and gone on from."""
+        """One micro-batch; False if nothing was there.
+
+        A query that fails is started again. One that fails once more, and says what is lost, is believed, and goes on.
+        """
         limit: ReadLimit = self.rng.choice((ReadAllAvailable(), ReadMaxRows(5)))
+        archive_meanwhile = self.archive if self.rng.random() < 0.2 else lambda: None
         try:
-            end, rows = self.read(limit)
+            end, rows = self.read(limit, archive_meanwhile)
         except MessageLost:
-            self.reader.stop()
-            self.query(forgiving=True)
-            self.log.clear()
-            end, rows = self.read(limit)
-            told = {*re.findall(r"persistent://\S+-[abc]", self.log.text)}
-            assert told, "it goes on without saying what is lost"
-            self.lost |= told
-            self.reader.stop()
-            self.query(forgiving=False)
+            self.start_again(forgiving=False)
+            end, rows = self.read_or_learn_what_is_lost(limit)
         if self.rng.random() < 0.3:
-            self.reader.stop()
-            self.query(forgiving=False)
+            self.start_again(forgiving=False)
         self.seen += rows
         moved = bool(end["topics"] != self.offset["topics"])
         self.offset = end
         return moved
 
-    def read(self, limit: ReadLimit) -> tuple[Any, list[tuple[str, bytes]]]:
+    def read_or_learn_what_is_lost(self, limit: ReadLimit) -> tuple[Any, list[tuple[str, bytes]]]:
+        try:
+            return self.read(limit)
+        except MessageLost:
+            self.start_again(forgiving=True)
+            self.log.clear()
+            end, rows = self.read(limit)
+            named = {*re.findall(r"persistent://\S+-[abc]", self.log.text)}
+            assert named, "it goes on without saying what is lost"
+            self.lost |= named
+            self.start_again(forgiving=False)
+            return end, rows
+
+    def start_again(self, *, forgiving: bool) -> None:
+        """The query's driver ends, and another one begins from its checkpoint."""
+        self.reader.stop()
+        self.query(forgiving=forgiving)
+
+    def read(
+        self, limit: ReadLimit, meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[Any, list[tuple[str, bytes]]]:
+        """The next micro-batch. `meanwhile`: what happens once its tasks are planned."""
         end = json.loads(json.dumps(self.reader.latestOffset(self.offset, limit)))
         rows: list[tuple[str, bytes]] = []
-        for partition in self.reader.partitions(self.offset, end):
+        partitions = self.reader.partitions(self.offset, end)
+        meanwhile()
+        for partition in partitions:
             for batch in self.reader.read(partition):
                 rows += zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
         self.reader.commit(end)
         return end, rows
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_each_message_once_or_an_error_that_says_so(
-    service: Service, topics: Topics, seed: int, caplog: pytest.LogCaptureFixture
+    service: Service, topics: Topics, seed: int, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    world = World(service, topics, seed, caplog)
+    world = World(service, topics, seed, caplog, tmp_path)
     steps = (
         world.create,
         world.produce,
@@ -175,6 +282,9 @@ def test_each_message_once_or_an_error_that_says_so(
         world.batch,
         world.delete,
         world.trim,
+        world.archive,
+        world.move,
+        world.look,
     )
     for _ in range(STEPS):
         world.rng.choice(steps)()

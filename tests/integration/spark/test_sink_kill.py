@@ -140,13 +140,13 @@ def test_each_batch_is_there_once_whenever_the_service_is_killed(start: Start, s
 def test_what_the_broker_refuses_names_the_option(start: Start) -> None:
     service = start("broker.auto_create_topics=false", "broker.max_message_bytes=1000")
     topics = Topics(service)
-    told = {"service_url": service.url, "topic": "missing"}
+    given = {"service_url": service.url, "topic": "missing"}
     with pytest.raises(
         TopicNotFound, match=r"option topic: topic .*missing does not exist.*auto_create_topics"
     ):
-        write_task(WriteOptions.parse(told), "q", 0, rows(b"x"))
+        write_task(WriteOptions.parse(given), "q", 0, rows(b"x"))
     topics.create("there")
-    options = WriteOptions.parse(told | {"topic": "there"})
+    options = WriteOptions.parse(given | {"topic": "there"})
     with pytest.raises(InvalidArgument, match=r"1001 bytes .* at most 1000, the option max_message_bytes"):
         write_task(options, "q", 0, rows(b"x" * 1001))
     assert topics.staged("there") == 0
@@ -155,7 +155,7 @@ def test_what_the_broker_refuses_names_the_option(start: Start) -> None:
     assert topics.staged("there") == 0
     with pytest.raises(InvalidArgument, match="not staged"):
         attach(options, [written])
-    dead = WriteOptions.parse(told | {"service_url": "magnetar://127.0.0.1:1", "timeout_s": "1"})
+    dead = WriteOptions.parse(given | {"service_url": "magnetar://127.0.0.1:1", "timeout_s": "1"})
     with pytest.raises(RetryableError, match=r"127\.0\.0\.1:1\b"):
         write_task(dead, "q", 0, rows(b"x"))
     discard(dead, "q", 0)  # hides no error that came before

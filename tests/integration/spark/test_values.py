@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as sql
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from magnetar.spark.avro import derived
 from magnetar.spark.ddl import parse_schema
+from magnetar.spark.versions import arrow_schema
 from support.service import Service
 from support.spark_topics import Sent, Topics
 
@@ -69,7 +69,7 @@ def test_what_is_written_is_read_in_every_type(
     frame = spark.sql(ROWS)
     schema, options = frame.schema.json(), {"value_format": value_format}
     if value_format == "avro":
-        fields = to_arrow_schema(frame.schema, timezone="UTC")
+        fields = arrow_schema(frame.schema)
         schema = options["value_schema"] = json.dumps(derived(pa.struct(list(fields))))
     write(frame.withColumn("key", sql.col("s")), topic, **options)
     found = read(topic, **{**options, "value_schema": schema})
@@ -109,9 +109,9 @@ def test_bad_values_and_tombstones(topics: Topics, read: Read) -> None:
     topics.produce("mixed", [Sent(value) for value in values], per_entry=2)
     with pytest.raises(
         Exception, match=r"InvalidArgument: the value of message \d+:0:1 of persistent://public/.*mixed"
-    ) as told:
+    ) as caught:
         read("mixed", value_format="json", value_schema="id int").collect()
-    assert "on_bad_value=null" in str(told.value)
+    assert "on_bad_value=null" in str(caught.value)
     rows = read("mixed", value_format="json", value_schema="id int", on_bad_value="null").collect()
     assert [(row.id, row.value) for row in sorted(rows, key=lambda row: row.offset)] == [
         (1, b'{"id": 1}'), (None, b"{"), (None, None), (2, b'{"id": 2, "more": []}'),
@@ -124,12 +124,12 @@ def test_bad_values_and_tombstones(topics: Topics, read: Read) -> None:
         read("mixed", value_format="json", value_schema="id itn")
 
 
-def test_what_cannot_be_written_is_told_before_any_task(spark: Any, topics: Topics, write: Write) -> None:
+def test_what_cannot_be_written_is_refused_before_any_task(spark: Any, topics: Topics, write: Write) -> None:
     topics.create("refused")
     frame = spark.sql("SELECT cast(raise_error('a task ran') AS string) AS s, interval '1' day AS took")
-    with pytest.raises(Exception, match="InvalidArgument: column 'took' is of type duration") as told:
+    with pytest.raises(Exception, match="InvalidArgument: column 'took' is of type duration") as caught:
         write(frame, "refused", value_format="msgpack")
-    assert "a task ran" not in str(told.value)
+    assert "a task ran" not in str(caught.value)
     with pytest.raises(Exception, match=r"needs the option value_schema.*\"long\""):
         write(spark.range(3), "refused", value_format="avro")
     assert topics.values("refused") == []
@@ -171,7 +171,7 @@ def test_streams_read_and_write_values(
 
 
 def to_struct(ddl: str) -> Any:
-    return pa.struct(list(to_arrow_schema(parse_schema("value_schema", ddl), timezone="UTC")))
+    return pa.struct(list(arrow_schema(parse_schema("value_schema", ddl))))
 
 
 @pytest.mark.parametrize(

@@ -155,14 +155,14 @@ def test_archive_and_back_and_a_range_of_the_topic_marked(
     assert (replayed["messages"], replayed["sources"]) == (rows, [full("a-orders")])
     source = topics.rows("a-orders")
 
-    def told(row: Any) -> tuple[Any, ...]:
+    def as_tuple(row: Any) -> tuple[Any, ...]:
         return row.key, row.value, row.properties, row.event_time
 
-    assert [told(row) for row in topics.rows("a-again")] == [told(row) for row in source[:rows]]
+    assert [as_tuple(row) for row in topics.rows("a-again")] == [as_tuple(row) for row in source[:rows]]
     part = ("--from-offset", "30", "--before-offset", "90", "--mark")
     ended = succeeded(run("replay", "a-orders", "--to-topic", "a-marked", *part))
     assert table(ended.out)["messages"] == "60"
-    assert [told(row) for row in topics.rows("a-marked")] == [
+    assert [as_tuple(row) for row in topics.rows("a-marked")] == [
         (
             row.key,
             row.value,
@@ -320,15 +320,15 @@ def wrong_arguments(url: str, folder: Path) -> list[tuple[list[str], int, str]]:
     ]
 
 
-def test_wrong_arguments_are_told_before_spark_starts(
+def test_wrong_arguments_are_refused_before_spark_starts(
     url: str, topics: Topics, produce: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     produce("w-orders", messages(10))
-    monkeypatch.setenv("JAVA_HOME", "/nowhere")  # what gets as far as that is told so
-    for arguments, code, told in wrong_arguments(url, tmp_path):
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")  # what gets as far as that says so
+    for arguments, code, message in wrong_arguments(url, tmp_path):
         ended = CliRunner().invoke(app, ["spark", *arguments])
         lines = ended.stderr.splitlines()
         assert len(lines) == 1, (arguments, ended.stderr)
         assert ended.exit_code == code, (arguments, lines)
-        assert re.search(told, lines[0]), (arguments, lines[0])
+        assert re.search(message, lines[0]), (arguments, lines[0])
     assert topics.ask(lambda client: client.list_topics()).count(full("w-x")) == 0

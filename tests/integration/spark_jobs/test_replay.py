@@ -17,7 +17,7 @@ from support.spark_topics import Topics, full
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
-def told(rows: list[Any]) -> list[tuple[Any, ...]]:
+def as_tuples(rows: list[Any]) -> list[tuple[Any, ...]]:
     return [
         (row.key, row.value, row.properties, row.event_time)
         for row in sorted(rows, key=lambda row: row.offset)
@@ -57,8 +57,8 @@ def test_a_marked_copy_tells_of_its_original_and_a_copy_of_a_copy_of_the_copy(
     a, b, c = (
         topic_frame(spark, url, name).orderBy("offset").collect() for name in ("mark-a", "mark-b", "mark-c")
     )
-    assert told(b) == [(row.key, row.value, marked(row), row.event_time) for row in a[10:]]
-    assert told(c) == [(row.key, row.value, marked(row), row.event_time) for row in b[:30]]
+    assert as_tuples(b) == [(row.key, row.value, marked(row), row.event_time) for row in a[10:]]
+    assert as_tuples(c) == [(row.key, row.value, marked(row), row.event_time) for row in b[:30]]
 
 
 def test_each_source_keeps_its_order_and_twice_is_twice(

@@ -79,7 +79,7 @@ def test_windows_come_once_over_a_restart(
     places = Counter((row["window_start"], row.get("key")) for row in rows)
     assert set(places.values()) == {1}
     whole = expected(range(8))
-    # What the watermark has not passed is not told yet.
+    # What the watermark has not reached is not emitted yet.
     assert 20 <= len(rows) < len(whole)
     assert {(row["messages"], row["bytes"], row["largest"]) for row in rows} <= set(whole.values())
 

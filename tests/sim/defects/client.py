@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from magnetar.ledger.bookie_connection import _Link
 from magnetar.ledger.core.events import BookiesChosen
 from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.ledger.identities import StoredIdentities
 from magnetar.ledger.placement.chooser import BookieChooser
+from magnetar.metadata.identity import register_cookie, registered_cookie
+from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity
+from magnetar.proto.errors import MagnetarError
 from sim.defects.registry import defect
 
 
@@ -19,6 +24,27 @@ def hung_bookie_never_fails() -> None:
         self._timer = None
 
     _Link._ticked = ticked  # type: ignore[method-assign]
+
+
+@defect
+def bookies_are_not_asked_who_they_are() -> None:
+    """Rule 35: who answers at a bookie's address is the bookie."""
+
+    async def expected(self: Any, bookie: str) -> BookieIdentity:
+        return NOT_KNOWN
+
+    async def verify(self: Any, bookie: str, expected: Any, found: Any) -> bool:
+        await registered(self._store, bookie, expected, found)
+        return True
+
+    async def registered(store: Any, bookie: str, expected: Any, found: Any) -> None:
+        """So that the faults begin which need a bookie that was met."""
+        with contextlib.suppress(MagnetarError):
+            known = await registered_cookie(store, bookie)
+            await register_cookie(store, bookie, known.identity, found)
+
+    StoredIdentities.expected = expected  # type: ignore[method-assign]
+    StoredIdentities.verify = verify  # type: ignore[method-assign]
 
 
 @defect

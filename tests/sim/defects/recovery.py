@@ -13,7 +13,6 @@ from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.core.recovery import RecoveryCore, RecoveryState
 from magnetar.ledger.recover import _Recovery
 from magnetar.ledger.tcp_transport import TcpTransport
-from magnetar.metadata.paths import ledger_path
 from magnetar.proto.errors import EntryNotFound
 from magnetar.proto.ledger_entry import NO_ENTRY
 from sim.defects.registry import defect
@@ -155,7 +154,7 @@ def closing_overwrites_a_conflict() -> None:
     async def stubborn(self: Any, ledger_id: int, metadata: Any, version: int) -> Any:
         event = await write(self, ledger_id, metadata, version)
         if isinstance(event, MetadataFound) and metadata.closed:
-            new = await self.metadata.put(ledger_path(ledger_id), metadata.encode(), version=event.version)
+            new = await self.ledgers.put(ledger_id, metadata.encode(), version=event.version)
             return MetadataWritten(new)
         return event
 

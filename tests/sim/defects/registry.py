@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-DEFECTS: dict[str, Callable[[], None]] = {}
+DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario ledgers
+REPAIR_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario repair
 
 
 def defect(function: Callable[[], None]) -> Callable[[], None]:
@@ -13,6 +14,17 @@ def defect(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
+def repair_defect(function: Callable[[], None]) -> Callable[[], None]:
+    """The same for the scenario repair."""
+    REPAIR_DEFECTS[function.__name__] = function
+    return function
+
+
+def defects_of(scenario: str) -> list[str]:
+    """Names of the defects that a scenario is to notice."""
+    return list(REPAIR_DEFECTS if scenario == "repair" else DEFECTS)
+
+
 def plant(name: str) -> None:
-    """Plants one of DEFECTS in this process."""
-    DEFECTS[name]()
+    """Plants one of them in this process."""
+    (REPAIR_DEFECTS | DEFECTS)[name]()

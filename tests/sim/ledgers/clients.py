@@ -18,7 +18,9 @@ from magnetar.ledger import (
     LedgerSettings,
     LedgerWriter,
     RegisteredBookies,
+    StoredIdentities,
 )
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import (
     EntryDamaged,
     EntryNotFound,
@@ -30,7 +32,7 @@ from magnetar.proto.errors import (
 from sim.ledgers.answer_checker import AnswerChecker, CheckedTransport
 from sim.ledgers.history import History, LedgerHistory
 from sim.ledgers.machines import CONNECTION
-from sim.ledgers.metadata import MetadataService
+from sim.ledgers.metadata import CLUSTER, MetadataService
 from sim.ledgers.plan import Plan
 from support.sim import SimClock, SimLoop
 
@@ -77,9 +79,12 @@ class ClientContext:
             bookies.append(await RegisteredBookies.open(metadata))
 
         await self.until_done(open_directory)
-        transport = CheckedTransport(self.answers, bookies[0], self.settings, CONNECTION)
+        identities = StoredIdentities(metadata, CLUSTER)
+        transport = CheckedTransport(self.answers, bookies[0], self.settings, CONNECTION, identities)
         rng = random.Random(loop.rng.getrandbits(64))
-        client = LedgerClient(metadata, transport, bookies[0], self.settings, rng, SimClock(loop))
+        client = LedgerClient(
+            StoredLedgers(metadata), transport, bookies[0], self.settings, rng, SimClock(loop)
+        )
         return client, transport
 
     async def open(self, client: LedgerClient, ledger: LedgerHistory, who: str) -> LedgerReader:

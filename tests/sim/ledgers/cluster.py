@@ -13,7 +13,7 @@ from magnetar.ledger.core.metadata import LedgerState
 from sim.history import Violation
 from sim.ledgers.clients import ClientContext, Tail, Writer, delete, recover
 from sim.ledgers.history import History, LedgerHistory, check_change
-from sim.ledgers.machines import Machine
+from sim.ledgers.machines import Contents, Machine
 from sim.ledgers.metadata import SERVICE, Chances, MetadataService
 from sim.ledgers.plan import Plan
 from sim.ledgers.targeted_faults import TargetedFaults
@@ -27,6 +27,7 @@ class Cluster:
     """All of one run."""
 
     writers: type[Writer] = Writer  # of the chains
+    machine: type[Machine] = Machine
 
     def __init__(self, loop: SimLoop, plan: Plan) -> None:
         self.loop = loop
@@ -36,8 +37,13 @@ class Cluster:
         self.metadata.chances = plan.chances
         self.context = ClientContext(loop, self.metadata, self.history, plan)
         self.machines = [
-            Machine(
-                loop, self.metadata, f"b{number}", may_be_damaged=number < plan.victims, group_wait_ms=wait_ms
+            self.machine(
+                loop,
+                self.metadata,
+                f"b{number}",
+                may_be_damaged=number < plan.victims,
+                group_wait_ms=wait_ms,
+                keep_backups="restored" in plan.faults,
             )
             for number, wait_ms in enumerate(plan.group_wait_ms)
         ]
@@ -217,6 +223,33 @@ class Cluster:
                 machine.slow_down(rng.uniform(0.3, 2.0))
             case "session":
                 self.metadata.expire_one()
+            case "emptied" | "swapped" | "restored":
+                self._exchange_contents(kind, machine)
+
+    def _exchange_contents(self, kind: str, machine: Machine) -> None:
+        """A bookie that clients have met comes back as another one, for a while."""
+        seconds = self.loop.rng.uniform(0.4, 2.0)
+        ready = [
+            m for m in self.machines if m.process and not (m.wrong or m.damaged) and m.registered_start()
+        ]
+        if machine not in ready:
+            return
+        match kind:
+            case "emptied":
+                machine.come_back_with(Contents(), seconds)
+            case "swapped":
+                others = [other for other in ready if other is not machine]
+                if not others:
+                    return
+                other = self.loop.rng.choice(others)
+                own = machine.contents
+                machine.come_back_with(other.contents, seconds)
+                other.come_back_with(own, seconds)
+            case "restored":
+                if machine.backup is None or machine.registered_start() <= machine.backup.starts:
+                    return
+                machine.come_back_with(machine.backup.contents.copied(), seconds)
+        self.loop.trace.fault(kind, machine.name)
 
     def _block_one_way(self, machine: Machine) -> None:
         rng = self.loop.rng

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import errno
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgpack
 
 from magnetar.bookie import Bookie, BookieSettings, inline_components, open_bookie
-from magnetar.bookie.gc import MetadataLedgers
+from magnetar.bookie.gc import Assignments, MetadataLedgers
 from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.read_only import clear_read_only, marker_path, set_read_only
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
+from magnetar.metadata.paths import cookie_path
 from magnetar.proto.errors import AlreadyExists, MagnetarError
 from magnetar.runtime.connection import ConnectionOptions
 from sim.ledgers.metadata import MetadataService, ServiceClient, ServiceSession
 from sim.scenarios.standalone import EagerIndex
 from support.sim import SimClock, SimDisk, SimLoop, SimProcess
+from support.sim.namespace import Namespace
 
 PORT = 3181
 DATA = "/data"
@@ -44,6 +49,7 @@ SETTINGS = BookieSettings(
     add_backpressure_timeout_s=0.5,
     long_poll_timeout_s=1.0,
     disk_minimum_free_bytes=128 * KIB,
+    disk_recovery_bytes=32 * KIB,
     disk_check_interval_s=0.5,
     gc_interval_s=1.5,
     minor_compaction_interval_s=3.0,
@@ -52,6 +58,27 @@ SETTINGS = BookieSettings(
     scrub_interval_s=0.0,
 )
 CONNECTION = ConnectionOptions("sim", ping_interval_s=1.0, handshake_timeout_s=1.0)
+
+
+class Contents:
+    """What a bookie has stored: its directories, and its index."""
+
+    def __init__(self) -> None:
+        self.names = Namespace()
+        self.index = ModelStorage()
+
+    def copied(self) -> Contents:
+        """As a backup of a stopped bookie."""
+        made = Contents()
+        made.names, made.index = copy.deepcopy(self.names), copy.deepcopy(self.index)
+        return made
+
+
+class Backup(NamedTuple):
+    """A copy of what a bookie had, and its number of starts then."""
+
+    contents: Contents
+    starts: int
 
 
 class Machine:
@@ -65,6 +92,7 @@ class Machine:
         *,
         may_be_damaged: bool,
         group_wait_ms: float = 0.0,
+        keep_backups: bool = False,
     ) -> None:
         self.loop = loop
         self.name = name
@@ -75,7 +103,12 @@ class Machine:
         self.bookie: Bookie | None = None  # while it serves
         self.on_ready: Callable[[Machine], None] = lambda machine: None  # it serves, again
         self.process: SimProcess | None = None
-        self.index = ModelStorage()
+        self.contents = Contents()
+        # It runs on contents that are not its own, until somebody puts it right. It counts as not running then.
+        self.wrong = False
+        self.backup: Backup | None = None  # an older copy of its own contents
+        self._own = self.contents
+        self._served = 0  # starts of its own contents
         self._registered = 0  # session that made the node which the metadata has for this bookie
         self.live_index: EagerIndex | None = None  # of the running bookie
         self.disk = SimDisk(
@@ -85,12 +118,12 @@ class Machine:
             uncached_reads=0.05,
             capacity_bytes=64 * KIB * KIB,
         )
+        self.disk.names = self.contents.names
         self._metadata = metadata
+        self._keep_backups = keep_backups
         self._may_fail = 0  # failures of the disk that were planted: the bookie may stop by itself
         self._read_only_until = 0.0  # by its operator
-        self._settings = dataclasses.replace(
-            SETTINGS, bookie_id=name, journal_group_max_wait_ms=group_wait_ms
-        )
+        self._settings = dataclasses.replace(SETTINGS, journal_group_max_wait_ms=group_wait_ms)
 
     def start(self) -> None:
         """Starts a process for the bookie."""
@@ -113,6 +146,27 @@ class Machine:
             process.kill(power=power)
         finally:  # killed from inside a disk call: the rest happens outside of it
             self.loop.call_outside(0.0, self._after_crash, power)
+
+    def come_back_with(self, contents: Contents, seconds: float) -> None:
+        """It is killed, and comes back with what is not its own; so much later with its own again."""
+        self.crash(False)
+        self.wrong = True
+        self._own, self.contents = self.contents, contents
+        self.disk.names = contents.names
+        self.loop.call_outside(seconds, self.put_right)
+
+    def put_right(self) -> None:
+        """Its own contents again."""
+        if self.wrong:
+            self.crash(False)
+            self.wrong = False
+            self.contents = self._own
+            self.disk.names = self.contents.names
+
+    def registered_start(self) -> int:
+        """The number of its start that the metadata has; 0: no client has met it yet."""
+        node = self._metadata.node(cookie_path(self.name))
+        return 0 if node is None else int(msgpack.unpackb(node.value)["start"])
 
     def crash_at_call(self, power: bool) -> None:
         """In the middle of one of the next disk calls."""
@@ -181,7 +235,7 @@ class Machine:
         """Silent damage of an entry log; False if there is none."""
         logs = [path for path in self.disk.files() if "/ledgers/entrylog" in path]
         logs = [path for path in logs if (inode := self.disk.names.file(path)) is not None and inode.size]
-        if not logs or not self.may_be_damaged:
+        if not logs or self.wrong or not self.may_be_damaged:
             return False
         self.damaged = True
         self.disk.flip_bit(self.loop.rng.choice(logs))
@@ -204,6 +258,7 @@ class Machine:
 
     def heal(self) -> None:
         """The storm is over."""
+        self.put_right()
         self.disk.clear_faults()
         self.disk.capacity_bytes = 1 << 40
         self.disk.sync_seconds = (50e-6, 1e-3)
@@ -232,6 +287,10 @@ class Machine:
         states = self.bookie.ledgers.by_id.items()
         return [ledger_id for ledger_id, state in states if state.fenced and state.fence_durable is None]
 
+    def assignments(self, metadata: ServiceClient) -> Assignments | None:
+        """Who says which entries here are other bookies' by now; None: leftovers stay."""
+        return None
+
     # --- the process -------------------------------------------------------------------------------------------------
 
     async def _run(self, process: SimProcess) -> None:
@@ -239,7 +298,9 @@ class Machine:
             await self._serve(process)
         except MagnetarError as error:
             self.loop.trace.record("fail_stop", self.name, type(error).__name__)
-            if self.damaged and self.bookie is None:
+            if self.wrong:
+                pass
+            elif self.damaged and self.bookie is None:
                 self.loop.trace.fault("refused_to_start", self.name)
                 self.lost = True
             elif not self._may_fail and not self.damaged:
@@ -258,7 +319,7 @@ class Machine:
                 failed.exception()
 
         def open_index(path: str) -> EagerIndex:
-            self.live_index = EagerIndex(self.index, rng, files)
+            self.live_index = EagerIndex(self.contents.index, rng, files)
             return self.live_index
 
         clock = SimClock(self.loop)
@@ -267,16 +328,19 @@ class Machine:
             inline_components(files, rng, open_index),
             clock=clock,
             existing_ledgers=MetadataLedgers(metadata, timeout_s=2.0),
+            assignments=self.assignments(metadata),
         )
         bookie = await open_bookie(self._settings, components)
         bookie.on_failure = fail
         if bookie.failure is not None:
             raise bookie.failure
         await BookieServer.start(bookie, self.name, PORT, CONNECTION)
-        self.bookie = bookie
-        self._operate(self._mark_read_only)
         self.loop.trace.record("ready", self.name)
-        self.on_ready(self)
+        if not self.wrong:
+            self.bookie = bookie
+            self._served = bookie.cookie.starts
+            self._operate(self._mark_read_only)
+            self.on_ready(self)
         process.spawn(self._register(metadata), name="registration")
         await failed
 
@@ -314,6 +378,8 @@ class Machine:
     def _after_crash(self, power: bool) -> None:
         if power:
             self.disk.lose_power()
+        if not self.wrong and self._keep_backups and self.loop.rng.random() < 0.7:
+            self.backup = Backup(self.contents.copied(), self._served)
         self.loop.call_outside(self.loop.rng.uniform(0.02, 0.5), self.start)
 
     def _block(self, seconds: float) -> None:

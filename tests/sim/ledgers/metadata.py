@@ -17,14 +17,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from magnetar.ledger import LedgerMetadata
+from magnetar.metadata.ledgers import ledger_of_path, ledger_path
 from magnetar.metadata.local import LocalMetadataStore, LocalSession
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.metadata.paths import LEDGERS_PATH, ledger_of_name, ledger_path
+from magnetar.metadata.paths import INSTANCE_PATH
 from magnetar.metadata.store import Create, Operation, Session, Versioned
 from magnetar.proto.errors import AlreadyClosed, MagnetarError, RequestTimeout
 from support.sim import SimLoop, SimProcess, current_process
 
 SERVICE = "metadata"  # its name in `SimNetwork.block`
+CLUSTER = 77  # its instance
 TIMEOUT_S = 1.0
 BEATS = 4  # looks at a session per timeout
 
@@ -45,6 +47,7 @@ class MetadataService:
     def __init__(self, loop: SimLoop) -> None:
         self.loop = loop
         self.truth: LocalMetadataStore = MemoryMetadataStore()
+        _at_once(self.truth.create(INSTANCE_PATH, CLUSTER.to_bytes(8, "big")))
         self.chances = Chances()
         self.sessions: list[ServiceSession] = []
         # Names of processes -> seconds that each way takes longer for them.
@@ -61,9 +64,14 @@ class MetadataService:
         assert process is not None
         return ServiceClient(self, process)
 
+    def node(self, path: str) -> Versioned | None:
+        """What is true now."""
+        found: Versioned | None = _at_once(self.truth.get(path))[0]
+        return found
+
     def ledger(self, ledger_id: int) -> LedgerMetadata | None:
         """What is true now; None if there is no such ledger."""
-        node, _ = _at_once(self.truth.get(ledger_path(ledger_id)))
+        node = self.node(ledger_path(ledger_id))
         if node is None:
             return None
         known = self._decoded.get(ledger_id)
@@ -73,8 +81,7 @@ class MetadataService:
 
     async def put(self, process: str, path: str, value: bytes, version: int) -> int:
         """See MetadataStore."""
-        folder, _, name = path.rpartition("/")
-        ledger_id = ledger_of_name(name) if folder == LEDGERS_PATH else None
+        ledger_id = ledger_of_path(path)
         before = None if ledger_id is None else self.ledger(ledger_id)
         new = await self.truth.put(path, value, version=version)
         if ledger_id is not None and before is not None:

@@ -36,6 +36,9 @@ FAULTS = (
     "bit_flip",
     "slow_disk",
     "session",
+    "emptied",
+    "swapped",
+    "restored",
 )
 ENDS = ("close", "crash", "pause", "isolate", "takeover", "detach", "gap", "gap")
 

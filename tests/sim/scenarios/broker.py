@@ -13,6 +13,7 @@ from typing import Any
 from magnetar.broker import Broker, BrokerSettings, listener
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies
 from magnetar.metadata.key_value import ModelKeyValue
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import EntryNotFound, LedgerFenced, LedgerNotFound
 from magnetar.proto.ledger_entry import verify_ledger_entry
@@ -166,7 +167,7 @@ class BrokerBackend:
         metadata = MemoryMetadataStore(self._metadata)
         rng = random.Random(self._loop.rng.getrandbits(64))
         ledgers = LedgerClient(
-            metadata,
+            StoredLedgers(metadata),
             LocalTransport({"b": self._bookie}),
             StaticBookies({"b": ("127.0.0.1", 3181)}),
             LedgerSettings(ensemble_size=1, write_quorum=1, ack_quorum=1),

@@ -16,7 +16,7 @@ from typing import Any
 
 from magnetar.ledger import LedgerMetadata
 from magnetar.ledger.directory import BOOKIES_PATH
-from magnetar.metadata.paths import ledger_path
+from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto.errors import EntryDamaged, EntryNotFound, LedgerNotFound, MagnetarError
 from sim.history import Violation
 from sim.ledgers.clients import Writer, recover
@@ -62,6 +62,9 @@ EXPECTED_FAULTS = (
     "targeted_re_add",
     "targeted_replaced",
     "targeted_closing",
+    "emptied",
+    "swapped",
+    "restored",
 )
 CONVERGED_WITHIN_S = 60.0
 CALM_S = 3.5  # the last pause, partition and restart are over

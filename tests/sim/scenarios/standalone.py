@@ -18,6 +18,7 @@ from magnetar.broker import BrokerSettings
 from magnetar.cli.settings import DaemonSettings, ServiceSettings
 from magnetar.cli.standalone import ServiceComponents, Standalone
 from magnetar.ledger import LedgerSettings
+from magnetar.ledger.replication import RepairSettings
 from magnetar.metadata.key_value import KeyValue, ModelKeyValue
 from magnetar.metadata.local import LocalMetadataStore
 from magnetar.proto.errors import MagnetarError, StorageFailed
@@ -55,6 +56,7 @@ SETTINGS = ServiceSettings(
         max_entry_bytes=256 * 1024,
         checkpoint_interval_s=1.0,
         disk_minimum_free_bytes=MIB,
+        disk_recovery_bytes=MIB // 4,
     ),
     BrokerSettings(
         service_url=f"magnetar://127.0.0.1:{PORT}",
@@ -70,6 +72,7 @@ SETTINGS = ServiceSettings(
         max_ledger_age_ms=2_000,
     ),
     LedgerSettings(ensemble_size=1, write_quorum=1, ack_quorum=1),
+    RepairSettings(),
 )
 
 

@@ -11,6 +11,7 @@ from magnetar.bookie import Bookie
 from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies, TcpTransport
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import RequestTimeout, StorageFailed, TooManyRequests
 from magnetar.proto.ledger_entry import encode_ledger_entry
@@ -52,7 +53,9 @@ class Service:
 
     def client(self, transport: TcpTransport | LocalTransport) -> LedgerClient:
         rng = random.Random(1)
-        return LedgerClient(self.metadata, transport, self.directory, SETTINGS, rng, StillClock())
+        return LedgerClient(
+            StoredLedgers(self.metadata), transport, self.directory, SETTINGS, rng, StillClock()
+        )
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from magnetar.bookie import Bookie, open_bookie
@@ -23,6 +24,7 @@ from magnetar.proto.errors import (
     DataDirectoryError,
     EntryDamaged,
     InvalidSetting,
+    LedgerFenced,
     MagnetarError,
     UnknownLedgerState,
 )
@@ -311,9 +313,12 @@ async def test_a_directory_that_is_mounted_elsewhere_is_told(machine: Machine) -
     await bookie.close()
 
 
-async def test_rule_09_a_replaced_bookie_denies_nothing_until_its_ledgers_are_marked(
-    machine: Machine,
-) -> None:
+def introduce_to_store(bookie: Bookie, next_ledger_id: int) -> None:
+    """As somebody who has registered this start in a store with so many ledgers."""
+    bookie.introduce(msgspec.structs.replace(bookie.introduce(None), next_ledger_id=next_ledger_id))
+
+
+async def test_rule_09_a_replaced_bookie_denies_nothing_that_was_there_before_it(machine: Machine) -> None:
     layout = machine.layout()
     replace_cookie(FILES, layout, "b1", random.Random(3))
     with pytest.raises(DataDirectoryError, match="did not lose its disks"):
@@ -329,8 +334,10 @@ async def test_rule_09_a_replaced_bookie_denies_nothing_until_its_ledgers_are_ma
     ):
         with pytest.raises(UnknownLedgerState):
             await reading
-    await bookie.mark_unknown([7, 8])
-    await bookie.end_repair_mode()
+    # The first who has registered it says which ledgers there were before.
+    assert await add(bookie, entry(7, 1)) == LedgerFenced.code
+    introduce_to_store(bookie, 9)
+    assert not bookie.cookie.repairing
     assert read_cookie(FILES, layout) == bookie.cookie
     for _ in range(2):
         for ledger in (7, 8):

@@ -87,6 +87,67 @@ def test_rule_12_a_disk_that_fills_up_ends_in_read_only_and_not_in_a_crash() -> 
     simulate(1, main)
 
 
+def test_rule_39_a_full_disk_goes_on_taking_recoveries_also_after_a_restart() -> None:
+    """As long as there is room for them; then the reserve is given back."""
+
+    async def main(disk: SimDisk, loop: SimLoop, storage: ModelStorage) -> None:
+        disk.capacity_bytes = 8 << 20
+        settings = small_settings(
+            "/data/bookie",
+            disk_check_interval_s=0.01,
+            disk_minimum_free_bytes=1 << 20,
+            disk_recovery_bytes=256 * KIB,
+        )
+        files = disk.mount()
+        files.make_directory("/other")
+
+        def leave(free_bytes: int) -> None:
+            size = disk.capacity_bytes - disk.used_bytes() - free_bytes
+            file = files.open("/other/filler", create=True)
+            file.zero_fill(file.size(), size) if size > 0 else file.truncate(file.size() + size)
+
+        async def recovered(number: int) -> int:
+            return await add(bookie, entry(1, number), recovery=True)
+
+        bookie = await open_bookie(settings, model_components(storage, disk.mount()))
+        await until(lambda: files.exists("/data/bookie/reserve"))
+        assert await add(bookie, entry(1, 0)) == 0
+        await bookie.fence(1)
+        leave(900 * KIB)
+        await until(lambda: bookie.read_only)
+        assert await add(bookie, entry(2, 0)) == BookieReadOnly.code
+        assert await recovered(1) == 0
+        assert files.exists("/data/bookie/reserve")
+        leave(100 * KIB)
+        await until(lambda: not files.exists("/data/bookie/reserve"))
+        assert await recovered(2) == 0
+        await bookie.close()
+        bookie = await open_bookie(settings, model_components(storage, disk.mount()))
+        assert bookie.read_only
+        assert await recovered(3) == 0
+        leave(64 * KIB)
+        await until(lambda: not bookie.disk_space.takes_recoveries)
+        assert await recovered(4) == BookieReadOnly.code
+        leave(4 << 20)
+        await until(lambda: not bookie.read_only)
+        await until(lambda: files.exists("/data/bookie/reserve"))
+        assert (await bookie.read(1, 0, 9))[0] == [entry(1, number) for number in range(4)]
+        await bookie.close()
+
+    simulate(2, main)
+
+
+def test_a_disk_that_is_too_small_is_named() -> None:
+    async def main(disk: SimDisk, loop: SimLoop, storage: ModelStorage) -> None:
+        disk.capacity_bytes = 1 << 20
+        settings = small_settings("/data/bookie", disk_minimum_free_bytes=1 << 20)
+        bookie = await open_bookie(settings, model_components(storage, disk.mount()))
+        assert "the disk is small" in bookie.disk_space.reason
+        await bookie.close()
+
+    simulate(3, main)
+
+
 def test_a_failed_read_is_damage_and_stops_nothing() -> None:
     async def main(disk: SimDisk, loop: SimLoop, storage: ModelStorage) -> None:
         bookie = await open_bookie(SETTINGS, model_components(storage, disk.mount()))

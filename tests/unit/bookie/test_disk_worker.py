@@ -165,3 +165,17 @@ async def test_open_files_of_the_worker_are_few(tmp_path: Path) -> None:
         assert Path(paths[0]).read_bytes() == b"x"
     finally:
         await worker.close()
+
+
+async def test_a_request_that_meets_a_bug_is_answered_and_its_queue_goes_on(tmp_path: Path) -> None:
+    worker = ProcessDiskWorker(3 * SLOT, slot_bytes=SLOT)
+    lock = OsFiles().lock(str(tmp_path / "LOCK"))
+    await worker.start(lock)
+    lock.release()
+    async with asyncio.timeout(10):
+        with pytest.raises(StorageFailed):
+            await worker.create(str(tmp_path / "a\0b"))  # a ValueError there, and not an OSError
+        await worker.create(str(tmp_path / "a"))
+        await worker.write(str(tmp_path / "a"), 0, [b"goes on"])
+    assert (tmp_path / "a").read_bytes() == b"goes on"
+    await worker.close()

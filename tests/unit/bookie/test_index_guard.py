@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie.index import LedgerRecord, Location, RocksLocationIndex
-from magnetar.bookie.index.guard import IndexGuard
+from magnetar.bookie.index.locations import REBUILD
 from magnetar.proto.errors import DataDirectoryError, StorageFailed
 from magnetar.runtime.files import OsFiles
+from magnetar.runtime.rocksdb_guard import RocksDbGuard
 
 LEDGERS = 5
 ENTRIES = 600
@@ -130,7 +131,7 @@ async def test_teeth_without_the_guard_entries_are_missing(index_directory: Path
     (path,) = index_directory.glob("MANIFEST-*")
     data = path.read_bytes()
     path.write_bytes(data[: manifest_records(data)[-6]])
-    IndexGuard(OsFiles(), str(index_directory)).create(0)
+    RocksDbGuard(OsFiles(), str(index_directory), REBUILD).create(0)
     with pytest.raises(AssertionError):
         judge(index_directory)
 

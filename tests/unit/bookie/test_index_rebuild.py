@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from magnetar.bookie import Bookie
@@ -355,14 +356,28 @@ async def test_rule_08_an_index_that_was_put_aside_long_ago_cannot_tell_what_the
     refused = await check(bookie, {(5, number): data for number, data in enumerate(later)} | entries)
     assert refused
     assert set(refused.values()) <= {"EntryDamaged", "UnknownLedgerState"}
-    assert await add(bookie, entry(6, 0)) == 0
+    # Ledgers are complete here from the first one that was made since, and no earlier one is: it may have had a fence.
+    assert await add(bookie, entry(6, 0)) == LedgerFenced.code
+    bookie.introduce(msgspec.structs.replace(bookie.introduce(None), next_ledger_id=78))
+    assert await add(bookie, entry(78, 0)) == 0
+    assert await add(bookie, entry(70, 0)) == LedgerFenced.code
+    with pytest.raises(UnknownLedgerState):
+        await bookie.read(70, 0, 0)
+    with pytest.raises(EntryNotFound):
+        await bookie.read(79, 0, 0)
+    await bookie.close()
+    bookie = await open_real(str(tmp_path))
+    assert await add(bookie, entry(78, 1)) == 0
+    assert await add(bookie, entry(71, 0)) == LedgerFenced.code
     await bookie.close()
     # Again: the log may be gone by then, and what it held is as lost as before.
     lost.unlink()
     report = await rebuild(tmp_path)
     assert report.incomplete
     bookie = await open_real(str(tmp_path))
-    assert await add(bookie, entry(6, 1)) == 0  # not fenced
+    assert await add(bookie, entry(78, 2)) == 0  # not fenced
     with pytest.raises(UnknownLedgerState):
+        await bookie.read(70, 0, 0)
+    with pytest.raises(EntryNotFound):
         await bookie.read(99, 0, 0)
     await bookie.close()

@@ -6,7 +6,7 @@ from typing import Any
 from magnetar.ledger import BookieFacts, LedgerClient, LedgerSettings, LocalTransport, StaticBookies
 from magnetar.ledger.core.degrade import describe
 from magnetar.ledger.core.metadata import LedgerMetadata
-from magnetar.metadata.paths import ledger_path
+from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.proto.errors import BookieUnavailable
 from support.bookies import Bookies
 from support.broker_kit import FakeClient, running_broker, settle
@@ -23,7 +23,7 @@ async def test_a_topic_goes_on_with_the_bookies_that_are_left_and_returns_to_ful
     directory = StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 1)))
     directory.on_suspected = lambda _: None  # as with a survey, whose answers come from this test
     ledgers = LedgerClient(
-        bookies.metadata,
+        StoredLedgers(bookies.metadata),
         LocalTransport(bookies),
         directory,
         LedgerSettings(ensemble_size=3, write_quorum=3, ack_quorum=2, minimum_write_quorum=2),

@@ -113,12 +113,14 @@ class Walk:
         for at, number in enumerate(self.ledgers):
             info = found.info(number)
             assert info is found.ledgers[at] is found.stored(number + 1_000_000)
-        assert len(found._by_id) == len(found._stored) == len(self.ledgers)
+        assert len(found._stored) == len(self.ledgers)
+        assert len(found._by_id) == len(self.archived) + len(self.ledgers)
         for number, location in self.archived:
             one = found.archived(number)
             assert one is not None
             assert (one.info.ledger_id, one.location) == (number, location)
-            assert found.info(number) is None
+            assert found.info(number) is one.info
+            assert found.stored(number + 1_000_000) is None
         assert len(found.record.ledgers) <= max(ledger_list.HEAD_LEDGERS, 1)
         last = [*found.archived_ledgers, *found.ledgers][-len(found.record.ledgers) :]
         assert found.record.ledgers == last or not found.record.ledgers

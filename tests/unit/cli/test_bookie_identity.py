@@ -11,13 +11,11 @@ from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.directories import replace_cookie
 from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.layout import DataLayout
-from magnetar.cli.bookie_identity import introduce_bookie, ledgers_of_bookie
-from magnetar.ledger.core.metadata import LedgerMetadata
-from magnetar.ledger.core.quorum import Striping
+from magnetar.cli.bookie_identity import introduce_bookie
 from magnetar.metadata.identity import cluster_instance, registered_cookie
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.metadata.paths import ledger_path
-from magnetar.proto.errors import DataDirectoryError, LedgerFenced, UnknownLedgerState
+from magnetar.proto.errors import DataDirectoryError, LedgerFenced, UnknownLedgerState, WrongBookie
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import add, entry, model_components, small_settings
 
@@ -28,16 +26,11 @@ async def start(path: Path, metadata: MemoryMetadataStore, storage: ModelStorage
     components = replace(model_components(storage, seed=seed), cluster=await cluster_instance(metadata, rng))
     bookie = await open_bookie(small_settings(str(path), bookie_id="b1"), components)
     try:
-        await introduce_bookie(bookie, metadata)
-    except DataDirectoryError:
+        await introduce_bookie(bookie, metadata, bookie.cookie.cluster)
+    except WrongBookie:
         await bookie.close()
         raise
     return bookie
-
-
-async def list_ledger(metadata: MemoryMetadataStore, ledger_id: int, *bookies: str) -> None:
-    record = LedgerMetadata.create(Striping(len(bookies), len(bookies), 1), tuple(bookies), 0, {})
-    await metadata.create(ledger_path(ledger_id), record.encode())
 
 
 async def test_emptied_metadata_beside_a_bookies_data_is_refused(tmp_path: Path) -> None:
@@ -60,23 +53,22 @@ async def test_rule_09_a_known_bookie_with_emptied_disks_is_refused_until_it_is_
     assert await add(bookie, entry(1, 0)) == 0
     await bookie.close()
     shutil.rmtree(tmp_path / "b")
-    await list_ledger(metadata, 1, "b1", "b2")
-    await list_ledger(metadata, 2, "b2", "b3")
-    await list_ledger(metadata, 3, "b3", "b1")
-    assert await ledgers_of_bookie(metadata, "b1") == [1, 3]
-    with pytest.raises(DataDirectoryError, match="known with another data directory"):
+    await StoredLedgers(metadata).new_ids(4)  # 0 to 3 are ledgers of the bookie that is lost
+    with pytest.raises(WrongBookie, match="were its disks emptied"):
         await start(tmp_path / "b", metadata, ModelStorage(), seed=2)
     shutil.rmtree(tmp_path / "b")
 
     replace_cookie(OsFiles(), DataLayout.at(str(tmp_path / "b")), "b1", random.Random(3))
     storage = ModelStorage()
-    for _ in range(2):
+    for made in (4, 5):
         bookie = await start(tmp_path / "b", metadata, storage)
         assert not bookie.cookie.repairing
-        assert await registered_cookie(metadata, "b1") == bookie.cookie.instance
+        registered = await registered_cookie(metadata, "b1")
+        assert registered.identity.instance == bookie.cookie.instance
         for ledger in (1, 3):
             with pytest.raises(UnknownLedgerState):
                 await bookie.read(ledger, 0, 0, fence=True)
             assert await add(bookie, entry(ledger, 9)) == LedgerFenced.code
-        assert await add(bookie, entry(4, 0)) == 0
+        assert await StoredLedgers(metadata).new_ids() == made
+        assert await add(bookie, entry(made, 0)) == 0
         await bookie.close()

@@ -150,6 +150,11 @@ def test_no_java_at_all_is_one_line_with_the_cure(
     assert f"none at {tmp_path}/gone/bin/java" in second
 
 
+def test_an_argument_is_named_as_it_is_given_here() -> None:
+    text = "with_backlog says what may leave the bookies, and without trim nothing does; give both"
+    assert spark_jobs.as_flags(text).startswith("--with-backlog says what")
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_what_was_trimmed_and_what_was_not(damaged: bool, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = pytest.importorskip("magnetar.spark.jobs")

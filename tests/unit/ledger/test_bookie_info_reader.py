@@ -17,6 +17,7 @@ from magnetar.ledger import (
     StaticBookies,
     TcpTransport,
 )
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import BookieUnavailable, NotEnoughBookies
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookies import Confirmations, StillClock
@@ -178,7 +179,9 @@ async def test_over_tcp_a_hung_bookie_is_passed_by_until_it_answers_again() -> N
     transport = TcpTransport(directory, settings, ConnectionOptions("test"))
     info_reader = BookieInfoReader(directory, transport, settings, random.Random(1))
     await info_reader.start()
-    client = LedgerClient(cluster.metadata, transport, directory, settings, random.Random(1), StillClock())
+    client = LedgerClient(
+        StoredLedgers(cluster.metadata), transport, directory, settings, random.Random(1), StillClock()
+    )
     assert directory.free_bytes("b") == 1 << 30
     writer = await client.create()
     assert not writer.degraded

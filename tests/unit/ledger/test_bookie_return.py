@@ -19,6 +19,7 @@ from magnetar.ledger import (
 )
 from magnetar.ledger.directory import encode_registration
 from magnetar.ledger.health import BookieHealth
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import BookieUnavailable, LedgerFenced, TooManyRequests
 from magnetar.runtime.connection import ConnectionOptions
@@ -73,7 +74,7 @@ async def test_a_bookie_that_is_needed_is_tried_at_once(cluster: Cluster) -> Non
     transport, adds = cluster.transport(LONG), Adds()
     await fail_once(cluster, transport, adds)
     client = LedgerClient(
-        cluster.metadata, transport, cluster.directory(), LONG, random.Random(1), StillClock()
+        StoredLedgers(cluster.metadata), transport, cluster.directory(), LONG, random.Random(1), StillClock()
     )
     writer = await client.create()
     confirmed = Confirmations()
@@ -89,7 +90,9 @@ async def test_a_replacement_that_is_needed_is_tried_at_once(cluster: Cluster) -
     await fail_once(cluster, transport, adds)
     directory = cluster.directory()
     directory.lost("b1")
-    client = LedgerClient(cluster.metadata, transport, directory, LONG, random.Random(1), StillClock())
+    client = LedgerClient(
+        StoredLedgers(cluster.metadata), transport, directory, LONG, random.Random(1), StillClock()
+    )
     writer = await client.create()
     assert writer.metadata.last_ensemble.bookies == ("b2",)
     directory.answered("b1", BookieFacts())
@@ -113,7 +116,9 @@ async def test_the_first_ledger_after_a_return_goes_to_the_bookie_that_is_back(c
     cluster.transports.append(transport)
     info_reader = BookieInfoReader(directory, transport, settings, random.Random(1))
     await info_reader.start()
-    client = LedgerClient(cluster.metadata, transport, directory, settings, random.Random(1), StillClock())
+    client = LedgerClient(
+        StoredLedgers(cluster.metadata), transport, directory, settings, random.Random(1), StillClock()
+    )
     for _ in range(3):
         writer = await client.create()
         lost, confirmed = Confirmations(), Confirmations()
@@ -143,7 +148,12 @@ async def test_placement_takes_one_that_failed_just_now_last() -> None:
     directory = StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 1)))
     settings = LedgerSettings(1, 1, 1, quarantine_errors=0)
     client = LedgerClient(
-        bookies.metadata, LocalTransport(bookies), directory, settings, random.Random(1), bookies.clock
+        StoredLedgers(bookies.metadata),
+        LocalTransport(bookies),
+        directory,
+        settings,
+        random.Random(1),
+        bookies.clock,
     )
 
     async def chosen() -> set[str]:

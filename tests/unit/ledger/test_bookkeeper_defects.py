@@ -26,7 +26,7 @@ from magnetar.ledger.core.metadata import Ensemble, LedgerMetadata
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.core.recovery import RecoveryCore, RecoveryState
 from magnetar.ledger.core.writer import WriterCore, WriterState
-from magnetar.metadata.paths import ledger_path
+from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto.errors import (
     BookieReadOnly,
     BookieUnavailable,

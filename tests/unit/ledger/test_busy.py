@@ -9,6 +9,7 @@ import pytest
 
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies, TcpTransport
 from magnetar.ledger import writer as writer_module
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import MagnetarError, NotEnoughBookies, RequestTimeout, TooManyRequests
 from magnetar.proto.ledger_entry import encode_ledger_entry
@@ -125,7 +126,7 @@ async def test_memory_is_bounded_when_qa_is_below_qw_and_a_bookie_stands_still()
     settings = LedgerSettings(add_timeout_s=60, max_outstanding_bytes=limit, explicit_lac_interval_s=0)
     transport = TcpTransport(directory, settings, ConnectionOptions("test"))
     client = LedgerClient(
-        MemoryMetadataStore(), transport, directory, settings, random.Random(1), StillClock()
+        StoredLedgers(MemoryMetadataStore()), transport, directory, settings, random.Random(1), StillClock()
     )
     try:
         writer = await client.create(ensemble_size=3, write_quorum=3, ack_quorum=2)

@@ -6,16 +6,16 @@ Whatever it left half done, the next one finds a ledger that it can recover, wit
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
 from magnetar.ledger import LedgerClient, LedgerReader, LedgerSettings, LedgerWriter
 from magnetar.ledger.core.metadata import LedgerMetadata, LedgerState
+from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.metadata.paths import ledger_path
-from magnetar.metadata.store import Versioned
+from magnetar.metadata.store import Operation, Versioned
 from magnetar.proto.errors import AlreadyClosed, BookieUnavailable, LedgerNotFound, MagnetarError, QuorumLost
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from support.bookies import Bookies, Confirmations
@@ -40,9 +40,9 @@ class SlowStore(MemoryMetadataStore):
         await turns(2)
         return written
 
-    async def delete(self, path: str, *, version: int | None = None) -> None:
+    async def commit(self, operations: Sequence[Operation]) -> None:
         await turns(2)
-        await super().delete(path, version=version)
+        await super().commit(operations)
         await turns(2)
 
 
@@ -274,8 +274,9 @@ async def test_a_creation_and_a_deletion_that_are_cut_anywhere() -> None:
         client = bookies.client(NO_LAC)
         ended = await cut(client.create(), after)
         await client.close()
-        for name in await bookies.metadata.children("/ledgers"):
-            await judge(bookies, int(name), [])  # an orphan is recovered like any other
+        async for page in StoredLedgers(bookies.metadata).pages():
+            for ledger_id in page:
+                await judge(bookies, ledger_id, [])  # an orphan is recovered like any other
         return ended
 
     async def delete(after: int) -> bool:

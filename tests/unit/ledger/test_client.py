@@ -6,8 +6,8 @@ import pytest
 
 from magnetar.ledger import LedgerSettings
 from magnetar.ledger.core.metadata import LedgerMetadata, LedgerState
+from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.metadata.paths import ledger_path
 from magnetar.proto.errors import (
     AlreadyClosed,
     EntryNotFound,
@@ -214,7 +214,7 @@ async def test_deleting_tells_the_bookies_of_all_ensembles_and_waits_for_none() 
     bookies["b2"].hold()  # hung
     bookies["b3"].fail(LedgerNotFound("not even here"))
     await client.delete(writer.ledger_id)
-    assert await bookies.metadata.children("/ledgers") == []
+    assert not await StoredLedgers(bookies.metadata).any()
     while bookies["b1"].entries:
         await asyncio.sleep(0)
     for name in bookies:
@@ -228,4 +228,4 @@ async def test_a_ledger_whose_metadata_cannot_be_read_can_be_deleted() -> None:
     client = bookies.client()
     await bookies.metadata.create(ledger_path(7), b"\xc1 no metadata")
     await client.delete(7)
-    assert await bookies.metadata.children("/ledgers") == []
+    assert not await StoredLedgers(bookies.metadata).any()

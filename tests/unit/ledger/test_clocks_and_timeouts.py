@@ -6,6 +6,7 @@ import random
 import pytest
 
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import MagnetarError, NotEnoughBookies, QuorumLost, RequestTimeout
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from support.bookies import Bookies, Confirmations, Done, FakeBookie
@@ -42,7 +43,9 @@ def client_of(bookies: Bookies, settings: LedgerSettings) -> LedgerClient:
         bookies, add_timeout_s=settings.add_timeout_s, read_timeout_s=settings.read_timeout_s
     )
     directory = StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 1)))
-    return LedgerClient(bookies.metadata, transport, directory, settings, random.Random(1), bookies.clock)
+    return LedgerClient(
+        StoredLedgers(bookies.metadata), transport, directory, settings, random.Random(1), bookies.clock
+    )
 
 
 @in_virtual_time

@@ -19,6 +19,7 @@ from magnetar.ledger import (
     TcpTransport,
 )
 from magnetar.ledger.bookie_connection import _Link
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.commands import DEFERRED_SYNC
 from magnetar.proto.errors import (
@@ -75,7 +76,9 @@ class Party:
         transport: BookieTransport = LocalTransport(self.bookies, add_timeout_s=ADD_TIMEOUT_S)
         if self.over_tcp:
             transport = TcpTransport(directory, settings, ConnectionOptions("test"))
-        client = LedgerClient(self.metadata, transport, directory, settings, random.Random(3), StillClock())
+        client = LedgerClient(
+            StoredLedgers(self.metadata), transport, directory, settings, random.Random(3), StillClock()
+        )
         self.clients.append(client)
         self.transports.append(transport)
         return client

@@ -16,6 +16,7 @@ from magnetar.ledger import (
 )
 from magnetar.ledger.core.degrade import DEGRADED_PROPERTY, asked_for, degraded_striping, describe
 from magnetar.ledger.core.quorum import Striping
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import NotEnoughBookies
 from support.bookies import Bookies, Confirmations
 
@@ -59,7 +60,7 @@ class Cluster:
         self.directory = StaticBookies(dict.fromkeys(self.bookies, ("127.0.0.1", 1)))
         settings = {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2} | settings
         self.client = LedgerClient(
-            self.bookies.metadata,
+            StoredLedgers(self.bookies.metadata),
             LocalTransport(self.bookies),
             self.directory,
             LedgerSettings(**settings),  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from magnetar.ledger import BookieHealth, LedgerClient, LedgerSettings, LocalTransport, StaticBookies
 from magnetar.ledger.core.quarantine import Quarantine
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import (
     BookieReadOnly,
     BookieUnavailable,
@@ -140,7 +141,12 @@ async def test_a_writer_tells_and_new_ledgers_go_elsewhere(caplog: pytest.LogCap
     settings_ = LedgerSettings(ensemble_size=2, write_quorum=2, ack_quorum=2, quarantine_errors=1)
     directory = StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 1)))
     client = LedgerClient(
-        bookies.metadata, LocalTransport(bookies), directory, settings_, random.Random(1), bookies.clock
+        StoredLedgers(bookies.metadata),
+        LocalTransport(bookies),
+        directory,
+        settings_,
+        random.Random(1),
+        bookies.clock,
     )
     writer = await client.create()
     lost = writer.metadata.last_ensemble.bookies[0]

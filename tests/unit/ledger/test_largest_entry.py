@@ -9,6 +9,7 @@ import pytest
 from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger import LedgerClient, LedgerSettings, StaticBookies, TcpTransport
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import MessageTooLarge
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
@@ -33,7 +34,7 @@ async def test_an_entry_of_the_largest_size_and_one_of_a_byte_more(tmp_path: Pat
     directory = StaticBookies({"b": server.addresses[0]})
     transport = TcpTransport(directory, settings, ConnectionOptions("ledger client"))
     client = LedgerClient(
-        MemoryMetadataStore(), transport, directory, settings, random.Random(1), SystemClock()
+        StoredLedgers(MemoryMetadataStore()), transport, directory, settings, random.Random(1), SystemClock()
     )
     try:
         writer = await client.create()

@@ -21,6 +21,7 @@ from magnetar.ledger import (
     TcpTransport,
 )
 from magnetar.ledger.core.degrade import DEGRADED_PROPERTY, describe
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import MagnetarError, NotEnoughBookies
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
@@ -86,7 +87,12 @@ class Fleet:
         self.info_reader = BookieInfoReader(self.directory, self.transport, self.settings, random.Random(1))
         await self.info_reader.start()
         self.client = LedgerClient(
-            self.metadata, self.transport, self.directory, self.settings, random.Random(1), SystemClock()
+            StoredLedgers(self.metadata),
+            self.transport,
+            self.directory,
+            self.settings,
+            random.Random(1),
+            SystemClock(),
         )
 
     async def until_writable(self, *names: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, RegisteredBookies, StaticBookies
 from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.metadata.paths import ledger_path
 from magnetar.proto.errors import BookieUnavailable, FinalError, MagnetarError, RequestTimeout, StorageFailed
 from support.bookies import Bookies, Confirmations
 from support.sim import SimLoop
@@ -29,7 +29,7 @@ class HungStore(MemoryMetadataStore):
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        if name not in ("next_id", "create", "get", "put", "delete", "children"):
+        if name not in ("next_id", "create", "get", "put", "commit", "children"):
             return found
 
         async def call(*given: Any, **named: Any) -> Any:
@@ -59,7 +59,7 @@ STEPS: list[tuple[str, str, Step]] = [
     ("get", "reading ledger 0", lambda client, ledger: client.open(ledger, recover=True)),
     ("put", "writing ledger 0", lambda client, ledger: client.open(ledger, recover=True)),
     ("put", "writing ledger 0", close_writer),
-    ("delete", "deleting ledger 0", lambda client, ledger: client.delete(ledger)),
+    ("commit", "deleting ledger 0", lambda client, ledger: client.delete(ledger)),
 ]
 
 
@@ -89,7 +89,7 @@ async def test_what_cannot_be_read_in_time_is_deleted_all_the_same(caplog: pytes
     await client.delete(writer.ledger_id)
     assert "the metadata of ledger 0 cannot be read" in caplog.text
     store.hung.clear()
-    assert await store.get("/ledgers/00000000000000000000") is None
+    assert await store.get(ledger_path(0)) is None
     await client.close()
 
 
@@ -171,7 +171,14 @@ def test_the_client_and_static_bookies_need_no_store_to_be_made() -> None:
     directory = StaticBookies(["h:1"])
 
     async def main() -> None:
-        LedgerClient(HungStore(), LocalTransport({}), directory, FAST, random.Random(1), Bookies("a").clock)
+        LedgerClient(
+            StoredLedgers(HungStore()),
+            LocalTransport({}),
+            directory,
+            FAST,
+            random.Random(1),
+            Bookies("a").clock,
+        )
 
     asyncio.run(main())
 

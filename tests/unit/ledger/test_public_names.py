@@ -6,12 +6,13 @@ import magnetar.metadata
 
 def test_public_names_of_the_ledger() -> None:
     assert set(magnetar.ledger.__all__) == set(
-        "AddCallback BookieDirectory BookieFacts BookieHealth BookieInfoReader BookieTransport Candidates ConfirmCallback"
+        "AddCallback AnyBookie BookieDirectory BookieFacts BookieHealth BookieIdentities BookieInfoReader"
+        " BookieTransport Candidates ConfirmCallback"
         " Ensemble EntryPage Labels LastConfirmed LongPollAnswer"
         " LedgerClient LedgerMetadata LedgerPage ListedLedger"
         " DeferredLedgerWriter LedgerReader LedgerSettings LedgerState LedgerTail LedgerWriter LocalTransport"
         " Placement RandomPlacement ReadResult"
-        " RegisteredBookies SpreadPlacement StaticBookies TcpTransport".split()
+        " GivenIdentities RegisteredBookies SpreadPlacement StaticBookies StoredIdentities TcpTransport".split()
     )
     assert all(hasattr(magnetar.ledger, name) for name in magnetar.ledger.__all__)
 

@@ -17,8 +17,8 @@ import pytest
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies
 from magnetar.ledger.core import recovery
 from magnetar.ledger.core.metadata import LedgerMetadata, LedgerState
+from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.metadata.paths import ledger_path
 from magnetar.metadata.store import Versioned
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -160,7 +160,7 @@ class Play:
         view = {name: Reached(bookie, self.rng) for name, bookie in self.bookies.items()}
         self.views.append(view)
         return LedgerClient(
-            self.store,
+            StoredLedgers(self.store),
             LocalTransport(view),
             StaticBookies(dict.fromkeys(view, ("127.0.0.1", 1))),
             SETTINGS,

@@ -20,6 +20,7 @@ from magnetar.ledger import (
     TcpTransport,
 )
 from magnetar.metadata.embedded import EmbeddedMetadataStore
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import LedgerFenced
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.clock import SystemClock
@@ -57,7 +58,7 @@ class Standalone:
 
     def client(self, settings: LedgerSettings) -> LedgerClient:
         return LedgerClient(
-            self.metadata,
+            StoredLedgers(self.metadata),
             self.transport,
             self.directory_of_bookies,
             settings,

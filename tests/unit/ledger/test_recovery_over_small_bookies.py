@@ -11,6 +11,7 @@ from magnetar.bookie import Bookie
 from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger import LedgerClient, LedgerSettings, StaticBookies, TcpTransport
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import TooManyRequests
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
@@ -61,7 +62,7 @@ class Small:
         directory = StaticBookies(addresses)
         transport = TcpTransport(directory, settings, ConnectionOptions("ledger client"))
         return LedgerClient(
-            self.metadata, transport, directory, settings, random.Random(1), SystemClock()
+            StoredLedgers(self.metadata), transport, directory, settings, random.Random(1), SystemClock()
         ), transport
 
     async def stop(self) -> None:

@@ -17,7 +17,7 @@ from magnetar.ledger.core.events import (
 from magnetar.ledger.core.metadata import Ensemble, LedgerMetadata, LedgerState
 from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.core.recovery import RecoveryCore
-from magnetar.metadata.paths import ledger_path
+from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto.errors import (
     BookieUnavailable,
     EntryDamaged,

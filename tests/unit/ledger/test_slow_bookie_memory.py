@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from magnetar.ledger import LedgerClient, LedgerSettings, LedgerWriter, StaticBookies, TcpTransport
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ledger_entry import decode_ledger_entry_header
@@ -114,7 +115,12 @@ async def test_what_waits_for_a_stalled_bookie_is_bounded_and_the_others_go_on()
     async with Cluster() as cluster:
         transport = TcpTransport(cluster.directory, SETTINGS, ConnectionOptions("test"))
         client = LedgerClient(
-            MemoryMetadataStore(), transport, cluster.directory, SETTINGS, random.Random(1), StillClock()
+            StoredLedgers(MemoryMetadataStore()),
+            transport,
+            cluster.directory,
+            SETTINGS,
+            random.Random(1),
+            StillClock(),
         )
         load = Load(await client.create(), ENTRY_BYTES, 16)
         await load.run(200)
@@ -160,7 +166,12 @@ async def test_a_stalled_bookie_is_given_up_after_the_add_timeout_and_its_memory
         )
         transport = TcpTransport(cluster.directory, settings, ConnectionOptions("test"))
         client = LedgerClient(
-            MemoryMetadataStore(), transport, cluster.directory, settings, random.Random(1), StillClock()
+            StoredLedgers(MemoryMetadataStore()),
+            transport,
+            cluster.directory,
+            settings,
+            random.Random(1),
+            StillClock(),
         )
         load = Load(await client.create(), ENTRY_BYTES, window)
         await load.run(100)

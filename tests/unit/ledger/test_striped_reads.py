@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from magnetar.ledger import LedgerReader, LedgerSettings, LedgerWriter, StaticBookies, TcpTransport
 from magnetar.ledger.client import LedgerClient
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import (
     BookieUnavailable,
     EntryDamaged,
@@ -307,7 +308,12 @@ async def test_bookies_of_the_first_releases_answer_runs(
     addresses = {name: ("127.0.0.1", server.port) for name, server in servers.items()}
     transport = TcpTransport(StaticBookies(addresses), HASTY, ConnectionOptions("test"))
     client = LedgerClient(
-        bookies.metadata, transport, StaticBookies(addresses), HASTY, random.Random(1), StillClock()
+        StoredLedgers(bookies.metadata),
+        transport,
+        StaticBookies(addresses),
+        HASTY,
+        random.Random(1),
+        StillClock(),
     )
     try:
         writer = await closed(bookies, (3, 2, 2), 40)

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from magnetar.ledger import LedgerClient, LedgerSettings, StaticBookies, TcpTransport
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import (
     BookieUnavailable,
@@ -61,7 +62,7 @@ class Cluster:
 
     def client(self, settings: LedgerSettings = FAST) -> LedgerClient:
         return LedgerClient(
-            self.metadata,
+            StoredLedgers(self.metadata),
             self.transport(settings),
             self.directory(),
             settings,

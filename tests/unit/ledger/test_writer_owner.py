@@ -8,8 +8,8 @@ import pytest
 
 from magnetar.ledger import LedgerSettings, LedgerWriter
 from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.metadata.ledgers import ledger_path
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.metadata.paths import ledger_path
 from magnetar.proto.errors import (
     AlreadyClosed,
     BookieUnavailable,

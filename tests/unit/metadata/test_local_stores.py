@@ -1,19 +1,21 @@
 """What is special about each store: the lock, damage, a failing disk, a model that must equal RocksDB."""
 
 import asyncio
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import rocksdict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from magnetar.metadata import embedded
 from magnetar.metadata.embedded import EmbeddedMetadataStore, RocksKeyValue
 from magnetar.metadata.key_value import ModelKeyValue
+from magnetar.metadata.local import LocalMetadataStore
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFailed
+from magnetar.proto.errors import DataDirectoryError, DiskFull, MagnetarError, StorageFailed
 
 
 async def test_a_second_opener_is_told_what_to_do(tmp_path: Path) -> None:
@@ -31,44 +33,11 @@ def test_a_directory_that_cannot_be_one(tmp_path: Path) -> None:
         EmbeddedMetadataStore(str(tmp_path / "file"))
 
 
-async def crashed_copy(directory: Path, copy: Path) -> Path:
-    """What a kill -9 would leave of the store: closing it would flush the log away. Returns the log."""
-    shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("LOCK"))
-    (log,) = copy.glob("*.log")
-    return log
-
-
-async def test_damage_before_the_tail_refuses_to_open(tmp_path: Path) -> None:
-    store = EmbeddedMetadataStore(str(tmp_path / "m"))
-    for number in range(50):
-        await store.create(f"/node{number}", b"x" * 100)
-    log = await crashed_copy(tmp_path / "m", tmp_path / "copy")
-    await store.close()
-    data = bytearray(log.read_bytes())
-    assert len(data) > 5000
-    data[1000] ^= 0x40
-    log.write_bytes(data)
-    with pytest.raises(DataDirectoryError, match=r"cannot be opened.*backup"):
-        EmbeddedMetadataStore(str(tmp_path / "copy"))
-
-
-async def test_a_torn_tail_is_dropped(tmp_path: Path) -> None:
-    store = EmbeddedMetadataStore(str(tmp_path / "m"))
-    await store.create("/first", b"x" * 100)
-    await store.create("/last", b"x" * 100)
-    log = await crashed_copy(tmp_path / "m", tmp_path / "copy")
-    await store.close()
-    log.write_bytes(log.read_bytes()[:-20])
-    store = EmbeddedMetadataStore(str(tmp_path / "copy"))
-    assert await store.children("/") == ["first"]
-    await store.close()
-
-
 async def test_foreign_and_future_formats_are_refused(tmp_path: Path) -> None:
-    storage = RocksKeyValue(str(tmp_path / "foreign"))
-    storage.write_synced({b"key": b"value"})
-    storage.close()
-    with pytest.raises(DataDirectoryError, match="not one of Magnetar's"):
+    foreign = rocksdict.Rdict(str(tmp_path / "foreign"), rocksdict.Options(raw_mode=True))
+    foreign.put(b"key", b"value")
+    foreign.close()
+    with pytest.raises(DataDirectoryError, match="not a metadata store"):
         EmbeddedMetadataStore(str(tmp_path / "foreign"))
     storage = RocksKeyValue(str(tmp_path / "future"))
     storage.write_synced({b"f": (99).to_bytes(4)})
@@ -104,6 +73,11 @@ async def test_a_store_left_behind_by_a_crash_is_shut_out() -> None:
         await stale.put("/a", b"late", version=0)
 
 
+@pytest.fixture(autouse=True)
+def small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "RESERVE_BYTES", 4096)
+
+
 KEYS = st.binary(min_size=1, max_size=3).map(lambda key: bytes(byte % 4 for byte in key))
 
 
@@ -115,7 +89,7 @@ def test_the_model_equals_rocksdb(
     low: bytes,
     high: bytes,
 ) -> None:
-    real = RocksKeyValue(str(tmp_path_factory.mktemp("rocks") / "db"))
+    real = RocksKeyValue(str(tmp_path_factory.mktemp("rocks") / "db"), turn_bytes=8192)
     model = ModelKeyValue().open()
     for batch in batches:
         real.write_synced(batch)
@@ -143,3 +117,25 @@ async def test_failed_write_is_told_once_so_that_the_daemon_stops() -> None:
             await store.create("/a", b"")
     await asyncio.sleep(0)
     assert [type(error) for error in told] == [StorageFailed]
+
+
+async def test_rule_39_a_full_disk_refuses_a_write_and_poisons_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handle = ModelKeyValue().open()
+    store = LocalMetadataStore(handle)
+    session = await store.open_session(4)
+    failures: list[MagnetarError] = []
+    store.on_failure = failures.append
+
+    def full(changes: object) -> None:
+        raise DiskFull("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(handle, "write_synced", full)
+        with pytest.raises(DiskFull):
+            await store.create("/a", b"")
+    await asyncio.sleep(0)
+    assert not failures
+    assert not session.lost
+    await store.create("/a", b"")

@@ -179,7 +179,7 @@ def test_batches_of_one_are_the_batches_that_encode_batch_makes(
         )
         for i in range(n)
     ]
-    assert encoded.batches() == b"".join(each)
+    assert encoded.batches() == each
     assert FrameParser().feed(encoded.frames(b"h", n // 2)) == [(b"h", each[n // 2 :])]
     entry = Entry(encode_entry(each, [1] * n, [0] * n, ["p"], first_index=0, append_time_ms=0))
     assert entry_values(entry) == values
@@ -209,7 +209,7 @@ def test_batches_by_key_are_sent_again_from_the_first_that_is_not_confirmed() ->
     columns = Columns([b"0", b"1", b"2", b"3"], ["a", "b", "a", "c"])
     encoded, order = encode_by_key(columns, 5, 0)
     assert order == [0, 2, 1, 3]
-    whole = encoded.batches()
+    whole = b"".join(encoded.batches())
     batches = [decode_batch(whole, 0)]
     while (at := sum(batch.header.size for batch in batches)) < len(whole):
         batches.append(decode_batch(whole, at))

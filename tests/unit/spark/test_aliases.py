@@ -45,18 +45,18 @@ def test_every_alias_is_of_an_option() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"startingOffsets": '{"a": {"0": 1, "1": 2}}'}, "read as one partition, '0', not '0', '1'"),
         ({"startingOffsets": '{"a": -3}'}, "no offset"),
         ({"startingOffsets": "{a}"}, "not JSON"),
         ({"startingTimestamp": "yesterday"}, "no time"),
         ({"start": "latest", "startingOffsets": "latest"}, "options start and startingOffsets say the same"),
-        ({"kafka.bootstrap.servers": "x:9092"}, r"option 'kafka\.bootstrap\.servers' is not known"),
+        ({"kafka.bootstrap.servers": "x:9092"}, r"option 'kafka\.bootstrap\.servers' is for Kafka's client"),
     ],
 )
-def test_what_cannot_be_meant(wrong: dict[str, str], told: str) -> None:
-    with pytest.raises(InvalidArgument, match=told):
+def test_what_cannot_be_meant(wrong: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         ReadOptions.parse({"service_url": URL, "subscribe": "a", **wrong})
 
 

@@ -75,7 +75,8 @@ class Topic:
         rows = [list(one if one.archive else one[:10]) for one in self.ledgers]
         end_offset = self.ledgers[-1].end_offset
         return {
-            "ledgers": rows, "more": False, "end": [20, 8, 0], "bookies": {}, "end_offset": end_offset, "created_ms": 1,
+            "ledgers": rows, "more": False, "end": [20, 8, 0], "bookies": {}, "identities": {},
+            "end_offset": end_offset, "created_ms": 1,
         }  # fmt: skip
 
     def _ArchiveLedgers(self, command: ArchiveLedgers, payload: bytes) -> Any:
@@ -152,9 +153,7 @@ def rows_of(piece: LedgerSlice) -> Iterator[pa.RecordBatch]:
     offsets = [
         ledger.first_offset + 5 * entry + n for entry in range(piece.first, piece.last + 1) for n in range(5)
     ]
-    columns = {
-        name: pa.nulls(len(offsets), job.ARROW_SCHEMA.field(name).type) for name in job.ARCHIVED_COLUMNS
-    }
+    columns = {field.name: pa.nulls(len(offsets), field.type) for field in job.ARROW_SCHEMA}
     columns["offset"] = pa.array(offsets, pa.int64())
     columns["value"] = pa.array([b"%d" % offset for offset in offsets], pa.binary())
     yield pa.RecordBatch.from_arrays(list(columns.values()), schema=job.ARROW_SCHEMA)
@@ -276,6 +275,22 @@ def test_what_somebody_needs_stays_and_is_not_read_in_vain(
     assert kept == trim.KeptLedgers(TOPIC, 16, 2, "subscription 'slow' has not acknowledged all of it", False)
     topic.needed = None
     assert len(run(topic).trimmed) == 2
+
+
+def test_the_backlog_leaves_only_if_that_is_said(topic: Topic) -> None:
+    run(topic)
+    commands = [one for one in topic.asked if isinstance(one, ArchiveLedgers)]
+    assert commands
+    assert not any(one.with_backlog for one in commands)
+    topic.__init__(3)  # type: ignore[misc]
+    run(topic, with_backlog=True)
+    commands = [one for one in topic.asked if isinstance(one, ArchiveLedgers)]
+    assert commands
+    assert all(one.with_backlog for one in commands)
+    for call in (job.archive, job.check_archive):
+        spark = [Session()] if call is job.archive else []
+        with pytest.raises(InvalidArgument, match=r"with_backlog says what may leave the bookies.*give both"):
+            call(*spark, URL, [TOPIC], topic.path, with_backlog=True)
 
 
 def test_who_comes_while_files_are_read_is_heeded(topic: Topic) -> None:

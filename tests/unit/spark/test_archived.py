@@ -26,7 +26,7 @@ from magnetar.spark import archived as archived_module
 from magnetar.spark.archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
 from magnetar.spark.archived import archived_slices, bounds_of, first_archived, read_archived
 from magnetar.spark.columns import Rows, Source
-from magnetar.spark.jobs.archive import ARCHIVED_COLUMNS, ARROW_SCHEMA, manifest_of
+from magnetar.spark.jobs.archive import ARROW_SCHEMA, manifest_of
 from magnetar.spark.places import Point, end_of, point_at
 from magnetar.spark.plan import PAST_ALL, Range, TopicLedger, slices
 from magnetar.spark.schema import COLUMNS
@@ -77,7 +77,7 @@ class Archived:
             last = first + ENTRIES_PER_FILE - 1
             entries = range(first, last + 1)
             batches = itertools.chain.from_iterable(
-                self.live(Range(), ARCHIVED_COLUMNS, one, one) for one in entries
+                self.live(Range(), tuple(ARROW_SCHEMA.names), one, one) for one in entries
             )
             files.append(self.folder.write_file(TOPIC, LEDGER, first, last, ARROW_SCHEMA, batches))
         self.manifest = manifest_of(TOPIC, self.ledger, tuple(files))

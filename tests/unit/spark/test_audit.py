@@ -18,17 +18,17 @@ from magnetar.spark.plan import TopicLedger
 
 
 class Broker:
-    """Notes what it is told; `trimmed` ledgers are not its own any more."""
+    """Notes what is reported to it; `trimmed` ledgers are not its own any more."""
 
     def __init__(self, *trimmed: int) -> None:
         self.trimmed = trimmed
-        self.told: list[tuple[str, list[list[Any]]]] = []
+        self.reported: list[tuple[str, list[list[Any]]]] = []
 
     async def request(self, command: ReportDamage, *, topic: str, payload: bytes) -> dict[str, int]:
         """As a client asks."""
         assert command.topic == topic
         rows = msgpack.unpackb(payload)
-        self.told.append((topic, rows))
+        self.reported.append((topic, rows))
         if rows[0][0] in self.trimmed:
             raise LedgerNotFound("gone")
         return {"queued": 1, "known": len({row[1] for row in rows}) - 1}
@@ -57,25 +57,25 @@ async def test_a_request_tells_of_one_ledger_by_its_stored_id() -> None:
         row("u", 9, "a", 5, 9),
     ]
     assert await report_damage(broker, rows) == (2, 1)  # type: ignore[arg-type]
-    assert broker.told == [
+    assert broker.reported == [
         ("t", [[7, "a", 0, 3, "audit: missing"], [7, "b", 2, 2, "audit: missing: why"]]),
         ("t", [[8, "a", 0, 0, "audit: missing"]]),
         ("u", [[9, "a", 5, 9, "audit: missing"]]),
     ]
 
 
-async def test_many_rows_of_a_ledger_are_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_rows_of_a_ledger_are_reported_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     # The package has a function of the module's name.
     monkeypatch.setattr(import_module("magnetar.spark.jobs.audit"), "ROWS_PER_REPORT", 2)
     broker = Broker()
     assert await report_damage(broker, [row("t", 7, "a", n, n) for n in range(0, 10, 2)]) == (3, 0)  # type: ignore[arg-type]
-    assert [[told[2] for told in rows] for _, rows in broker.told] == [[0, 2], [4, 6], [8]]
+    assert [[row[2] for row in rows] for _, rows in broker.reported] == [[0, 2], [4, 6], [8]]
 
 
 async def test_a_reason_is_what_the_broker_takes() -> None:
     broker = Broker()
     await report_damage(broker, [row("t", 7, "a", 0, 0, "first line\nsecond\x00 " + "x" * 500)])  # type: ignore[arg-type]
-    ((_, ((_, _, _, _, reason),)),) = broker.told
+    ((_, ((_, _, _, _, reason),)),) = broker.reported
     assert reason.startswith("audit: missing: first line second  xxx")
     assert len(reason) == 200
     assert reason.isprintable()

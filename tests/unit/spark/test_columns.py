@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from magnetar.proto.batch import FORMAT_NATIVE, FORMATS, KEYS, METADATA, decode_batch, encode_batch
 from magnetar.proto.compression import Compression
@@ -17,6 +16,7 @@ from magnetar.proto.ledger_entry import encode_ledger_entry
 from magnetar.spark.columns import Rows, Source
 from magnetar.spark.plan import Range
 from magnetar.spark.schema import COLUMNS, topic_schema
+from magnetar.spark.versions import arrow_schema
 
 TOPIC = ("persistent://public/default/orders", -1)
 SOURCE = Source(9, 1000)
@@ -151,7 +151,7 @@ def test_only_the_columns_that_are_wanted() -> None:
 
 
 def test_the_arrow_schema_is_the_one_that_spark_derives() -> None:
-    derived = to_arrow_schema(topic_schema(), timezone="UTC")
+    derived = arrow_schema(topic_schema())
     entry, _ = random_entry(random.Random(1), 0, 0)
     rows = Rows(tuple(COLUMNS), *TOPIC)
     rows.add(entry, SOURCE, Range())

@@ -182,7 +182,7 @@ async def test_what_is_sound_is_one_range_for_each_bookie_and_ensemble() -> None
         assert len(ranges_of(found, metadata)) == len(shares(metadata, 0, 39))
 
 
-async def test_an_entry_without_an_intact_copy_is_told_as_lost() -> None:
+async def test_an_entry_without_an_intact_copy_is_reported_as_lost() -> None:
     metadata = metadata_of([(0, ["a", "b"])], 2, last=3)
     bookies = Bookies(random.Random(1))
     bookies.stored = {bookie: {one: entry(one) for one in range(4)} for bookie in ("a", "b")}

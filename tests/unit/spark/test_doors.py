@@ -46,7 +46,7 @@ class Asked:
             self.closed = True
 
 
-def told(error: Exception, *, rows: bool) -> str:
+def shown(error: Exception, *, rows: bool) -> str:
     """The traceback as Spark quotes it."""
     asked = Asked(error)
     try:
@@ -60,8 +60,8 @@ def told(error: Exception, *, rows: bool) -> str:
 @pytest.mark.parametrize(
     "error", [InvalidArgument("mend it"), TopicNotFound("gone"), ConnectionLost("no service")]
 )
-def test_a_plain_error_is_told_without_the_way_it_came(error: MagnetarError, rows: bool) -> None:
-    lines = told(error, rows=rows).strip().splitlines()
+def test_a_plain_error_is_shown_without_the_way_it_came(error: MagnetarError, rows: bool) -> None:
+    lines = shown(error, rows=rows).strip().splitlines()
     assert lines[-1] == f"magnetar.proto.errors.{type(error).__name__}: {error.message}"
     assert not any("in deep" in line or "what the system said" in line for line in lines)
     assert len(lines) <= 10
@@ -70,7 +70,7 @@ def test_a_plain_error_is_told_without_the_way_it_came(error: MagnetarError, row
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("error", [EntryDamaged("3:4"), ValueError("a bug")])
 def test_damage_and_bugs_keep_their_tracebacks(error: Exception, rows: bool) -> None:
-    text = told(error, rows=rows)
+    text = shown(error, rows=rows)
     assert "in deep" in text
     assert "what the system said" in text
 

@@ -6,19 +6,24 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from pyspark.sql.datasource import (
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-)
 
 from magnetar.proto.ids import MessageId
-from magnetar.spark.filters import range_of_filters
 from magnetar.spark.plan import Range
+
+try:
+    from pyspark.sql.datasource import (
+        EqualTo,
+        Filter,
+        GreaterThan,
+        GreaterThanOrEqual,
+        IsNotNull,
+        LessThan,
+        LessThanOrEqual,
+    )
+except ImportError:
+    pytest.skip("PySpark 4.0 hands no filters down", allow_module_level=True)
+
+from magnetar.spark.filters import range_of_filters
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

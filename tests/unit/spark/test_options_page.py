@@ -29,28 +29,28 @@ def names(cells: Iterable[str]) -> list[str]:
 
 
 def test_every_option_of_reading() -> None:
-    told = names(row[0] for row in rows("Reading"))
-    assert sorted(told) == sorted(READ_OPTIONS)
+    documented = names(row[0] for row in rows("Reading"))
+    assert sorted(documented) == sorted(READ_OPTIONS)
 
 
 def test_every_option_of_writing() -> None:
-    told = names(row[0] for row in rows("Writing"))
-    assert sorted(name.lower() for name in told) == sorted(WRITE_OPTIONS)
+    documented = names(row[0] for row in rows("Writing"))
+    assert sorted(name.lower() for name in documented) == sorted(WRITE_OPTIONS)
 
 
 @pytest.mark.parametrize(("title", "options"), [("Reading", ReadOptions), ("Writing", WriteOptions)])
 def test_defaults(title: str, options: type[ReadOptions | WriteOptions]) -> None:
-    told = {
+    documented = {
         name: default
         for row in rows(title)
         for name, default in zip(names(row[:1]), names(row[1:2]), strict=False)
     }
-    assert len(told) >= 4
-    for name, default in told.items():
+    assert len(documented) >= 4
+    for name, default in documented.items():
         said = {**SAID, **OF_VALUES} if name == "on_bad_value" else SAID
         assert options.parse({**said, name: default}) == options.parse(said), name
 
 
 def test_every_column() -> None:
-    told = {name: row[1] for row in rows("Columns of a topic") for name in names(row[:1])}
-    assert told == {name: column[0].simpleString() for name, column in COLUMNS.items()}
+    documented = {name: row[1] for row in rows("Columns of a topic") for name in names(row[:1])}
+    assert documented == {name: column[0].simpleString() for name, column in COLUMNS.items()}

@@ -8,12 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from magnetar.proto.batch import decode_batch
+from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity
 from magnetar.proto.entry import Entry
 from magnetar.spark.options import WriteOptions
 from magnetar.spark.packing import CONTENT_MODULUS, Packer
-from magnetar.spark.staged import places_of
+from magnetar.spark.sink import TopicWriter
+from magnetar.spark.staged import bookies_of, places_of
 
 GOOD = {"service_url": "magnetar://127.0.0.1:7650", "topic": "orders"}
 
@@ -80,15 +83,27 @@ def test_a_digest_is_of_the_rows_and_not_of_their_order_or_tasks() -> None:
     assert digest([swapped]) != digest([[(b"two", "k"), (b"one", "l")]])
 
 
+def test_a_digest_that_nobody_compares_is_not_made() -> None:
+    schema = StructType([StructField("value", BinaryType())])
+    for given, made in (({}, False), ({"query": "q", "batch": "1"}, True)):
+        writer = TopicWriter(WriteOptions.parse(GOOD | given), schema)
+        packer = Packer("p", writer._options, 1000)
+        assert packed(packer, rows_of([(b"v", None)], pa.string()))
+        assert bool(packer.content) == made
+
+
 @pytest.mark.parametrize(
     ("labels", "placement"), [(("", ""), "random"), (("r1", ""), "rack"), (("r1", "z1"), "zone")]
 )
 def test_a_task_knows_where_bookies_stand(labels: tuple[str, str], placement: str) -> None:
     made = {
         "bookies": {"gone": "10.0.0.1:3181"},
+        "identities": {"gone": [1, "gone", 2, 3, 4]},
         "writable": [["b1", "10.0.0.2:3181", *labels], ["b2", "10.0.0.3:3181", "", ""]],
     }
     directory, found = places_of(made)
+    assert bookies_of(made)["gone"].identity == BookieIdentity(1, "gone", 2, 3, 4)
+    assert bookies_of(made)["b1"].identity == NOT_KNOWN
     assert found == placement
     assert directory.labels("b1") == labels
     assert directory.address("gone") == ("10.0.0.1", 3181)

@@ -7,11 +7,21 @@ import random
 import pytest
 
 from magnetar.spark.batch_source import lost_of
-from magnetar.spark.plan import FIRST, PAST_ALL, LedgerSlice, Position, Range, TopicLedger, missing, slices
+from magnetar.spark.plan import (
+    FIRST,
+    PAST_ALL,
+    KnownBookie,
+    LedgerSlice,
+    Position,
+    Range,
+    TopicLedger,
+    missing,
+    slices,
+)
 from magnetar.spark.service import TopicPlan
 from magnetar.spark.stream_source import shares
 
-BOOKIES = {"b": ("127.0.0.1", 3181)}
+BOOKIES = {"b": KnownBookie("127.0.0.1", 3181)}
 
 
 def ledgers_of(rng: random.Random) -> list[TopicLedger]:

@@ -64,7 +64,7 @@ def test_ddl(ddl: str, simple: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ddl", "told"),
+    ("ddl", "message"),
     [
         ("", "names no column"),
         ("id", "it ends where a type"),
@@ -83,10 +83,10 @@ def test_ddl(ddl: str, simple: str) -> None:
         ("{}", "not a schema"),
     ],
 )
-def test_ddl_that_is_wrong(ddl: str, told: str) -> None:
+def test_ddl_that_is_wrong(ddl: str, message: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse_schema("value_schema", ddl)
-    assert told in caught.value.message
+    assert message in caught.value.message
     assert "option value_schema" in caught.value.message
 
 
@@ -128,7 +128,7 @@ def test_a_prefix_keeps_names_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({}, "set the option value_schema"),
         ({"value_schema": "topic string"}, "field 'topic'.*value_prefix"),
@@ -141,13 +141,13 @@ def test_a_prefix_keeps_names_apart() -> None:
         ),
     ],
 )
-def test_schemas_that_cannot_be_read_by(options: dict[str, str], told: str) -> None:
-    with pytest.raises(InvalidArgument, match=told):
+def test_schemas_that_cannot_be_read_by(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         read_schema(reading(**options))
 
 
 @pytest.mark.parametrize(
-    ("options", "ddl", "told"),
+    ("options", "ddl", "message"),
     [
         ({"value_format": "binary"}, "id bigint", "no column 'id'.*value_format"),
         ({"value_schema": DDL}, "ident bigint", "no.* column 'ident'"),
@@ -163,8 +163,8 @@ def test_schemas_that_cannot_be_read_by(options: dict[str, str], told: str) -> N
         ({}, "a array<map<string,map<double,int>>>", "'a.element.value' is a map"),
     ],
 )
-def test_wishes_that_cannot_be_met(options: dict[str, str], ddl: str, told: str) -> None:
-    with pytest.raises(InvalidArgument, match=told):
+def test_wishes_that_cannot_be_met(options: dict[str, str], ddl: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         chosen_columns(columns(ddl), reading(**options))
 
 
@@ -186,7 +186,7 @@ def writing(value_format: str = "json", **options: str) -> WriteOptions:
 
 
 @pytest.mark.parametrize(
-    ("options", "ddl", "told"),
+    ("options", "ddl", "message"),
     [
         ({"value_format": "binary"}, "id bigint", "no column 'value'.*value_format"),
         ({"value_format": "binary"}, "value binary, id bigint", "no column 'id'.*value_format"),
@@ -202,8 +202,8 @@ def writing(value_format: str = "json", **options: str) -> WriteOptions:
         ({"value_format": "avro", "value_schema": AVRO}, "id string", "'id' is of type string"),
     ],
 )
-def test_rows_that_cannot_be_written(options: dict[str, str], ddl: str, told: str) -> None:
-    with pytest.raises(InvalidArgument, match=told):
+def test_rows_that_cannot_be_written(options: dict[str, str], ddl: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         check_written(columns(ddl), writing(**options))
 
 
@@ -219,7 +219,7 @@ def test_types_that_no_format_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"value_format": "xml"}, "want one of binary, json"),
         ({"value_schema": "id int"}, "option value_schema is for avro"),
@@ -227,8 +227,8 @@ def test_types_that_no_format_has() -> None:
         ({"on_bad_value": "null"}, "'on_bad_value' is not known"),
     ],
 )
-def test_options_of_writers_that_are_wrong(options: dict[str, str], told: str) -> None:
-    with pytest.raises(InvalidArgument, match=told):
+def test_options_of_writers_that_are_wrong(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         writing(**options)
 
 

@@ -1,4 +1,4 @@
-"""Values to columns and back: what was encoded comes back as it was, and what is wrong is told row by row."""
+"""Values to columns and back: what was encoded comes back as it was, and what is wrong is named row by row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructType
 
 from magnetar.proto.errors import InvalidArgument
@@ -23,6 +23,7 @@ from magnetar.spark.avro import AvroSchema, derived
 from magnetar.spark.ddl import parse_schema
 from magnetar.spark.schema import RowColumns, ValueFields
 from magnetar.spark.values import ValueDecoder, ValueEncoder, decoded
+from magnetar.spark.versions import arrow_schema
 
 EVERY_TYPE = (
     "b boolean, t tinyint, h smallint, i int, l bigint, f float, d double, s string, y binary, p decimal(20,4), "
@@ -47,7 +48,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 def arrow(ddl: str) -> pa.Schema:
-    return to_arrow_schema(parse_schema("value_schema", ddl), timezone="UTC")
+    return arrow_schema(parse_schema("value_schema", ddl))
 
 
 def decode(
@@ -97,7 +98,7 @@ def test_what_is_encoded_comes_back(value_format: str, part: slice) -> None:
     assert found.schema.equals(pa.schema(list(fields)))
     spark_type = from_arrow_type(fields, prefer_timestamp_ntz=True)
     assert isinstance(spark_type, StructType)
-    assert to_arrow_schema(spark_type, timezone="UTC").equals(found.schema)
+    assert arrow_schema(spark_type).equals(found.schema)
 
 
 def random_type(rng: random.Random, depth: int = 0) -> pa.DataType:
@@ -290,7 +291,7 @@ def test_the_zone_of_a_session_is_none_of_the_values(value_format: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ddl", "value", "told"),
+    ("ddl", "value", "message"),
     [
         ("id bigint", "{", "truncated"),
         ("id bigint", "[1]", "Expected `object | null`, got `array`"),
@@ -316,13 +317,13 @@ def test_the_zone_of_a_session_is_none_of_the_values(value_format: str) -> None:
         ("s string", '{"u": ' + "[" * 100_000 + "]" * 100_000 + "}", "recursion"),
     ],
 )
-def test_bad_json_is_told_row_by_row(ddl: str, value: str | bytes, told: str) -> None:
+def test_bad_json_is_named_row_by_row(ddl: str, value: str | bytes, message: str) -> None:
     bad_one = value.encode() if isinstance(value, str) else value
     good: list[bytes | None] = [b"{}", None, b'{"unknown": 1}']
     values = [*good, bad_one, *good * 9, bad_one, *good]
     rows, bad = decode("json", ddl, values)
     assert sorted(bad) == [3, 31]
-    assert re.search(told, bad[3], re.IGNORECASE), bad[3]
+    assert re.search(message, bad[3], re.IGNORECASE), bad[3]
     assert len(rows) == len(values)
     assert all(one is None for row in rows for one in row.values())
 
@@ -369,10 +370,10 @@ def test_a_bad_value_fails_with_its_place_and_the_cure() -> None:
     columns = RowColumns(("x",), ValueFields("json", fields, ("x",), "", "fail"))
     with pytest.raises(InvalidArgument) as caught:
         list(decoded(iter([batch_of([b"{}", b"{", b"["])]), columns, "persistent://a/b/c"))
-    for told in (
+    for message in (
         "message 7:1:1 of persistent://a/b/c",
         "value_format=json",
         "truncated",
         "on_bad_value=null",
     ):
-        assert told in caught.value.message
+        assert message in caught.value.message

@@ -145,7 +145,7 @@ def test_columns_may_be_narrower_and_fields_may_be_missing() -> None:
     ]
 
 
-def test_bad_values_are_told_row_by_row() -> None:
+def test_bad_values_are_named_row_by_row() -> None:
     text = record(id="long", name="string", at=logical("long", "timestamp-millis"))
     good = written(text, {"id": 1, "name": "abc", "at": NOON})[0]
     far = written(record(id="long", name="string", at="long"), {"id": 1, "name": "", "at": 2**62})[0]
@@ -158,7 +158,7 @@ def test_bad_values_are_told_row_by_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("id bigint", "not a schema of Avro"),
         ('"string"', "is no record"),
@@ -175,15 +175,15 @@ def test_bad_values_are_told_row_by_row() -> None:
         (record(a={"type": "array", "items": "null"}), "always null"),
     ],
 )
-def test_schemas_that_are_refused(text: str, told: str) -> None:
+def test_schemas_that_are_refused(text: str, message: str) -> None:
     with pytest.raises(
-        InvalidArgument, match=f"option value_schema.*{re.escape(told)}|the value would have {told}"
+        InvalidArgument, match=f"option value_schema.*{re.escape(message)}|the value would have {message}"
     ):
         AvroSchema(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "columns", "told"),
+    ("text", "columns", "message"),
     [
         (record(a="long"), {"a": pa.string()}, "column 'a' is of type string.*int64"),
         (record(a="int"), {"a": pa.int64()}, "column 'a' is of type int64.*int32"),
@@ -199,10 +199,10 @@ def test_schemas_that_are_refused(text: str, told: str) -> None:
         ),
     ],
 )
-def test_columns_that_do_not_fit_are_told_before_anything_is_written(
-    text: str, columns: dict[str, pa.DataType], told: str
+def test_columns_that_do_not_fit_are_refused_before_anything_is_written(
+    text: str, columns: dict[str, pa.DataType], message: str
 ) -> None:
-    with pytest.raises(InvalidArgument, match=told):
+    with pytest.raises(InvalidArgument, match=message):
         ValueEncoder("avro", text, pa.struct([pa.field(name, kind) for name, kind in columns.items()]))
 
 

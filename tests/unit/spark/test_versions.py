@@ -5,13 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampNTZType, TimestampType
 
 from magnetar.spark import versions
 from magnetar.spark.options import ReadOptions
 from magnetar.spark.schema import RowColumns
 from magnetar.spark.stream_source import TopicStreamReader
-from magnetar.spark.versions import arrow_batches
+from magnetar.spark.versions import arrow_batches, arrow_schema
 
 GOOD = {"service_url": "magnetar://127.0.0.1:7650", "topic": "orders"}
 
@@ -24,6 +24,19 @@ def test_rows_become_arrow_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [batch.num_rows for batch in batches] == [3, 3, 1]
     assert pa.Table.from_batches(batches).to_pylist() == [row.asDict() for row in rows]
     assert list(arrow_batches(iter([]), schema)) == []
+
+
+def test_times_are_utc_before_spark_can_be_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = StructType([StructField("at", TimestampType()), StructField("local", TimestampNTZType())])
+    expected = pa.schema([("at", pa.timestamp("us", "UTC")), ("local", pa.timestamp("us"))])
+    assert arrow_schema(schema) == expected
+
+    def older(schema: StructType, timestamp_utc: bool = True) -> pa.Schema:
+        assert timestamp_utc
+        return expected
+
+    monkeypatch.setattr("pyspark.sql.pandas.types.to_arrow_schema", older)
+    assert arrow_schema(schema) == expected
 
 
 def test_a_batch_waits_for_rows_and_not_for_ever() -> None:

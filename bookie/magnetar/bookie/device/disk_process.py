@@ -50,6 +50,7 @@ _PAUSE_S = 0.004
 _ZEROS = bytes(_FILL_BYTES)
 _OPEN_FILES = 16
 _QUEUES_OF_A_KIND = 16
+_EIO = 5
 # (operation, id, a, b, c, path, data)
 Request = tuple[int, int, int, int, int, str, bytes]
 
@@ -252,7 +253,10 @@ class WorkQueue:
                 try:
                     work(request, self._memory)
                 except OSError as error:
-                    failure = error.errno or 5
+                    failure = error.errno or _EIO
+                except Exception as error:  # our own bug: whoever waits must not wait for ever
+                    failure = _EIO
+                    sys.stderr.write(f"magnetar: request {request} of the disk worker failed: {error!r}\n")
                 try:
                     os.write(self._answer_fd, ANSWER.pack(request[1], failure))
                 except OSError:

@@ -1,6 +1,8 @@
 """Garbage collection: runs rounds on schedule or by request.
 
-    1  list the local ledgers, *then* ask metadata which of them were deleted (rule 10); each of these gets a tombstone
+    1  list the local ledgers, *then* ask metadata which of them were deleted (rule 10); as far as the `brake` lets them
+       pass, each of these gets a tombstone
+       at an interval: drop entries that metadata gives to other bookies (`leftovers`)
     2  while no flush runs (rule 11): remove the locations of deleted ledgers from the index, durably; list the closed logs
     3  statistics of those logs (`survey`) -> which to delete, which to compact (`decisions`)
     4  delete logs without a live ledger
@@ -25,9 +27,11 @@ from typing import NamedTuple
 from magnetar.proto.errors import DiskFull, MagnetarError, ServiceNotReady, StorageFailed
 
 from ..entry_log import DirectoryState
+from .brake import deleted_ledgers
 from .compactor import Compactor, IndexFailed, IndexUnreadable, OutputFailed, SourceDamaged
 from .decisions import CompactionBatch, CompactionRules, History, Plan, fits, plan_round
 from .deletion import Deletion
+from .leftovers import Leftovers
 from .parts import StorageParts
 from .survey import Survey
 
@@ -86,6 +90,8 @@ class Collector:
         self._parts = parts
         self._deletion = deletion
         self._compactor = Compactor(parts)
+        self._leftovers = None if parts.assignments is None else Leftovers(parts, parts.assignments)
+        self._leftovers_at = 0.0  # loop time of the last pass; 0: none since the start
         self._fail = fail
         self._history = History()
         # Copies that have their final name and have not replaced their sources yet, made by this process or one that
@@ -180,6 +186,7 @@ class Collector:
         figures.rounds += 1
         await self._finish_compactions()
         asked = await self._delete_missing()
+        await self._drop_leftovers(forced)
         async with self._parts.checkpointer.exclusive():
             await self.survey.purge()
             closed = [info for info in self._parts.logs.logs() if not info.current]
@@ -236,7 +243,9 @@ class Collector:
         if self._parts.existing is None or not alive:
             return True
         try:
-            missing = await self._parts.existing.missing(alive)
+            missing = await deleted_ledgers(
+                self._parts.existing, alive, self._parts.ledgers, self._parts.settings.gc_max_deleted_ratio
+            )
         except MagnetarError as error:
             self.figures.rounds_without_metadata += 1
             _log.warning("no ledger is deleted in this round of garbage collection: %s", error)
@@ -244,6 +253,23 @@ class Collector:
         await self._deletion.delete(missing)
         self.survey.deleted.update(dict.fromkeys(missing))
         return True
+
+    async def _drop_leftovers(self, forced: bool) -> None:
+        leftovers, interval = self._leftovers, self._parts.settings.leftover_interval_s
+        now = asyncio.get_running_loop().time()
+        due = not self._leftovers_at or now - self._leftovers_at >= interval
+        if leftovers is None or not interval or not (forced or due):
+            return
+        try:
+            dropped = await leftovers.drop(await self.survey.list_ledgers())
+        except MagnetarError as error:
+            _log.warning("which entries are other bookies' by now is not known: %s", error)
+            return
+        self._leftovers_at = now
+        self.survey.emptied = leftovers.emptied
+        if dropped:
+            await self._compactor.flush_index()
+            _log.info("%d entries that are other bookies' by now were dropped", dropped)
 
     # --- compaction --------------------------------------------------------------------------------------------------
 
@@ -338,6 +364,7 @@ class Collector:
             "gc_deleted_logs": figures.deleted_logs,
             "gc_reclaimed_bytes": figures.reclaimed_bytes,
             "gc_forgotten_tombstones": figures.forgotten_tombstones,
+            "gc_dropped_leftovers": 0 if self._leftovers is None else self._leftovers.dropped_entries,
             "compaction_minor_runs": figures.minor_compactions,
             "compaction_major_runs": figures.major_compactions,
             "compaction_logs": figures.compacted_logs,

@@ -4,7 +4,7 @@ The order matters (rule 10): the caller lists the ledgers that it stores *before
 its first entry is written, so one that was listed and is then not found has been deleted; asked the other way around, one
 that was created between the two would look deleted.
 
-    collector: [1, 2, 3] have entries here  ->  missing([1, 2, 3])  ->  metadata lists 1, 3, 7  ->  was 2 really deleted? ->
+    collector: [1, 2, 3] have entries here  ->  missing([1, 2, 3])  ->  metadata lists 1, 3  ->  was 2 really deleted? ->
     [2]
 
 Nothing but an explicit answer counts: an error, a timeout, a name that this release does not know, the store of another
@@ -14,17 +14,17 @@ cluster all raise, and nothing is deleted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
-from magnetar.metadata.paths import INSTANCE_PATH, LEDGERS_PATH, ledger_of_name, ledger_path
+from magnetar.metadata.ledgers import LEDGERS_PER_PAGE, StoredLedgers
+from magnetar.metadata.paths import INSTANCE_PATH
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import DataDirectoryError, FinalError, RequestTimeout
+from magnetar.proto.errors import DataDirectoryError, RequestTimeout
 
 __all__ = ["ExistingLedgers", "MetadataLedgers"]
 
-# 500 names are parsed and looked up in 0.2 ms of the loop.
-_SLICE = 500
+T = TypeVar("T")
 
 
 class ExistingLedgers(Protocol):
@@ -34,9 +34,13 @@ class ExistingLedgers(Protocol):
         """Those that were certainly deleted, in the order given. Raises MagnetarError when that is not known."""
         ...
 
+    async def next_ledger_id(self) -> int:
+        """The id that the next ledger would get. Raises MagnetarError when that is not known."""
+        ...
+
 
 class MetadataLedgers:
-    """Over the metadata store: one listing for all, then a second look at each that the listing does not have.
+    """Over the metadata store: one list for each page of ledgers, then a second look at each that the list does not have.
 
     `cluster` is the store's instance as the bookie's cookie has it (0: not known, not checked): in a store that was emptied,
     or in another cluster's, every ledger would look deleted.
@@ -44,14 +48,22 @@ class MetadataLedgers:
 
     def __init__(self, metadata: MetadataStore, *, cluster: int = 0, timeout_s: float = 30.0) -> None:
         self._metadata = metadata
+        self._ledgers = StoredLedgers(metadata)
         self._cluster = cluster
         self._timeout_s = timeout_s
 
     async def missing(self, ledger_ids: Sequence[int]) -> list[int]:
         """See ExistingLedgers. RequestTimeout when the store is silent; whatever it raises itself."""
+        return await self._in_time(self._missing(ledger_ids))
+
+    async def next_ledger_id(self) -> int:
+        """See ExistingLedgers, and `missing`."""
+        return await self._in_time(self._ledgers.next_id())
+
+    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._missing(ledger_ids)
+                return await work
         except TimeoutError:
             raise RequestTimeout(
                 f"the metadata store did not list its ledgers within {self._timeout_s:g} s; no ledger is taken for deleted"
@@ -60,17 +72,16 @@ class MetadataLedgers:
     async def _missing(self, ledger_ids: Sequence[int]) -> list[int]:
         if self._cluster:
             await self._check_cluster()
-        names = await self._metadata.children(LEDGERS_PATH)
-        existing: set[int] = set()  # only asked, never iterated over
-        for start in range(0, len(names), _SLICE):
-            existing.update(_ledger(name) for name in names[start : start + _SLICE])
-            await asyncio.sleep(0)
+        starts = frozenset(await self._ledgers.page_starts())  # only asked, never iterated over
         deleted: list[int] = []
-        for number, ledger_id in enumerate(ledger_ids):
-            if ledger_id not in existing and await self._metadata.get(ledger_path(ledger_id)) is None:
-                deleted.append(ledger_id)
-            if number % _SLICE == _SLICE - 1:
+        start, existing = -1, frozenset[int]()
+        for ledger_id in ledger_ids:
+            if ledger_id - ledger_id % LEDGERS_PER_PAGE != start:
+                start = ledger_id - ledger_id % LEDGERS_PER_PAGE
+                existing = frozenset(await self._ledgers.page(start) if start in starts else ())
                 await asyncio.sleep(0)
+            if ledger_id not in existing and await self._ledgers.get(ledger_id) is None:
+                deleted.append(ledger_id)
         return deleted
 
     async def _check_cluster(self) -> None:
@@ -83,13 +94,3 @@ class MetadataLedgers:
                 found=found,
                 expected=self._cluster,
             )
-
-
-def _ledger(name: str) -> int:
-    ledger_id = ledger_of_name(name)
-    if ledger_id is None:
-        raise FinalError(
-            f"{LEDGERS_PATH}/{name} is not a name that this release gives to a ledger; nothing is deleted "
-            "by metadata that a later release wrote: upgrade this bookie"
-        )
-    return ledger_id

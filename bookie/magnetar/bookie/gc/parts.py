@@ -15,6 +15,7 @@ from ..layout import DataLayout
 from ..ledgers import LedgerDescriptors
 from ..scrub.damage import Damage
 from ..settings import BookieSettings
+from .assignments import Assignments
 from .existing_ledgers import ExistingLedgers
 
 __all__ = ["StorageParts"]
@@ -35,3 +36,4 @@ class StorageParts:
     checkpointer: Checkpointer
     damage: Damage
     existing: ExistingLedgers | None
+    assignments: Assignments | None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from magnetar.proto.errors import MagnetarError
 
@@ -43,6 +43,8 @@ class Survey:
         self.measured_live_bytes: Callable[[int], int | None] = _not_measured
         # Ledgers with a tombstone, as of this round, by id.
         self.deleted: dict[int, None] = {}
+        # Ledgers that exist and of which nothing but their state was left here, when that was looked at.
+        self.emptied: Mapping[int, None] = {}
         self._parts = parts
         # Deleted ledgers whose locations this process has removed from the index.
         self._purged: set[int] = set()
@@ -120,7 +122,13 @@ class Survey:
                 if number % _SLICE == _SLICE - 1:
                     await asyncio.sleep(0)
             deleted = {ledger_id for ledger_id in ledgers if self._known_deleted[ledger_id]}
-            live = live_bytes(ledgers, deleted, self.measured_live_bytes(info.log_id))
+            # Entries that came back since have locations again.
+            emptied = {
+                ledger_id
+                for ledger_id in ledgers
+                if ledger_id in self.emptied and not self._has_locations(ledger_id)
+            }
+            live = live_bytes(ledgers, deleted | emptied, self.measured_live_bytes(info.log_id))
             if not live and len(deleted) < len(ledgers):
                 live = 1  # only a compaction can tell that nothing of a live ledger is needed
             self._deleted_in[info.log_id] = [ledger_id for ledger_id in ledgers if ledger_id in self.deleted]
@@ -144,7 +152,8 @@ class Survey:
     async def forget_tombstones(self) -> int:
         """Forgets tombstones older than `tombstone_retention_s`. No flush may run. Raises IndexFailed.
 
-        A tombstone stays until the mark lies behind the journals with adds of the ledger: a replay would revive it.
+        A tombstone stays until the mark lies behind the journals with adds of the ledger: a replay would revive it. That of
+        the highest ledger stays: by it the bookie knows which ids were used (rule 36).
         """
         parts = self._parts
         latest = parts.clock.now_ms() - round(parts.settings.tombstone_retention_s * 1000)
@@ -157,6 +166,7 @@ class Survey:
                 record is not None
                 and 0 < record.deleted_at_ms <= latest
                 and ledger_id in self._purged
+                and ledger_id < parts.ledgers.next_ledger_id - 1
                 and parts.ledgers.is_saved(ledger_id)
             ):
                 with index_writes():

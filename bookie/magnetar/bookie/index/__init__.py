@@ -1,6 +1,7 @@
 """Where each entry is, and what is known of each ledger: the seam `LocationIndex`, RocksDB, a model for tests."""
 
 from .locations import (
+    ALL_LEDGERS,
     BATCH_ENTRIES,
     LedgerRecord,
     Location,
@@ -12,6 +13,7 @@ from .model import ModelLocationIndex, ModelStorage
 from .rocks import RocksLocationIndex
 
 __all__ = [
+    "ALL_LEDGERS",
     "BATCH_ENTRIES",
     "LedgerRecord",
     "Location",

@@ -21,7 +21,9 @@ from magnetar.proto.errors import StorageFailed
 from magnetar.proto.ledger_entry import NO_ENTRY
 
 __all__ = [
+    "ALL_LEDGERS",
     "BATCH_ENTRIES",
+    "REBUILD",
     "LedgerRecord",
     "Location",
     "LocationIndex",
@@ -31,6 +33,8 @@ __all__ = [
     "encode_location",
 ]
 
+# What an operator does about a damaged index.
+REBUILD = "`magnetar bookie index rebuild` makes the index anew from the entry logs"
 _LOCATION = struct.Struct(">IQI")
 _LEDGER = struct.Struct(">BqqqQ")
 # The first release wrote no time of deletion.
@@ -39,6 +43,10 @@ _FLAG_FENCED = 1
 _FLAG_UNKNOWN = 2
 # A write holds the interpreter: 300 puts take about 0.1 ms, reading 1000 locations in order 0.4 ms.
 BATCH_ENTRIES = 300
+
+
+# Above every ledger id.
+ALL_LEDGERS = 1 << 63
 
 
 class Location(NamedTuple):
@@ -86,12 +94,20 @@ class LocationIndex(Protocol):
         """Durable when it returns. Once in the life of an index."""
         ...
 
-    def incomplete(self) -> bool:
-        """True: it was rebuilt from damaged logs, and ledgers that it does not know may have lost entries here (rule 8)."""
+    def incomplete_below(self) -> int:
+        """Ledgers with a lower id that it does not know may have lost entries here (rule 8).
+
+        It was rebuilt from damaged logs, or is that of a bookie that replaces a lost one. ALL_LEDGERS: it is not known yet
+        which ids are of later ledgers. 0: nothing was lost.
+        """
         ...
 
-    def set_incomplete(self) -> None:
+    def set_incomplete(self, below: int) -> None:
         """For good: an index that is rebuilt from it is incomplete as well. Durable when it returns."""
+        ...
+
+    def last_ledger(self) -> int:
+        """The highest id of its ledgers, deleted ones among them; -1: it has none."""
         ...
 
     def states_are_logged(self) -> bool:
@@ -130,8 +146,11 @@ class LocationIndex(Protocol):
         """At most BATCH_ENTRIES of (ledger, entry, location). Buffered when it returns."""
         ...
 
-    def replace_locations(self, moved: Sequence[tuple[int, int, Location, Location]]) -> int:
-        """(ledger, entry, old, new), at most BATCH_ENTRIES: only where it is still `old`; how many. Buffered."""
+    def replace_locations(self, moved: Sequence[tuple[int, int, Location, Location | None]]) -> int:
+        """(ledger, entry, old, new), at most BATCH_ENTRIES: only where it is still `old`; how many. Buffered.
+
+        Without a new location the old one is deleted.
+        """
         ...
 
     def delete_locations(self, ledger_id: int) -> None:

@@ -21,7 +21,7 @@ class ModelStorage:
         self.locations: dict[tuple[int, int], Location] = {}
         self.ledgers: dict[int, LedgerRecord] = {}
         self.instance: int | None = None
-        self.incomplete = False
+        self.incomplete_below = 0
         self.states_are_logged = False
         # The index that was opened last; weak, so that copies of what is stored do not copy a bookie.
         self.opened: Callable[[], ModelLocationIndex | None] = _nobody
@@ -75,13 +75,18 @@ class ModelLocationIndex:
         """See `LocationIndex`."""
         self._storage.instance = instance
 
-    def incomplete(self) -> bool:
+    def incomplete_below(self) -> int:
         """See `LocationIndex`."""
-        return self._storage.incomplete
+        return self._storage.incomplete_below
 
-    def set_incomplete(self) -> None:
+    def set_incomplete(self, below: int) -> None:
         """See `LocationIndex`."""
-        self._storage.incomplete = True
+        self._storage.incomplete_below = below
+
+    def last_ledger(self) -> int:
+        """See `LocationIndex`."""
+        merged: dict[int, LedgerRecord | None] = {**self._storage.ledgers, **self._ledgers}
+        return max((ledger_id for ledger_id, record in merged.items() if record is not None), default=-1)
 
     def states_are_logged(self) -> bool:
         """See `LocationIndex`."""
@@ -142,11 +147,15 @@ class ModelLocationIndex:
         self._live.setdefault(ledger_id, {})[entry_id] = location
         self._highest[ledger_id] = max(self._highest.get(ledger_id, NO_ENTRY), entry_id)
 
-    def replace_locations(self, moved: Sequence[tuple[int, int, Location, Location]]) -> int:
+    def replace_locations(self, moved: Sequence[tuple[int, int, Location, Location | None]]) -> int:
         """See `LocationIndex`."""
         there = [(ledger, entry, new) for ledger, entry, old, new in moved if self.get(ledger, entry) == old]
-        if there:
-            self.put_locations(there)
+        if put := [(ledger, entry, new) for ledger, entry, new in there if new is not None]:
+            self.put_locations(put)
+        for ledger, entry, new in there:
+            if new is None:
+                self._locations[(ledger, entry)] = None
+                del self._live[ledger][entry]
         return len(there)
 
     def delete_locations(self, ledger_id: int) -> None:

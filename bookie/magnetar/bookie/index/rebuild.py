@@ -20,6 +20,8 @@ If the old index cannot be read, no ledger gets the answer "no such entry" where
     footer of the log is good     ledgers whose bytes fall short of it        unknown, and fenced: the fence may be lost
     no footer, or no log          every ledger, and those not heard of yet    the same; the index is `incomplete`
 
+The bookie hears from those who have a metadata store which ids only later ledgers have: these are complete.
+
 Ranges that were never synced (`torn`) lost nothing: the journal has it. What replaces an `incomplete` index is incomplete as
 well: the damaged log may have been deleted by now.
 """
@@ -36,8 +38,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFailed
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.files import File, Files
+from magnetar.runtime.rocksdb_guard import RocksDbGuard
 
-from .locations import BATCH_ENTRIES, LedgerRecord, Location, LocationIndex, decode_ledger_record
+from .locations import (
+    ALL_LEDGERS,
+    BATCH_ENTRIES,
+    REBUILD,
+    LedgerRecord,
+    Location,
+    LocationIndex,
+    decode_ledger_record,
+)
 
 if TYPE_CHECKING:  # entry logs import this package
     from ..entry_log import Scanned
@@ -93,10 +104,9 @@ class OldIndex:
 
     def __init__(self, files: Files, path: str, *, stale: bool) -> None:
         from ..offline.index_view import IndexView  # it is an operator's tool, and imports this package
-        from .guard import IndexGuard
 
         self.fault = "an earlier rebuild put it aside, and the bookie may have run since" if stale else ""
-        self.incomplete = False
+        self.incomplete_below = 0
         self.ledgers: dict[int, LedgerRecord] = {}
         self._view: IndexView | None = None
         if not path:
@@ -104,11 +114,11 @@ class OldIndex:
             return
         try:
             self._view = IndexView(path)
-            guard = IndexGuard(files, path)
+            guard = RocksDbGuard(files, path, REBUILD)
             if guard.open(read_only=True):
                 guard.check(self._view.sequence())
             guard.close()
-            self.incomplete = self._view.incomplete()
+            self.incomplete_below = self._view.incomplete_below()
             for ledger_id, record in self._view.ledgers():
                 self.ledgers[ledger_id] = record
         except MagnetarError as error:
@@ -376,14 +386,15 @@ class _Rebuild:
         """What only the old index knew, and the ledgers."""
         self._keep_old_places()
         report = self.report
-        report.incomplete = self._old.incomplete
+        incomplete_below = self._old.incomplete_below
         if not self._old.fault:
             # What was repaired stays so: state records say for ever that entries may have been lost.
             for ledger_id, record in self._old.ledgers.items():
                 self._records[ledger_id] = self._records[ledger_id]._replace(unknown=record.unknown)
         else:
             # Nobody can tell what was lost: see the module.
-            report.incomplete = report.incomplete or bool(self._not_told)
+            if self._not_told:
+                incomplete_below = ALL_LEDGERS
             unknown = sorted(self._records if self._not_told else self._short)
             for ledger_id in unknown:
                 self._merge_living(ledger_id, LedgerRecord(fenced=True, unknown=True))
@@ -394,8 +405,9 @@ class _Rebuild:
             self._index.put_ledgers(rows[start : start + BATCH_ENTRIES])
         report.unknown_ledgers = [ledger_id for ledger_id, record in rows if record.unknown]
         report.ledgers = len(rows)
-        if report.incomplete:
-            self._index.set_incomplete()
+        report.incomplete = incomplete_below > 0
+        if incomplete_below:
+            self._index.set_incomplete(incomplete_below)
 
     def _keep_old_places(self) -> None:
         rows: list[tuple[int, int, Location]] = []

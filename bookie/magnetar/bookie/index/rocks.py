@@ -3,7 +3,7 @@
     default:    "instance"              ->  u64 instance of the bookie (cookie)
                 "guarded"               ->  empty: a `guard` belongs to it
                 "states logged"         ->  empty: entry logs have what only the index knew of ledgers
-                "incomplete"            ->  empty: entries of ledgers that it does not know may have been lost (`rebuild`)
+                "incomplete"            ->  u64: entries of lower ledgers that it does not know may be lost (`rebuild`)
     locations:  u64 ledger | u64 entry  ->  see `locations`
     ledgers:    u64 ledger              ->  see `locations`
 
@@ -22,9 +22,10 @@ from typing import Any
 from magnetar.proto.errors import DataDirectoryError, DiskFull, StorageFailed
 from magnetar.proto.ledger_entry import NO_ENTRY
 from magnetar.runtime.files import OsFiles
+from magnetar.runtime.rocksdb_guard import RocksDbGuard
 
-from .guard import IndexGuard
 from .locations import (
+    REBUILD,
     LedgerRecord,
     Location,
     decode_ledger_record,
@@ -88,7 +89,7 @@ class RocksLocationIndex:
         self._locations_sequence = self._ledgers_sequence = 0
         # A checkpoint and a garbage collection may flush at once, each in a thread.
         self._flushing = threading.Lock()
-        self._guard = IndexGuard(OsFiles(), path)
+        self._guard = RocksDbGuard(OsFiles(), path, REBUILD)
         try:
             self._check_guard()
         except BaseException:
@@ -100,12 +101,8 @@ class RocksLocationIndex:
         if self._guard.open():
             self._guard.check(sequence)
         elif self._call(self._db.get, GUARDED) is not None:
-            raise DataDirectoryError(
-                f"the guard {self._guard.path} of the index is missing; `magnetar bookie index rebuild` makes the index "
-                "anew from the entry logs",
-                path=self._guard.path,
-            )
-        else:  # it was just made, or by the first release
+            raise self._guard.missing()
+        else:  # it was just made
             self._guard.create(sequence)
         if self._call(self._db.get, GUARDED) is None:
             self._note(GUARDED)
@@ -126,13 +123,26 @@ class RocksLocationIndex:
         self._call(self._db.put, INSTANCE, instance.to_bytes(8, "big"))
         self._call(self._db.flush, True)
 
-    def incomplete(self) -> bool:
+    def incomplete_below(self) -> int:
         """See `LocationIndex`."""
-        return self._call(self._db.get, INCOMPLETE) is not None
+        value = self._call(self._db.get, INCOMPLETE)
+        return 0 if value is None else int.from_bytes(value, "big")
 
-    def set_incomplete(self) -> None:
+    def set_incomplete(self, below: int) -> None:
+        """See `LocationIndex`. Blocks for some ms."""
+        self._note(INCOMPLETE, below.to_bytes(8, "big"))
+
+    def last_ledger(self) -> int:
         """See `LocationIndex`."""
-        self._note(INCOMPLETE)
+
+        def read() -> int:
+            iterator = self._ledgers.iter(self._read_options())
+            iterator.seek_to_last()
+            found = LEDGER_KEY.unpack(iterator.key())[0] if iterator.valid() else -1
+            iterator.status()
+            return int(found)
+
+        return self._call(read)  # type: ignore[no-any-return]
 
     def states_are_logged(self) -> bool:
         """See `LocationIndex`."""
@@ -142,8 +152,8 @@ class RocksLocationIndex:
         """See `LocationIndex`. Blocks for some ms, once."""
         self._note(_STATES_LOGGED)
 
-    def _note(self, key: bytes) -> None:
-        self._call(self._db.put, key, b"")
+    def _note(self, key: bytes, value: bytes = b"") -> None:
+        self._call(self._db.put, key, value)
         self._call(self._db.flush, True)
 
     def _family_options(self, write_buffer_bytes: int) -> Any:
@@ -230,7 +240,7 @@ class RocksLocationIndex:
             )
         self._locations_sequence = self._write(batch)
 
-    def replace_locations(self, moved: Sequence[tuple[int, int, Location, Location]]) -> int:
+    def replace_locations(self, moved: Sequence[tuple[int, int, Location, Location | None]]) -> int:
         """See `LocationIndex`."""
         if not moved:
             return 0
@@ -242,8 +252,14 @@ class RocksLocationIndex:
             for (ledger, entry, old, new), value in zip(moved, values, strict=True)
             if value == encode_location(old)
         ]
-        if there:
-            self.put_locations(there)
+        if put := [(ledger, entry, new) for ledger, entry, new in there if new is not None]:
+            self.put_locations(put)
+        if len(put) < len(there):
+            batch = self._rocks.WriteBatch(raw_mode=True)
+            for ledger, entry, new in there:
+                if new is None:
+                    batch.delete(LOCATION_KEY.pack(ledger, entry), self._locations_handle)
+            self._locations_sequence = self._write(batch)
         return len(there)
 
     def delete_locations(self, ledger_id: int) -> None:

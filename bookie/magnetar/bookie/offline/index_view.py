@@ -18,10 +18,10 @@ from typing import Any
 
 from magnetar.proto.errors import DataDirectoryError, StorageFailed
 from magnetar.runtime.files import Files
+from magnetar.runtime.rocksdb_guard import RocksDbGuard
 
 from ..index import LedgerRecord, Location, decode_ledger_record
-from ..index.guard import IndexGuard
-from ..index.locations import decode_location
+from ..index.locations import REBUILD, decode_location
 from ..index.rocks import GUARDED, INCOMPLETE, INSTANCE, LEDGER_KEY, LOCATION_KEY
 
 __all__ = ["IndexView", "remove_empty_directory"]
@@ -71,17 +71,13 @@ class IndexView:
             ) from error
 
     def check_guard(self, files: Files) -> None:
-        """DataDirectoryError when the index has lost its newest changes (see `index.guard`)."""
-        guard = IndexGuard(files, self.path)
+        """DataDirectoryError when the index has lost its newest changes (see RocksDbGuard)."""
+        guard = RocksDbGuard(files, self.path, REBUILD)
         try:
             if guard.open(read_only=True):
                 guard.check(self.sequence())
             elif self._checked(self._db.get, GUARDED) is not None:
-                raise DataDirectoryError(
-                    f"the guard {guard.path} of the index is missing; `magnetar bookie index rebuild` makes the index "
-                    "anew from the entry logs",
-                    path=guard.path,
-                )
+                raise guard.missing()
         finally:
             guard.close()
 
@@ -90,9 +86,10 @@ class IndexView:
         value: bytes | None = self._checked(self._db.get, INSTANCE)
         return None if value is None else int.from_bytes(value, "big")
 
-    def incomplete(self) -> bool:
-        """True: it was rebuilt from damaged logs, and ledgers that it does not know may have lost entries here."""
-        return self._checked(self._db.get, INCOMPLETE) is not None
+    def incomplete_below(self) -> int:
+        """See `LocationIndex`."""
+        value = self._checked(self._db.get, INCOMPLETE)
+        return 0 if value is None else int.from_bytes(value, "big")
 
     def sequence(self) -> int:
         """RocksDB's number of its last change that can be read: see `index.guard`."""

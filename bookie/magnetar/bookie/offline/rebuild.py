@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
 
-from ..index import LocationIndex, RocksLocationIndex
+from ..index import ALL_LEDGERS, LocationIndex, RocksLocationIndex
 from ..index.rebuild import RebuildReport, rebuild_index
 from .identity import check_identity
 from .index_view import remove_empty_directory
@@ -35,7 +35,7 @@ async def rebuild(
     def open_index(path: str) -> LocationIndex:
         index = RocksLocationIndex(path)
         if lost:
-            index.set_incomplete()
+            index.set_incomplete(ALL_LEDGERS)
         return index
 
     instance = bookie.cookie.instance
@@ -60,6 +60,6 @@ async def rebuild(
 
 def _is_readable(bookie: StoppedBookie) -> bool:
     try:
-        return not bookie.index.incomplete()
+        return bookie.index.incomplete_below() != ALL_LEDGERS
     except MagnetarError:
         return False

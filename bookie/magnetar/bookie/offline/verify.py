@@ -19,9 +19,9 @@ from typing import NamedTuple
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFailed
 
 from ..entry_log.log_ids import decode_log_ids
-from ..index import LedgerRecord
+from ..index import ALL_LEDGERS, LedgerRecord
 from .entries import read_located
-from .entry_logs import LogBroken, LogEnd, LogHeader, LogRecord, walk_entry_log
+from .entry_logs import LogBroken, LogHeader, LogRecord, walk_entry_log
 from .identity import check_identity
 from .index_files import check_index_files
 from .index_view import IndexView
@@ -118,6 +118,8 @@ class _Verify:
         self._live: dict[int, int] = {}
         # What the state records of all logs say together.
         self._states: dict[int, LedgerRecord] = {}
+        # What the next start replays: after a crash in a flush the index's ledger records may be behind its locations.
+        self._replayed: dict[int, LedgerRecord] = {}
 
     def run(self) -> None:
         self._check_cookie()
@@ -195,6 +197,9 @@ class _Verify:
                 if item.type not in _KNOWN_TYPES and not item.below_mark:
                     verdict, note = DAMAGE, f"a record of type {item.kind}, which this program does not know"
                     self._result.found("journal", item.path, note, position=item.position)
+                if item.ledger_id >= 0 and not item.below_mark:
+                    known = self._replayed.get(item.ledger_id, LedgerRecord())
+                    self._replayed[item.ledger_id] = known.merged(_replayed(item))
             elif isinstance(item, JournalGap):
                 if item.is_damage:
                     verdict, note = DAMAGE, f"{item.verdict} at or after byte {item.position}"
@@ -236,6 +241,7 @@ class _Verify:
 
     def _check_log(self, log: LogFile) -> None:
         verdict, note, records, size = SOUND, "", 0, log.bytes
+        header_damage = ""
         try:
             for item in walk_entry_log(self._bookie, log, index=self._index, progress=self._progress):
                 if isinstance(item, LogRecord):
@@ -255,6 +261,8 @@ class _Verify:
                         )
                 elif isinstance(item, LogBroken):
                     if item.torn and not item.live:
+                        if not item.position:  # not even the header of this log was ever synced
+                            header_damage = ""
                         verdict = TORN if verdict == SOUND else verdict
                         note = note or f"{item.bytes} bytes at byte {item.position}: never synced"
                         continue
@@ -263,14 +271,14 @@ class _Verify:
                         not item.live
                     ):  # else it is reported by ledger and entry when the locations are checked
                         self._result.found("entry log", log.path, note, position=item.position)
-                elif item.damage:
-                    verdict, note = DAMAGE, item.damage
-                    self._result.found("entry log", log.path, item.damage)
-                if isinstance(item, LogEnd):
+                elif isinstance(item, LogHeader):
+                    size, header_damage = item.bytes, item.damage
+                else:
                     records = item.records
                     self._live[log.log_id] = item.live
-                elif isinstance(item, LogHeader):
-                    size = item.bytes
+                    for damage in filter(None, (header_damage, item.damage)):
+                        verdict, note = DAMAGE, damage
+                        self._result.found("entry log", log.path, damage)
         except MagnetarError as error:
             self._failed("entry log", log.path, error.message)
             return
@@ -311,10 +319,12 @@ class _Verify:
         suspects = {log_id for log_id, count in counts.items() if self._live.get(log_id) != count}
         damaged = self._read_suspects(index, suspects) if suspects else 0
         note = f"{damaged:,} without a good record" if damaged else ""
-        if index.incomplete():
+        if below := index.incomplete_below():
             note = (
                 f"{note}; " * bool(note)
-                + "rebuilt from damaged logs: more ledgers may have lost entries here"
+                + "rebuilt from damaged logs: more ledgers"
+                + (f" below {below}" if below != ALL_LEDGERS else "")
+                + " may have lost entries here"
             )
         self._note("index", path, DAMAGE if damaged else SOUND, records=total, note=note)
 
@@ -354,6 +364,7 @@ class _Verify:
         try:
             for ledger_id, record in index.ledgers():
                 count += 1
+                record = record.merged(self._replayed.get(ledger_id, record))
                 state = self._states.pop(ledger_id, None)
                 # That entries may have been lost is taken back once they were repaired, and state records are never.
                 if state is not None and record.merged(state)._replace(unknown=record.unknown) != record:
@@ -373,11 +384,23 @@ class _Verify:
     def _check_unrecorded(self, index: IndexView) -> None:
         """States in the logs of ledgers without a record: fine once the ledger was deleted and forgotten."""
         for ledger_id, state in sorted(self._states.items()):
-            if state.deleted_at_ms:
+            if state.deleted_at_ms or ledger_id in self._replayed:
                 continue
             if next(index.locations(ledger_id), None) is not None:
                 text = "entries and a state record are in the entry logs, but the index has no record of the ledger"
                 self._result.found("ledger record", self._bookie.layout.index, text, ledger_id=ledger_id)
+
+
+def _replayed(item: JournalRecord) -> LedgerRecord:
+    """What a journal record adds to the record of its ledger."""
+    if item.type == "LAST_CONFIRMED":
+        return LedgerRecord(explicit_lac=item.last_add_confirmed)
+    return LedgerRecord(
+        fenced=item.type == "FENCE",
+        last_entry=item.entry_id,
+        last_add_confirmed=item.last_add_confirmed,
+        deleted_at_ms=item.deleted_at_ms,
+    )
 
 
 def _missing(record: LedgerRecord, state: LedgerRecord) -> str:

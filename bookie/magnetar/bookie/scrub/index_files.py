@@ -15,13 +15,13 @@ from magnetar.proto.errors import DataDirectoryError
 from magnetar.runtime.files import Files
 
 from ..disk_worker import DiskWorker
+from ..index.locations import REBUILD
 from .disk_reader import DiskReader
 
-__all__ = ["REBUILD", "IndexFiles"]
+__all__ = ["IndexFiles"]
 
 # One step is copied out of the page cache and hashed in about 0.2 ms of the loop.
 _STEP_BYTES = 512 << 10
-REBUILD = "`magnetar bookie index rebuild` makes the index anew from the entry logs"
 
 
 class IndexFiles:

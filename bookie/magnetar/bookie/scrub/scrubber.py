@@ -34,8 +34,9 @@ from ..entry_log.scan import LogScan
 from ..gc.entry_locations import locations_of
 from ..gc.parts import StorageParts
 from ..index import Location
+from ..index.locations import REBUILD
 from .disk_reader import DiskReader
-from .index_files import REBUILD, IndexFiles
+from .index_files import IndexFiles
 from .pace import Pace
 from .progress import ScrubProgress
 

@@ -29,7 +29,8 @@ class BookieServer:
     async def start(cls, bookie: Bookie, host: str, port: int, options: ConnectionOptions) -> BookieServer:
         """Raises InvalidSetting when the port cannot be used."""
         self = cls(bookie)
-        options = replace(options, features=(*options.features, DEFERRED_SYNC))
+        features = (*options.features, DEFERRED_SYNC)
+        options = replace(options, features=features, introduce=bookie.introduce)
         self._server = await start_server(host, port, self._handler, options)
         bookie.on_accepting.append(self._paused.release)
         return self

@@ -116,6 +116,21 @@ class LedgerMetadata:
         changed.check()
         return changed
 
+    def with_replaced(self, first_entry: int, bookies: Mapping[int, str]) -> LedgerMetadata:
+        """The ensemble that begins at `first_entry` has these bookies, by position; a repair copied its entries there."""
+        assert self.closed or first_entry < self.last_ensemble.first_entry, (
+            "the last ensemble is the writer's"
+        )
+        ensembles = tuple(
+            Ensemble(first_entry, tuple(bookies.get(position, old) for position, old in enumerate(e.bookies)))
+            if e.first_entry == first_entry
+            else e
+            for e in self.ensembles
+        )
+        changed = replace(self, ensembles=ensembles)
+        changed.check()
+        return changed
+
     def in_recovery(self) -> LedgerMetadata:
         """Marked: its writer must stop."""
         assert self.state is LedgerState.OPEN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from magnetar.ledger.core.degrade import degraded_striping, describe
@@ -103,6 +103,12 @@ class BookieChooser:
         for bookie in chosen.values():
             self._expect(bookie)
         return BookiesChosen(chosen)
+
+    def complies(self, striping: Striping, ensemble: Sequence[str]) -> bool:
+        """Whether an ensemble is as the policy wants it, by the bookies that are writable now."""
+        bookies = self._bookies
+        candidates = Candidates(bookies.writable(), bookies.labels, bookies.free_bytes)
+        return self._placement.complies(striping, ensemble, candidates)
 
     def figures(self) -> dict[str, int]:
         """For /metrics."""

@@ -41,6 +41,10 @@ class Placement(Protocol):
         """A bookie for each of the positions of the ensemble, none of them in `exclude`."""
         ...
 
+    def complies(self, striping: Striping, ensemble: Sequence[str], candidates: Candidates) -> bool:
+        """Whether an ensemble is what the policy would choose today, or as good. Of lost bookies the last labels count."""
+        ...
+
 
 def enough_for(striping: Striping, names: Sequence[str]) -> str:
     """What is missing for a new ledger, "" if nothing is."""

@@ -37,6 +37,10 @@ class RandomPlacement:
         left = left_to_choose(positions, candidates, exclude)
         return dict(zip(positions, self._draw(len(positions), left, candidates, rng)))
 
+    def complies(self, striping: Striping, ensemble: Sequence[str], candidates: Candidates) -> bool:
+        """See Placement: always."""
+        return True
+
     def _draw(
         self, count: int, names: Sequence[str], candidates: Candidates, rng: random.Random
     ) -> list[str]:

@@ -82,6 +82,17 @@ class SpreadPlacement:
         arranged = self._arranged(striping, candidates, left, fixed, rng)
         return {position: arranged[position] for position in positions}
 
+    def complies(self, striping: Striping, ensemble: Sequence[str], candidates: Candidates) -> bool:
+        """See Placement: every write set spans as many labels as there are among the bookies, or as are asked for."""
+        quorum = striping.write_quorum
+        known = dict.fromkeys(label for name in candidates.names if (label := self._label(candidates, name)))
+        wanted = min(quorum, len(known)) if self._kind.all_of_them else min(quorum, self._minimum, len(known))
+        labels = [self._label(candidates, bookie) for bookie in ensemble]
+        return all(
+            len(dict.fromkeys(labels[position] for position in write_set if labels[position])) >= wanted
+            for write_set in striping.write_sets
+        )
+
     def _label(self, candidates: Candidates, bookie: str) -> str:
         return self._kind.label(candidates.labels(bookie))
 

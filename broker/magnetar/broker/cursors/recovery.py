@@ -50,18 +50,17 @@ class CursorRecovery:
         self._slots = asyncio.Semaphore(CURSORS_AT_ONCE)
         self._cursors: dict[str, Cursor] = {}  # of the same subscriptions as `unavailable`
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stopped = False
         # By subscription: RECOVERING if the error is retryable, else REFUSED.
         self.unavailable: dict[str, MagnetarError] = {}
 
     async def run(self, subscriptions: Iterable[str]) -> None:
         """Begins to recover the cursors of these subscriptions; see the module docstring for when it returns."""
-        loop = asyncio.get_running_loop()
         tried: list[asyncio.Future[None]] = []
         for name in subscriptions:
             self.unavailable[name] = ServiceNotReady(f"{self._name(name)} is being recovered; try again")
             self._cursors[name] = self._open_cursor(name)
-            tried.append(loop.create_future())
-            self._tasks[name] = loop.create_task(self._recover(name, tried[-1]))
+            tried.append(self._begin(name))
         if tried:
             await asyncio.wait(tried, timeout=FIRST_TRY_S)
 
@@ -87,19 +86,27 @@ class CursorRecovery:
             with contextlib.suppress(DataDirectoryError):  # can be deleted all the same
                 await cursor.adopt()
             await cursor.delete()
-        except BaseException:
-            loop = asyncio.get_running_loop()
-            self._tasks[subscription] = loop.create_task(self._recover(subscription, loop.create_future()))
+        except MagnetarError:
+            if not self._stopped:
+                self._begin(subscription)
             raise
         self._forget(subscription)
 
     async def stop(self) -> None:
         """Nothing is tried any more when this returns."""
+        self._stopped = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+    def _begin(self, name: str) -> asyncio.Future[None]:
+        """Recovers a cursor in a task; the future is done when it was tried once."""
+        loop = asyncio.get_running_loop()
+        tried: asyncio.Future[None] = loop.create_future()
+        self._tasks[name] = loop.create_task(self._recover(name, tried))
+        return tried
 
     # --- one cursor --------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -36,6 +37,19 @@ def name_bookies(found: dict[str, str], bookies: Bookies | None, metadata: bytes
                     found[bookie] = format_address(bookies.address(bookie))
                 except BookieUnavailable:
                     continue
+
+
+def identities_of(names: Iterable[str], bookies: Bookies | None) -> dict[str, list[Any]]:
+    """{id: [cluster, bookie id, instance, start, incarnation]} of those that this process has verified (rule 35)."""
+    found: dict[str, list[Any]] = {}
+    if bookies is not None:
+        for bookie in names:
+            identity = bookies.identity(bookie)
+            if identity.instance:
+                found[bookie] = [
+                    identity.cluster, identity.bookie_id, identity.instance, identity.start, identity.incarnation
+                ]  # fmt: skip
+    return found
 
 
 def writable_bookies(bookies: Bookies | None) -> list[list[Any]]:

@@ -3,12 +3,13 @@
     kept at the bookies --ARCHIVE_LEDGERS--> archived (the list says where), its stored id among `trimmed` --> ledger deleted
 
 Only the beginning of a topic is archived: a closed ledger may be once all before it are archived, or were trimmed. So
-archived ledgers are a list of their own in front of the others, and whoever goes through the broker (consumers, readers,
-cursors, retention) takes them for trimmed: `earliest` is the first ledger after them, ids within them mean that one too.
+archived ledgers are a list of their own in front of the others. For consumers, readers and cursors they are ledgers like the
+others: the managed ledger reads them from their files (`log.archives`).
 
 1. Rows are compared with the list: the ledgers must be closed and be what the asking side says that its files hold.
-2. Those that a subscription, a reader or somebody's lease still needs are not archived, nor what follows: the broker reads
-   no files.
+2. Those that a subscription, a reader or somebody's lease still needs are not archived, nor what follows: files are slower
+   to read than bookies, and may be missing. With `with_backlog` subscriptions and readers keep nothing at the bookies, and
+   leases alone do: their holders read the bookies themselves.
 3. One compare-and-set of the list: the rows move, their stored ids join `trimmed`. A crash before it changed nothing; after
    it the topic's owner deletes the ledgers, when it goes on, at its next change of the list, or when it loads the topic.
 
@@ -33,8 +34,9 @@ from ..log.records import Archive, LedgerInfo
 
 MAX_LEDGERS_PER_ARCHIVING = MAX_LEDGERS_PER_TRIMMING
 MAX_LOCATION_CHARS = 1_024
-# From which position on somebody needs the ledgers, and who, in words; not counting the lease that is given.
-Needed = Callable[[str], tuple[Position, str]]
+# From which position on somebody needs the ledgers at the bookies, and who, in words; not counting the lease that is given.
+# True: those who read through the broker do not need them there.
+Needed = Callable[[str, bool], tuple[Position, str]]
 _decode_rows = msgspec.msgpack.Decoder(list[tuple[int, int, int, int]]).decode
 
 
@@ -48,17 +50,27 @@ class Row(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What is to be archived. `lease`: that of the asking side, which does not stand in its way. `dry`: only looked at."""
+    """What is to be archived. `lease`: that of the asking side, which does not stand in its way. `dry`: only looked at.
+
+    `with_backlog`: also what subscriptions and readers have still to read.
+    """
 
     location: str
     rows: list[Row]
     lease: str = ""
     dry: bool = False
     moved: bool = False  # what is archived elsewhere is at this location from now on
+    with_backlog: bool = False
 
 
 def decode_wanted(
-    location: str, payload: bytes, *, lease: str = "", dry: bool = False, moved: bool = False
+    location: str,
+    payload: bytes,
+    *,
+    lease: str = "",
+    dry: bool = False,
+    moved: bool = False,
+    with_backlog: bool = False,
 ) -> Wanted:
     """Raises InvalidArgument."""
     if not 0 < len(location) <= MAX_LOCATION_CHARS or "://" not in location or not location.isprintable():
@@ -77,7 +89,7 @@ def decode_wanted(
     for before, row in itertools.pairwise(rows):
         if before.position_id >= row.position_id:
             raise InvalidArgument(f"ledger {row.position_id} does not come after ledger {before.position_id}")
-    return Wanted(location, rows, lease, dry, moved)
+    return Wanted(location, rows, lease, dry, moved, with_backlog)
 
 
 class Archiving:
@@ -133,7 +145,7 @@ class Archiving:
         kept: list[Any] | None = None
         if asked:
             ids = set(asked)
-            for info, reason in self._beginning(wanted.lease):
+            for info, reason in self._beginning(wanted):
                 if info.ledger_id > asked[-1]:
                     break
                 if info.ledger_id not in ids:
@@ -144,9 +156,9 @@ class Archiving:
                 ready.append(info)
         return ready, {"archived": len(ready), "known": known, "moved": moved, "gone": gone, "kept": kept}
 
-    def _beginning(self, lease: str) -> Iterator[tuple[LedgerInfo, str]]:
+    def _beginning(self, wanted: Wanted) -> Iterator[tuple[LedgerInfo, str]]:
         """The ledgers at the bookies from the first one on, each with the reason why it cannot leave them ("": it can)."""
-        limit, who = self._needed(lease)
+        limit, who = self._needed(wanted.lease, wanted.with_backlog)
         free = self._ledger.list.closed_before(limit)
         for at, info in enumerate(self._ledger.list.ledgers):
             if not info.closed:

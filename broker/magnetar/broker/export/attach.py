@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from magnetar.ledger import LedgerMetadata
-from magnetar.metadata.paths import ledger_path
+from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import InvalidArgument, LedgerNotFound, MalformedFrame
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES

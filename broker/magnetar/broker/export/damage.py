@@ -18,7 +18,7 @@ import msgspec
 from magnetar.ledger import LedgerMetadata
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.damage import Ranges, add_ranges
-from magnetar.metadata.paths import ledger_path
+from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto.errors import InvalidArgument, LedgerNotFound
 from magnetar.proto.ids import TopicName
 

@@ -11,13 +11,13 @@ import asyncio
 from typing import Any
 
 from magnetar.metadata import MetadataStore
-from magnetar.metadata.paths import ledger_path
+from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto.errors import InvalidArgument
 
 from ..log.ledger_list import LedgerList
 from ..log.records import ArchivedLedger, LedgerInfo
 from ..resources.stores import Bookies
-from .addresses import name_bookies
+from .addresses import identities_of, name_bookies
 
 MAX_LEDGERS_PER_PAGE = 1_000
 # A ledger whose ensemble changed often has large metadata; a page must fit into every peer's frame.
@@ -45,12 +45,12 @@ async def topic_ledgers(
             if number % _LEDGERS_PER_TURN == _LEDGERS_PER_TURN - 1:
                 await asyncio.sleep(0)
             stored = await metadata.get(ledger_path(row[1]))
-            if stored is not None or ledgers.info(row[0]) is not None:
-                row.append(b"" if stored is None else stored.value)
-            elif (archived := ledgers.archived(row[0])) is not None:  # meanwhile
+            if (archived := ledgers.archived(row[0])) is not None:  # meanwhile
                 row = _archived_row(archived)
-            else:
+            elif stored is None and ledgers.info(row[0]) is None:
                 continue  # trimmed meanwhile
+            else:
+                row.append(b"" if stored is None else stored.value)
         size += 100 + sum(len(field) for field in row[_FIGURES:])
         if page and size > MAX_PAGE_BYTES:
             more = True
@@ -59,6 +59,7 @@ async def topic_ledgers(
         page.append(row)
     return {
         "ledgers": page, "more": more, "end": list(end), "bookies": named,
+        "identities": identities_of(named, bookies),
         "end_offset": end_offset, "created_ms": ledgers.record.created_ms,
     }  # fmt: skip
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from magnetar.ledger import LedgerMetadata, LedgerState
-from magnetar.metadata.paths import ledger_path
+from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto.errors import (
     DataDirectoryError,
     FinalError,
@@ -41,7 +41,7 @@ from magnetar.proto.ids import TopicName
 from ..log.managed_ledger import ManagedLedger
 from ..log.records import StagedRecord, replace, staged_ledger_path, staged_path
 from ..topics.components import Components
-from .addresses import name_bookies, writable_bookies
+from .addresses import identities_of, name_bookies, writable_bookies
 from .names import check_text
 
 _log = logging.getLogger(__name__)
@@ -205,12 +205,14 @@ class Staging:
         bookies = self._components.bookies
         named: dict[str, str] = {}
         name_bookies(named, bookies, found.value)
+        writable = writable_bookies(bookies)
         return {
             "ledger": stored_id,
             "version": found.version,
             "metadata": found.value,
             "bookies": named,
-            "writable": writable_bookies(bookies),
+            "writable": writable,
+            "identities": identities_of(dict.fromkeys([*named, *(row[0] for row in writable)]), bookies),
             "max_message_bytes": self._settings.max_message_bytes,
         }
 

@@ -60,6 +60,8 @@ _last_of = attrgetter("last")
 class LedgerList:
     """Changed by `commit` alone, but for the counts of ledgers, which grow in place until they are closed.
 
+    Positions mean the same in archived ledgers as in those at the bookies: both together are the topic.
+
     Invariants: position ids rise along `archived_ledgers` and then `ledgers`; all of `ledgers` but the last one are closed;
     `record.ledgers` are the last ones of both together, the same objects.
     """
@@ -70,8 +72,8 @@ class LedgerList:
         self.record = TopicRecord.new(0)  # the head; `ledgers` is to be looked at for what the topic has
         self.archived_ledgers: list[LedgerInfo] = []
         self.ledgers: list[LedgerInfo] = []  # at the bookies
-        self._by_id: dict[int, LedgerInfo] = {}  # of `ledgers`
-        self._stored: dict[int, LedgerInfo] = {}
+        self._by_id: dict[int, LedgerInfo] = {}  # of both, by position id
+        self._stored: dict[int, LedgerInfo] = {}  # of `ledgers`, by stored id
         self.highest_id = -1  # of all positions that this list had since it was loaded
         self._metadata = metadata
         self._version = -1
@@ -124,7 +126,7 @@ class LedgerList:
         self.archived_ledgers += found[:archived]
         added = found[archived:]
         self.ledgers += added
-        self._by_id.update((info.ledger_id, info) for info in added)
+        self._by_id.update((info.ledger_id, info) for info in found)
         self._stored.update((info.stored_id, info) for info in added)
         if found:
             self.highest_id = max(self.highest_id, found[-1].ledger_id)
@@ -163,17 +165,19 @@ class LedgerList:
         self._version = await replace(self._metadata, self.path, head.encode(), self._version)
         self.record = head
         del self.ledgers[:trim]
-        for info in [*trimmed.values(), *archived]:
+        for info in trimmed.values():
             del self._by_id[info.ledger_id], self._stored[info.stored_id]
+        for info in archived:
+            del self._stored[info.stored_id]
         for info in empty:
             del self.ledgers[_from(self.ledgers, info.ledger_id) : _behind(self.ledgers, info.ledger_id)]
         del self.ledgers[: len(archived)]
         self.archived_ledgers += archived
         self._add(append)
-        for segment in (
-            sorted({*before.segments} - {*head.segments}) if head.segments is not before.segments else ()
-        ):
-            await self._delete_segment(segment.number)
+        if head.segments is not before.segments:
+            for segment in before.segments:
+                if segment not in head.segments:
+                    await self._delete_segment(segment.number)
 
     def _trim_segments(self, head: TopicRecord, first: int, last: int) -> None:
         """Ledgers `first` to `last` are trimmed: they were the first ones at the bookies."""
@@ -252,8 +256,11 @@ class LedgerList:
 
     @property
     def start(self) -> Position:
-        """The first message that is still at the bookies."""
-        return (self.ledgers[0].ledger_id, 0, 0) if self.ledgers else self.end
+        """The first message that there is."""
+        for ledgers in (self.archived_ledgers, self.ledgers):
+            if ledgers:
+                return (ledgers[0].ledger_id, 0, 0)
+        return self.end
 
     @property
     def message_count(self) -> int:
@@ -264,11 +271,11 @@ class LedgerList:
         return info.first_index + info.messages
 
     def info(self, ledger_id: int) -> LedgerInfo | None:
-        """The ledger at this position, if it belongs to the topic and is at the bookies."""
+        """The ledger at this position, if it belongs to the topic."""
         return self._by_id.get(ledger_id)
 
     def stored(self, stored_id: int) -> LedgerInfo | None:
-        """The ledger that is stored under this id, if it belongs to the topic."""
+        """The ledger that is stored under this id, if it belongs to the topic and is at the bookies."""
         return self._stored.get(stored_id)
 
     def after(self, ledger_id: int, count: int) -> list[LedgerInfo]:
@@ -303,12 +310,20 @@ class LedgerList:
         info = self._by_id.get(position[0])
         if info is not None and (not info.closed or position[1] < info.entries):
             return position
-        ledgers = self.ledgers
-        for at in range(_behind(ledgers, position[0]), len(ledgers)):
-            info = ledgers[at]
-            if info.entries or not info.closed:
-                return (info.ledger_id, 0, 0)
+        for ledgers in (self.archived_ledgers, self.ledgers):
+            for at in range(_behind(ledgers, position[0]), len(ledgers)):
+                info = ledgers[at]
+                if info.entries or not info.closed:
+                    return (info.ledger_id, 0, 0)
         return position
+
+    def last_entry(self) -> tuple[int, int] | None:
+        """Ledger and entry of the last confirmed entry; None if the topic has none."""
+        for ledgers in (self.ledgers, self.archived_ledgers):
+            for info in reversed(ledgers):
+                if info.entries:
+                    return (info.ledger_id, info.entries - 1)
+        return None
 
     def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
         """True if the entry may be dispatched (rule 25)."""

@@ -46,6 +46,7 @@ from ..cursors.cursor import Cursor
 from ..resources.stores import Ledgers, Reads
 from ..resources.tasks import finish
 from ..settings import BrokerSettings
+from .archives import ArchiveReader
 from .ledger_list import LedgerList
 from .open_ledger import LedgerEvents, OpenLedger, PendingEntry, State, measure
 from .readers import LedgerReaders
@@ -69,6 +70,7 @@ class ManagedLedger(Generic[T]):
         name: TopicName,
         metadata: MetadataStore,
         ledgers: Ledgers,
+        archives: ArchiveReader,
         settings: BrokerSettings,
         clock: Clock,
         events: LedgerEvents[T],
@@ -76,6 +78,7 @@ class ManagedLedger(Generic[T]):
         self.name = name
         self._metadata = metadata
         self._ledgers = ledgers
+        self._archives = archives
         self._settings = settings
         self._clock = clock
         self._events = events
@@ -111,7 +114,8 @@ class ManagedLedger(Generic[T]):
         except VersionConflict as conflict:
             raise TopicBusy(f"topic {self.name} is being taken over by another broker") from conflict
         await self.list.sweep()
-        self._time_ms = max((info.last_append_ms for info in self.list.ledgers[-1:]), default=0)
+        newest = [*self.list.archived_ledgers[-1:], *self.list.ledgers[-1:]]
+        self._time_ms = max((info.last_append_ms for info in newest), default=0)
         await self._readers.delete_trimmed(self.list)
         return True
 
@@ -470,13 +474,19 @@ class ManagedLedger(Generic[T]):
     # --- reading ---------------------------------------------------------------------------------------
 
     async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
-        """Confirmed ledger entries from `first` on, at least one. Raises MessageLost if they were trimmed."""
+        """Confirmed ledger entries from `first` on, at least one. Raises MessageLost if they were trimmed.
+
+        Those of an archived ledger come from its files, and fail as `ArchiveReader.read` says.
+        """
         info = self.list.info(ledger_id)
         if info is None or first >= info.entries:
             raise MessageLost(
                 f"entry {first} of ledger {ledger_id} does not belong to topic {self.name} any more"
             )
         last = min(info.entries, first + MAX_ENTRIES_PER_READ) - 1
+        archived = self.list.archived(ledger_id)
+        if archived is not None:
+            return await self._archives.read(str(self.name), archived, first, last, max_bytes=max_bytes)
         ledger = self._open_ledger
         handle: Reads
         if ledger is not None and ledger.info is info:

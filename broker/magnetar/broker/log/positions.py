@@ -46,7 +46,7 @@ def _at_id(ledgers: LedgerList, message_id: MessageId) -> Position:
 
 
 async def _at_time(ledgers: LedgerList, read_entry: ReadEntry, time_ms: int) -> Position:
-    for info in list(ledgers.ledgers):
+    for info in [*ledgers.archived_ledgers, *ledgers.ledgers]:
         if not info.entries or info.last_append_ms < time_ms:
             continue
         low, high = 0, info.entries - 1  # the answer is in low..high

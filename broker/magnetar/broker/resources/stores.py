@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
 
 _log = logging.getLogger(__name__)
@@ -99,6 +100,9 @@ class Bookies(Protocol):
 
     def labels(self, bookie: str) -> tuple[str, str]:
         """Its rack and zone; "" is not known."""
+
+    def identity(self, bookie: str) -> BookieIdentity:
+        """Who it is, as this process has verified it."""
 
 
 async def delete_ledgers(ledgers: Ledgers, ids: list[int], owner: str) -> None:

@@ -129,6 +129,7 @@ class LedgerPage(msgspec.Struct, frozen=True):
     more: bool
     end: list[int]  # position after the last confirmed message
     bookies: dict[str, str]
+    identities: dict[str, list[Any]]  # whom the broker has verified there
     end_offset: int  # topic-wide index of `end`
     created_ms: int  # of a topic that was deleted and made again it is another one
 
@@ -149,6 +150,7 @@ class StagedLedger(msgspec.Struct, frozen=True):
     metadata: bytes
     bookies: dict[str, str]
     writable: list[Any]
+    identities: dict[str, list[Any]]
     max_message_bytes: int
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError
 
 from ..cursors.core.acks import Position
@@ -22,7 +23,7 @@ MAX_UNREADABLE_ENTRIES = 100  # that the figures of a subscription name; the met
 
 
 async def topic_stats(topic: Topic) -> TopicStats:
-    """Reads at most one entry per subscription, to tell its backlog."""
+    """Reads at most one entry per subscription, to tell its backlog; of an archived ledger none."""
     ledger = topic.ledger.list
     total = ledger.message_count
     kept, archived = ledger.ledgers, ledger.archived_ledgers
@@ -71,8 +72,8 @@ async def topic_stats(topic: Topic) -> TopicStats:
 
 async def _subscription_stats(topic: Topic, subscription: Subscription, total: int) -> SubscriptionStats:
     mark = topic.ledger.list.normalise(subscription.cursor.state.mark_delete)
-    backlog = total - await _topic_index(topic, mark)
     dispatch = subscription.dispatcher.core
+    backlog = total - await _topic_index(topic, mark, dispatch.source.get(mark[:2]))
     draining = dispatch.draining_slots
     recovered_from = subscription.cursor.recovered_from
     return SubscriptionStats(
@@ -109,16 +110,22 @@ async def _subscription_stats(topic: Topic, subscription: Subscription, total: i
     )
 
 
-async def _topic_index(topic: Topic, position: Position) -> int:
-    """Topic-wide index of the message at `position`, of its ledger's first one if its entry cannot be read."""
+async def _topic_index(topic: Topic, position: Position, entry: Entry | None) -> int:
+    """Topic-wide index of the message at `position`; `entry`: the one that it is in, if that is in memory.
+
+    Else the entry is read, and if it cannot be, the first message of the ledger stands for it. Within an archived ledger
+    the index is estimated by the number of the entry: no figure is worth a process that starts or a wait for a distant file.
+    """
     ledger, (ledger_id, entry_id, index) = topic.ledger.list, position
     info = ledger.info(ledger_id)
     if info is None:
         return ledger.message_count
     if not ledger.is_confirmed(ledger_id, entry_id):
         return info.first_index + info.messages
+    if entry is None and ledger.archived(ledger_id) is not None:
+        return info.first_index + min(info.messages * entry_id // info.entries + index, info.messages)
     try:
-        entry = await topic.read_entry((ledger_id, entry_id))
+        entry = entry or await topic.read_entry((ledger_id, entry_id))
     except MagnetarError:  # it may be the very entry that the figures tell of as unreadable
         return info.first_index
     first_index: int = entry.first_index

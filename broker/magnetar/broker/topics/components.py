@@ -9,6 +9,7 @@ from magnetar.metadata import MetadataStore
 from magnetar.runtime.clock import Clock
 
 from ..dispatch.core.entry_source import DispatchCounters
+from ..log.archives import ArchiveReader
 from ..log.tail_cache import TailCache
 from ..resources.budget import ByteBudget
 from ..resources.stores import Bookies, Ledgers
@@ -40,4 +41,5 @@ class Components(NamedTuple):
     read_budget: ByteBudget
     published: PublishCounters
     dispatched: DispatchCounters
+    archives: ArchiveReader
     bookies: Bookies | None  # None: clients cannot learn where bookies listen

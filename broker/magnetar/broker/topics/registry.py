@@ -21,6 +21,7 @@ from magnetar.runtime.clock import Clock
 
 from ..dispatch.core.entry_source import DispatchCounters
 from ..export.orphans import find_staged
+from ..log.archives import ArchiveReader, NoArchives
 from ..log.records import TOPICS_ROOT, TopicRecord, topic_path
 from ..log.tail_cache import TailCache
 from ..resources.budget import ByteBudget
@@ -56,8 +57,9 @@ class Broker:
         settings: BrokerSettings,
         clock: Clock,
         bookies: Bookies | None = None,
+        archives: ArchiveReader | None = None,
     ) -> None:
-        """`bookies`: where they listen, for clients that go there themselves."""
+        """`bookies`: where they listen, for clients that go there themselves. `archives`: reads archived ledgers."""
         self.settings = settings
         self._metadata = metadata
         self.cache = TailCache(settings.tail_cache_bytes)
@@ -67,7 +69,7 @@ class Broker:
         self.dispatched = DispatchCounters()
         self._components = Components(
             metadata, ledgers, settings, clock, self.cache, self.publish_budget, self._read_budget,
-            self.published, self.dispatched, bookies,
+            self.published, self.dispatched, archives or NoArchives(), bookies,
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
         self._loading: dict[str, _Load] = {}
@@ -319,6 +321,7 @@ class Broker:
             "tail_cache_entries": len(self.cache),
             "read_ahead_bytes": self._read_budget.used,
             **self._components.ledgers.figures(),
+            **self._components.archives.figures(),
         }
 
 

@@ -42,9 +42,12 @@ class Retention:
         self._unavailable = unavailable
         self._leases = leases
 
-    def lowest(self, besides: str = "") -> Holder:
-        """Who needs most, not counting the lease `besides`; if nobody needs anything, the end of the topic and ""."""
-        return min(self._holders(besides))
+    def lowest(self, besides: str = "", leases_only: bool = False) -> Holder:
+        """Who needs most, not counting the lease `besides`; if nobody needs anything, the end of the topic and "".
+
+        `leases_only`: who needs it at the bookies, where the archive can be read through the broker.
+        """
+        return min(self._of_leases(besides) if leases_only else self._holders(besides))
 
     def trimmed_until(self) -> Holder:
         """Who needs most, where trimming is concerned: what nobody subscribed to is not trimmed."""
@@ -53,13 +56,7 @@ class Retention:
         return Holder(_ALL, "no durable subscription says what is not needed any more")
 
     def _holders(self, besides: str) -> Iterator[Holder]:
-        leases, normalise = self._leases, self._ledgers.normalise
-        yield Holder(self._ledgers.end, "")
-        if not leases.all_known:
-            seconds = leases.all_known_in_s
-            yield Holder(
-                _ALL, f"the topic was taken over, and whose leases it has is known in {seconds:.0f} s"
-            )
+        normalise = self._ledgers.normalise
         for name in self._unavailable:
             yield Holder(_ALL, f"where subscription {name!r} stands cannot be read")
         for name, one in self._subscriptions.items():
@@ -71,6 +68,16 @@ class Retention:
             else:
                 position, reason = one.dispatcher.read_position, f"{name!r} is reading it"
             yield Holder(normalise(position), reason)
+        yield from self._of_leases(besides)
+
+    def _of_leases(self, besides: str) -> Iterator[Holder]:
+        leases = self._leases
+        yield Holder(self._ledgers.end, "")
+        if not leases.all_known:
+            seconds = leases.all_known_in_s
+            yield Holder(
+                _ALL, f"the topic was taken over, and whose leases it has is known in {seconds:.0f} s"
+            )
         held = leases.lowest(besides)
         if held is not None:
             yield Holder(

@@ -76,6 +76,7 @@ class Topic:
             name,
             components.metadata,
             components.ledgers,
+            components.archives,
             settings,
             components.clock,
             LedgerEvents(self._confirmed, self._append_soon, self._ledgers_changed, self._fenced),
@@ -309,12 +310,17 @@ class Topic:
             self._reader_number += 1
             name = f"reader-{self._reader_number}"
         check_subscription_name(name)
+        self._check_served()
+        self.recovery.check(name)
+        # Outside of the lock: a time may have to be looked for in archived ledgers, and other subscriptions go on meanwhile.
+        position = None if name in self.subscriptions else await self.find(start)
         async with self._subscribing:
             self._check_served()
             self.recovery.check(name)
             subscription = self.subscriptions.get(name)
             if subscription is None:
-                subscription = await self._create_subscription(name, start, durable=durable)
+                position = position or await self.find(start)
+                subscription = await self._create_subscription(name, position, durable=durable)
             elif subscription.durable != durable:
                 kind = "durable" if subscription.durable else "not durable"
                 raise ConsumerBusy(f"subscription {name!r} exists and is {kind}; choose another name")
@@ -329,8 +335,7 @@ class Topic:
             )
             return subscription, consumer
 
-    async def _create_subscription(self, name: str, start: Start, *, durable: bool) -> Subscription:
-        position = await self.find(start)
+    async def _create_subscription(self, name: str, position: Position, *, durable: bool) -> Subscription:
         cursor = self.ledger.cursor(name if durable else None, position)
         try:
             await cursor.create(self._clock.now_ms())
@@ -390,13 +395,8 @@ class Topic:
 
     async def last_message_id(self) -> MessageId | None:
         """The last confirmed message, None if the topic holds none."""
-        for info in reversed(self.ledger.list.ledgers):
-            if info.entries:
-                last = info.entries - 1
-                return MessageId(
-                    info.ledger_id, last, await self.read_message_count((info.ledger_id, last)) - 1
-                )
-        return None
+        last = self.ledger.list.last_entry()
+        return None if last is None else MessageId(*last, await self.read_message_count(last) - 1)
 
     # --- maintenance -------------------------------------------------------------------------------------------------
 

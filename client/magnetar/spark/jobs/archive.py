@@ -26,7 +26,7 @@ from magnetar.client import Client
 from magnetar.proto.commands import KeepLedgers
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost
 
-from ..archive_files import ArchivedFile, ArchiveFolder, LedgerManifest
+from ..archive_files import BATCH_COLUMNS, ArchivedFile, ArchiveFolder, LedgerManifest
 from ..batch_source import read_slices
 from ..leases import Keeper, keep, plan_of_topic
 from ..options import ReadOptions
@@ -39,7 +39,9 @@ from .trim import KeptLedgers, foreign, trim_topic
 
 # Topic and ledger are in the path; the partition number is part of the topic's name.
 ARCHIVED_COLUMNS: Final = tuple(name for name in COLUMNS if name not in ("topic", "partition"))
-ARROW_SCHEMA: Final = pa.schema([pa.field(name, COLUMNS[name][1]) for name in ARCHIVED_COLUMNS])
+ARROW_SCHEMA: Final = pa.schema(
+    [(name, COLUMNS[name][1]) for name in ARCHIVED_COLUMNS] + list(BATCH_COLUMNS.items())
+)
 # Ledgers of one Spark job; what a killed run has to do again is no more than that.
 ROUND_BYTES: Final = 4 << 30
 ROUND_LEDGERS: Final = 1000
@@ -86,21 +88,25 @@ def archive(
     lease_s: float = 600.0,
     trim: bool = False,
     moved: bool = False,
+    with_backlog: bool = False,
 ) -> ArchiveResult:
     """Archives what is closed and not yet archived. A file holds about `file_bytes` of a ledger (as stored, in bytes).
 
     `trim`: archived ledgers leave the bookies, as far as nobody needs them. `moved`: the archive that the topics know was
-    copied here, manifests and all, and they are to know this one from now on.
+    copied here, manifests and all, and they are to know this one from now on. `with_backlog`: what subscriptions and readers
+    have not read yet leaves the bookies as well; they read it from the archive, which the broker must be able to open.
 
     Raises InvalidArgument, TopicNotFound, MessageLost when a ledger was not what the topic says of it, and what Spark raises
     when a task fails. What was archived and trimmed until then stands. What cannot be trimmed now is in `kept` and no error.
     """
     options = _options(service_url, topics, file_bytes, lease_s)
+    _check_backlog(trim=trim, with_backlog=with_backlog)
     folder = ArchiveFolder(path)
     if trim or moved:
         _ = folder.location  # raises if no topic may know it
     results = [
-        _archive_topic(spark, options, folder, topic, trim=trim, moved=moved) for topic in options.topics
+        _archive_topic(spark, options, folder, topic, trim=trim, moved=moved, with_backlog=with_backlog)
+        for topic in options.topics
     ]
     chained = itertools.chain.from_iterable
     return ArchiveResult(
@@ -123,14 +129,23 @@ def check_archive(
     lease_s: float = 600.0,
     trim: bool = False,
     moved: bool = False,
+    with_backlog: bool = False,
 ) -> None:
     """Raises, without Spark and in the time of a few requests, what `archive` would raise for these arguments."""
     options = _options(service_url, topics, file_bytes, lease_s)
+    _check_backlog(trim=trim, with_backlog=with_backlog)
     folder = ArchiveFolder(path)
     if trim or moved:
         _ = folder.location
     check_writable("path", path)
     check_topics(options)
+
+
+def _check_backlog(*, trim: bool, with_backlog: bool) -> None:
+    if with_backlog and not trim:
+        raise InvalidArgument(
+            "with_backlog says what may leave the bookies, and without trim nothing does; give both"
+        )
 
 
 def _options(service_url: str, topics: Sequence[str], file_bytes: int, lease_s: float) -> ReadOptions:
@@ -141,7 +156,14 @@ def _options(service_url: str, topics: Sequence[str], file_bytes: int, lease_s: 
 
 
 def _archive_topic(
-    spark: SparkSession, options: ReadOptions, folder: ArchiveFolder, topic: str, *, trim: bool, moved: bool
+    spark: SparkSession,
+    options: ReadOptions,
+    folder: ArchiveFolder,
+    topic: str,
+    *,
+    trim: bool,
+    moved: bool,
+    with_backlog: bool,
 ) -> ArchiveResult:
     plan = _plan(options, topic)
     keeper = Keeper(options, plan.lease, (topic,))
@@ -158,9 +180,8 @@ def _archive_topic(
                 written.append(manifest)
         manifests |= {manifest.ledger: manifest for manifest in written}
         to_record = (elsewhere if moved else []) + (at_bookies if trim else [])
-        recorded = trim_topic(spark, options, folder, plan, [
-            (ledger, manifests.get(ledger.position_id)) for ledger in to_record
-        ])  # fmt: skip
+        pairs = [(ledger, manifests.get(ledger.position_id)) for ledger in to_record]
+        recorded = trim_topic(spark, options, folder, plan, pairs, with_backlog=with_backlog)
         kept = recorded.kept or foreign(folder, plan, manifests, at_bookies)
     finally:
         keeper.stop()
@@ -265,7 +286,7 @@ def write_piece(piece: LedgerSlice, lease: str, options: ReadOptions, place: str
         piece.first,
         piece.last,
         ARROW_SCHEMA,
-        read_slices([piece], lease, options, ARCHIVED_COLUMNS),
+        read_slices([piece], lease, options, ARROW_SCHEMA.names),
     )
 
 

@@ -30,11 +30,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from magnetar.client import Client
-from magnetar.ledger import LedgerMetadata, LedgerSettings, StaticBookies
+from magnetar.ledger import LedgerMetadata, LedgerSettings
 from magnetar.proto.commands import ReportDamage
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
 
-from ..bookies import bookie_transport
+from ..bookies import bookie_transport, directory_of
 from ..leases import renewing
 from ..options import ReadOptions
 from ..plan import LedgerSlice, Range, TopicLedger, slices
@@ -250,7 +250,7 @@ async def audit_piece(piece: LedgerSlice, lease: str, options: ReadOptions) -> p
     async with (
         connected(options) as client,
         renewing(client, piece.topic, lease, options.lease_s, ledger.position_id),
-        bookie_transport(StaticBookies(piece.bookies), settings) as transport,
+        bookie_transport(directory_of(piece.bookies), piece.bookies, settings) as transport,
     ):
         rows = await compare_copies(transport, ledger.stored_id, metadata, piece.first, piece.last)
     return _record_batch(piece, ranges_of(rows, metadata))

@@ -103,19 +103,19 @@ def compact(
         compression=compression,
     )
     (source,) = options.topics
-    seen, kept = Observation(), Observation()
+    seen, remaining = Observation(), Observation()
     messages = topics_frame(spark, service_url, [source], READ_COLUMNS, {})
     messages = messages.observe(seen, sql.count(sql.lit(1)).alias("rows"))
     rows = last_of_keys(messages, keyless=keyless).orderBy("offset")
     # Counted after the last shuffle: Spark runs what stands before a sort twice, once to learn its ranges.
-    rows = rows.observe(kept, sql.count(sql.lit(1)).alias("rows"))
+    rows = rows.observe(remaining, sql.count(sql.lit(1)).alias("rows"))
     if to_topic:
         make_topic(options, target)
         written = rows.withColumn("key", key_to_write(text=text_keys)).select(*MESSAGE_COLUMNS)
         append_to_topic(written, service_url, target, compression)
     else:
         rows.write.mode("errorifexists").parquet(target)
-    return CompactResult(source, target, counted(seen, "rows"), counted(kept, "rows"))
+    return CompactResult(source, target, counted(seen, "rows"), counted(remaining, "rows"))
 
 
 def last_of_keys(messages: DataFrame, *, keyless: Literal["keep", "drop"] = "keep") -> DataFrame:

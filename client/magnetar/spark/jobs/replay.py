@@ -30,8 +30,6 @@ from magnetar.proto.ids import MessageId
 from ..archive_files import ArchiveFolder
 from ..batch_source import range_of
 from ..options import AtOffset, Place, ReadOptions
-from ..places import point_at
-from ..service import on_a_loop
 from .archive import read_archive
 from .topics import (
     MESSAGE_COLUMNS,
@@ -43,14 +41,12 @@ from .topics import (
     full_name,
     key_to_write,
     make_topic,
-    plans_of,
     read_options,
     topics_frame,
 )
 
 # Properties of a copy: which message it was.
 MARKS: Final = ("magnetar.replay.topic", "magnetar.replay.offset")
-LOOK_LEASE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,37 +155,20 @@ def replay(
 
 def _topics(spark: SparkSession, options: ReadOptions, from_offset: int | None) -> DataFrame:
     """No shuffle: partitions are pieces of ledgers in the order of the topics, and the sink keeps their order."""
-    first = _first_ids(options, from_offset)
+
+    def start_of(topic: str) -> int | str:
+        place = options.start_of(topic)
+        return f"offset:{from_offset}" if from_offset and place == "earliest" else _as_option(place)
+
     given = {
-        "start": json.dumps(
-            {topic: first.get(topic) or _told(options.start_of(topic)) for topic in options.topics}
-        ),
-        "end": json.dumps({topic: _told(options.end_of(topic)) for topic in options.topics}),
+        "start": json.dumps({topic: start_of(topic) for topic in options.topics}),
+        "end": json.dumps({topic: _as_option(options.end_of(topic)) for topic in options.topics}),
     }
     return topics_frame(spark, options.service_url, options.topics, READ_COLUMNS, given)
 
 
-def _told(place: Place) -> int | str:
+def _as_option(place: Place) -> int | str:
     return place if isinstance(place, int) else str(place)
-
-
-def _first_ids(options: ReadOptions, from_offset: int | None) -> dict[str, str]:
-    """Topics read from the beginning start at the offset's message, so that what lies before is not read."""
-    if not from_offset:
-        return {}
-    # Kept while a few entries of each are looked at.
-    plans = plans_of(options, LOOK_LEASE_S)
-
-    async def work() -> dict[str, str]:
-        return {
-            plan.topic: str((await point_at(from_offset, plan, options.timeout_s)).id)
-            for plan in plans
-            if options.start_of(plan.topic) == "earliest"
-            and plan.ledgers
-            and plan.ledgers[0].first_offset < from_offset
-        }
-
-    return on_a_loop(work)
 
 
 def _marked() -> Column:

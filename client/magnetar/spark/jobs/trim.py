@@ -72,6 +72,8 @@ def trim_topic(
     folder: ArchiveFolder,
     plan: TopicPlan,
     archived: Sequence[tuple[TopicLedger, LedgerManifest | None]],
+    *,
+    with_backlog: bool,
 ) -> TrimResult:
     """Trims as many of these ledgers, which are in the topic's order, as can be; also says why not more of them.
 
@@ -80,7 +82,7 @@ def trim_topic(
     result = TrimResult()
     pairs, wrong = _good(folder, plan, archived)
     for some in (*_rounds(pairs), None):
-        stopped = wrong if some is None else _trim(spark, options, folder, plan, some, result)
+        stopped = wrong if some is None else _trim(spark, options, folder, plan, some, result, with_backlog)
         if stopped is not None:
             first, reason, damaged = stopped
             left = len(archived) - len(result.trimmed) - result.moved - result.gone
@@ -153,11 +155,12 @@ def _trim(
     plan: TopicPlan,
     archived: Pairs,
     result: TrimResult,
+    with_backlog: bool,
 ) -> Stopped | None:
     """One round. Returns why it did not come to its end."""
     stopped: Stopped | None = None
     try:
-        answer = _ask(options, folder, plan, archived, dry=True)
+        answer = _ask(options, folder, plan, archived, with_backlog, dry=True)
         if answer["kept"] is not None:
             first, reason = answer["kept"]
             stopped = (first, reason, False)
@@ -174,7 +177,7 @@ def _trim(
             )
             stopped = (first, f"{damaged[first]}; {cure}", True)
             archived = list(itertools.takewhile(lambda pair: pair[0].position_id < first, archived))
-        answer = _ask(options, folder, plan, archived, dry=False)
+        answer = _ask(options, folder, plan, archived, with_backlog, dry=False)
     except InvalidArgument as refused:
         return archived[0][0].position_id, refused.message, True
     if answer["kept"] is not None:  # somebody came meanwhile
@@ -191,7 +194,13 @@ def _trim(
 
 
 def _ask(
-    options: ReadOptions, folder: ArchiveFolder, plan: TopicPlan, archived: Pairs, *, dry: bool
+    options: ReadOptions,
+    folder: ArchiveFolder,
+    plan: TopicPlan,
+    archived: Pairs,
+    with_backlog: bool,
+    *,
+    dry: bool,
 ) -> dict[str, Any]:
     if not archived:
         return {"gone": [], "kept": None}
@@ -202,7 +211,7 @@ def _ask(
     async def work(client: Client) -> dict[str, Any]:
         await keep(client, plan.topic, plan.lease, options.lease_s)
         moved = any(ledger.archive for ledger, _ in archived)
-        command = ArchiveLedgers(0, plan.topic, folder.location, plan.lease, dry, moved)
+        command = ArchiveLedgers(0, plan.topic, folder.location, plan.lease, dry, moved, with_backlog)
         payload = msgspec.msgpack.encode(rows)
         answer: dict[str, Any] = await client.request(command, topic=plan.topic, payload=payload)
         return answer

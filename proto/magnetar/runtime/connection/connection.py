@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.proto.commands import COMMANDS, Command, Failed, Ok, Ping, Pong, decode_command
 from magnetar.proto.errors import FrameTooLarge, MagnetarError, MalformedFrame, UnknownCommand
 from magnetar.proto.frames import FrameParser, Run, encode_frame, frame_prefix
@@ -69,7 +70,8 @@ class Connection:
     """One connection; see `open_connection` and `start_server`, which make it.
 
     Attributes are valid from `connection_ready` on: `principal` (whom the peer authenticated as; "" on the connecting
-    side), `peer_version`, `features`, `max_frame_bytes`, `max_message_bytes`. `transport` has its buffers and its address.
+    side), `peer_version`, `features`, `max_frame_bytes`, `max_message_bytes`, `bookie` (who the accepting side says that it
+    is; None: no bookie). `transport` has its buffers and its address.
     """
 
     def __init__(self, transport: Transport, handler: ConnectionHandler, options: ConnectionOptions) -> None:
@@ -77,6 +79,7 @@ class Connection:
         self.principal = ""
         self.peer_version = 0
         self.features: frozenset[str] = frozenset()
+        self.bookie: BookieIdentity | None = None
         self.max_frame_bytes = options.max_frame_bytes
         self.max_message_bytes = options.max_message_bytes
         # Methods of the transport that are the connection's as they are.
@@ -295,6 +298,7 @@ class Connection:
         self.principal = negotiated.principal
         self.peer_version = negotiated.version
         self.features = negotiated.features
+        self.bookie = negotiated.bookie
         self.max_frame_bytes = self._parser.max_frame_bytes = negotiated.max_frame_bytes
         self.max_message_bytes = negotiated.max_message_bytes
         self.transport.opened(negotiated.peer)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.proto.commands import (
     MIN_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
@@ -50,6 +51,8 @@ class Negotiated(NamedTuple):
     features: frozenset[str]
     max_frame_bytes: int
     max_message_bytes: int
+    # Who the accepting side is, if it is a bookie.
+    bookie: BookieIdentity | None = None
 
 
 class AcceptingHandshake:
@@ -107,6 +110,7 @@ class AcceptingHandshake:
 
     def _accept(self, connect: Connect, outcome: Authenticated) -> tuple[bytes, Negotiated]:
         own = self._options
+        bookie = own.introduce(connect.bookie)
         max_frame_bytes = min(own.max_frame_bytes, connect.max_frame_bytes or own.max_frame_bytes)
         negotiated = Negotiated(
             principal=outcome.principal,
@@ -115,6 +119,7 @@ class AcceptingHandshake:
             features=frozenset(own.features).intersection(connect.features),
             max_frame_bytes=max_frame_bytes,
             max_message_bytes=_message_bytes(own, max_frame_bytes),
+            bookie=bookie,
         )
         connected = Connected(
             connect.request_id,
@@ -123,6 +128,7 @@ class AcceptingHandshake:
             max_frame_bytes,
             negotiated.max_message_bytes,
             own.name,
+            bookie,
         )
         return encode_frame(connected.encode(), outcome.data), negotiated
 
@@ -147,6 +153,7 @@ class ConnectingHandshake:
             own.max_frame_bytes,
             own.name,
             own.credentials.method,
+            own.expected_bookie,
         )
         return encode_frame(connect.encode(), own.credentials.begin())
 
@@ -186,6 +193,7 @@ class ConnectingHandshake:
             features=frozenset(own.features).intersection(connected.features),
             max_frame_bytes=max_frame_bytes,
             max_message_bytes=min(message_bytes, connected.max_message_bytes or message_bytes),
+            bookie=connected.bookie,
         )
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES, FRAME_OVERHEAD_BYTES
 
 from .authentication import AllowAll, Authenticator, Authorize, Credentials, NoAuthentication, NoCredentials
 
 MIB = 1024 * 1024
+
+
+def _no_bookie(expected: BookieIdentity | None) -> None:
+    """This side is no bookie."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +52,10 @@ class ConnectionOptions(TransportOptions):
     authorize: Authorize = field(default_factory=AllowAll)
     # Names of optional features of the protocol; both sides' intersection is used.
     features: tuple[str, ...] = ()
+    # Between ledger client and bookie. The connecting side: whom it expects. The accepting side: called with that, raises
+    # what refuses the peer, and returns who this side is.
+    expected_bookie: BookieIdentity | None = None
+    introduce: Callable[[BookieIdentity | None], BookieIdentity | None] = _no_bookie
 
     @property
     def max_frame_bytes(self) -> int:

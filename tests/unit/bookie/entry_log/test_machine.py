@@ -216,7 +216,8 @@ class EntryLogMachine(RuleBasedStateMachine):
         info = next(info for info in self.logs.logs() if info.log_id == log_id)
         statistics = await self.logs.statistics(log_id)
         assert statistics.whole
-        if not info.current or self.waiting is None:
+        # After a failed sync the page cache may lose what was not synced at any moment, also between the two scans.
+        if info.directory not in self.failed and (not info.current or self.waiting is None):
             assert statistics.ledgers == counted
 
     def scan_everything(self) -> None:

@@ -10,8 +10,8 @@ import pytest
 from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
 from magnetar.bookie.gc.survey import Survey
 from magnetar.bookie.settings import BookieSettings
+from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.metadata.paths import ledger_path
 from magnetar.proto.errors import (
     InvalidSetting,
     LedgerFenced,
@@ -20,7 +20,7 @@ from magnetar.proto.errors import (
     StorageFailed,
 )
 from support.bookie_kit import KIB, add, add_all, entry, until
-from support.gc_kit import Collected, data, flip
+from support.gc_kit import Collected, Existing, data, flip
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ async def test_rule_10_local_ledgers_are_listed_before_metadata_is_read(gc: Coll
     existing = gc.existing
     answer = dict(existing.ledgers)
 
-    class Late:
+    class Late(Existing):
         async def missing(self, ledger_ids: Sequence[int]) -> list[int]:
             await gc.write([2], range(5))
             return [ledger_id for ledger_id in ledger_ids if ledger_id not in answer]
@@ -108,6 +108,7 @@ async def test_rule_10_with_a_real_store(gc: Collected) -> None:
     store = MemoryMetadataStore()
     bookie = await gc.open()
     await gc.write([1, 2], range(5))
+    await StoredLedgers(store).new_ids(3)
     await store.create(ledger_path(1), b"")
     bookie.collector._parts = dataclasses.replace(
         bookie.collector._parts, existing=MetadataLedgers(store, timeout_s=5)
@@ -231,7 +232,7 @@ async def test_who_waits_for_a_round_is_told_that_the_bookie_stops(gc: Collected
     assert gc.existing is not None
     held = asyncio.Event()
 
-    class Silent:
+    class Silent(Existing):
         async def missing(self, ledger_ids: Sequence[int]) -> list[int]:
             held.set()
             await asyncio.Event().wait()

@@ -7,8 +7,8 @@ import pytest
 
 from magnetar.bookie.gc.existing_ledgers import MetadataLedgers
 from magnetar.metadata.identity import cluster_instance
+from magnetar.metadata.ledgers import LEDGERS_PATH, ledger_path
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.metadata.paths import LEDGERS_PATH, ledger_of_name, ledger_path
 from magnetar.proto.errors import DataDirectoryError, FinalError, RequestTimeout, StorageFailed
 
 
@@ -30,11 +30,12 @@ async def test_a_ledger_that_a_listing_left_out_is_looked_for_by_name(
 ) -> None:
     store = await store_with(1, 2)
 
-    async def children(path: str) -> list[str]:
-        return [ledger_path(1).rpartition("/")[2]]
+    async def page(start: int) -> list[int]:
+        return [1]
 
-    monkeypatch.setattr(store, "children", children)
-    assert await MetadataLedgers(store).missing([1, 2, 3]) == [3]
+    ledgers = MetadataLedgers(store)
+    monkeypatch.setattr(ledgers._ledgers, "page", page)
+    assert await ledgers.missing([1, 2, 3]) == [3]
 
 
 async def test_rule_10_an_error_of_the_store_is_not_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,8 +78,7 @@ async def test_a_name_that_this_release_does_not_know_stops_deleting() -> None:
         await MetadataLedgers(store).missing([1, 2])
 
 
-def test_names_of_ledgers() -> None:
-    name = ledger_path(2**63).rpartition("/")[2]
-    assert ledger_of_name(name) == 2**63
-    for other in ("", "1", "x" * 20, "-" + "0" * 19, "\u0661" * 20, "0" * 21):
-        assert ledger_of_name(other) is None
+async def test_pages_of_ledgers_that_are_far_apart() -> None:
+    asked = [0, 9_999, 10_000, 123_456_789, 2**62]
+    ledgers = MetadataLedgers(await store_with(9_999, 123_456_789))
+    assert await ledgers.missing(asked) == [0, 10_000, 2**62]

@@ -31,7 +31,9 @@ from support.storage_check import KIB, WIDE, Broken, ListedLedgers, Machine, Ses
 
 EXAMPLES = int(os.environ.get("MAGNETAR_EXAMPLES", "60"))
 LONG = EXAMPLES > 60
-SETTINGS = replace(WIDE, journal_directories=(), ledger_directories=(), entry_log_bytes=2 * KIB)
+SETTINGS = replace(
+    WIDE, journal_directories=(), ledger_directories=(), entry_log_bytes=2 * KIB, gc_max_deleted_ratio=1.0
+)
 # Counted from the newest ledger.
 WHICH = st.integers(0, 7)
 SIZES = st.sampled_from([50, 400, 1500])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from magnetar.bookie.index import ALL_LEDGERS
 from magnetar.bookie.offline import (
     Journaled,
     StoppedBookie,
@@ -137,7 +138,7 @@ def test_rule_08_with_directory_and_index_lost_nothing_is_denied(killed: Path) -
     shutil.rmtree(killed / "elsewhere" / "index")
     looked_at(killed, lambda bookie: declare_lost(bookie, str(killed / "l1")))
     rebuilt(killed)
-    assert looked_at(killed, lambda bookie: bookie.index.incomplete()) is True
+    assert looked_at(killed, lambda bookie: bookie.index.incomplete_below()) == ALL_LEDGERS
 
     async def deny() -> MagnetarError | None:
         bookie = await open_real(str(killed), **places(killed))
@@ -158,7 +159,7 @@ def test_rule_08_an_index_lost_long_after_a_directory_is_made_anew_as_incomplete
     assert asyncio.run(refused_reads(killed))  # it has run since, and knows the directory as a new one
     shutil.rmtree(killed / "elsewhere" / "index")
     assert rebuilt(killed).incomplete
-    assert looked_at(killed, lambda bookie: bookie.index.incomplete()) is True
+    assert looked_at(killed, lambda bookie: bookie.index.incomplete_below()) == ALL_LEDGERS
 
 
 def test_what_is_there_cannot_be_declared_lost(killed: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.bookie.index import RocksLocationIndex
 from magnetar.bookie.offline import (
     Journaled,
     JournalRecord,
@@ -17,7 +18,7 @@ from magnetar.bookie.offline import (
     walk_journals,
 )
 from support.bookie_kit import add, entry, open_real
-from support.offline_kit import entry_logs, flip, trace_of, with_stopped
+from support.offline_kit import entry_logs, fill, flip, trace_of, with_stopped
 
 PAGE = 4096
 GOLDEN = Path(__file__).parents[3] / "golden"
@@ -261,3 +262,40 @@ def test_entries_of_a_deleted_ledger_may_be_gone(tmp_path: Path) -> None:
     result = verified(directory)
     assert result.sound, result.findings
     assert next(check.records for check in result.checks if check.part == "index") == 1
+
+
+def test_a_crash_between_the_two_halves_of_an_index_flush_is_sound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The locations were flushed, the ledgers' records not: the next start replays the journal, so nothing is lost."""
+    directory, copy = tmp_path / "bookie", tmp_path / "killed"
+    flush_ledgers = RocksLocationIndex.flush_ledgers
+
+    async def killed_here(index: RocksLocationIndex) -> None:
+        if not copy.exists():
+            shutil.copytree(directory, copy)
+        await flush_ledgers(index)
+
+    async def run() -> None:
+        bookie = await open_real(str(directory), checkpoint_interval_s=3600.0)
+        monkeypatch.setattr(RocksLocationIndex, "flush_ledgers", killed_here)
+        try:
+            await fill(bookie)
+        finally:
+            await bookie.close()
+
+    asyncio.run(run())
+    result = verified(copy)
+    assert result.sound, result.findings
+
+
+def test_an_entry_log_of_which_nothing_was_synced_is_sound(stopped: Path) -> None:
+    log = entry_logs(stopped)[-1]
+    unsynced = log.with_name(f"entrylog-{int(log.stem[-8:], 16) + 1:08x}.log")
+    unsynced.write_bytes(bytes(10_000))
+    result = verified(stopped)
+    assert result.sound, result.findings
+    damaged = bytearray(log.read_bytes())  # teeth: a header whose log was synced is damage
+    damaged[:64] = bytes(64)
+    log.write_bytes(damaged)
+    assert not verified(stopped).sound

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from magnetar.ledger import LedgerClient, LedgerMetadata
+from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import InvalidArgument
@@ -28,7 +29,7 @@ async def test_counts_and_bytes_are_what_the_entries_say(bookies: Bookies, ledge
         with pytest.raises(InvalidArgument, match="begins at message 5, not 0"):
             await job.attach(0, [writer.ledger_id, 7, 9, 10])
         row = await job.stage([b"x", b"y"], [b"z"], time_ms=77)
-        path = f"/ledgers/{row[0]:020d}"
+        path = ledger_path(row[0])
         stored = await bookies.metadata.get(path)
         assert stored is not None
         metadata = LedgerMetadata.decode(stored.value, row[0])

@@ -11,7 +11,7 @@ import pytest
 from magnetar.broker import Broker
 from magnetar.ledger import LedgerClient
 from magnetar.metadata.damage import add_ranges, damaged_path, decode_ranges
-from magnetar.metadata.paths import ledger_path
+from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     ConnectionLost,

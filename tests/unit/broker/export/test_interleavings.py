@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from magnetar.broker.log.open_ledger import State
 from magnetar.ledger import LedgerClient
 from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.metadata.store import Delete, Operation
 from magnetar.proto import commands as c
 from magnetar.proto.errors import BookieUnavailable, MagnetarError, TopicNotServed
 from support.bookies import Bookies
@@ -67,10 +68,12 @@ class Gate(MemoryMetadataStore):
         await self._pass("create", path)
         return await super().create(path, value, session=session)
 
-    async def delete(self, path: str, *, version: int | None = None) -> None:
-        if self.fail_deletes and path.startswith("/ledgers"):
+    async def commit(self, operations: Sequence[Operation]) -> None:
+        if self.fail_deletes and any(
+            isinstance(one, Delete) and one.path.startswith("/ledgers") for one in operations
+        ):
             raise MagnetarError("not now")
-        await super().delete(path, version=version)
+        await super().commit(operations)
 
 
 @pytest.fixture

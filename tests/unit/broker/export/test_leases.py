@@ -10,6 +10,7 @@ import pytest
 from magnetar.broker import BrokerSettings
 from magnetar.broker.export.leases import Leases
 from magnetar.ledger import LedgerClient
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto import commands as c
 from magnetar.proto.errors import InvalidArgument, TooManyRequests
 from support.bookies import Bookies
@@ -204,4 +205,4 @@ async def test_a_topic_is_deleted_in_spite_of_leases(bookies: Bookies, ledgers: 
         client = await consumed(broker, 1)
         await client.ask(c.KeepLedgers, "orders", "", 60_000)
         await client.ask(c.DeleteTopic, "orders", True)
-        assert await bookies.metadata.children("/ledgers") == []
+        assert not await StoredLedgers(bookies.metadata).any()

@@ -17,8 +17,11 @@ import pytest
 
 from magnetar.broker.log import ledger_list
 from magnetar.ledger import LedgerClient
+from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto import commands as c
 from magnetar.proto.errors import MagnetarError
+from magnetar.proto.ids import MessageId
+from support.archives import MemoryArchives
 from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, settle
 from support.export_kit import (
@@ -48,6 +51,7 @@ class Walk:
             None  # a batch of which the driver does not know whether it is there
         )
         self.archived: dict[int, tuple[list[Any], list[bytes]]] = {}  # rows and values, by position id
+        self.archives = MemoryArchives()
 
     async def run(self) -> None:
         left = STEPS
@@ -64,6 +68,7 @@ class Walk:
         async with export_broker(
             self.bookies,
             ledgers,
+            archives=self.archives,
             max_ledger_entries=rng.randrange(1, 5),
             max_lease_ms=1,
             # In the small walk most batches are published, and some attached.
@@ -180,7 +185,9 @@ class Walk:
     async def _trim(self, broker: Any) -> None:
         """A durable subscription that acknowledges what it gets; sometimes a lease."""
         consumer = FakeClient(broker)
-        await consumer.consumer(5, "done")
+        kept = broker.topics[str(TOPIC)].ledger.list.ledgers
+        behind = MessageId(kept[0].ledger_id if kept else 0, 0, 0).to_bytes()
+        await consumer.consumer(5, "done", start=self.rng.choice([("earliest", None), ("id", behind)]))
         await settle(20)
         rows = [message.row() for message in consumer.messages]
         if rows:
@@ -204,7 +211,8 @@ class Walk:
         kept = [row for row in await self._rows() if len(row) == 10]
         closed = list(itertools.takewhile(lambda row: row[8] and row[3], kept))
         closed = closed[: self.rng.randrange(len(closed) + 1)]
-        values = await self._read(broker, sum(row[4] for row in closed))
+        values = (await self._read(broker, sum(row[4] for row in closed)))[1]
+        await self.archives.copy(broker, closed, at="file:///a")
         await asyncio.sleep(0.002)  # leases of earlier steps are over
         told = msgpack.packb([[row[0], row[1], row[3], row[4]] for row in closed])
         asking = self.client.ask(c.ArchiveLedgers, "orders", "file:///a", payload=told)
@@ -220,16 +228,20 @@ class Walk:
         rows: list[list[Any]] = (await self.client.ask(c.TopicLedgers, "orders"))["ledgers"]
         return rows
 
-    async def _read(self, broker: Any, count: int) -> list[bytes]:
-        return (await read_all(broker, count))[:count] if count else []
+    async def _read(self, broker: Any, count: int) -> tuple[list[bytes], list[bytes]]:
+        """What is archived, and the first `count` messages that are at the bookies."""
+        archived = sum(len(values) for _, values in self.archived.values())
+        found = await read_all(broker, archived + count) if archived + count else []
+        return found[:archived], found[archived : archived + count]
 
-    async def _check_archived(self, found: list[bytes]) -> None:
-        """`found`: all that is kept at the bookies."""
+    async def _check_archived(self, archived: list[bytes], found: list[bytes]) -> None:
+        """What was read: the archived part, and all that is kept at the bookies."""
+        assert archived == [value for _, values in self.archived.values() for value in values]
         rows = await self._rows()
         assert [row for row in rows if len(row) > 10] == [row for row, _ in self.archived.values()]
         assert [row[0] for row in rows] == sorted(row[0] for row in rows)
         assert all(before[2] + before[4] <= after[2] for before, after in itertools.pairwise(rows))
-        whole = [value for _, values in self.archived.values() for value in values] + found
+        whole = archived + found
         published = [int(value) for value in whole if not value.startswith(b"q")]
         assert published == sorted(set(published))
         order = {value: at for at, value in enumerate(value for values in self.attached for value in values)}
@@ -242,7 +254,7 @@ class Walk:
         list_ = topic.ledger.list
         kept = list_.ledgers
         total = list_.message_count - (kept[0].first_index if kept else list_.message_count)
-        found = await read_all(broker, total) if total else []
+        archived, found = await self._read(broker, total)
         published = [value for value in found if not value.startswith(b"q")]
         everything = [b"%d" % number for number in range(self.published)]
         assert published == everything[len(everything) - len(published) :]
@@ -252,7 +264,7 @@ class Walk:
         assert list_.message_count == self.published + len(flat)
         ids = [info.ledger_id for info in kept]
         assert ids == sorted(ids)
-        await self._check_archived(found)
+        await self._check_archived(archived, found)
         await self.job.client.ask(c.DiscardStaged, "orders", "t")
         await settle()
         assert await staged_nodes(self.bookies) == []
@@ -260,7 +272,7 @@ class Walk:
         listed = {info.stored_id for info in record.ledgers} | {info.stored_id for info in kept}
         topics = []
         for stored_id in await stored_ledgers(self.bookies):
-            node = await self.bookies.metadata.get(f"/ledgers/{stored_id:020d}")
+            node = await self.bookies.metadata.get(ledger_path(stored_id))
             if node is not None and b"cursor" not in node.value:
                 topics.append(stored_id)
         assert set(topics) <= listed, "orphans"

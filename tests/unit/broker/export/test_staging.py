@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from magnetar.ledger import LedgerClient, LedgerMetadata, LedgerState
-from magnetar.metadata.paths import ledger_path
+from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
     BookieUnavailable,

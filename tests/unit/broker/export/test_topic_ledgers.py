@@ -11,8 +11,8 @@ from magnetar.broker.log.ledger_list import LedgerList
 from magnetar.broker.log.records import LedgerInfo
 from magnetar.ledger import LedgerClient, LedgerMetadata, StaticBookies
 from magnetar.ledger.core.quorum import Striping
+from magnetar.metadata.ledgers import ledger_path
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.metadata.paths import ledger_path
 from magnetar.proto import commands as c
 from magnetar.proto.batch import decode_batch
 from magnetar.proto.entry import Entry
@@ -33,6 +33,7 @@ async def read_directly(bookies: Bookies, answer: dict[str, Any]) -> list[bytes]
         for entry_id in range(entries):
             (bookie, *_) = metadata.ensemble_of(entry_id).bookies
             assert answer["bookies"][bookie] == "127.0.0.1:3181"
+            assert answer["identities"][bookie] == [1, bookie, 2, 3, 4]
             (data,), _ = await bookies[bookie].read(stored_id, entry_id, entry_id, max_bytes=0, fence=False)
             entry = Entry(data, LEDGER_ENTRY_HEADER_BYTES)
             assert entry.first_index == found
@@ -100,6 +101,7 @@ async def test_an_empty_topic(bookies: Bookies, ledgers: LedgerClient) -> None:
         await client.ask(c.CreateTopic, "orders")
         answer = await client.ask(c.TopicLedgers, "orders")
         created_ms = answer.pop("created_ms")
+        assert answer.pop("identities") == {}
         assert answer == {"ledgers": [], "more": False, "end": [0, 0, 0], "bookies": {}, "end_offset": 0}
         clock.now += 5
         await client.ask(c.DeleteTopic, "orders")

@@ -219,13 +219,5 @@ class TurnOver:
 
 
 Instruction = (
-    Delivery
-    | Read
-    | CancelReads
-    | WakeAt
-    | ActiveChanged
-    | PassEntry
-    | SkipEntry
-    | ReportUnreadable
-    | TurnOver
-)
+    Delivery | Read | CancelReads | WakeAt | ActiveChanged | PassEntry | SkipEntry | ReportUnreadable | TurnOver
+)  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from magnetar.proto import commands as c
 from magnetar.proto.batch import AdmittedGroups, admit_groups
 from magnetar.proto.errors import (
+    DiskFull,
     FrameTooLarge,
     MagnetarError,
     MessageTooLarge,
@@ -182,7 +183,6 @@ class ConsumerPort:
         parts: list[Payload] = []
         if hidden:
             parts.append(c.encode_rows(c.ACK_SET_ROW, hidden))
-        if hidden:
             parts += entry.gather(first, last, hidden)
         elif first == 0 and last == entry.batch_count:
             parts.append(memoryview(entry.data)[LEDGER_ENTRY_HEADER_BYTES:])
@@ -225,8 +225,8 @@ def first_sequence_id(payload: bytes) -> int:
 def for_client(error: MagnetarError) -> MagnetarError:
     """The error for a client: a broken disk is final for this process, which stops, and not for whoever asks again.
 
-    Told as it is, a consumer that subscribes anew in just that moment would be closed for good.
+    Otherwise a consumer that subscribes anew in just that moment would be closed for good.
     """
-    if isinstance(error, StorageFailed):
+    if isinstance(error, StorageFailed) and not isinstance(error, DiskFull):
         return ServiceNotReady(f"the service is stopping because its storage failed: {error.message}")
     return error

@@ -126,7 +126,12 @@ async def _archive_ledgers(
     service: BrokerService, caller: Caller, command: c.ArchiveLedgers, payload: bytes
 ) -> Any:
     wanted = decode_wanted(
-        command.location, payload, lease=command.lease, dry=command.dry, moved=command.moved
+        command.location,
+        payload,
+        lease=command.lease,
+        dry=command.dry,
+        moved=command.moved,
+        with_backlog=command.with_backlog,
     )
     return await service.ledgers.archive_ledgers(caller, command.topic, wanted)
 

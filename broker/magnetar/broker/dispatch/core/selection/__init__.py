@@ -1,6 +1,7 @@
 """Which consumer gets what: one module for each subscription type, behind one protocol.
 
-To add a type: write its module, put it into SELECTORS. The dispatcher and the other types stay as they are.
+To add a type: write its module, put it into SELECTORS. The dispatcher and the other types stay as they are, unless the type
+decides by the keys of messages: then the dispatcher shares entries out (`key_shared`), and asks nobody to choose.
 """
 
 from __future__ import annotations

@@ -63,9 +63,8 @@ class EntrySlots:
         self.ends, hashes = entry_key_hashes(entry)
         self.slots = [key_hash >> SLOT_SHIFT for key_hash in hashes]
         self.held = 0
-        self._single = (
-            len(self.slots) == entry.message_count
-        )  # every message is a run: what unbatched producers send
+        # Every message is a run: what unbatched producers send.
+        self._single = len(self.slots) == entry.message_count
 
     def runs(self, first: int, last: int) -> Iterable[CountedRange]:
         """First message, last message and slot of each run in first..last."""
@@ -281,9 +280,8 @@ class KeySharedSelector:
 
         `cut_short`: those who got less than their share.
         """
-        if self._wait_in_turn or any(
-            consumer.ready for consumer in cut_short
-        ):  # at the cap of the subscription
+        # Who is ready and got less than its share: the subscription is at its cap.
+        if self._wait_in_turn or any(consumer.ready for consumer in cut_short):
             return False
         self._waits_for.update(dict.fromkeys(cut_short))
         for event in self._waits_for:

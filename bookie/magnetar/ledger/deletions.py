@@ -1,0 +1,126 @@
+"""Deleting ledgers: the metadata first, then the entries on every bookie of the ledger (rule 38).
+
+    delete ──one commit──> no metadata, and a note for each bookie ──bookie has confirmed──> the note goes
+                                                         └──bookie is away, broker killed──> sent again until it has
+
+Bookies that compare their ledgers with the metadata by themselves need no notes: a deletion that they miss is found out by
+their garbage collection. Those of a static list have no metadata, so `remember` makes notes (`metadata.ledgers`).
+
+Deleting is repeatable, so it does no harm that two clients send one deletion, or one twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from magnetar.proto.errors import LedgerNotFound, MagnetarError, NotFoundInStore
+
+from .components import LedgerComponents
+
+__all__ = ["Deletions"]
+
+_log = logging.getLogger(__name__)
+
+# Deletions that are sent to bookies at a time. Further ones wait for the next turn of `_repeat`, or for garbage collection.
+_MAX_IN_FLIGHT = 64
+_PAGE = 1000
+
+
+class Deletions:
+    """The deletions of one ledger client. `remember`: its bookies do not find out by themselves what they have missed."""
+
+    def __init__(self, components: LedgerComponents, *, remember: bool) -> None:
+        self._components = components
+        self._remember = remember
+        self._in_flight: dict[asyncio.Task[None], None] = {}
+        self._repeating: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Sends from now on, again and again, what bookies have missed, also while an earlier process ran."""
+        if self._remember and self._repeating is None:
+            self._repeating = asyncio.get_running_loop().create_task(self._repeat(), name="missed deletions")
+
+    async def delete(self, ledger_id: int) -> None:
+        """See LedgerClient.delete."""
+        c = self._components
+        try:
+            ensembles = (await c.read_metadata(ledger_id)).metadata.ensembles
+            bookies = [bookie for ensemble in ensembles for bookie in ensemble.bookies]
+        except LedgerNotFound:
+            raise
+        except MagnetarError as error:  # what cannot be read can be deleted all the same
+            _log.warning("the metadata of ledger %d cannot be read: %s", ledger_id, error)
+            bookies = list(c.bookies.writable())
+        bookies = list(dict.fromkeys(bookies))
+        delete = c.ledgers.delete(ledger_id, remember_for=bookies if self._remember else ())
+        try:
+            await c.in_time(delete, f"deleting ledger {ledger_id}")
+        except NotFoundInStore:
+            raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger_id=ledger_id) from None
+        if len(self._in_flight) < _MAX_IN_FLIGHT and not self._closed:
+            task = asyncio.get_running_loop().create_task(
+                self._send_to_all(bookies, ledger_id), name=f"delete ledger {ledger_id}"
+            )
+            self._in_flight[task] = None
+            task.add_done_callback(self._in_flight.pop)
+
+    async def close(self) -> None:
+        """Ends what is under way; notes stay."""
+        self._closed = True
+        tasks = [*self._in_flight, *([self._repeating] if self._repeating is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send_to_all(self, bookies: Sequence[str], ledger_id: int) -> None:
+        done = await asyncio.gather(*(self._send(bookie, ledger_id) for bookie in bookies))
+        await self._forget(ledger_id, [bookie for bookie, ok in zip(bookies, done, strict=True) if ok])
+
+    async def _send(self, bookie: str, ledger_id: int) -> bool:
+        try:
+            await self._components.transport.delete_ledger(bookie, ledger_id)
+        except MagnetarError as error:
+            _log.info("bookie %s did not take the deletion of ledger %d: %s", bookie, ledger_id, error)
+            return False
+        return True
+
+    async def _forget(self, ledger_id: int, bookies: Sequence[str]) -> None:
+        """The notes of confirmed deletions go."""
+        if not self._remember or not bookies:
+            return
+        c = self._components
+        try:
+            await c.in_time(c.ledgers.forget_deletions(ledger_id, bookies), "notes of deletions")
+        except MagnetarError as error:  # they are sent once more
+            _log.info("notes of deletions cannot be taken away: %s", error)
+
+    async def _repeat(self) -> None:
+        c = self._components
+        while True:
+            try:
+                for bookie in await c.in_time(c.ledgers.bookies_to_delete(), "deletions that were missed"):
+                    await self._send_missed(bookie)
+            except MagnetarError as error:
+                _log.warning("deletions that bookies have missed cannot be sent: %s", error)
+            except Exception:  # our own bug, which must not end this for good
+                _log.exception("deletions that bookies have missed cannot be sent")
+            await asyncio.sleep(self._components.settings.deletion_retry_s)
+
+    async def _send_missed(self, bookie: str) -> None:
+        """All that the bookie has missed, until it does not answer."""
+        c = self._components
+        after, sent = -1, 0
+        while ledgers := await c.in_time(
+            c.ledgers.noted_deletions(bookie, after=after, limit=_PAGE), f"deletions that {bookie} has missed"
+        ):
+            for ledger_id in ledgers:
+                after = ledger_id
+                if not await self._send(bookie, ledger_id):
+                    return
+                await self._forget(ledger_id, [bookie])
+                sent += 1
+        if sent:
+            _log.info("bookie %s has deleted %d ledgers whose deletion it had missed", bookie, sent)

@@ -1,0 +1,159 @@
+"""A pass over the records of all ledgers: queues those whose copies are missing, must move, or break placement.
+
+It reads pages of ids and a few records at a time, so its memory does not depend on the number of ledgers, and it gives the
+loop a turn after each of these groups (2 ms). What cannot be decoded is counted and logged, and costs itself only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.ledger.metadata_wait import metadata_in_time
+from magnetar.metadata.ledgers import StoredLedgers
+from magnetar.metadata.store import Versioned
+from magnetar.proto.errors import MagnetarError
+from magnetar.runtime.clock import Clock
+
+from .core.fragments import fragments_of
+from .core.request import Reason, Request
+from .queue import RepairQueue
+
+__all__ = ["LedgerAudit", "PassFound", "ledgers_naming", "request_for"]
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+# Records that are read together: over a network the time of one, in the embedded store 10 us each.
+_READS = 50
+_MAX_LOGGED = 20
+
+
+class PassFound(NamedTuple):
+    """What a pass has done so far."""
+
+    ledgers: int = 0
+    queued: int = 0
+    unreadable: int = 0
+
+
+class LedgerAudit:
+    """Runs passes; `found` is the one that runs or ran last."""
+
+    def __init__(
+        self, ledgers: StoredLedgers, queue: RepairQueue, clock: Clock, metadata_timeout_s: float
+    ) -> None:
+        self.found = PassFound()
+        self._ledgers = ledgers
+        self._queue = queue
+        self._clock = clock
+        self._timeout_s = metadata_timeout_s
+
+    async def run(
+        self,
+        replaced: Mapping[str, Reason],
+        *,
+        registered: Callable[[], Mapping[str, None]] | None = None,
+        violates: Callable[[LedgerMetadata], bool] | None = None,
+    ) -> PassFound:
+        """Queues the ledgers that name one of the bookies `replaced`, for the reason given.
+
+        With `registered` also those that name a bookie that is not; with `violates` also those that break placement.
+        Raises what the store raises: the pass is to be repeated then, and queues nothing twice.
+        """
+        self.found = PassFound()
+        # A record names its bookies in plain bytes: most of a million need not be decoded to see that they name another.
+        names = tuple(bookie.encode() for bookie in replaced)
+        decode_all = registered is not None or violates is not None
+        for start in await self._in_time(self._ledgers.page_starts(), "pages of ledgers"):
+            page = await self._in_time(self._ledgers.page(start), "a page of ledgers")
+            await asyncio.sleep(0)
+            for at in range(0, len(page), _READS):
+                some = page[at : at + _READS]
+                records = await self._read(some)
+                for ledger_id, node in zip(some, records, strict=True):
+                    if node is None or not (decode_all or any(name in node.value for name in names)):
+                        continue  # deleted meanwhile, or of no interest
+                    await self._look(ledger_id, node, replaced, registered, violates)
+                self.found = self.found._replace(ledgers=self.found.ledgers + len(some))
+                await asyncio.sleep(0)
+        return self.found
+
+    async def _look(
+        self,
+        ledger_id: int,
+        node: Versioned,
+        replaced: Mapping[str, Reason],
+        registered: Callable[[], Mapping[str, None]] | None,
+        violates: Callable[[LedgerMetadata], bool] | None,
+    ) -> None:
+        try:
+            metadata = LedgerMetadata.decode(node.value, ledger_id)
+        except MagnetarError as error:
+            if self.found.unreadable < _MAX_LOGGED:
+                _log.error("ledger %d cannot be audited: %s", ledger_id, error)
+            self.found = self.found._replace(unreadable=self.found.unreadable + 1)
+            return
+        there = None if registered is None else registered()
+        request = request_for(metadata, replaced, there, violates is not None and violates(metadata))
+        if request is not None:
+            request_now = Request(request.bookies, request.placement, self._clock.now_ms())
+            if await self._queue.add(ledger_id, request_now):
+                self.found = self.found._replace(queued=self.found.queued + 1)
+
+    async def _read(self, ledger_ids: Sequence[int]) -> list[Versioned | None]:
+        reads = asyncio.gather(*(self._ledgers.get(ledger_id) for ledger_id in ledger_ids))
+
+        async def all_of_them() -> list[Versioned | None]:
+            return list(await reads)
+
+        return await self._in_time(all_of_them(), "records of ledgers")
+
+    async def _in_time(self, work: Coroutine[Any, Any, T], what: str) -> T:
+        return await metadata_in_time(work, self._timeout_s, what)
+
+
+def request_for(
+    metadata: LedgerMetadata,
+    replaced: Mapping[str, Reason],
+    registered: Mapping[str, None] | None,
+    violates: bool,
+) -> Request | None:
+    """What has to be asked for this ledger; None: nothing. `registered`: of a full check."""
+    bookies: dict[str, Reason] = {}
+    fragments = fragments_of(metadata)
+    if registered is not None:
+        # A writer replaces a bookie that fails from LAC+1 on: up to there it may lack entries that Qa others have.
+        for fragment, following in itertools.pairwise(fragments):
+            for bookie in fragment.bookies:
+                if bookie not in following.bookies and bookie in registered:
+                    bookies[bookie] = Reason.CHECK
+    for fragment in fragments:
+        for bookie in fragment.bookies:
+            reason = replaced.get(bookie)
+            if reason is None and registered is not None and bookie not in registered:
+                reason = Reason.LOST
+            # A fragment without entries lacks nothing; only a drained bookie must leave it.
+            if reason is not None and not (fragment.empty and reason is not Reason.DRAINING):
+                bookies[bookie] = reason
+    return Request(bookies, violates) if bookies or violates else None
+
+
+async def ledgers_naming(ledgers: StoredLedgers, bookie: str) -> list[int]:
+    """The ledgers whose record names the bookie, rising: none when it is drained."""
+    found: list[int] = []
+    name = bookie.encode()
+    async for page in ledgers.pages():
+        for at in range(0, len(page), _READS):
+            for ledger_id in page[at : at + _READS]:
+                node = await ledgers.get(ledger_id)
+                if node is None or name not in node.value:
+                    continue
+                metadata = LedgerMetadata.decode(node.value, ledger_id)
+                if any(bookie in ensemble.bookies for ensemble in metadata.ensembles):
+                    found.append(ledger_id)
+            await asyncio.sleep(0)
+    return found

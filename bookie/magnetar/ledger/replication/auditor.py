@@ -1,0 +1,255 @@
+"""The auditor: elected by an ephemeral node, it carries out what `core.audit` decides.
+
+    /auditor     ephemeral: the name of the process that audits
+    /audit       msgpack map {"format": 1, "full_check_ms": wall clock of the last full check}
+
+`serve` contends until its session is lost, and audits while it holds the node. An auditor that does not know yet that its
+session is lost does no harm: all it writes are requests, which whoever repairs verifies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import msgpack
+
+from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.ledger.metadata_wait import metadata_in_time
+from magnetar.metadata.store import MetadataStore, Session
+from magnetar.proto.errors import AlreadyExists, MagnetarError, NotFoundInStore, VersionConflict
+from magnetar.runtime.clock import Clock
+
+from .audit_pass import LedgerAudit, PassFound
+from .cluster_watch import ClusterWatch
+from .core.audit import (
+    AuditorCore,
+    BookiesListed,
+    CancelPass,
+    CheckRequested,
+    Event,
+    PassEnded,
+    StartPass,
+    TimeReached,
+    WakeAt,
+)
+from .core.request import Reason
+from .settings import RepairSettings
+
+__all__ = ["AUDITOR_PATH", "AUDIT_PATH", "Auditor"]
+
+AUDITOR_PATH = "/auditor"
+AUDIT_PATH = "/audit"
+_FORMAT = 1
+_log = logging.getLogger(__name__)
+# Looks whether the office is free, and whether a full check is due, without a change that the store reports.
+_POLL_S = 30.0
+_RETRY_S = 1.0
+
+
+class Auditor:
+    """One contender. `serve` it under a session; cancelled, it ends its pass at once."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        audit: LedgerAudit,
+        watch: ClusterWatch,
+        settings: RepairSettings,
+        clock: Clock,
+        owner: str,
+        metadata_timeout_s: float,
+        violates: Callable[[LedgerMetadata], bool],
+        queued: Callable[[], None],
+    ) -> None:
+        """`violates`: whether a ledger breaks placement and could comply; `queued` is called after each pass."""
+        self.elected = False
+        self.passes = 0
+        self.elections = 0
+        self._store = store
+        self._audit = audit
+        self._watch = watch
+        self._settings = settings
+        self._clock = clock
+        self._owner = owner
+        self._timeout_s = metadata_timeout_s
+        self._violates = violates
+        self._queued = queued
+        self._core = AuditorCore(settings.lost_bookie_delay_s)
+        self._pass: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._failed: asyncio.Future[None] | None = None
+
+    @property
+    def found(self) -> PassFound:
+        """The pass that runs or ran last."""
+        return self._audit.found
+
+    async def serve(self, session: Session) -> None:
+        """Contends and audits until it is cancelled, which its owner does when the session is lost."""
+        while True:
+            await self._wait_for_office(session)
+            self.elected = True
+            self.elections += 1
+            _log.info("this process audits the ledgers (%s)", self._owner)
+            try:
+                await self._audit_ledgers()
+            finally:
+                self.elected = False
+
+    async def check_now(self) -> None:
+        """A full check as soon as the running pass has ended. Only of an elected auditor."""
+        self._handle(CheckRequested())
+
+    async def _wait_for_office(self, session: Session) -> None:
+        changed = asyncio.Event()
+        watch = self._store.watch(AUDITOR_PATH, lambda _: changed.set())
+        try:
+            while True:
+                changed.clear()
+                try:
+                    create = self._store.create(AUDITOR_PATH, self._owner.encode(), session=session)
+                    await metadata_in_time(create, self._timeout_s, AUDITOR_PATH)
+                    return
+                except AlreadyExists:
+                    pass
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_POLL_S):
+                        await changed.wait()
+        finally:
+            watch.close()
+
+    async def _audit_ledgers(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._core = AuditorCore(self._settings.lost_bookie_delay_s)
+        self._failed = loop.create_future()
+        self._watch.on_change.append(self._bookies_changed)
+        try:
+            await self._watch.read()
+            self._bookies_changed()
+            while True:
+                if await self._full_check_is_due():
+                    self._handle(CheckRequested())
+                done, _ = await asyncio.wait([self._failed], timeout=_POLL_S)
+                if done:
+                    self._failed.result()
+        finally:
+            self._watch.on_change.remove(self._bookies_changed)
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            await self._end_pass()
+
+    def _bookies_changed(self) -> None:
+        view = self._watch.view
+        self._handle(BookiesListed(tuple(view.registered), self._watch.known, tuple(view.draining)))
+
+    def _handle(self, event: Event) -> None:
+        loop = asyncio.get_running_loop()
+        for instruction in self._core.handle(event, loop.time()):
+            match instruction:
+                case StartPass():
+                    self._pass = loop.create_task(self._run_pass(instruction), name="audit of ledgers")
+                    self._pass.add_done_callback(self._pass_ended)
+                case CancelPass():
+                    assert self._pass is not None
+                    self._pass.cancel()
+                    self._pass = None
+                case WakeAt(at):
+                    if self._timer is not None:
+                        self._timer.cancel()
+                    self._timer = None if at is None else loop.call_at(at, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._handle(TimeReached())
+
+    async def _run_pass(self, wanted: StartPass) -> None:
+        if wanted.lost:
+            _log.warning("bookies are lost: %s; their ledgers are queued for repair", ", ".join(wanted.lost))
+        if wanted.draining:
+            _log.info("bookies are drained: %s; their ledgers are queued", ", ".join(wanted.draining))
+        replaced = dict.fromkeys(wanted.draining, Reason.DRAINING)
+        replaced.update((bookie, Reason.LOST) for bookie in wanted.lost)
+        begun_ms = self._clock.now_ms()
+        if wanted.full:
+            replaced.update(
+                (bookie, Reason.DRAINING) for bookie in self._watch.view.draining if bookie not in replaced
+            )
+            # A bookie that is missing since a moment ago has its delay.
+            waiting = dict.fromkeys(wanted.waiting)
+            found = await self._audit.run(
+                replaced,
+                registered=lambda: {**self._watch.view.registered, **waiting},
+                violates=self._violates,
+            )
+            await self._write_full_check(begun_ms)
+        else:
+            found = await self._audit.run(replaced)
+        self.passes += 1
+        _log.info("audited %d ledgers, %d were queued for repair, %d cannot be read", *found)
+
+    def _pass_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task is not self._pass:
+            return
+        self._pass = None
+        error = task.exception()
+        if error is not None and not isinstance(error, MagnetarError):
+            if self._failed is not None and not self._failed.done():
+                self._failed.set_exception(error)  # a bug
+            return
+        if error is not None:
+            _log.warning("an audit of the ledgers is repeated: %s", error)
+        self._handle(PassEnded(error is None))
+        self._queued()
+
+    async def _end_pass(self) -> None:
+        task, self._pass = self._pass, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _full_check_is_due(self) -> bool:
+        try:
+            node = await metadata_in_time(self._store.get(AUDIT_PATH), self._timeout_s, AUDIT_PATH)
+        except MagnetarError as error:
+            if not error.retryable:
+                raise
+            return False
+        if node is None:
+            await self._write_full_check(
+                self._clock.now_ms()
+            )  # the first auditor: nothing has had time to be lost
+            return False
+        try:
+            last_ms = int(msgpack.unpackb(node.value)["full_check_ms"])
+        except (ValueError, KeyError, TypeError, msgpack.UnpackException):
+            return True
+        ago_ms = self._clock.now_ms() - last_ms
+        return (
+            ago_ms >= self._settings.full_check_interval_s * 1000
+            or ago_ms < -self._settings.full_check_interval_s * 1000
+        )
+
+    async def _write_full_check(self, at_ms: int) -> None:
+        value: bytes = msgpack.packb({"format": _FORMAT, "full_check_ms": at_ms})
+        node = await self._store.get(AUDIT_PATH)
+        with contextlib.suppress(
+            VersionConflict, AlreadyExists, NotFoundInStore
+        ):  # by the auditor before or after this one
+            if node is None:
+                await self._store.create(AUDIT_PATH, value)
+            else:
+                await self._store.put(AUDIT_PATH, value, version=node.version)
+
+    def figures(self) -> dict[str, int]:
+        """For /metrics."""
+        return {
+            "auditor_elected": int(self.elected),
+            "audit_passes_total": self.passes,
+            "audit_ledgers": self.found.ledgers,
+            "audit_unreadable_ledgers": self.found.unreadable,
+            **(self._core.figures() if self.elected else {}),
+        }

@@ -1,0 +1,300 @@
+"""AutoRecovery: the auditor and the workers of one process, under one metadata session.
+
+    start ──> session opened ──> contends for the auditor's office, repairs ledgers ──session lost──> all of it stops
+                  ^                                                                                       │
+                  └───────────────────────────────────────────────────────────────────────────────────────┘
+
+Whoever starts it owns the store, the transport and the directory of bookies, and closes them after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from magnetar.ledger.client import LedgerClient
+from magnetar.ledger.directory import BookieDirectory
+from magnetar.ledger.metadata_wait import metadata_in_time
+from magnetar.ledger.placement import Placement
+from magnetar.ledger.settings import LedgerSettings
+from magnetar.ledger.transport import BookieTransport
+from magnetar.metadata.ledgers import StoredLedgers
+from magnetar.metadata.store import MetadataStore, Session
+from magnetar.proto.errors import MagnetarError
+from magnetar.runtime.clock import Clock
+
+from .audit_pass import LedgerAudit, PassFound
+from .auditor import Auditor
+from .cluster_watch import ClusterWatch, PlacedBookies
+from .compliance import violates_placement
+from .copying import EntryCopier, Throttle
+from .core.request import Reason
+from .queue import RepairQueue
+from .settings import RepairSettings
+from .work_list import WorkList
+from .worker import Worker
+
+__all__ = ["AutoRecovery", "RepairProgress"]
+
+_log = logging.getLogger(__name__)
+_RETRY_S = 1.0
+_MAX_REPORTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RepairProgress:
+    """What a process does, for people."""
+
+    auditor: bool  # this process is the elected one
+    audit: PassFound  # the auditor's pass that runs or ran last
+    queued_ledgers: int  # in the queue, as of the last round of this process
+    damaged_ledgers: int  # reports of damage, by bookie and ledger
+    repairing: dict[int, str]  # ledger -> step
+    postponed: int
+    copied_entries: int
+    copied_bytes: int
+
+
+class AutoRecovery:
+    """See the module. `start` it in the loop; `close` may be called at any time, and again."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        transport: BookieTransport,
+        bookies: BookieDirectory,
+        ledger_settings: LedgerSettings,
+        settings: RepairSettings,
+        rng: random.Random,
+        clock: Clock,
+        *,
+        owner: str,
+        placement: Placement | None = None,
+    ) -> None:
+        """`owner` names this process in locks and notes. `ledger_settings`: timeouts, and the placement of all ledgers."""
+        timeout_s = ledger_settings.metadata_timeout_s
+        ledgers = StoredLedgers(store)
+        self._store = store
+        self._settings = settings
+        self._timeout_s = timeout_s
+        self._watch = ClusterWatch(store, timeout_s)
+        self._client = LedgerClient(
+            ledgers,
+            transport,
+            PlacedBookies(bookies, self._watch),
+            ledger_settings,
+            rng,
+            clock,
+            placement=placement,
+        )
+        c = self._client.components
+        queue = RepairQueue(store, timeout_s)
+        self._throttle = Throttle(settings.copy_bytes_per_s)
+        self._copier = EntryCopier(c, self._throttle, settings.copy_bytes_in_flight, self._damage_found)
+        self._work = WorkList(
+            store, queue, rng, timeout_s, settings.retry_backoff_s, settings.retry_backoff_max_s
+        )
+        self._wake = asyncio.Event()
+        self._worker = Worker(
+            self._client, store, queue, self._work, self._watch, self._copier, settings, owner
+        )
+        self._violates = partial(violates_placement, c.chooser)
+        self._auditor = Auditor(
+            store,
+            LedgerAudit(ledgers, queue, clock, timeout_s),
+            self._watch,
+            settings,
+            clock,
+            owner,
+            timeout_s,
+            self._violates,
+            self._wake.set,
+        )
+        self._task: asyncio.Task[None] | None = None
+        self._reports: asyncio.Queue[tuple[str, int, int, int, str]] = asyncio.Queue(_MAX_REPORTS)
+        self._sessions_lost = 0
+        self._closed = False
+
+    async def start(self) -> None:
+        """Reads which bookies there are, and goes to work. Raises what the store raises; nothing runs then."""
+        await self._watch.start()
+        self._watch.on_change.append(self._cluster_changed)
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="autorecovery")
+
+    async def close(self) -> None:
+        """Stops at once: locks are given back, copies under way are abandoned."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._watch.close()
+        await self._client.close()
+
+    async def recover_bookie(self, bookie: str) -> PassFound:
+        """Queues all ledgers of a bookie now, without the delay. One that is registered is asked what it lacks."""
+        await self._watch.read()
+        reason = Reason.CHECK if bookie in self._watch.view.registered else Reason.LOST
+        found = await self._own_audit().run({bookie: reason})
+        self._wake_workers()
+        return found
+
+    async def full_check(self) -> PassFound:
+        """Compares all records with the registered bookies and with placement now, whoever is the auditor."""
+        await self._watch.read()
+        view = self._watch.view
+        found = await self._own_audit().run(
+            dict.fromkeys(view.draining, Reason.DRAINING),
+            registered=lambda: self._watch.view.registered,
+            violates=self._violates,
+        )
+        self._wake_workers()
+        return found
+
+    def progress(self) -> RepairProgress:
+        """What this process does now."""
+        return RepairProgress(
+            self._auditor.elected,
+            self._auditor.found,
+            self._work.queued_ledgers,
+            self._work.damaged_ledgers,
+            dict(self._worker.repairing),
+            self._work.postponed,
+            self._copier.copied_entries,
+            self._throttle.copied_bytes,
+        )
+
+    def figures(self) -> dict[str, int]:
+        """For /metrics."""
+        figures = self._worker.figures
+        return {
+            "underreplicated_ledgers": self._work.queued_ledgers,
+            "damage_reports": self._work.damaged_ledgers,
+            "repairs_running": len(self._worker.repairing),
+            "repairs_postponed": self._work.postponed,
+            "repaired_ledgers_total": figures.repaired_ledgers,
+            "replaced_bookies_total": figures.replaced_bookies,
+            "recovered_ledgers_total": figures.recovered_ledgers,
+            "healed_entries_total": figures.healed_entries,
+            "lost_entries_total": figures.lost_entries,
+            "repairs_postponed_total": figures.postponements,
+            "repair_locks_taken_by_others_total": figures.locked_by_others,
+            "repair_copied_entries_total": self._copier.copied_entries,
+            "repair_copied_bytes_total": self._throttle.copied_bytes,
+            "repair_sessions_lost_total": self._sessions_lost,
+            **self._auditor.figures(),
+        }
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _own_audit(self) -> LedgerAudit:
+        c = self._client.components
+        return LedgerAudit(
+            StoredLedgers(self._store), RepairQueue(self._store, self._timeout_s), c.clock, self._timeout_s
+        )
+
+    def _cluster_changed(self) -> None:
+        self._wake_workers()
+
+    def _wake_workers(self) -> None:
+        self._work.forget_postponed()
+        self._wake.set()
+
+    def _damage_found(self, bookie: str, ledger_id: int, first: int, last: int, reason: str) -> None:
+        with contextlib.suppress(asyncio.QueueFull):  # then the next reader or scrub finds it
+            self._reports.put_nowait((bookie, ledger_id, first, last, reason))
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                open_session = self._store.open_session(self._settings.session_timeout_s)
+                session = await metadata_in_time(open_session, self._timeout_s, "a session for repairs")
+                await self._serve(session)
+            except MagnetarError as error:
+                if not error.retryable:
+                    # The store is closed or failed: its owner stops this process.
+                    _log.error("repairs have stopped: %s", error)
+                    return
+                _log.warning("repairs begin anew: %s", error)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _serve(self, session: Session) -> None:
+        """Until the session is lost. Raises what ended one of the parts."""
+        loop = asyncio.get_running_loop()
+        lost: asyncio.Future[None] = loop.create_future()
+        session.when_lost(lambda: None if lost.done() else lost.set_result(None))
+        parts: list[Coroutine[Any, Any, None]] = [self._write_reports()]
+        if self._settings.auditor:
+            parts.append(self._auditor.serve(session))
+        if self._settings.workers:
+            parts.append(self._repair(session))
+        tasks = [loop.create_task(part, name="autorecovery") for part in parts]
+        try:
+            await asyncio.wait([lost, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                self._sessions_lost += 1
+                _log.warning(
+                    "the metadata session is lost: all repairs stop, and begin anew under the next one"
+                )
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            with contextlib.suppress(MagnetarError):
+                await session.close()
+
+    async def _repair(self, session: Session) -> None:
+        watch = self._store.watch("/underreplicated", lambda _: self._wake.set())
+        running: dict[asyncio.Task[None], None] = {}
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._wake.clear()
+                async for task in self._work.round():
+                    running[loop.create_task(self._worker.repair(task, session), name=f"repair {task}")] = (
+                        None
+                    )
+                    while len(running) >= self._settings.concurrent_ledgers:
+                        await self._one_ended(running)
+                while running:
+                    await self._one_ended(running)
+                await self._wait_for_work()
+        finally:
+            watch.close()
+            for repair in running:
+                repair.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _one_ended(self, running: dict[asyncio.Task[None], None]) -> None:
+        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for task in [task for task in running if task in done]:
+            del running[task]
+            task.result()
+
+    async def _wait_for_work(self) -> None:
+        now = asyncio.get_running_loop().time()
+        due = self._work.next_due_s()
+        wait_s = self._settings.queue_interval_s
+        if due is not None:
+            wait_s = min(wait_s, max(due - now, 0.01))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
+
+    async def _write_reports(self) -> None:
+        while True:
+            report = await self._reports.get()
+            try:
+                await self._worker.report_damage(*report)
+            except MagnetarError as error:
+                _log.warning("damage at bookie %s could not be reported: %s", report[0], error)

@@ -1,0 +1,153 @@
+"""Which bookies are registered, known and drained now; and a directory that leaves the drained ones out of placement.
+
+/draining/<bookie id>    empty: an operator wants its ledgers on other bookies; it serves them until then
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from magnetar.ledger.directory import BOOKIES_PATH, Address, BookieDirectory, Labels
+from magnetar.ledger.metadata_wait import metadata_in_time
+from magnetar.metadata.paths import COOKIES_PATH
+from magnetar.metadata.store import MetadataStore, Watch
+from magnetar.proto.bookie_identity import BookieIdentity
+from magnetar.proto.errors import AlreadyExists, MagnetarError, NotFoundInStore
+
+from .core.repair import ClusterView
+
+__all__ = ["DRAINING_PATH", "ClusterWatch", "PlacedBookies", "drain", "end_drain"]
+
+DRAINING_PATH: Final = "/draining"
+_log = logging.getLogger(__name__)
+_RETRY_S = 1.0
+# Without a change that the store reports: a watch that was lost with a connection is made up for.
+_POLL_S = 30.0
+_PATHS = (BOOKIES_PATH, COOKIES_PATH, DRAINING_PATH)
+
+
+class ClusterWatch:
+    """Follows the lists. `start` it, `close` it before the store; `on_change` is called from the loop."""
+
+    def __init__(self, store: MetadataStore, timeout_s: float) -> None:
+        self.view = ClusterView({}, {})
+        self.known: tuple[str, ...] = ()  # bookies that ever were registered, as their cookies say
+        self.on_change: list[Callable[[], None]] = []
+        self._store = store
+        self._timeout_s = timeout_s
+        self._changed = asyncio.Event()
+        self._watches: list[Watch] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Reads the lists, and follows them from then on. Raises what the store raises; nothing is left then."""
+        self._watches = [self._store.watch(path, lambda _: self._changed.set()) for path in _PATHS]
+        try:
+            await self.read()
+        except BaseException:
+            await self.close()
+            raise
+        self._task = asyncio.get_running_loop().create_task(self._follow(), name="bookies under repair")
+
+    async def read(self) -> None:
+        """Reads the lists now."""
+        lists = [await self._children(path) for path in _PATHS]
+        registered, known, draining = (dict.fromkeys(names) for names in lists)
+        view = ClusterView(registered, draining)
+        if view != self.view or tuple(known) != self.known:
+            self.view, self.known = view, tuple(known)
+            for callback in list(self.on_change):
+                callback()
+
+    async def close(self) -> None:
+        """Stops following."""
+        for watch in self._watches:
+            watch.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _children(self, path: str) -> list[str]:
+        return await metadata_in_time(self._store.children(path), self._timeout_s, f"names under {path}")
+
+    async def _follow(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self.read()
+            except MagnetarError as error:
+                if not error.retryable:
+                    # The store is closed or failed: its owner stops this process.
+                    _log.warning("the list of bookies is not followed any more: %s", error)
+                    return
+                _log.warning("the list of bookies cannot be read, it stays as it was: %s", error)
+                await asyncio.sleep(_RETRY_S)
+                self._changed.set()
+
+
+class PlacedBookies:
+    """A BookieDirectory without the bookies that are drained: nothing new is placed there."""
+
+    def __init__(self, bookies: BookieDirectory, watch: ClusterWatch) -> None:
+        self._bookies = bookies
+        self._watch = watch
+        self._found: tuple[Sequence[str], object, tuple[str, ...]] | None = None
+
+    def writable(self) -> Sequence[str]:
+        """See BookieDirectory. The same object as long as they are the same."""
+        writable, draining = self._bookies.writable(), self._watch.view.draining
+        if not draining:
+            return writable
+        if self._found is None or self._found[0] is not writable or self._found[1] is not draining:
+            self._found = (writable, draining, tuple(b for b in writable if b not in draining))
+        return self._found[2]
+
+    def address(self, bookie: str) -> Address:
+        """See BookieDirectory."""
+        return self._bookies.address(bookie)
+
+    def identity(self, bookie: str) -> BookieIdentity:
+        """See BookieDirectory."""
+        return self._bookies.identity(bookie)
+
+    def labels(self, bookie: str) -> Labels:
+        """See BookieDirectory."""
+        return self._bookies.labels(bookie)
+
+    def free_bytes(self, bookie: str) -> int:
+        """See BookieDirectory."""
+        return self._bookies.free_bytes(bookie)
+
+    def returns(self, bookie: str) -> int:
+        """See BookieDirectory."""
+        return self._bookies.returns(bookie)
+
+    def suspected(self, bookie: str) -> None:
+        """See BookieDirectory."""
+        self._bookies.suspected(bookie)
+
+
+async def drain(store: MetadataStore, bookie: str) -> bool:
+    """Marks a bookie: nothing new is placed there, and its ledgers are queued. False if it was marked before."""
+    try:
+        await store.create(f"{DRAINING_PATH}/{bookie}", b"")
+    except AlreadyExists:
+        return False
+    return True
+
+
+async def end_drain(store: MetadataStore, bookie: str) -> bool:
+    """Takes the mark away: ledgers that are still there stay. False if there was none."""
+    try:
+        await store.delete(f"{DRAINING_PATH}/{bookie}")
+    except NotFoundInStore:
+        return False
+    return True

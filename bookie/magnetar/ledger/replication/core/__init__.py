@@ -1,0 +1,1 @@
+"""The decisions of self-repair, without I/O: events and `now` in, instructions out."""

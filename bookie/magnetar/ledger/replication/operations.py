@@ -1,0 +1,79 @@
+"""What an operator asks for: drain a bookie, see how far that is, and remove one that nothing names any more.
+
+These work over the metadata store alone, whichever processes repair; so do `AutoRecovery.recover_bookie` and `full_check`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.metadata.ledgers import StoredLedgers
+from magnetar.metadata.paths import cookie_path
+from magnetar.metadata.store import MetadataStore
+from magnetar.proto.errors import InvalidArgument, NotFoundInStore
+from magnetar.runtime.clock import Clock
+
+from .audit_pass import LedgerAudit, ledgers_naming
+from .cluster_watch import ClusterWatch, drain, end_drain
+from .core.request import Reason
+from .queue import RepairQueue
+
+__all__ = ["DrainProgress", "begin_drain", "cancel_drain", "drain_progress", "remove_bookie"]
+
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainProgress:
+    """How far a drain is; it has ended when `ledgers` is 0."""
+
+    ledgers: int  # whose record names the bookie
+    open_ledgers: int  # of these: open ones, which wait for their writers
+    notes: dict[int, str]  # of these: why the last attempt did not succeed; the first hundred
+
+
+async def begin_drain(store: MetadataStore, bookie: str) -> bool:
+    """Marks the bookie; the auditor queues its ledgers. False if it was marked before. InvalidArgument: never registered."""
+    if await store.get(cookie_path(bookie)) is None and await store.get(f"/bookies/{bookie}") is None:
+        raise InvalidArgument(
+            f"no bookie {bookie!r} was ever registered; `magnetar cluster status` shows their names"
+        )
+    return await drain(store, bookie)
+
+
+async def cancel_drain(store: MetadataStore, bookie: str) -> bool:
+    """Ledgers that are still there stay, and new ones come. False if it was not drained."""
+    return await end_drain(store, bookie)
+
+
+async def drain_progress(store: MetadataStore, bookie: str, clock: Clock) -> DrainProgress:
+    """Looks through all records, and queues what a client with an old view has placed there since."""
+    ledgers, queue = StoredLedgers(store), RepairQueue(store, _TIMEOUT_S)
+    if await store.get(f"/draining/{bookie}") is not None:
+        await LedgerAudit(ledgers, queue, clock, _TIMEOUT_S).run({bookie: Reason.DRAINING})
+    named = await ledgers_naming(ledgers, bookie)
+    open_ledgers, notes = 0, dict[int, str]()
+    for ledger_id in named:
+        node = await ledgers.get(ledger_id)
+        open_ledgers += node is not None and not LedgerMetadata.decode(node.value, ledger_id).closed
+        if len(notes) < 100 and (found := await queue.get(ledger_id)) is not None and found[0].note:
+            notes[ledger_id] = found[0].note
+    return DrainProgress(len(named), open_ledgers, notes)
+
+
+async def remove_bookie(store: MetadataStore, bookie: str) -> None:
+    """Forgets a stopped bookie that no ledger names: its cookie and its mark. InvalidArgument while it is not so."""
+    watch = ClusterWatch(store, _TIMEOUT_S)
+    await watch.read()
+    if bookie in watch.view.registered:
+        raise InvalidArgument(f"bookie {bookie!r} is registered; stop it first")
+    if named := await ledgers_naming(StoredLedgers(store), bookie):
+        raise InvalidArgument(
+            f"{len(named)} ledgers name bookie {bookie!r}, ledger {named[0]} among them; drain it, or recover it first"
+        )
+    for path in (cookie_path(bookie), f"/draining/{bookie}"):
+        try:
+            await store.delete(path)
+        except NotFoundInStore:
+            continue

@@ -1,0 +1,1 @@
+"""The decisions of the ZooKeeper store: events and `now` in, instructions out."""

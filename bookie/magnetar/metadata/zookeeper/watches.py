@@ -1,0 +1,86 @@
+"""Watches over a store's plain connection: persistent and recursive in ZooKeeper, filtered here.
+
+ZooKeeper's recursive watch reports each creation, change and deletion at any depth below a path. A watch of the
+interface wants the node, its list of children and its children's values: events of the path and of its children.
+
+The servers forget a connection's watches with the connection. On each new one all are armed again, before anything else
+is sent; then each is called once, since changes may have been missed. A read that is sent after `watch` returned shows
+the node as it was when the watch began, or later, because both go over the same connection in this order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ..watch import LoopWatch
+from . import wire
+from .connection import LOST, Answer, Connection
+from .namespace import Namespace
+
+__all__ = ["Watches"]
+
+_log = logging.getLogger("magnetar.metadata.zookeeper")
+
+
+class Watches:
+    """All watches of a store. `connection` gives the one that is attached, if there is one."""
+
+    def __init__(self, space: Namespace, connection: Callable[[], Connection | None]) -> None:
+        self._space = space
+        self._connection = connection
+        self._by_path: dict[str, list[LoopWatch]] = {}
+
+    def add(self, path: str, callback: Callable[[str], None]) -> LoopWatch:
+        """Begins to watch; what happens after the next read of the node was sent is not missed."""
+        watch = LoopWatch(path, callback, self.remove)
+        first = path not in self._by_path
+        self._by_path.setdefault(path, []).append(watch)
+        if first and (connection := self._connection()) is not None:
+            self._arm(connection, path, missed=False)
+        return watch
+
+    def remove(self, watch: LoopWatch) -> None:
+        """LoopWatch.close calls it."""
+        watches = self._by_path.get(watch.path, [])
+        if watch not in watches:
+            return
+        watches.remove(watch)
+        if not watches:
+            del self._by_path[watch.path]
+            if (connection := self._connection()) is not None:
+                connection.request(wire.remove_watches(self._space.full(watch.path)))
+
+    def attached(self, connection: Connection) -> None:
+        """A new connection: arms all watches on it."""
+        for path in self._by_path:
+            self._arm(connection, path, missed=True)
+
+    def event(self, full: str) -> None:
+        """The server reports a change of this node."""
+        path = self._space.relative(full)
+        self._notify(path)
+        if path != "/":
+            self._notify(path.rpartition("/")[0] or "/")
+
+    def close(self) -> None:
+        """Ends all of them."""
+        for watch in [watch for watches in self._by_path.values() for watch in watches]:
+            watch.close()
+
+    def _arm(self, connection: Connection, path: str, *, missed: bool) -> None:
+        def armed(answer: asyncio.Future[Answer]) -> None:
+            error = LOST if answer.cancelled() else answer.result()[0]
+            if error and error != LOST:
+                _log.error(
+                    "ZooKeeper (3.6 or newer is needed) refuses a watch on %s with error %d", path, error
+                )
+            elif missed and not error:
+                self._notify(path)
+
+        connection.request(wire.add_watch(self._space.full(path))).add_done_callback(armed)
+
+    def _notify(self, path: str) -> None:
+        for watch in self._by_path.get(path, ()):
+            watch.changed()

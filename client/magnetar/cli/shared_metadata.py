@@ -1,0 +1,218 @@
+"""Daemons that share a metadata store (`--metadata zk://...`), and how each is put together.
+
+bookie         store -> bookie (its cluster is the store's) -> introduced: cookie -> server -> registered -> repairs
+broker         store -> its place in the cluster -> bookies, but those that are drained -> transport -> broker
+autorecovery   store -> bookies -> transport -> repairs
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from magnetar.bookie import Bookie
+from magnetar.bookie.gc import MetadataLedgers
+from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
+from magnetar.broker import Broker
+from magnetar.ledger import RegisteredBookies, StoredIdentities
+from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
+from magnetar.ledger.replication import AutoRecovery
+from magnetar.ledger.replication.cluster_watch import ClusterWatch, PlacedBookies
+from magnetar.ledger.replication.leftovers import StoredAssignments, UnassignedEntries
+from magnetar.ledger.tcp_transport import TcpTransport
+from magnetar.metadata import MetadataStore
+from magnetar.metadata.identity import cluster_instance
+from magnetar.metadata.ledgers import StoredLedgers
+from magnetar.proto.errors import MagnetarError
+from magnetar.runtime.clock import elapsed_s
+from magnetar.runtime.connection import ConnectionOptions
+
+from .bookie_identity import introduce_bookie
+from .production import bookie_components, broker_components
+from .registration import Registration, take_broker_place
+from .settings import ServiceSettings, format_host
+from .standalone import Address, BrokerComponents, lock_data, serve_bookie, start_bookie, start_broker
+
+__all__ = ["open_repairs", "open_shared_metadata", "run_autorecovery", "run_bookie", "run_broker"]
+
+Failure = Callable[[MagnetarError], None]
+
+
+async def open_shared_metadata(
+    address: str, rng: random.Random, stops: AsyncExitStack, *, make_root: bool = False
+) -> MetadataStore:
+    """The store on ZooKeeper; closed by `stops`. InvalidSetting, ServiceNotReady."""
+    from magnetar.metadata.zookeeper import open_zookeeper_store
+
+    metadata = await open_zookeeper_store(address, rng=rng, clock=elapsed_s, make_root=make_root)
+    stops.push_async_callback(metadata.close)
+    return metadata
+
+
+async def run_bookie(
+    settings: ServiceSettings, on_failure: Failure, stops: AsyncExitStack
+) -> tuple[Bookie, Address, AutoRecovery | None]:
+    """A bookie of the cluster that shares this store, with its share of the repairs.
+
+    WrongBookie, DataDirectoryError when it is none of the cluster's.
+    """
+    components = bookie_components()
+    lock_data(components.files, settings, stops)
+    metadata = await open_shared_metadata(settings.daemon.metadata, components.rng, stops)
+    cluster = await cluster_instance(metadata, components.rng)
+    repair_queue = MetadataRepairQueue(metadata)
+    stops.push_async_callback(repair_queue.close)
+    assignments = _Assignments(StoredLedgers(metadata), settings.ledger.metadata_timeout_s)
+    bookie = await start_bookie(
+        settings,
+        replace(
+            components,
+            existing_ledgers=MetadataLedgers(metadata, cluster=cluster),
+            repair_queue=repair_queue,
+            assignments=assignments,
+            cluster=cluster,
+        ),
+        on_failure,
+        stops,
+    )
+    bookie_id = assignments.bookie_id = bookie.cookie.bookie_id
+    repair_queue.start(bookie_id)
+    await introduce_bookie(bookie, metadata, cluster)
+    server = await serve_bookie(bookie, settings, stops)
+    host, port = settings.daemon.host_for_clients, server.addresses[0][1]
+
+    def registration() -> bytes:
+        info = bookie.info()
+        stalled = round(info["journal_stalled_s"])
+        return encode_registration(
+            f"{format_host(host)}:{port}",
+            read_only=info["read_only"],
+            rack=info["rack"],
+            zone=info["zone"],
+            free_bytes=_rounded(info["free_bytes"]),
+            journal_stalled_s=stalled if stalled >= settings.bookie.journal_stall_s else 0.0,
+            incarnation=bookie.cookie.incarnations[-1],
+        )
+
+    path = f"{BOOKIES_PATH}/{bookie_id}"
+    registered = Registration(metadata, path, registration, settings.daemon.session_timeout_s)
+    await registered.start()
+    stops.push_async_callback(registered.close)
+    if not (settings.repair.auditor or settings.repair.workers):
+        return bookie, server.addresses[0], None
+    repairs = await open_repairs(settings, broker_components(), metadata, f"bookie {bookie_id}", stops)
+    await repairs.start()
+    return bookie, server.addresses[0], repairs
+
+
+async def run_broker(
+    settings: ServiceSettings, on_failure: Failure, stops: AsyncExitStack
+) -> tuple[Broker, Address, Callable[[], Mapping[str, str]]]:
+    """The broker of the cluster that shares this store. ServiceNotReady when there is another one."""
+    components = broker_components()
+    lock_data(components.files, settings, stops)
+    metadata = await open_shared_metadata(settings.daemon.metadata, components.rng, stops)
+    session = await take_broker_place(
+        metadata, settings.broker.service_url, settings.daemon.session_timeout_s, on_failure
+    )
+    stops.push_async_callback(session.close)
+    watch = ClusterWatch(metadata, settings.ledger.metadata_timeout_s)
+    stops.push_async_callback(watch.close)
+    await watch.start()
+    registered, transport = await _bookies(settings, components, metadata, "broker", stops)
+    directory = PlacedBookies(registered, watch)
+    broker, server = await start_broker(settings, components, metadata, transport, directory, stops)
+
+    def problems() -> dict[str, str]:
+        writable, needed = len(directory.writable()), settings.broker.ensemble_size
+        if writable >= needed:
+            return {}
+        return {
+            "bookies": f"{writable} bookies take entries, and broker.ensemble_size={needed} needs {needed}"
+        }
+
+    return broker, server.addresses[0], problems
+
+
+async def run_autorecovery(settings: ServiceSettings, stops: AsyncExitStack) -> AutoRecovery:
+    """Repairs in a process without a bookie."""
+    components = broker_components()
+    metadata = await open_shared_metadata(settings.daemon.metadata, components.rng, stops)
+    owner = f"autorecovery at {socket.gethostname()}, process {os.getpid()}"
+    repairs = await open_repairs(settings, components, metadata, owner, stops)
+    await repairs.start()
+    return repairs
+
+
+async def open_repairs(
+    settings: ServiceSettings,
+    components: BrokerComponents,
+    metadata: MetadataStore,
+    owner: str,
+    stops: AsyncExitStack,
+) -> AutoRecovery:
+    """Not started yet: what an operator asks for needs no start."""
+    directory, transport = await _bookies(settings, components, metadata, "autorecovery", stops)
+    repairs = AutoRecovery(
+        metadata,
+        transport,
+        directory,
+        settings.ledger,
+        settings.repair,
+        components.rng,
+        components.clock,
+        owner=owner,
+    )
+    stops.push_async_callback(repairs.close)
+    return repairs
+
+
+async def _bookies(
+    settings: ServiceSettings,
+    components: BrokerComponents,
+    metadata: MetadataStore,
+    name: str,
+    stops: AsyncExitStack,
+) -> tuple[RegisteredBookies, TcpTransport]:
+    """The registered bookies, and connections to them."""
+    timeout_s = settings.ledger.metadata_timeout_s
+    directory = await RegisteredBookies.open(metadata, metadata_timeout_s=timeout_s)
+    stops.push_async_callback(directory.close)
+    # Entries are larger than messages by what the client, the broker and the ledger client put before them.
+    options = ConnectionOptions(name=name, max_message_bytes=settings.bookie.max_entry_bytes)
+    cluster = await cluster_instance(metadata, components.rng)
+    identities = StoredIdentities(metadata, cluster, metadata_timeout_s=timeout_s)
+    directory.identity = identities.known
+    transport = TcpTransport(directory, settings.ledger, options, identities)
+    stops.push_async_callback(transport.close)
+    return directory, transport
+
+
+class _Assignments:
+    """Which entries are the bookie's, by the records of ledgers; its id is known once it has read its cookie."""
+
+    def __init__(self, ledgers: StoredLedgers, timeout_s: float) -> None:
+        self.bookie_id = ""
+        self._ledgers = ledgers
+        self._timeout_s = timeout_s
+
+    async def unassigned(self, ledger_id: int) -> UnassignedEntries | None:
+        """See Assignments."""
+        return await self._stored().unassigned(ledger_id)
+
+    async def confirm(self, found: UnassignedEntries) -> bool:
+        """See Assignments."""
+        return await self._stored().confirm(found)
+
+    def _stored(self) -> StoredAssignments:
+        return StoredAssignments(self._ledgers, self.bookie_id, self._timeout_s)
+
+
+def _rounded(size: int) -> int:
+    """Two significant digits, so that a registration is written when the space changed much, and not every second."""
+    step: int = 10 ** max(0, len(str(size)) - 2)
+    return size - size % step

@@ -1,0 +1,103 @@
+"""The helper process that reads archives for a broker: requests come through a socket, entries go back. Run as a script.
+
+    arguments: descriptor of a stream socket | the paths of Python's libraries, a JSON array
+    request:  u32 length of the rest | msgpack [topic, location, ledger, first entry, last entry, most bytes]
+              ledger: [position id, stored id, first offset, entries, messages, size, first append ms, last append ms]
+    answer:   u32 length of the rest | u32 length of the head | head | ledger entries
+              head: msgpack [error, text, sizes of the entries]; error: "", "damaged" or "unavailable"
+
+One request at a time. Libraries are imported with the first one. The end of the life line (descriptor 0) ends the process at
+once, also while a file system lets it wait; the end of the socket ends it after what it does.
+"""
+
+import _thread
+import json
+import os
+import socket
+import struct
+import sys
+from typing import Any
+
+LENGTH = struct.Struct(">I")
+# Decoding should not compete with the broker for a processor.
+NICENESS = 10
+MISSING = (
+    "archives cannot be read here: {error}; install pyarrow where the broker runs: pip install 'magnetar[archive]' "
+    "(no restart is needed)"
+)
+
+
+def main(arguments: "list[str]") -> int:
+    """Entry point of the script."""
+    sys.path[:] = json.loads(arguments[1])
+    _thread.start_new_thread(_watch, ())
+    os.nice(NICENESS)
+    answers = Answers()
+    with socket.socket(fileno=int(arguments[0])) as link:
+        while (head := _receive(link, LENGTH.size)) and (request := _receive(link, *LENGTH.unpack(head))):
+            link.sendall(answers.answer(request))
+    return 0
+
+
+def _watch() -> None:
+    """The broker holds the other end of the life line and writes nothing."""
+    while os.read(0, 1):
+        pass
+    os._exit(0)
+
+
+def _receive(link: socket.socket, size: int) -> bytes:
+    """So many bytes; nothing at the end of the socket."""
+    data = b""
+    while len(data) < size:
+        part = link.recv(size - len(data))
+        if not part:
+            return b""
+        data += part
+    return data
+
+
+class Answers:
+    """Remembers between requests what `ArchivedEntries` does."""
+
+    def __init__(self) -> None:
+        self._entries: Any = None
+
+    def answer(self, request: bytes) -> bytes:
+        """The answer's bytes."""
+        import msgspec
+
+        from magnetar.proto.errors import EntryDamaged, MagnetarError
+
+        kind = text = ""
+        entries: list[bytes] = []
+        try:
+            entries = self._read(*msgspec.msgpack.decode(request))
+        except ImportError as error:
+            kind, text = "unavailable", MISSING.format(error=error)
+        except EntryDamaged as error:
+            kind, text = "damaged", error.message
+        except MagnetarError as error:
+            kind, text = "unavailable", error.message
+        head = msgspec.msgpack.encode([kind, text, [len(entry) for entry in entries]])
+        size = LENGTH.size + len(head) + sum(map(len, entries))
+        return b"".join((LENGTH.pack(size), LENGTH.pack(len(head)), head, *entries))
+
+    def _read(
+        self, topic: str, location: str, ledger: "list[int]", first: int, last: int, max_bytes: int
+    ) -> "list[bytes]":
+        from magnetar.spark.plan import TopicLedger
+
+        if self._entries is None:
+            from magnetar.spark.archived_entries import ArchivedEntries
+
+            self._entries = ArchivedEntries()
+        from magnetar.spark.archived_entries import Place
+
+        place = Place(topic, TopicLedger(*ledger, True, b"", location))  # type: ignore[call-arg, arg-type]
+        found: list[bytes] = self._entries.read(place, first, last, max_bytes)
+        return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,26 @@
+"""Which batch of a named write a topic has: what a job of a scheduler goes on from."""
+
+from __future__ import annotations
+
+from magnetar.client import Client
+from magnetar.proto.commands import QueryState
+
+from .options import WriteOptions
+from .service import asking
+
+
+def last_batch(service_url: str, topic: str, query: str) -> int:
+    """The number of the last batch that was written with the options `query` and `batch`; -1 if none is remembered.
+
+    A topic remembers a query for `attached_query_ms` (30 days) after its last batch. Raises TopicNotFound.
+    """
+    options = WriteOptions.parse({"service_url": service_url, "topic": topic})
+
+    async def work(client: Client) -> int:
+        state = await client.request(QueryState(0, options.topic, query), topic=options.topic)
+        return int(state["batch"])
+
+    return asking(options, work)
+
+
+__all__ = ["last_batch"]

@@ -1,0 +1,90 @@
+"""A process's node in the shared metadata: there as long as its session, made again with the next one."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from magnetar.cli import registration
+from magnetar.cli.registration import BROKER_PATH, Registration, take_broker_place
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto.errors import MagnetarError, RequestTimeout, ServiceNotReady
+
+PATH = "/bookies/b1"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "POLL_S", 0.01)
+    monkeypatch.setattr(registration, "PREDECESSOR_TIMEOUTS", 0.1)
+
+
+async def value_of(store: MemoryMetadataStore, path: str = PATH) -> bytes | None:
+    node = await store.get(path)
+    return None if node is None else node.value
+
+
+async def until(store: MemoryMetadataStore, wanted: Callable[[bytes | None], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not wanted(await value_of(store)):
+            await asyncio.sleep(0.001)
+
+
+async def test_a_registration_follows_its_value_and_goes_with_its_process() -> None:
+    store = MemoryMetadataStore()
+    values = [b"writable"]
+    registered = Registration(store, PATH, lambda: values[-1], 1.0)
+    await registered.start()
+    assert await value_of(store) == b"writable"
+    values.append(b"read-only")
+    await until(store, lambda value: value == b"read-only")
+    await registered.close()
+    await registered.close()
+    assert await value_of(store) is None
+
+
+async def test_a_lost_session_is_followed_by_a_new_registration() -> None:
+    store = MemoryMetadataStore()
+    registered = Registration(store, PATH, lambda: b"here", 1.0)
+    await registered.start()
+    for session in list(store._sessions):
+        store.expire(session)
+    assert await value_of(store) is None
+    await until(store, lambda value: value == b"here")
+    await registered.close()
+
+
+async def test_it_waits_for_the_session_of_a_predecessor_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryMetadataStore()
+    before = await store.open_session(1)
+    await store.create(PATH, b"before", session=before)
+    registered = Registration(store, PATH, lambda: b"after", 1.0)
+    starting = asyncio.create_task(registered.start())
+    await asyncio.sleep(0.03)
+    assert not starting.done()
+    await before.close()
+    await starting
+    assert await value_of(store) == b"after"
+    monkeypatch.setattr(registration, "START_PATIENCE_S", 0.0)
+    second = Registration(store, PATH, lambda: b"second", 1.0)
+    with pytest.raises(RequestTimeout, match=r"another process.*under this name"):
+        await second.start()
+    assert await value_of(store) == b"after"
+    await registered.close()
+
+
+async def test_rule_31_a_cluster_has_one_broker_which_is_told_when_its_session_is_lost() -> None:
+    store = MemoryMetadataStore()
+    lost: list[MagnetarError] = []
+    session = await take_broker_place(store, "magnetar://a:1", 1.0, lost.append)
+    with pytest.raises(ServiceNotReady, match="another broker at magnetar://a:1"):
+        await take_broker_place(store, "magnetar://b:1", 1.0, lost.append)
+    assert await value_of(store, BROKER_PATH) is not None
+    store.expire(session.session_id)
+    await asyncio.sleep(0)
+    assert len(lost) == 1
+    second = await take_broker_place(store, "magnetar://b:1", 1.0, lost.append)
+    await second.close()
+    assert len(lost) == 1
