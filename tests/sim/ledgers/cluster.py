@@ -236,7 +236,7 @@ class Cluster:
             return
         match kind:
             case "emptied":
-                machine.come_back_with(Contents(), seconds)
+                machine.come_back_with(Contents("nobody"), seconds)
             case "swapped":
                 others = [other for other in ready if other is not machine]
                 if not others:

@@ -61,15 +61,16 @@ CONNECTION = ConnectionOptions("sim", ping_interval_s=1.0, handshake_timeout_s=1
 
 
 class Contents:
-    """What a bookie has stored: its directories, and its index."""
+    """What a bookie has stored: its directories, and its index. `owner`: which bookie, as its cookie knows it."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
         self.names = Namespace()
         self.index = ModelStorage()
 
     def copied(self) -> Contents:
         """As a backup of a stopped bookie."""
-        made = Contents()
+        made = Contents(self.owner)
         made.names, made.index = copy.deepcopy(self.names), copy.deepcopy(self.index)
         return made
 
@@ -103,7 +104,7 @@ class Machine:
         self.bookie: Bookie | None = None  # while it serves
         self.on_ready: Callable[[Machine], None] = lambda machine: None  # it serves, again
         self.process: SimProcess | None = None
-        self.contents = Contents()
+        self.contents = Contents(name)
         # It runs on contents that are not its own, until somebody puts it right. It counts as not running then.
         self.wrong = False
         self.backup: Backup | None = None  # an older copy of its own contents
