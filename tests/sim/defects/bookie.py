@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from magnetar.bookie import Bookie
+from magnetar.bookie import Bookie, replay
 from magnetar.bookie.adds import Adds
 from magnetar.bookie.checkpoint import Checkpointer, _Work
 from magnetar.bookie.entry_log import EntryLogs
@@ -12,6 +13,7 @@ from magnetar.bookie.fencing import Fencing
 from magnetar.bookie.gc import MetadataLedgers
 from magnetar.bookie.gc.compactor import Compactor
 from magnetar.bookie.gc.deletion import Deletion
+from magnetar.bookie.gc.survey import Survey
 from magnetar.bookie.journal.inline import InlineJournalDevice
 from magnetar.bookie.journal.records import RecordType
 from magnetar.bookie.reads import Reads
@@ -30,6 +32,7 @@ _fencing: Any = Fencing
 _checkpointer: Any = Checkpointer
 _deletion: Any = Deletion
 _replay: Any = _Target
+_replays: Any = replay
 
 
 @defect
@@ -208,3 +211,50 @@ def compaction_deletes_before_the_index_is_synced() -> None:
         pass
 
     Compactor.flush_index = flush_index  # type: ignore[method-assign]
+
+
+@defect
+def only_one_ledger_directory_is_synced() -> None:
+    """Rule 2, with several ledger directories: a flush that went to two of them syncs the first."""
+    sync = EntryLogs.sync
+
+    async def of_the_first(self: Any) -> list[int]:
+        usable = self._usable
+        self._usable = lambda: usable()[:1]
+        try:
+            return await sync(self)
+        finally:
+            del self._usable
+
+    EntryLogs.sync = of_the_first  # type: ignore[method-assign]
+
+
+@defect
+def only_one_journal_is_replayed() -> None:
+    """Rule 5, with several journal directories: a ledger of the second has lost what no checkpoint covered."""
+    replay_journals = _replays.replay_journals
+
+    async def replay_the_first(
+        files: Any, directory: str, instance: int, position: Any, apply: Any, make_room: Any
+    ) -> Any:
+        if directory.endswith("-b"):
+            apply = bool  # takes the record, and does nothing with it
+        return await replay_journals(files, directory, instance, position, apply, make_room)
+
+    _replays.replay_journals = replay_the_first
+
+
+@defect
+def tombstones_end_at_once() -> None:
+    """Rule 7: a deleted ledger is forgotten by the next collection, and a stale writer brings it back."""
+    forget = Survey.forget_tombstones
+
+    async def at_once(self: Any) -> int:
+        parts = self._parts
+        self._parts = replace(parts, settings=replace(parts.settings, tombstone_retention_s=0.0))
+        try:
+            return await forget(self)
+        finally:
+            self._parts = parts
+
+    Survey.forget_tombstones = at_once  # type: ignore[method-assign]

@@ -42,18 +42,19 @@ class Cluster:
                 self.metadata,
                 f"b{number}",
                 may_be_damaged=number < plan.victims,
-                group_wait_ms=wait_ms,
+                storage=storage,
                 keep_backups="restored" in plan.faults,
             )
-            for number, wait_ms in enumerate(plan.group_wait_ms)
+            for number, storage in enumerate(plan.storage)
         ]
+        self._by_name = {machine.name: machine for machine in self.machines}
         self.context.power_fails = self.power_fails
         self.clients: dict[str, SimProcess] = {}
         self.targeted_faults = TargetedFaults(loop, self.metadata, self.machines)
         for machine in self.machines:
             machine.on_ready = self._check_fences
         self.history.check_stored = self.check_stored
-        self.history.excused = lambda ledger: any(machine.damaged for machine in self.machines)
+        self.history.excused = self._may_be_damaged
         self.metadata.on_change = self._metadata_changed
         self.metadata.on_send = self.targeted_faults.sent
         self.context.answers.on_add = self.targeted_faults.added
@@ -236,7 +237,7 @@ class Cluster:
             return
         match kind:
             case "emptied":
-                machine.come_back_with(Contents("nobody"), seconds)
+                machine.come_back_with(Contents("nobody", machine.contents.storage), seconds)
             case "swapped":
                 others = [other for other in ready if other is not machine]
                 if not others:
@@ -257,6 +258,19 @@ class Cluster:
         rng.shuffle(ends)
         self.loop.network.block(ends[0], ends[1], rng.uniform(0.1, 2.0))
 
+    def has(self, bookie: str, ledger_id: int, entry_id: int) -> bool:
+        """Whether a bookie has the entry; of one that does not run, whether it has acknowledged it (rule 8)."""
+        has = self._by_name[bookie].has(ledger_id, entry_id)
+        return self.context.answers.holds(bookie, ledger_id, entry_id) if has is None else has
+
+    def _may_be_damaged(self, ledger: LedgerHistory) -> bool:
+        """Whether somebody damaged a bookie of the ledger: what that one has forgotten nobody can expect of it."""
+        metadata = self.metadata.ledger(ledger.ledger_id)
+        damaged = {machine.name for machine in self.machines if machine.damaged}
+        return bool(damaged) and (
+            metadata is None or any(damaged.intersection(ensemble.bookies) for ensemble in metadata.ensembles)
+        )
+
     def check_stored(self, ledger: LedgerHistory, entry_id: int) -> None:
         """At the moment of an acknowledgement: Qa bookies of the ensemble in the metadata have the entry."""
         node = self.metadata.ledger(ledger.ledger_id)
@@ -264,8 +278,7 @@ class Cluster:
             return
         bookies = node.ensemble_of(entry_id).bookies
         write_set = [bookies[position] for position in node.striping.write_set(entry_id)]
-        by_name = {machine.name: machine for machine in self.machines}
-        have = [name for name in write_set if by_name[name].may_have(ledger.ledger_id, entry_id)]
+        have = [name for name in write_set if self.has(name, ledger.ledger_id, entry_id)]
         acked = self.context.answers.acks(ledger.ledger_id, entry_id)
         if node.state is LedgerState.OPEN:  # a recoverer may have put it elsewhere
             have = [name for name in have if name in acked]
@@ -289,17 +302,18 @@ class Cluster:
         """Checks a restarted bookie: every ledger that it has confirmed to be fenced is fenced (rule 6)."""
         assert machine.bookie is not None
         for ledger_id in self.context.answers.fences(machine.name):
+            if self.history.ledgers[ledger_id].deleting and machine.forgets_deletions:
+                continue
             if not (machine.damaged or machine.bookie.ledgers.peek(ledger_id).fenced):
                 raise Violation(f"{machine.name} lost the fence of ledger {ledger_id} with its last process")
 
     def _check_recorded(self, ledger: LedgerHistory, metadata: LedgerMetadata) -> None:
         """Whenever ensembles change: what was confirmed of the last two of them stands where they say."""
         first = metadata.ensembles[-2:][0].first_entry
-        by_name = {machine.name: machine for machine in self.machines}
         for entry_id in range(max(first, ledger.confirmed - MOST_LOOKED_AT), ledger.confirmed + 1):
             bookies = metadata.ensemble_of(entry_id).bookies
             write_set = [bookies[position] for position in metadata.striping.write_set(entry_id)]
-            have = [name for name in write_set if by_name[name].may_have(ledger.ledger_id, entry_id)]
+            have = [name for name in write_set if self.has(name, ledger.ledger_id, entry_id)]
             if len(have) < ledger.ack_quorum:
                 raise Violation(
                     f"ledger {ledger.ledger_id}: its metadata now has the confirmed entry {entry_id} on {write_set}, "

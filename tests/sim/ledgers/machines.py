@@ -22,7 +22,10 @@ from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.metadata.paths import cookie_path
 from magnetar.proto.errors import AlreadyExists, MagnetarError
 from magnetar.runtime.connection import ConnectionOptions
+from sim.history import Violation
+from sim.ledgers.disk_processes import with_processes
 from sim.ledgers.metadata import MetadataService, ServiceClient, ServiceSession
+from sim.ledgers.plan import Storage
 from sim.scenarios.standalone import EagerIndex
 from support.sim import SimClock, SimDisk, SimLoop, SimProcess
 from support.sim.namespace import Namespace
@@ -57,20 +60,27 @@ SETTINGS = BookieSettings(
     tombstone_retention_s=3600.0,
     scrub_interval_s=0.0,
 )
+STORAGE = Storage()
+_DAMAGED_FILES = ("/entrylog", "/journal-", f"{DATA}/mark", f"{DATA}/cookie")
+_DAMAGED_WEIGHTS = (10, 4, 1, 1)
 CONNECTION = ConnectionOptions("sim", ping_interval_s=1.0, handshake_timeout_s=1.0)
 
 
 class Contents:
-    """What a bookie has stored: its directories, and its index. `owner`: which bookie, as its cookie knows it."""
+    """What a bookie has stored: its directories, and its index. `owner`: which bookie, as its cookie knows it.
 
-    def __init__(self, owner: str) -> None:
+    `storage` says how many directories there are and when deletions are forgotten, wherever these are mounted.
+    """
+
+    def __init__(self, owner: str, storage: Storage) -> None:
         self.owner = owner
+        self.storage = storage
         self.names = Namespace()
         self.index = ModelStorage()
 
     def copied(self) -> Contents:
         """As a backup of a stopped bookie."""
-        made = Contents(self.owner)
+        made = Contents(self.owner, self.storage)
         made.names, made.index = copy.deepcopy(self.names), copy.deepcopy(self.index)
         return made
 
@@ -92,7 +102,7 @@ class Machine:
         name: str,
         *,
         may_be_damaged: bool,
-        group_wait_ms: float = 0.0,
+        storage: Storage = STORAGE,
         keep_backups: bool = False,
     ) -> None:
         self.loop = loop
@@ -104,7 +114,7 @@ class Machine:
         self.bookie: Bookie | None = None  # while it serves
         self.on_ready: Callable[[Machine], None] = lambda machine: None  # it serves, again
         self.process: SimProcess | None = None
-        self.contents = Contents(name)
+        self.contents = Contents(name, storage)
         # It runs on contents that are not its own, until somebody puts it right. It counts as not running then.
         self.wrong = False
         self.backup: Backup | None = None  # an older copy of its own contents
@@ -124,7 +134,11 @@ class Machine:
         self._keep_backups = keep_backups
         self._may_fail = 0  # failures of the disk that were planted: the bookie may stop by itself
         self._read_only_until = 0.0  # by its operator
-        self._settings = dataclasses.replace(SETTINGS, journal_group_max_wait_ms=group_wait_ms)
+        self._storage = storage
+        self._settings = dataclasses.replace(
+            SETTINGS,
+            journal_group_max_wait_ms=storage.group_wait_ms,
+        )
 
     def start(self) -> None:
         """Starts a process for the bookie."""
@@ -178,7 +192,7 @@ class Machine:
         """One of the next calls fails, and the bookie stops by itself."""
         rng = self.loop.rng
         self._may_fail += 1
-        kind = rng.choice(("sync", "sync", "write", "sync_directory"))
+        kind = rng.choice(("sync", "sync", "write", "sync_directory", "read"))
         self.disk.fail(kind, skip=rng.randrange(40), error=errno.EIO)
 
     def fill_disk(self, seconds: float, *, at_once: bool = False) -> None:
@@ -233,13 +247,14 @@ class Machine:
         process.spawn(operate(), name="operator")
 
     def flip_bit(self) -> bool:
-        """Silent damage of an entry log; False if there is none."""
-        logs = [path for path in self.disk.files() if "/ledgers/entrylog" in path]
-        logs = [path for path in logs if (inode := self.disk.names.file(path)) is not None and inode.size]
-        if not logs or self.wrong or not self.may_be_damaged:
+        """Silent damage of a file; False if there is none."""
+        (part,) = self.loop.rng.choices(_DAMAGED_FILES, _DAMAGED_WEIGHTS)
+        files = [path for path in self.disk.files() if part in path]
+        files = [path for path in files if (inode := self.disk.names.file(path)) is not None and inode.size]
+        if not files or self.wrong or not self.may_be_damaged:
             return False
         self.damaged = True
-        self.disk.flip_bit(self.loop.rng.choice(logs))
+        self.disk.flip_bit(self.loop.rng.choice(files))
         return True
 
     def slow_down(self, seconds: float) -> None:
@@ -272,14 +287,21 @@ class Machine:
 
     # --- what the test may look at --------------------------------------------------------------------------------------
 
-    def may_have(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether the running bookie has the entry in memory or index; True while none runs, since nobody can tell."""
+    def has(self, ledger_id: int, entry_id: int) -> bool | None:
+        """Whether the running bookie has the entry in memory or index; None while none runs. Damaged ones are excused."""
         bookie = self.bookie
-        if bookie is None or self.damaged:
+        if self.damaged:
             return True
+        if bookie is None:
+            return None
         return bookie.cache.get(ledger_id, entry_id) is not None or (
             self.live_index is not None and self.live_index.get(ledger_id, entry_id) is not None
         )
+
+    @property
+    def forgets_deletions(self) -> bool:
+        """Whether a ledger's tombstone, and its fence with it, may be over within the run (rule 7)."""
+        return self._storage.tombstone_s < STORAGE.tombstone_s
 
     def fences(self) -> list[int]:
         """Ledgers that the running bookie has durably fenced."""
@@ -325,13 +347,23 @@ class Machine:
 
         clock = SimClock(self.loop)
         clock.set_now_and_then(process)
+        components = inline_components(files, rng, open_index)
+        if self._storage.processes:
+            components = with_processes(components, rng)
         components = dataclasses.replace(
-            inline_components(files, rng, open_index),
+            components,
             clock=clock,
             existing_ledgers=MetadataLedgers(metadata, timeout_s=2.0),
             assignments=self.assignments(metadata),
         )
-        bookie = await open_bookie(self._settings, components)
+        stored = self.contents.storage
+        settings = dataclasses.replace(
+            self._settings,
+            journal_directories=_directories("journal", stored.journals),
+            ledger_directories=_directories("ledgers", stored.ledger_directories),
+            tombstone_retention_s=stored.tombstone_s,
+        )
+        bookie = await open_bookie(settings, components)
         bookie.on_failure = fail
         if bookie.failure is not None:
             raise bookie.failure
@@ -342,8 +374,21 @@ class Machine:
             self._served = bookie.cookie.starts
             self._operate(self._mark_read_only)
             self.on_ready(self)
+            if self._storage.scrub_s:
+                process.spawn(self._scrub(bookie), name="scrub")
         process.spawn(self._register(metadata), name="registration")
         await failed
+
+    async def _scrub(self, bookie: Bookie) -> None:
+        """The bookie's own begins after half a minute, which no run has. What it calls damaged was damaged."""
+        while True:
+            await asyncio.sleep(self._storage.scrub_s)
+            before = bookie.damage.found
+            await bookie.scrubber.verify_everything()
+            if bookie.damage.found > before and not (self.damaged or self.bookie is not bookie):
+                raise Violation(
+                    f"the scrub of {self.name} found damage that nobody did: {bookie.damage.files()} {bookie.damage.figures()}"
+                )
 
     async def _register(self, metadata: ServiceClient) -> None:
         """Keeps the bookie's ephemeral node alive."""
@@ -387,6 +432,11 @@ class Machine:
         """A sync stops this process, and nobody else."""
         if self.process is not None:
             self.process.busy(seconds)
+
+
+def _directories(name: str, count: int) -> tuple[str, ...]:
+    """() has the bookie take the one that it has without a setting."""
+    return tuple(f"{DATA}/{name}-{letter}" for letter in "abc"[:count]) if count > 1 else ()
 
 
 def look_at_disk(bookie: Bookie) -> None:

@@ -21,6 +21,7 @@ QUORUMS = (
     (4, 2, 2),
 )
 MAX_MACHINES = 6
+LONGEST_STALE_S = 4.0
 FAULTS = (
     "crash_process",
     "crash_power",
@@ -44,6 +45,20 @@ ENDS = ("close", "crash", "pause", "isolate", "takeover", "detach", "gap", "gap"
 
 
 @dataclass(frozen=True)
+class Storage:
+    """How one bookie keeps its data."""
+
+    group_wait_ms: float = 0.0  # how long its journals wait for company
+    journals: int = 1
+    ledger_directories: int = 1
+    processes: bool = (
+        False  # the disk worker and the journal writers work beside it, not in one step of its loop
+    )
+    scrub_s: float = 0.0  # everything is verified at this interval; 0: never
+    tombstone_s: float = 3600.0  # how long a deleted ledger is remembered
+
+
+@dataclass(frozen=True)
 class Plan:
     """Seconds are virtual."""
 
@@ -59,7 +74,7 @@ class Plan:
     turn_s: tuple[float, float]  # how long a writer writes
     mean_burst_gap_s: float
     explicit_lac_s: float
-    group_wait_ms: tuple[float, ...]  # of each machine: how long its journal waits for company
+    storage: tuple[Storage, ...]  # of each machine
     squeeze: float  # chance of a writer that two of its bookies fail it at once
     targeted: float  # chance of a recoverer to get a targeted fault
     close_after_failure: (
@@ -96,19 +111,28 @@ def draw(rng: random.Random) -> Plan:
         turn_s=rng.choice(((0.05, 0.4), (0.1, 0.7), (0.3, 2.0))),
         mean_burst_gap_s=rng.choice((0.01, 0.03, 0.08)),
         explicit_lac_s=rng.choice((0.03, 0.1, 0.3)),
-        group_wait_ms=_group_waits(rng, machines),
+        storage=_storage(rng, machines),
         squeeze=rng.choice((0.1, 0.6, 1.0)),
         targeted=rng.choice((0.2, 0.6, 1.0)),
         close_after_failure=rng.choice((0.0, 0.5, 1.0)),
         delete=rng.choice((0.1, 0.2, 0.6)),
-        stale_s=rng.choice((1.5, 1.5, 4.0)),
+        stale_s=rng.choice((1.5, 1.5, LONGEST_STALE_S)),
         latency_s=rng.choice(((30e-6, 400e-6), (100e-6, 3e-3), (1e-3, 20e-3))),
         late_packets=rng.choice(((0.0, 0.02), (0.01, 0.02), (0.05, 0.1))),
         chances=chances,
     )
 
 
-def _group_waits(rng: random.Random, machines: int) -> tuple[float, ...]:
-    if rng.random() < 0.5:
-        return (0.0,) * machines
-    return tuple(rng.choice((0.0, 3.0, 12.0, 40.0)) for _ in range(machines))
+def _storage(rng: random.Random, machines: int) -> tuple[Storage, ...]:
+    waits = (0.0,) if rng.random() < 0.5 else (0.0, 3.0, 12.0, 40.0)
+    return tuple(
+        Storage(
+            group_wait_ms=rng.choice(waits),
+            journals=rng.choice((1, 1, 2)),
+            ledger_directories=rng.choice((1, 1, 2)),
+            processes=rng.random() < 0.5,
+            scrub_s=rng.choice((0.0, 0.0, 1.0)),
+            tombstone_s=rng.choice((3600.0, LONGEST_STALE_S + 4.0)),
+        )
+        for _ in range(machines)
+    )

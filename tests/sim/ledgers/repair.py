@@ -128,7 +128,6 @@ class RepairCluster(Cluster):
         super().__init__(loop, plan)
         self.replaced = 0
         self.presence = Presence(loop, [machine.name for machine in self.machines])
-        self._by_name = {machine.name: machine for machine in self.machines}
         holds = self.context.answers.holds
 
         def holds_what_is_its_own(bookie: str, ledger_id: int, entry_id: int) -> bool:
@@ -156,7 +155,7 @@ class RepairCluster(Cluster):
             victims=0,
             faults=tuple(fault for fault, _ in kept) or ("cut",),
             weights=tuple(weight for _, weight in kept) or (1.0,),
-            group_wait_ms=(0.0,) * machines,
+            storage=tuple(plan.storage[number % len(plan.storage)] for number in range(machines)),
             storm_s=plan.storm_s + 4.0,
             chains=3,
             delete=0.1,
@@ -298,8 +297,8 @@ class RepairCluster(Cluster):
                 if not self.presence.counted_as_lost(left):
                     raise Violation(f"{where}, and {left} never counted as lost")
                 for entry_id in range(fragment.first, fragment.last + 1):
-                    if position in after.striping.write_set(entry_id) and not self._by_name[bookie].may_have(
-                        ledger_id, entry_id
+                    if position in after.striping.write_set(entry_id) and not self.has(
+                        bookie, ledger_id, entry_id
                     ):
                         raise Violation(f"{where}, and {bookie} does not have entry {entry_id}")
 

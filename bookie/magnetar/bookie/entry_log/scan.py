@@ -124,8 +124,10 @@ class LogScan:
         found: list[Scanned] = []
         if not self.version and self.size:
             self._undecided.append(_Gap(0, min(LOG_HEADER_BYTES, self.size), -1, -1))
-            if data.strip(b"\0"):
-                self._decide(found)  # a header that was never written is all zeros
+            # A header that was never written is all zeros; one that was written in part, by a bookie that was killed or had
+            # no space for it, has nothing behind it.
+            if self.size >= LOG_HEADER_BYTES and data.strip(b"\0"):
+                self._decide(found)
         if self.size <= LOG_HEADER_BYTES:
             self._at = self._end = self.size
             return self._finish(found)

@@ -133,6 +133,12 @@ def test_what_was_not_synced_is_torn_even_with_good_records_behind_it() -> None:
     assert cuts > 10
 
 
+@pytest.mark.parametrize("size", [1, 15, LOG_HEADER_BYTES - 1])
+def test_a_log_whose_header_was_written_in_part_is_no_damage(size: int) -> None:
+    """Its bookie was killed, or had no space for more: nothing was ever stored in it."""
+    assert [one.torn for one in scan(Log().data[:size])] == [True]
+
+
 def test_version_1_takes_what_stands_before_a_good_record_for_damage() -> None:
     log = some_log(footer=False, markers=False, version=1)
     data = bytearray(log.data)
