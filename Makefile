@@ -93,7 +93,7 @@ model: $(STAMP) ## search every state of small ledger worlds, and every planted 
 crash: $(STAMP) ## kill -9 the service KILLS times (default 50) in each of six ways, counting what was confirmed
 	@MAGNETAR_KILLS=$(KILLS) $(PY) -m pytest -q -s --no-header tests/crash/test_kill.py tests/crash/test_kill_storage.py tests/crash/test_full_disk.py tests/crash/test_bookie_loss.py $(ARGS)
 
-spark: $(SPARK_STAMP) ## run the commands of the data pipeline, and every way of packaging it, each in Java machines of its own
+spark: $(SPARK_STAMP) $(DEMO_STAMP) ## run the commands of the data pipeline, and every way of packaging it, each in Java machines of its own
 	@MAGNETAR_SPARK_LONG=1 $(PY) -m pytest -q --no-header tests/integration/spark_jobs/test_commands.py tests/integration/spark_shells $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks: tables on the screen, JSON under bench/out
@@ -108,7 +108,7 @@ bench-bookie: $(STAMP) ## run the benchmarks of the bookie alone: adds, reads, r
 bench-ledger: $(STAMP) ## run the benchmarks of the ledger client: appends, recovery, reads, tails, over three bookies
 	@$(PY) -m bench ledger $(ARGS)
 
-bench-spark: $(SPARK_STAMP) ## run the benchmarks of the data pipeline: Spark reads and writes of a topic beside what Spark can do at all
+bench-spark: $(SPARK_STAMP) $(DEMO_STAMP) ## run the benchmarks of the data pipeline: Spark reads and writes of a topic beside what Spark can do at all
 	@$(PY) -m bench spark $(ARGS)
 
 coverage: $(SPARK_STAMP) $(DEMO_STAMP) ## run the tests under coverage and print the lines that none of them reach

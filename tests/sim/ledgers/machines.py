@@ -386,9 +386,8 @@ class Machine:
             before = bookie.damage.found
             await bookie.scrubber.verify_everything()
             if bookie.damage.found > before and not (self.damaged or self.bookie is not bookie):
-                raise Violation(
-                    f"the scrub of {self.name} found damage that nobody did: {bookie.damage.files()} {bookie.damage.figures()}"
-                )
+                found = (bookie.damage.files(), bookie.damage.ledgers())
+                raise Violation(f"the scrub of {self.name} found damage that nobody did: {found}")
 
     async def _register(self, metadata: ServiceClient) -> None:
         """Keeps the bookie's ephemeral node alive."""
