@@ -33,34 +33,25 @@ from magnetar.broker.dispatch.core.events import (
 from magnetar.broker.settings import BrokerSettings
 from magnetar.proto import errors
 from support.dispatch_kit import DispatchWorld, see
+from support.text_scenarios import play
 
 
 def run_scenario(text: str) -> str:
     """The text with the output parts as the core produces them."""
-    output: list[str] = []
     world: DispatchWorld | None = None
-    expecting = False
-    command = ""
-    for line in text.splitlines():
-        if line == "----":
-            name, *arguments = command.split()
-            if name == "dispatch":
-                settings = [argument for argument in arguments if argument != "reader"]
-                world = DispatchWorld(parse_settings(settings), durable="reader" not in arguments)
-            else:
-                assert world is not None
-                tell(world, name, arguments)
-            output += ["----", *answer(world)]
-            expecting = True
-        elif expecting:
-            if not line:  # a blank line ends the expected part
-                output.append("")
-                expecting = False
+
+    def run(command: str) -> list[str]:
+        nonlocal world
+        name, *arguments = command.split()
+        if name == "dispatch":
+            settings = [argument for argument in arguments if argument != "reader"]
+            world = DispatchWorld(parse_settings(settings), durable="reader" not in arguments)
         else:
-            if line and not line.startswith("#"):
-                command = line
-            output.append(line)
-    return "\n".join(output) + "\n"
+            assert world is not None
+            tell(world, name, arguments)
+        return answer(world)
+
+    return play(text, run)
 
 
 def parse_settings(arguments: list[str]) -> BrokerSettings:

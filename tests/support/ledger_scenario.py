@@ -11,8 +11,6 @@ no-bookies, written, found STATE [ensembles=...] [last=N length=N], metadata-fai
 retry [expired]. With deferred sync (`writer ... deferred=BYTES`) also: accepted BOOKIE ENTRY..., force.
 For a recovery: recovery, lac BOOKIE N|ERROR, read BOOKIE ENTRY yes|ERROR, slow BOOKIE, and stored, failed, chosen,
 no-bookies, written, found, metadata-failed as above. Payloads have 10 bytes each. `check()` runs after every command.
-
-MAGNETAR_REWRITE=1 writes what the cores did into the files; read the difference before it is committed.
 """
 
 from __future__ import annotations
@@ -58,6 +56,7 @@ from magnetar.ledger.core.recovery import RecoveryCore
 from magnetar.ledger.core.writer import WriterCore
 from magnetar.proto import errors
 from magnetar.proto.ledger_entry import encode_ledger_entry
+from support.text_scenarios import play
 
 PAYLOAD = b"x" * 10
 LEDGER_ID = 7
@@ -66,23 +65,7 @@ SHOWN_READS = 7  # recovery reads a window of many entries ahead; the first ones
 
 def run_scenario(text: str) -> str:
     """The text with the output parts as the cores produce them."""
-    scenario = _Scenario()
-    output: list[str] = []
-    expecting = False
-    command = ""
-    for line in text.splitlines():
-        if line == "----":
-            output += ["----", *scenario.run(command)]
-            expecting = True
-        elif expecting:
-            if not line:  # a blank line ends the expected part
-                output.append("")
-                expecting = False
-        else:
-            if line and not line.startswith("#"):
-                command = line
-            output.append(line)
-    return "\n".join(output) + "\n"
+    return play(text, _Scenario().run)
 
 
 def parse_code(text: str) -> int:

@@ -5,8 +5,6 @@ ended done|failed, check. For the repair of a ledger (repair_ledger_*.txt): repa
 [state=OPEN] [last=N] [lost=A] [draining=A] [check=A] [placement] grace=S, view NAME... [draining=A,B], at S, found (the
 record as the core last saw it, with changes: ensembles= state= last=), chosen POSITION=BOOKIE..., no-bookies, copied,
 failed [BOOKIE], checked, written, deleted, metadata-failed, recovery-failed. `check()` runs after every command.
-
-MAGNETAR_REWRITE=1 writes what the cores did into the files; read the difference before it is committed.
 """
 
 from __future__ import annotations
@@ -56,29 +54,14 @@ from magnetar.ledger.replication.core.repair import (
 )
 from magnetar.ledger.replication.core.request import Reason, Request
 from magnetar.proto.errors import LedgerNotFound, RequestTimeout
+from support.text_scenarios import play
 
 LEDGER_ID = 7
 
 
 def run_scenario(text: str) -> str:
     """The text with the output parts as the cores produce them."""
-    scenario = _Scenario()
-    output: list[str] = []
-    expecting = False
-    command = ""
-    for line in text.splitlines():
-        if line == "----":
-            output += ["----", *scenario.run(command)]
-            expecting = True
-        elif expecting:
-            if not line:
-                output.append("")
-                expecting = False
-        else:
-            if line and not line.startswith("#"):
-                command = line
-            output.append(line)
-    return "\n".join(output) + "\n"
+    return play(text, _Scenario().run)
 
 
 class _Scenario:

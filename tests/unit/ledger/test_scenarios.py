@@ -1,22 +1,18 @@
 """Every tests/scenarios/ledger_*.txt: the cores do what stands there, step by step."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from support.ledger_scenario import run_scenario
+from support.text_scenarios import check, scenario_files
 
-SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios").glob("ledger_*.txt"))
+SCENARIOS = scenario_files("ledger")
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenario(path: Path) -> None:
-    text = path.read_text()
-    done = run_scenario(text)
-    if os.environ.get("MAGNETAR_REWRITE"):
-        path.write_text(done)
-    assert done == text
+    check(path, run_scenario)
 
 
 def test_there_are_scenarios() -> None:
