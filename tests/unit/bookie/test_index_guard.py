@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import struct
 from collections import Counter
@@ -15,11 +14,10 @@ from magnetar.bookie.index.locations import REBUILD
 from magnetar.proto.errors import DataDirectoryError, StorageFailed
 from magnetar.runtime.files import OsFiles
 from magnetar.runtime.rocksdb_guard import RocksDbGuard
+from support.rocksdb_damage import PAGE_BYTES, manifest_records, with_damaged_manifest, with_flipped_bits
 
 LEDGERS = 5
 ENTRIES = 600
-PAGE_BYTES = 4096
-_RECORD = struct.Struct("<IHB")  # of a MANIFEST: checksum, length, type
 
 
 @pytest.fixture
@@ -73,56 +71,24 @@ def judge(path: Path) -> str:
 async def test_rule_08_a_bit_in_every_page_of_every_file_of_the_index(
     index_directory: Path, tmp_path: Path
 ) -> None:
-    rng = random.Random(4)
-    outcomes: Counter[str] = Counter()
-    copy = tmp_path / "copy"
     wanted = sorted(index_directory.glob("*.sst"))
     wanted += [
         path for path in index_directory.iterdir() if path.name.split("-")[0] in ("MANIFEST", "CURRENT")
     ]
-    for path in wanted:
-        size = path.stat().st_size
-        for start in [*range(0, size, PAGE_BYTES)] * 2:
-            shutil.copytree(index_directory, copy)
-            data = bytearray(path.read_bytes())
-            data[rng.randrange(start, min(start + PAGE_BYTES, size))] ^= 1 << rng.randrange(8)
-            (copy / path.name).write_bytes(data)
-            outcomes[f"{path.name.split('-')[0][-8:]} {judge(copy)}"] += 1
-            shutil.rmtree(copy)
+    copy = tmp_path / "copy"
+    kinds = with_flipped_bits(index_directory, copy, wanted, times=2)
+    outcomes = Counter(f"{kind} {judge(copy)}" for kind in kinds)
     assert outcomes["MANIFEST refused"] == outcomes["CURRENT refused"] == 2
     assert not [outcome for outcome in outcomes if outcome.endswith("cure")]
     assert sum(outcomes.values()) > 15
-
-
-def manifest_records(data: bytes) -> list[int]:
-    """Where the records of a MANIFEST of less than 32 KB start."""
-    starts, at = [], 0
-    while at + _RECORD.size <= len(data):
-        _, length, kind = _RECORD.unpack_from(data, at)
-        if not kind:
-            break
-        starts.append(at)
-        at += _RECORD.size + length
-    return starts
 
 
 @pytest.mark.parametrize("damage", ["length", "cut"])
 async def test_rule_08_a_manifest_that_lost_its_end_is_noticed(
     index_directory: Path, tmp_path: Path, damage: str
 ) -> None:
-    """RocksDB takes it for a torn write, and opens without the newest tables."""
-    (path,) = index_directory.glob("MANIFEST-*")
-    data = path.read_bytes()
-    starts = manifest_records(data)
-    outcomes: Counter[str] = Counter()
-    for start in starts[-6:]:
-        copy = tmp_path / "copy"
-        shutil.copytree(index_directory, copy)
-        changed = bytearray(data)
-        changed[start + 5] ^= 0x10  # 4096 more bytes than there are
-        (copy / path.name).write_bytes(changed if damage == "length" else data[:start])
-        outcomes[judge(copy)] += 1
-        shutil.rmtree(copy)
+    copy = tmp_path / "copy"
+    outcomes = Counter(judge(copy) for _ in with_damaged_manifest(index_directory, copy, damage, last=6))
     assert outcomes["refused"] >= 3
     assert not outcomes["told"]
 

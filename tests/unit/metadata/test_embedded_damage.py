@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import shutil
-import struct
 from collections import Counter
 from pathlib import Path
 
@@ -17,11 +15,10 @@ from magnetar.metadata.embedded import RocksKeyValue, _cannot_open
 from magnetar.proto.errors import DataDirectoryError, StorageFailed
 from magnetar.runtime.files import OsFiles
 from magnetar.runtime.rocksdb_guard import RocksDbGuard
+from support.rocksdb_damage import PAGE_BYTES, with_damaged_manifest, with_flipped_bits
 
 KEYS = 1200
-PAGE_BYTES = 4096
 TURN_BYTES = 16_384
-_RECORD = struct.Struct("<IHB")  # of a MANIFEST: checksum, length, type
 
 
 def expected() -> dict[bytes, bytes]:
@@ -77,57 +74,24 @@ async def test_a_killed_store_has_everything(killed: Path) -> None:
 
 
 async def test_rule_37_a_bit_in_every_page_of_every_file(killed: Path, tmp_path: Path) -> None:
-    rng = random.Random(4)
-    outcomes: Counter[str] = Counter()
+    kinds = ("changes", "guard", "CURRENT", "MANIFEST")
+    wanted = [
+        path for path in sorted(killed.iterdir()) if path.name.split("-")[0] in kinds or path.suffix == ".sst"
+    ]
     copy = tmp_path / "copy"
-    for path in sorted(killed.iterdir()):
-        if (
-            path.name.split("-")[0] not in ("changes", "guard", "CURRENT", "MANIFEST")
-            and path.suffix != ".sst"
-        ):
-            continue
-        size = len(path.read_bytes().rstrip(b"\0"))
-        for start in [*range(0, size, PAGE_BYTES)] * 3:
-            shutil.copytree(killed, copy)
-            data = bytearray(path.read_bytes())
-            data[rng.randrange(start, min(start + PAGE_BYTES, size))] ^= 1 << rng.randrange(8)
-            (copy / path.name).write_bytes(data)
-            outcomes[f"{path.name.split('-')[0][-8:]} {judge(copy)}"] += 1
-            shutil.rmtree(copy)
+    outcomes = Counter(f"{kind} {judge(copy)}" for kind in with_flipped_bits(killed, copy, wanted, times=3))
     assert outcomes["MANIFEST refused"]
     assert outcomes["changes refused"]
     assert not [outcome for outcome in outcomes if "without" in outcome]
     assert sum(outcomes.values()) > 30
 
 
-def manifest_records(data: bytes) -> list[int]:
-    """Where the records of a MANIFEST of less than 32 KB start."""
-    starts, at = [], 0
-    while at + _RECORD.size <= len(data):
-        _, length, kind = _RECORD.unpack_from(data, at)
-        if not kind:
-            break
-        starts.append(at)
-        at += _RECORD.size + length
-    return starts
-
-
 @pytest.mark.parametrize("damage", ["length", "cut"])
 async def test_rule_37_a_manifest_that_lost_its_end_is_noticed(
     killed: Path, tmp_path: Path, damage: str
 ) -> None:
-    """RocksDB takes it for a torn write, and opens without the newest tables."""
-    (path,) = killed.glob("MANIFEST-*")
-    data = path.read_bytes()
-    outcomes: Counter[str] = Counter()
-    for start in manifest_records(data):
-        copy = tmp_path / "copy"
-        shutil.copytree(killed, copy)
-        changed = bytearray(data)
-        changed[start + 5] ^= 0x10  # 4096 more bytes than there are
-        (copy / path.name).write_bytes(changed if damage == "length" else data[:start])
-        outcomes[judge(copy)] += 1
-        shutil.rmtree(copy)
+    copy = tmp_path / "copy"
+    outcomes = Counter(judge(copy) for _ in with_damaged_manifest(killed, copy, damage))
     assert set(outcomes) <= {"refused", "fine"}
     assert outcomes["refused"] >= 3
 
