@@ -144,7 +144,7 @@ class Bookie:
             assignments=components.assignments,
         )
         self.collector = Collector(parts, self.deletion, self.fail)
-        self.scrubber = Scrubber(parts, lambda: not self.accepting or self.checkpointer.flushing)
+        self.scrubber = Scrubber(parts, self.cache, lambda: not self.accepting or self.checkpointer.flushing)
         self.collector.survey.measured_live_bytes = self.scrubber.exact_live_bytes
         self.disk_space = DiskSpace(
             components.files, self.layout, self.settings, self.logs, self.collector.note_space

@@ -204,6 +204,10 @@ class _Assignments:
         """See Assignments."""
         return await self._stored().unassigned(ledger_id)
 
+    async def ours(self, ledger_id: int) -> Callable[[int], bool]:
+        """See Assignments."""
+        return await self._stored().ours(ledger_id)
+
     async def confirm(self, found: UnassignedEntries) -> bool:
         """See Assignments."""
         return await self._stored().confirm(found)

@@ -39,6 +39,8 @@ class AnswerChecker:
 
     def __init__(self) -> None:
         self.deleting: Callable[[int], bool] = lambda ledger_id: False  # whether a ledger may be deleted
+        # Whether a bookie may have forgotten a deleted ledger, by its name and the ledger.
+        self.may_be_forgotten: Callable[[str, int], bool] = lambda bookie, ledger_id: False
         # Called for each add that is sent: name of the process, bookie, ledger, whether it is a recovery's.
         self.on_add: Callable[[str, str, int, bool], None] = lambda *add: None
         # Called for each answer to a fence: name of the process, bookie.
@@ -64,7 +66,7 @@ class AnswerChecker:
 
     def stored(self, bookie: str, ledger_id: int, entry_id: int, *, recovery: bool, fenced: bool) -> None:
         """A bookie acknowledged an entry. `fenced`: the ledger was fenced there when the add was sent."""
-        if fenced and not recovery:
+        if fenced and not recovery and not self.may_be_forgotten(bookie, ledger_id):
             raise Violation(
                 f"ledger {ledger_id}: {bookie} took entry {entry_id} from the writer although it had been fenced"
             )

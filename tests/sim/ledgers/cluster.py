@@ -59,6 +59,7 @@ class Cluster:
         self.metadata.on_send = self.targeted_faults.sent
         self.context.answers.on_add = self.targeted_faults.added
         self.context.answers.on_fenced = self.targeted_faults.fenced
+        self.context.answers.may_be_forgotten = self._may_be_forgotten
         self.context.answers.deleting = lambda ledger_id: self.history.ledgers[ledger_id].deleting
         self.tails: list[tuple[Tail, list[LedgerHistory]]] = []
         self.storming = True
@@ -302,10 +303,15 @@ class Cluster:
         """Checks a restarted bookie: every ledger that it has confirmed to be fenced is fenced (rule 6)."""
         assert machine.bookie is not None
         for ledger_id in self.context.answers.fences(machine.name):
-            if self.history.ledgers[ledger_id].deleting and machine.forgets_deletions:
+            if self._may_be_forgotten(machine.name, ledger_id):
                 continue
             if not (machine.damaged or machine.bookie.ledgers.peek(ledger_id).fenced):
                 raise Violation(f"{machine.name} lost the fence of ledger {ledger_id} with its last process")
+
+    def _may_be_forgotten(self, bookie: str, ledger_id: int) -> bool:
+        """Whether the bookie's tombstone of a deleted ledger may be over, and the fence with it (rule 7)."""
+        ledger = self.history.ledgers.get(ledger_id)
+        return ledger is not None and ledger.deleting and self._by_name[bookie].forgets_deletions
 
     def _check_recorded(self, ledger: LedgerHistory, metadata: LedgerMetadata) -> None:
         """Whenever ensembles change: what was confirmed of the last two of them stands where they say."""

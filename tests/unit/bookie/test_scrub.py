@@ -6,6 +6,7 @@ import asyncio
 import random
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -174,6 +175,19 @@ async def test_rule_08_what_the_index_lost_is_damage_once_the_scrub_knows(tmp_pa
     live = bookie.scrubber.exact_live_bytes(place.log_id)
     others = [other for other in storage.locations.values() if other.log_id == place.log_id]
     assert live == sum(other.length + 32 for other in [*others, place])
+    await bookie.close()
+
+
+async def test_what_a_flush_that_waits_for_space_has_written_is_not_lost(tmp_path: Path) -> None:
+    """Its log may be closed (its directory failed) while the index knows nothing of it: the entries are in memory."""
+    storage = ModelStorage()
+    bookie, entries = await filled(tmp_path, storage)
+    storage.damage(1, 7, None)
+    data = next(one for one in entries if (one[7], one[15]) == (1, 7))
+    bookie.cache.put(1, 7, data)
+    await bookie.scrubber.verify_everything()
+    assert bookie.damage.ledgers() == {}
+    assert await bookie.read(1, 7, 7) == ([data], ANY)
     await bookie.close()
 
 

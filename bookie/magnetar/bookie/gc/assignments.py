@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 __all__ = ["Assignments", "Unassigned"]
@@ -25,6 +25,10 @@ class Assignments(Protocol):
 
     async def unassigned(self, ledger_id: int) -> Unassigned | None:
         """Reads the record. None: nothing is certain to be another bookie's. Raises MagnetarError if that is not known."""
+        ...
+
+    async def ours(self, ledger_id: int) -> Callable[[int], bool]:
+        """Whether an entry may be this bookie's, by the record as it is now. Raises MagnetarError if that is not known."""
         ...
 
     async def confirm(self, found: Any) -> bool:

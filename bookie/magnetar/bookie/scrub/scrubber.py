@@ -35,6 +35,7 @@ from ..gc.entry_locations import locations_of
 from ..gc.parts import StorageParts
 from ..index import Location
 from ..index.locations import REBUILD
+from ..write_cache import WriteCache
 from .disk_reader import DiskReader
 from .index_files import IndexFiles
 from .pace import Pace
@@ -68,7 +69,7 @@ class _Unit(NamedTuple):
 class Scrubber:
     """See the module. `run` is a task of the bookie; `verify_everything` is one pass at once, for people and tests."""
 
-    def __init__(self, parts: StorageParts, busy: Callable[[], bool]) -> None:
+    def __init__(self, parts: StorageParts, cache: WriteCache, busy: Callable[[], bool]) -> None:
         """`busy`: whether the disk is better left to others right now."""
         settings = parts.settings
         self._files = parts.files
@@ -76,6 +77,8 @@ class Scrubber:
         self._logs = parts.logs
         self._index = parts.index
         self._ledgers = parts.ledgers
+        self._cache = cache
+        self._assignments = parts.assignments
         self._checkpointer = parts.checkpointer
         self._damage = parts.damage
         self._clock = parts.clock
@@ -266,22 +269,24 @@ class Scrubber:
                 check.live_bytes += record.length + RECORD_HEADER_BYTES
 
     async def _report_lost(self, check: _LogCheck) -> None:
-        """Records whose entry the index has nowhere: of a deleted ledger, not indexed yet, or lost by the index.
+        """Records whose entry the index has nowhere: of a deleted ledger, another bookie's by now, not indexed yet, or lost.
 
         Beyond the last entry of its ledger: a crash came between log and index, and the journal did not have it either (it
         was slower than the flush). So it was never acknowledged, and recoveries must get "no such entry" for it.
         """
         for at in range(0, len(check.missing), _SLICE_RECORDS):
+            rows = check.missing[at : at + _SLICE_RECORDS]
+            looks_lost = {ledger_id for ledger_id, entry_id, _ in rows if self._is_lost(ledger_id, entry_id)}
+            ours = {ledger_id: await self._ours(ledger_id) for ledger_id in sorted(looks_lost)}
             # Waits out a flush, which appends before it updates the index, and a deletion.
             async with self._checkpointer.exclusive():
-                for ledger_id, entry_id, length in check.missing[at : at + _SLICE_RECORDS]:
-                    if (
-                        self._last_entry(ledger_id) >= entry_id
-                        and self._index.get(ledger_id, entry_id) is None
-                    ):
-                        check.live_bytes += (
-                            length + RECORD_HEADER_BYTES
-                        )  # not garbage: there is no other copy on this bookie
+                for ledger_id, entry_id, length in rows:
+                    is_ours = ours.get(ledger_id)
+                    if not self._is_lost(ledger_id, entry_id) or (is_ours and not is_ours(entry_id)):
+                        continue
+                    # Not garbage: there is no other copy on this bookie.
+                    check.live_bytes += length + RECORD_HEADER_BYTES
+                    if is_ours is not None:
                         self._damage.report(
                             ledger_id,
                             entry_id,
@@ -289,6 +294,24 @@ class Scrubber:
                             reason=f"the index has lost it, {check.info.path} has it; {REBUILD}",
                         )
             await asyncio.sleep(0)
+
+    def _is_lost(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether the bookie should have the entry, and neither the index has it nor a flush that waits for space."""
+        return (
+            self._last_entry(ledger_id) >= entry_id
+            and self._index.get(ledger_id, entry_id) is None
+            and self._cache.get(ledger_id, entry_id) is None
+        )
+
+    async def _ours(self, ledger_id: int) -> Callable[[int], bool] | None:
+        """Which entries the record gives to this bookie: others were leftovers, and dropped. None: not known now."""
+        if self._assignments is None:
+            return lambda entry_id: True
+        try:
+            return await self._assignments.ours(ledger_id)
+        except MagnetarError as error:
+            _log.warning("whose entries of ledger %d are in a log is not known: %s", ledger_id, error)
+            return None
 
     def _last_entry(self, ledger_id: int) -> int:
         """-1 if it has none, or is deleted."""

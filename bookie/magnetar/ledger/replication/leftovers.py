@@ -7,12 +7,13 @@ be written into its record.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.ledgers import LedgerManager
+from magnetar.metadata.store import Versioned
 from magnetar.proto.errors import NotFoundInStore, VersionConflict
 
 from .core.fragments import fragments_of
@@ -40,12 +41,29 @@ class StoredAssignments:
 
     async def unassigned(self, ledger_id: int) -> UnassignedEntries | None:
         """None: the ledger is not closed, does not exist, or is all this bookie's. Raises what the store raises."""
-        node = await metadata_in_time(self._ledgers.get(ledger_id), self._timeout_s, "whose entries are here")
+        node = await self._read(ledger_id)
         if node is None:
             return None  # deleted: garbage collection finds out by itself, and writes a tombstone
         metadata = LedgerMetadata.decode(node.value, ledger_id)
         ranges = ranges_of_others(metadata, self._bookie) if metadata.closed else []
         return UnassignedEntries(ledger_id, ranges, (node.value, node.version)) if ranges else None
+
+    async def ours(self, ledger_id: int) -> Callable[[int], bool]:
+        """By the write sets of a closed ledger; any entry of another one may be. Raises what the store raises."""
+        node = await self._read(ledger_id)
+        metadata = None if node is None else LedgerMetadata.decode(node.value, ledger_id)
+
+        def ours(entry_id: int) -> bool:
+            if metadata is None or not metadata.closed:
+                return True
+            bookies = metadata.ensemble_of(entry_id).bookies
+            write_set = metadata.striping.write_set(entry_id)
+            return entry_id <= metadata.last_entry and self._bookie in (bookies[at] for at in write_set)
+
+        return ours
+
+    async def _read(self, ledger_id: int) -> Versioned | None:
+        return await metadata_in_time(self._ledgers.get(ledger_id), self._timeout_s, "whose entries are here")
 
     async def confirm(self, found: UnassignedEntries) -> bool:
         """Writes the record as it is under a new version: a repair that read the old one cannot write it any more."""

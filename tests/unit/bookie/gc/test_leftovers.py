@@ -15,7 +15,7 @@ from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.replication.leftovers import StoredAssignments, UnassignedEntries
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.proto.errors import EntryNotFound, LedgerFenced, VersionConflict
+from magnetar.proto.errors import ConnectionLost, EntryNotFound, LedgerFenced, VersionConflict
 from magnetar.proto.stripe import EVERY_ENTRY
 from support.bookie_kit import add, add_all, entry, model_components, small_settings
 from support.gc_kit import Collected
@@ -86,6 +86,42 @@ class Node:
                 continue
             found.append(number)
         return found
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["metadata answers", "metadata is away"])
+async def test_what_was_dropped_is_not_lost_for_the_scrub(tmp_path: Path, known: bool) -> None:
+    """Found by the simulation: the scrub took it for damage of the index, answered so, and asked for repairs of it."""
+    node = Node(tmp_path)
+    await node.open()
+    await node.ledger(1, (0, ("b1", "b3")), (10, ("b2", "b3")), last=29)
+    await node.fill(1, range(30))
+    await node.roll()
+    leftovers = node.bookie.collector._leftovers
+    assert leftovers is not None
+    assert await leftovers.drop([1]) == 20
+    if not known:
+
+        async def unavailable(ledger_id: int) -> None:
+            raise ConnectionLost("the store is away")
+
+        node.ledgers.get = unavailable  # type: ignore[method-assign]
+    await node.bookie.scrubber.verify_everything()
+    assert node.bookie.damage.ledgers() == {}
+    await node.bookie.close()
+
+
+async def test_rule_08_an_entry_that_is_this_bookies_and_not_in_the_index_is_damage(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.open()
+    await node.ledger(1, (0, ("b1", "b3")), (10, ("b2", "b3")), last=29)
+    await node.fill(1, range(30))
+    await node.roll()
+    for number in range(30):
+        node.kit.storage.damage(1, number, None)
+    await node.bookie.scrubber.verify_everything()
+    (lost,) = node.bookie.damage.ledgers()[1]
+    assert (lost.first, lost.last) == (0, 9)
+    await node.bookie.close()
 
 
 async def test_entries_of_other_bookies_are_dropped_and_their_space_comes_back(tmp_path: Path) -> None:
