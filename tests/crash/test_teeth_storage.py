@@ -57,6 +57,13 @@ def crashes() -> Iterator[Callable[[], Any]]:
             yield partial(crash_and_verify, seed, call, power=call % 2 > 0, again=call * 7 % 55)
 
 
+def crashes_after_replay() -> Iterator[Callable[[], Any]]:
+    """A kill, and a power loss at one of the later calls of the recovery."""
+    for seed in range(6):
+        for call in range(count_calls(seed)):
+            yield partial(crash_and_verify, seed, call, power=call % 2 > 0, again=20 + call * 7 % 40)
+
+
 def faults() -> Iterator[Callable[[], Any]]:
     """A failing call."""
     for seed in range(2):
@@ -250,7 +257,6 @@ BY_CRASHES = [
     fence_not_replayed,
     directories_not_synced,
     incarnation_never_changes,
-    journal_not_flushed_after_replay,
     prepared_in_the_page_cache,
     last_confirmed_not_replayed,
     replay_in_front_of_the_newer_copy,
@@ -261,6 +267,11 @@ BY_CRASHES = [
 def test_a_crash_finds(defect: Callable[[Patch], None], monkeypatch: Patch) -> None:
     defect(monkeypatch)
     caught_after(crashes())
+
+
+def test_a_power_loss_after_a_replay_finds_a_journal_that_was_not_flushed(monkeypatch: Patch) -> None:
+    journal_not_flushed_after_replay(monkeypatch)
+    caught_after(crashes_after_replay())
 
 
 def test_a_power_loss_in_a_group_finds_torn_tails_taken_for_damage(monkeypatch: Patch) -> None:
