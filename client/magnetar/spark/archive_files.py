@@ -127,6 +127,8 @@ class ArchiveFolder:
     def __init__(self, place: str) -> None:
         self.place = place
         try:
+            if not place:  # which would be the folder that one happens to be in
+                raise OSError("it is empty")
             if "://" in place:
                 self._fs, self.root = pafs.FileSystem.from_uri(place)
             else:

@@ -128,8 +128,9 @@ def test_a_later_format_is_told_from_damage() -> None:
 
 
 def test_places_that_nobody_knows() -> None:
-    with pytest.raises(InvalidArgument, match="is no place for an archive"):
-        ArchiveFolder("nowhere://x/y")
+    for place in ("nowhere://x/y", ""):
+        with pytest.raises(InvalidArgument, match="is no place for an archive"):
+            ArchiveFolder(place)
 
 
 def test_a_location_is_a_uri_that_finds_the_archive_from_everywhere(

@@ -238,7 +238,9 @@ def test_a_job_that_is_killed_at_any_step_has_lost_nothing_and_another_finishes(
     died = 0
     while True:
         shutil.rmtree(topic.path, ignore_errors=True)
-        topic.__init__(3)  # type: ignore[misc]
+        path = topic.path
+    topic.__init__(3)  # type: ignore[misc]
+    topic.path = path
         topic.path, topic.dies_at = str(tmp_path / "archive"), died + 1
         try:
             run(topic)
@@ -282,7 +284,9 @@ def test_the_backlog_leaves_only_if_that_is_said(topic: Topic) -> None:
     commands = [one for one in topic.asked if isinstance(one, ArchiveLedgers)]
     assert commands
     assert not any(one.with_backlog for one in commands)
+    path = topic.path
     topic.__init__(3)  # type: ignore[misc]
+    topic.path = path
     run(topic, with_backlog=True)
     commands = [one for one in topic.asked if isinstance(one, ArchiveLedgers)]
     assert commands
