@@ -238,9 +238,7 @@ def test_a_job_that_is_killed_at_any_step_has_lost_nothing_and_another_finishes(
     died = 0
     while True:
         shutil.rmtree(topic.path, ignore_errors=True)
-        path = topic.path
-    topic.__init__(3)  # type: ignore[misc]
-    topic.path = path
+        topic.__init__(3)  # type: ignore[misc]
         topic.path, topic.dies_at = str(tmp_path / "archive"), died + 1
         try:
             run(topic)
