@@ -73,9 +73,11 @@ format: $(STAMP) ## let ruff repair and format the paths given: make format FILE
 	@$(VENV)/bin/ruff check --fix $(FILES)
 	@$(VENV)/bin/ruff format $(FILES)
 
-sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a cluster of bookies, deferred sync, the standalone service
+sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a cluster of bookies, its repairs, deferred sync, standalone
 	@echo "make sim: seeds 0..$(SEEDS)-1 of ledgers on a cluster of bookies"
 	@PYTHONPATH=tests $(PY) -m sim.runner ledgers --seeds $(SEEDS) $(ARGS)
+	@echo "make sim: seeds 0..$(SEEDS)-1 of a cluster that repairs itself"
+	@PYTHONPATH=tests $(PY) -m sim.runner repair --seeds $(SEEDS) $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of writers with deferred sync on that cluster"
 	@PYTHONPATH=tests $(PY) -m sim.runner deferred --seeds $(SEEDS) $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of the standalone service"

@@ -2,7 +2,8 @@
 
 Real: bookies (journal, write cache, entry logs, checkpoints, garbage collection, recovery) with their servers, ledger
 clients with writers, recoveries, readers and the TCP transport, framed connections. Simulated: disks, network, clock,
-chance, the metadata service; the journal device is the inline one, the location index a model that keeps what was flushed.
+chance, the metadata service; disk worker and journal writers are the inline ones or stand-ins that work beside the bookie
+(sim.ledgers.disk_processes), the location index is a model that keeps what was flushed.
 
     storm (3 to 6 s): chains of ledgers are written, taken over by racing recoverers, tailed, deleted; everything breaks
     heal: a minute at most until every ledger is closed, read to its end, and a new one can be written
