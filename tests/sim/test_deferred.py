@@ -13,7 +13,8 @@ import pytest
 
 from magnetar.bookie.journal.journal import Journal
 from magnetar.ledger import LedgerMetadata
-from magnetar.ledger.bookie_connection import BookieChannel, _Link
+from magnetar.ledger.bookie_channel import BookieChannel
+from magnetar.ledger.bookie_link import BookieLink
 from magnetar.ledger.core.deferred import DeferredWriterCore
 from magnetar.ledger.deferred_writer import DeferredLedgerWriter
 from magnetar.proto.commands import ADD_ACCEPTED
@@ -57,13 +58,13 @@ def accepted_is_said_to_be_durable(patch: Patch) -> None:
 
 def next_life_vouches_for_the_last(patch: Patch) -> None:
     """The client forgets that the connection was lost: what the next life of the bookie syncs counts for all of it."""
-    give_up, force = _Link._give_up, BookieChannel.force
+    give_up, force = BookieLink._give_up, BookieChannel.force
     carried: dict[BookieChannel, dict[tuple[int, int], Any]] = {}
 
     def keep(self: Any, error: Any, **options: Any) -> None:
         if isinstance(error, ConnectionLost):
-            kept = carried.setdefault(self._channel, {})
-            for ledger_id, ledger in self._deferred.items():
+            kept = carried.setdefault(self._owner, {})
+            for ledger_id, ledger in self._adds._deferred.items():
                 kept |= {(ledger_id, entry_id): done for entry_id, done in ledger.accepted.items()}
                 ledger.accepted.clear()
         give_up(self, error, **options)
@@ -73,9 +74,9 @@ def next_life_vouches_for_the_last(patch: Patch) -> None:
         for key, done in list(carried.get(self, {}).items()):
             if key[0] == ledger_id:
                 del carried[self][key]
-                self.loop.call_soon(done, self.bookie, *key, 0)
+                self._loop.call_soon(done, self._destination.bookie, *key, 0)
 
-    patch.setattr(_Link, "_give_up", keep)
+    patch.setattr(BookieLink, "_give_up", keep)
     patch.setattr(BookieChannel, "force", vouch)
     patch.setattr(deferred, "REST", 0.6)  # an add that is under way when a bookie dies has it replaced
 

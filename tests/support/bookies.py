@@ -39,7 +39,7 @@ class StillClock:
 
 
 class FakeBookie:
-    """One bookie: `ledger.local_transport.LocalBookie`."""
+    """One bookie: `ledger.local_bookie.LocalBookie`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -59,6 +59,11 @@ class FakeBookie:
         self._answers: list[tuple[Done, int, int, int]] = []
         self.accepting = True
         self.on_accepting: list[Callable[[], None]] = []
+
+    @property
+    def waits_for_room(self) -> bool:
+        """While it takes none."""
+        return not self.accepting
 
     def hold(self) -> None:
         """Answers nothing until `release`: a hung process."""

@@ -60,6 +60,8 @@ __all__ = ["Bookie"]
 
 _log = logging.getLogger(__name__)
 _RETRY_FLUSH_S = 1.0
+# A journal that has made nothing durable for so long although it should makes no progress.
+_PROGRESS_S = 0.5
 # For each helper that a disk may hold fast.
 _LET_GO_S = 5.0
 
@@ -174,6 +176,11 @@ class Bookie:
     def accepting(self) -> bool:
         """False while adds wait for room: a server should stop reading until `on_accepting`."""
         return self.adds.accepting
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Adds wait for room, and what is on its way to a disk gets there: the bookie is slow, not hung (rule 21)."""
+        return not self.adds.accepting and self.journals.stalled()[0] < _PROGRESS_S
 
     async def read(
         self,
@@ -292,12 +299,6 @@ class Bookie:
         """A round of garbage collection now, with a major compaction. ServiceNotReady, StorageFailed when it was stopped."""
         self._check_alive()
         return await self.collector.collect()
-
-    def journal_offsets(self) -> list[tuple[int, int]]:
-        """(durable, requested) of each journal: where they differ, something is on its way to the disk."""
-        return [
-            (journal.durable_position().offset, journal.requested_offset) for journal in self.journals.all
-        ]
 
     # --- state and maintenance ------------------------------------------------------------------------------------------
 

@@ -32,7 +32,8 @@ from magnetar.proto.errors import MalformedFrame
 from magnetar.proto.stripe import EVERY_ENTRY, Stripe
 from magnetar.runtime.connection import ConnectionOptions, Reply
 
-from .bookie_connection import BookieChannel
+from .bookie_channel import BookieChannel
+from .bookie_link import Destination
 from .directory import BookieDirectory
 from .identities import AnyBookie, BookieIdentities
 from .settings import LedgerSettings
@@ -218,9 +219,10 @@ class TcpTransport:
 
     def _channel(self, channels: dict[str, BookieChannel], bookie: str) -> BookieChannel:
         recovery = channels is self._recovery_channels
-        channel = channels[bookie] = BookieChannel(
-            bookie, self._bookies, self._settings, self._options, self._identities, recovery
+        destination = Destination(
+            bookie, recovery, self._bookies, self._settings, self._options, self._identities
         )
+        channel = channels[bookie] = BookieChannel(destination)
         if self._closed:
             channel.refuse()
         return channel

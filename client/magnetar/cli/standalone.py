@@ -67,7 +67,10 @@ class BrokerComponents:
 
 def _local_transport(bookie_id: str, bookie: Bookie, settings: LedgerSettings) -> BookieTransport:
     return LocalTransport(
-        {bookie_id: bookie}, add_timeout_s=settings.add_timeout_s, read_timeout_s=settings.read_timeout_s
+        {bookie_id: bookie},
+        add_timeout_s=settings.add_timeout_s,
+        read_timeout_s=settings.read_timeout_s,
+        max_outstanding_bytes=settings.max_outstanding_bytes,
     )
 
 

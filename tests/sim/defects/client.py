@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from magnetar.ledger.bookie_connection import _Link
 from magnetar.ledger.core.events import BookiesChosen
 from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.ledger.core.outstanding_adds import OutstandingAdds, Waited
 from magnetar.ledger.identities import StoredIdentities
 from magnetar.ledger.placement.chooser import BookieChooser
 from magnetar.metadata.identity import register_cookie, registered_cookie
@@ -20,10 +20,7 @@ from sim.defects.registry import defect
 def hung_bookie_never_fails() -> None:
     """Rule 21: silence for longer than the add timeout is not a failure."""
 
-    def ticked(self: Any) -> None:
-        self._timer = None
-
-    _Link._ticked = ticked  # type: ignore[method-assign]
+    OutstandingAdds.tick = lambda self: Waited.FOR_NOTHING  # type: ignore[method-assign]
 
 
 @defect
@@ -50,14 +47,13 @@ def bookies_are_not_asked_who_they_are() -> None:
 @defect
 def memory_grows_while_a_bookie_is_slow() -> None:
     """Pulsar #14861: with Qa < Qw adds are confirmed without the slow bookie, and wait for it without a bound."""
-    link: Any = _Link
-    begin = link.__init__
+    adds: Any = OutstandingAdds
+    begin = adds.__init__
 
-    def unbounded(self: Any, channel: Any) -> None:
-        begin(self, channel)
-        self._limit = 1 << 62
+    def unbounded(self: Any, limit_bytes: int) -> None:
+        begin(self, 1 << 62)
 
-    link.__init__ = unbounded
+    adds.__init__ = unbounded
 
 
 @defect

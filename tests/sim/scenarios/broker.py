@@ -38,7 +38,7 @@ Done = Callable[[int, int, int], None]
 
 
 class ModelBookie:
-    """`ledger.local_transport.LocalBookie` whose storage survives its process."""
+    """`ledger.local_bookie.LocalBookie` whose storage survives its process."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
@@ -47,6 +47,7 @@ class ModelBookie:
         self.deleted: dict[int, None] = {}
         self._pending: dict[tuple[int, int], bytes] = {}
         self.accepting = True
+        self.waits_for_room = False
         self.on_accepting: list[Callable[[], None]] = []
 
     def crashed(self) -> None:

@@ -62,7 +62,7 @@ class Service:
 async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
     monkeypatch.setattr("magnetar.bookie.server.paused_connections.NOTICE_INTERVAL_S", 0.05)
     # However slow the machine is: only silence ends the wait.
-    monkeypatch.setattr("magnetar.ledger.bookie_connection._MAX_ADD_TIMEOUTS", 1000)
+    monkeypatch.setattr("magnetar.ledger.core.outstanding_adds.MAX_ADD_TIMEOUTS", 1000)
     bookie = await open_inline(
         # Room for what one read of a connection brings.
         str(tmp_path),
@@ -123,37 +123,44 @@ async def test_rule_06_fences_and_reads_do_not_wait_behind_adds_without_room(ser
     await client.close()
 
 
+@pytest.mark.parametrize("way", ["tcp", "local"])
 async def test_rule_21_a_journal_that_hangs_is_a_hung_bookie_however_full_its_cache_is(
-    service: Service,
+    service: Service, way: str
 ) -> None:
     bookie = service.bookie
+    transport = (
+        service.transport if way == "tcp" else LocalTransport({"b": bookie}, add_timeout_s=ADD_TIMEOUT_S)
+    )
     # Something is on its way to the disk, and does not get there.
-    bookie.journal_offsets = lambda: [(4096, 8192)]  # type: ignore[method-assign]
+    bookie.journals.stalled = lambda: (1.0, "journal")  # type: ignore[method-assign]
     codes: list[int] = []
     loop = asyncio.get_running_loop()
     began = loop.time()
     for number in range(1000):
         data = encode_ledger_entry(1, number, -1, len(PAYLOAD), PAYLOAD)
-        service.transport.add(
+        transport.add(
             "b", data, 1, number, recovery=False, done=lambda bookie, ledger, entry, code: codes.append(code)
         )
     await until(lambda: len(codes) == 1000)
     assert RequestTimeout.code in codes
     assert loop.time() - began < 2 * ADD_TIMEOUT_S
+    await transport.close()
 
 
 async def test_a_cache_that_stays_full_ends_in_too_many_requests(tmp_path: Path) -> None:
     bookie = await open_inline(str(tmp_path), ModelStorage(), add_backpressure_timeout_s=0.1)
     disk = SlowDisk(bookie)
     codes: list[int] = []
-    local = LocalTransport({"b": bookie}, add_wait_s=0.1)
+    local = LocalTransport({"b": bookie}, add_timeout_s=0.1)
     for number in range(200):
         data = entry(1, number, PAYLOAD)
         local.add(
             "b", data, 1, number, recovery=False, done=lambda bookie, ledger, entry, code: codes.append(code)
         )
     await until(lambda: len(codes) == 200)
-    assert {0, TooManyRequests.code} == set(codes)
+    assert {0, TooManyRequests.code, RequestTimeout.code} == set(codes), (
+        "its own queue, and what was held before it"
+    )
     disk.go.set()
     await local.close()
     await bookie.close()

@@ -100,8 +100,9 @@ async def test_a_deferred_add_is_accepted_and_brings_no_sync(bookie: Bookie) -> 
     assert adds.heard == [(0, ADD_ACCEPTED), (1, ADD_ACCEPTED)]
     assert (await bookie.read(1, 0, 1))[0] == [entry(1, 0), entry(1, 1)]
     assert syncs(bookie) == before
-    durable, requested = bookie.journal_offsets()[0]
-    assert durable == requested < bookie.journals.all[0].end_offset, "nothing is on its way: no disk hangs"
+    journal = bookie.journals.all[0]
+    durable = journal.durable_position().offset
+    assert durable == journal.requested_offset < journal.end_offset, "nothing is on its way: no disk hangs"
     assert bookie.journals.stalled()[0] == 0
 
 

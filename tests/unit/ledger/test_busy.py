@@ -143,7 +143,7 @@ async def test_memory_is_bounded_when_qa_is_below_qw_and_a_bookie_stands_still()
             link = transport._channels["b3"]._link
             assert link is not None
             assert link._connection is not None
-            highest = max(highest, link._outstanding_bytes, link._connection.transport.buffered_bytes)
+            highest = max(highest, link._adds.outstanding_bytes, link._connection.transport.buffered_bytes)
         assert confirmed.errors == []
         assert limit // 2 < highest <= limit + 1000, "of what was written beyond the sockets"
         assert writer.outstanding_bytes == 0

@@ -18,7 +18,7 @@ from magnetar.ledger import (
     StaticBookies,
     TcpTransport,
 )
-from magnetar.ledger.bookie_connection import _Link
+from magnetar.ledger.bookie_link import BookieLink
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.commands import DEFERRED_SYNC
@@ -193,15 +193,15 @@ async def test_a_restarted_bookie_does_not_vouch_for_what_it_accepted_before(par
 async def test_it_is_noticed_when_a_restarted_bookie_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The defect that the test above is for, planted: the link forgets what it owes when it ends."""
 
-    def forget(self: _Link, payloads: list[bytes]) -> None:
+    def forget(self: BookieLink, payloads: list[bytes]) -> None:
         accepted(self, payloads)
-        for ledger_id, ledger in self._deferred.items():
+        for ledger_id, ledger in self._adds._deferred.items():
             for entry_id, done in ledger.accepted.items():
                 self._loop.call_soon(done, self._bookie, ledger_id, entry_id, 0)
             ledger.accepted.clear()
 
-    accepted = _Link._accepted
-    monkeypatch.setattr(_Link, "_accepted", forget)
+    accepted = BookieLink._accepted
+    monkeypatch.setattr(BookieLink, "_accepted", forget)
     party = Party(over_tcp=True)
     await party.start()
     writer, _ = await writing(party.client(3, 2, 2), 6)
@@ -359,6 +359,6 @@ async def test_a_link_forgets_ledgers_of_which_nothing_is_outstanding() -> None:
     links = [channel._link for channel in transport._channels.values()]
     assert all(links)
     async with asyncio.timeout(5):
-        while any(link._deferred for link in links if link is not None):
+        while any(link._adds._deferred for link in links if link is not None):
             await asyncio.sleep(ADD_TIMEOUT_S / 10)
     await party.close()

@@ -3,7 +3,13 @@
 import asyncio
 
 from magnetar.ledger import LocalTransport
-from magnetar.proto.errors import BookieUnavailable, ConnectionLost, TooManyRequests
+from magnetar.proto.errors import (
+    BookieUnavailable,
+    ConnectionLost,
+    LedgerFenced,
+    RequestTimeout,
+    TooManyRequests,
+)
 from magnetar.proto.ledger_entry import encode_ledger_entry
 from support.bookies import FakeBookie
 
@@ -56,13 +62,13 @@ async def test_adds_wait_in_order_while_the_bookie_takes_none() -> None:
 
 async def test_a_bookie_that_never_gets_room_is_a_failed_one() -> None:
     bookie, done = FakeBookie("b"), Answers()
-    transport = LocalTransport({"b": bookie}, add_wait_s=0.02)
+    transport = LocalTransport({"b": bookie}, add_timeout_s=0.02)
     bookie.accepting = False
     send(transport, 0, done)
     assert done.heard == [], "never from within add"
     while not done.heard:
         await asyncio.sleep(0.001)
-    assert done.heard == [("b", 1, 0, TooManyRequests.code)]
+    assert done.heard == [("b", 1, 0, RequestTimeout.code)], "after four add timeouts, as over TCP"
     bookie.accepting = True
     send(transport, 1, done)
     await asyncio.sleep(0)
@@ -86,3 +92,32 @@ async def test_what_is_held_is_bounded_and_a_stranger_is_unavailable() -> None:
         ("c", 1, 9, BookieUnavailable.code),
     ]
     await transport.close()
+
+
+async def test_a_readd_of_a_recovery_is_not_answered_for_the_add_of_a_stale_writer() -> None:
+    bookie, stale, recovery = FakeBookie("b"), Answers(), Answers()
+    bookie.fenced[1] = None
+    transport = LocalTransport({"b": bookie})
+    entry = encode_ledger_entry(1, 0, -1, 3, b"abc")
+    transport.add("b", entry, 1, 0, recovery=False, done=stale)
+    transport.add("b", entry, 1, 0, recovery=True, done=recovery)
+    await asyncio.sleep(0.01)
+    assert (stale.heard, recovery.heard) == ([("b", 1, 0, LedgerFenced.code)], [("b", 1, 0, 0)])
+    await transport.close()
+
+
+async def test_another_bookie_by_the_same_name_owes_nothing_for_its_predecessor() -> None:
+    first, second, done = FakeBookie("b"), FakeBookie("b"), Answers()
+    bookies = {"b": first}
+    transport = LocalTransport(bookies)
+    first.hold()
+    send(transport, 0, done)
+    bookies["b"] = second
+    send(transport, 1, done)
+    await asyncio.sleep(0.01)
+    assert done.heard == [("b", 1, 0, ConnectionLost.code), ("b", 1, 1, 0)]
+    first.release()
+    await asyncio.sleep(0.01)
+    assert len(done.heard) == 2
+    await transport.close()
+    assert first.on_accepting == second.on_accepting == []

@@ -1,19 +1,22 @@
-"""Every tests/scenarios/ledger_*.txt: the cores do what stands there, step by step."""
+"""Every tests/scenarios/ledger_*.txt and adds_*.txt: the cores do what stands there, step by step."""
 
 from pathlib import Path
 
 import pytest
 
-from support.ledger_scenario import run_scenario
+from support import adds_scenario, ledger_scenario
 from support.text_scenarios import check, scenario_files
 
-SCENARIOS = scenario_files("ledger")
+SCENARIOS = {
+    **dict.fromkeys(scenario_files("ledger"), ledger_scenario.run_scenario),
+    **dict.fromkeys(scenario_files("adds"), adds_scenario.run_scenario),
+}
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenario(path: Path) -> None:
-    check(path, run_scenario)
+    check(path, SCENARIOS[path])
 
 
 def test_there_are_scenarios() -> None:
-    assert len(SCENARIOS) >= 10
+    assert len(SCENARIOS) >= 40

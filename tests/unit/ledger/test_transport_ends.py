@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from magnetar.ledger import StaticBookies, TcpTransport, bookie_connection
+from magnetar.ledger import StaticBookies, TcpTransport, bookie_link
 from magnetar.proto.errors import BookieUnavailable, ConnectionLost, LedgerNotFound
 from magnetar.runtime.connection import ConnectionOptions
 from support.sockets import counts_sockets, open_sockets
@@ -253,7 +253,7 @@ async def test_no_socket_is_left_when_a_close_returns(cluster: Cluster) -> None:
 async def test_a_bookie_that_hangs_does_not_hold_up_a_close(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bookie_connection, "_CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(bookie_link, "_CLOSE_TIMEOUT_S", 0.05)
     await cluster.start("b1")
     async with Relay(cluster.servers["b1"].port) as relay:
         cluster.servers["b1"].port, port = relay.port, cluster.servers["b1"].port

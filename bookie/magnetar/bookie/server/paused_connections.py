@@ -1,8 +1,8 @@
 """Connections whose adds wait for room in the write cache: they are not read, and hear that the bookie is alive.
 
 For a ledger client, a bookie that is silent for the add timeout has failed (rule 21). A bookie whose write cache is full
-still works as fast as its disk does. It says so by an AddDone frame without rows, twice a second. It stays silent when a
-journal makes no progress although it has something to sync: then the disk hangs, and rule 21 applies.
+still works as fast as its disk does. It says so by an AddDone frame without rows, twice a second. It stays silent when its
+disk hangs (`Bookie.waits_for_room`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,11 @@ class PausedConnections:
         self._bookie = bookie
         self._paused: dict[_PausedConnection, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        # (durable offset, end offset) of each journal at the last tick of the timer.
-        self._journals: list[tuple[int, int]] = []
 
     def pause(self, connection: _PausedConnection) -> None:
         """Pauses a connection whose adds wait."""
         self._paused[connection] = None
         if self._timer is None:
-            self._journals = self._bookie.journal_offsets()
             self._timer = asyncio.get_running_loop().call_later(NOTICE_INTERVAL_S, self._notice)
 
     def forget(self, connection: _PausedConnection) -> None:
@@ -66,12 +63,7 @@ class PausedConnections:
         self._timer = None
         if not self._paused:
             return
-        before, self._journals = self._journals, self._bookie.journal_offsets()
-        stuck = any(
-            durable == durable_now and durable < end
-            for (durable, end), (durable_now, _) in zip(before, self._journals, strict=True)
-        )
-        if not stuck:
+        if self._bookie.waits_for_room:
             for connection in list(self._paused):
                 connection.adds_paused()
         self._timer = asyncio.get_running_loop().call_later(NOTICE_INTERVAL_S, self._notice)
