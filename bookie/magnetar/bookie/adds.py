@@ -61,6 +61,7 @@ class Adds:
         self,
         settings: BookieSettings,
         ledgers: LedgerDescriptors,
+        journals: Journals,
         cache: WriteCache,
         read_cache: ReadCache,
         want_flush: Callable[[], None],
@@ -71,7 +72,7 @@ class Adds:
         # Error code for every add while there is a reason to refuse them all, else 0; see `refuse_all`.
         self.refusal = 0
         self._refuse_recoveries = True
-        self.journals: Journals = None  # type: ignore[assignment]  # set before anything is served
+        self._journals = journals
         self._settings = settings
         self._ledgers = ledgers
         self._cache = cache
@@ -120,7 +121,7 @@ class Adds:
                 add._replace(deferred=False) if _ledger_of(add.entry) == ledger_id else add
                 for add in self._waiting
             )
-        self.journals.of(ledger_id).sync()
+        self._journals.of(ledger_id).sync()
 
     def refuse_all(self, code: int, *, recoveries: bool = True) -> None:
         """Every add is refused with `code` from now on, those that wait included; 0: none is any more.
@@ -176,7 +177,7 @@ class Adds:
         states.note_entry(state, ledger_id, entry_id, last_add_confirmed)
         if recovery:
             self._read_cache.discard(ledger_id, entry_id)
-        journals = self.journals.all  # as `Journals.of` does, without its call
+        journals = self._journals.all  # as `Journals.of` does, without its call
         journal = journals[ledger_id % len(journals)]
         if deferred:
             journal.add_deferred(entry, done, ledger_id, entry_id)

@@ -78,6 +78,7 @@ class Bookie:
         lock: FileLock,
         index: LocationIndex,
         mark: Mark,
+        journals: Journals,
     ) -> None:
         """For `startup.open_bookie`."""
         # Fail-stop: called once; the daemon must exit.
@@ -98,7 +99,7 @@ class Bookie:
         worker = components.disk_worker
         self.logs = EntryLogs(components.files, worker, layout, settings.entry_log_bytes)
         self.damage = Damage(components.repair_queue)
-        self.journals: Journals = None  # type: ignore[assignment]  # set by startup before anything is served
+        self.journals = journals
         self.checkpointer = Checkpointer(
             self.cache,
             self.logs,
@@ -118,15 +119,16 @@ class Bookie:
 
     def _make_request_paths(self, index: LocationIndex) -> None:
         settings, ledgers, cache, read_cache = self.settings, self.ledgers, self.cache, self.read_cache
+        journals = self.journals
         stored = StoredEntries(cache, read_cache, index, self.logs, self.damage, settings)
-        self.adds = Adds(settings, ledgers, cache, read_cache, self._flush_wanted.set, self.fail)
+        self.adds = Adds(settings, ledgers, journals, cache, read_cache, self._flush_wanted.set, self.fail)
         # Bound here, so that an add costs one call less (see `Adds.add`).
         self.add = self.adds.add
         # Called when `accepting` becomes true again.
         self.on_accepting = self.adds.on_accepting
-        self.fencing = Fencing(ledgers)
+        self.fencing = Fencing(ledgers, journals)
         self.reads = Reads(settings, ledgers, cache, read_cache, stored, self.damage, self.waiters)
-        self.deletion = Deletion(ledgers, cache, read_cache, self.damage, self.components.clock)
+        self.deletion = Deletion(ledgers, journals, cache, read_cache, self.damage, self.components.clock)
         self.listing = Listing(ledgers, index, cache)
 
     def _make_maintenance(self, index: LocationIndex) -> None:
@@ -155,7 +157,6 @@ class Bookie:
     def start_tasks(self) -> None:
         """Begins the checkpoints and watches the disk. For `startup`."""
         loop = asyncio.get_running_loop()
-        self.adds.journals = self.fencing.journals = self.deletion.journals = self.journals
         self.journals.on_failure(self.fail)
         self.journals.on_space(self._check_disk)
         self.components.disk_worker.on_failure = self.fail

@@ -18,9 +18,9 @@ _SLICE_LEDGERS = 100
 class Fencing:
     """Fences and explicit LACs of one bookie."""
 
-    def __init__(self, ledgers: LedgerDescriptors) -> None:
-        self.journals: Journals = None  # type: ignore[assignment]  # set before anything is served
+    def __init__(self, ledgers: LedgerDescriptors, journals: Journals) -> None:
         self._ledgers = ledgers
+        self._journals = journals
 
     async def fence(self, ledger_id: int) -> None:
         """From now on only recovery adds pass. Durable when it returns, for unknown ledgers as well (rule 6)."""
@@ -40,7 +40,7 @@ class Fencing:
                 else:
                     durable.set_result(None)
 
-            self.journals.of(ledger_id).fence(ledger_id, done)
+            self._journals.of(ledger_id).fence(ledger_id, done)
         if state.fence_durable is not None:
             # Shielded: one fencer that gives up must not cancel the others.
             await asyncio.shield(state.fence_durable)
@@ -83,7 +83,7 @@ class Fencing:
             if not durable.done():
                 durable.set_result(code)
 
-        self.journals.of(ledger_id).last_confirmed(ledger_id, last_add_confirmed, done)
+        self._journals.of(ledger_id).last_confirmed(ledger_id, last_add_confirmed, done)
         # In memory first, as an entry is in the write cache before it is in the journal: a checkpoint may pass the record.
         state.explicit_lac = max(state.explicit_lac, last_add_confirmed)
         self._ledgers.mark_dirty(state, ledger_id)

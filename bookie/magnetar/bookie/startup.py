@@ -77,6 +77,7 @@ async def _open_locked(
         if directory not in existing:
             _sync_names(files, directory)
     mark = await _read_mark(components, layout, cookie)
+    journals = _make_journals(settings, components, layout, cookie, lock)
     # A mark without rows: no journal was ever begun, so nothing was ever served.
     if mark and not components.index_exists(layout.index):
         raise DataDirectoryError(
@@ -92,7 +93,7 @@ async def _open_locked(
     except BaseException:
         index.close()
         raise
-    bookie = Bookie(settings, components, layout, cookie, lock, index, mark)
+    bookie = Bookie(settings, components, layout, cookie, lock, index, mark, journals)
     try:
         bookie.logs.open()
         bookie.collector.open()
@@ -106,9 +107,8 @@ async def _open_locked(
         _count_start(bookie)
         bookie.start_tasks()
     except BaseException:
-        if bookie.journals is not None:  # their writers hold the lock
-            with contextlib.suppress(MagnetarError):
-                await bookie.journals.close()
+        with contextlib.suppress(MagnetarError):  # those that were begun: their writers hold the lock
+            await bookie.journals.close()
         bookie.release()
         raise
     if bookie.failure is not None:  # `on_failure` has no listener yet
@@ -224,17 +224,31 @@ def _check_index(
         )
 
 
-async def _begin_journals(bookie: Bookie, recovered: dict[str, Recovered]) -> None:
-    """New files under sequences that were never used; the mark points to all of them before one is begun."""
-    components, layout, settings = bookie.components, bookie.layout, bookie.settings
-    files, worker = components.files, components.disk_worker
-    present = {path: journal_files(files, path) for path in _directories(layout, bookie.cookie)}
-    highest = max((sequence for found in present.values() for sequence, _ in found), default=0)
-    take_sequence = itertools.count(highest + 1).__next__
-    begun: list[tuple[str, Journal, JournalPosition, int, list[tuple[int, int]]]] = []
+def _make_journals(
+    settings: BookieSettings, components: BookieComponents, layout: DataLayout, cookie: Cookie, lock: FileLock
+) -> Journals:
+    """Not begun yet: a replay comes first. Their files get sequences that were never used."""
+    directories = _directories(layout, cookie)
+    used = [sequence for path in directories for sequence, _ in journal_files(components.files, path)]
+    take_sequence = itertools.count(max(used, default=0) + 1).__next__
+    journals: dict[str, Journal] = {}
     for directory in layout.journals:
-        name, sequence = layout.name_of(directory), take_sequence()
-        found = recovered.get(name) or Recovered(0, present[directory], present[directory], 0, [])
+        device = components.make_journal_device(settings, directory, lock)
+        worker, instance = components.disk_worker, cookie.instance
+        journals[layout.name_of(directory)] = Journal(
+            device, worker, directory, settings, instance, take_sequence
+        )
+    return Journals(journals, take_sequence)
+
+
+async def _begin_journals(bookie: Bookie, recovered: dict[str, Recovered]) -> None:
+    """New files; the mark points to all of them before one is begun."""
+    settings, files, worker = bookie.settings, bookie.components.files, bookie.components.disk_worker
+    begun: list[tuple[str, Journal, JournalPosition, int, list[tuple[int, int]]]] = []
+    for name, journal in bookie.journals.by_name.items():
+        directory, sequence = journal.directory, bookie.journals.take_sequence()
+        present = journal_files(files, directory)
+        found = recovered.get(name) or Recovered(0, present, present, 0, [])
         # An old file that no recovery would read is taken over, so that no start waits for zeros to be written.
         size, source, taken = settings.journal_file_bytes // _FIRST_FILE_PART, "", None
         for old, old_size in found.unneeded:
@@ -242,15 +256,12 @@ async def _begin_journals(bookie: Bookie, recovered: dict[str, Recovered]) -> No
                 taken, size, source = old, old_size, journal_path(directory, old)
                 break
         await worker.prepare(journal_path(directory, sequence), size, source, hurry=True)
-        device = components.make_journal_device(settings, directory, bookie.lock)
-        journal = Journal(device, worker, directory, settings, bookie.cookie.instance, take_sequence)
         position = JournalPosition(sequence, found.end_offset, found.end_offset)
         released = [old for old in found.files if old[0] != taken]
         begun.append((name, journal, position, size, released))
     mark = {name: position for name, _, position, _, _ in begun}
     moved = await bookie.checkpointer.move_mark(mark, directories_change=True)
     assert moved is not None, "new files are always ahead of the mark"
-    bookie.journals = Journals({name: journal for name, journal, _, _, _ in begun})
     for _, journal, position, size, released in begun:
         await journal.start(position, size, released)
 

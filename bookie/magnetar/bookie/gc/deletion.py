@@ -32,15 +32,16 @@ class Deletion:
     def __init__(
         self,
         ledgers: LedgerDescriptors,
+        journals: Journals,
         cache: WriteCache,
         read_cache: ReadCache,
         damage: Damage,
         clock: Clock,
     ) -> None:
-        self.journals: Journals = None  # type: ignore[assignment]  # set before anything is served
         # Ledgers deleted since the start.
         self.deleted = 0
         self._ledgers = ledgers
+        self._journals = journals
         self._cache = cache
         self._read_cache = read_cache
         self._damage = damage
@@ -99,4 +100,4 @@ class Deletion:
                 self.deleted += 1
                 durable.set_result(None)
 
-        self.journals.of(ledger_id).delete(ledger_id, deleted_at_ms, done)
+        self._journals.of(ledger_id).delete(ledger_id, deleted_at_ms, done)

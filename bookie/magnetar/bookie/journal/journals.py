@@ -19,10 +19,14 @@ __all__ = ["Journals"]
 
 
 class Journals:
-    """One journal or more, by the names of their directories, in the order of the settings."""
+    """One journal or more, by the names of their directories, in the order of the settings.
 
-    def __init__(self, journals: Mapping[str, Journal]) -> None:
+    `take_sequence` gives numbers for their files: no two files ever have the same one.
+    """
+
+    def __init__(self, journals: Mapping[str, Journal], take_sequence: Callable[[], int]) -> None:
         self.by_name = dict(journals)
+        self.take_sequence = take_sequence
         self.all = tuple(self.by_name.values())
         self._count = len(self.all)
 
