@@ -66,6 +66,7 @@ class FakeLedgers:
         ack_quorum: int,
         properties: dict[str, str],
         ledger_id: int | None = None,
+        explicit_lac: bool = True,
     ) -> "FakeWriter":
         """A new ledger."""
         await asyncio.sleep(0)

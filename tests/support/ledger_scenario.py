@@ -7,7 +7,7 @@
     = writing lac=-1 pushed=1
 
 Commands for a writer: writer, append N, stored BOOKIE ENTRY..., failed BOOKIE ENTRY ERROR, chosen POSITION=BOOKIE...,
-no-bookies, written, found STATE [ensembles=...] [last=N length=N], metadata-failed, close, idle, lac-written N,
+no-bookies, written, found STATE [ensembles=...] [last=N length=N], metadata-failed, close, deleted, idle, lac-written N,
 retry [expired]. With deferred sync (`writer ... deferred=BYTES`) also: accepted BOOKIE ENTRY..., force.
 For a recovery: recovery, lac BOOKIE N|ERROR, read BOOKIE ENTRY yes|ERROR, slow BOOKIE, and stored, failed, chosen,
 no-bookies, written, found, metadata-failed as above. Payloads have 10 bytes each. `check()` runs after every command.
@@ -37,6 +37,7 @@ from magnetar.ledger.core.events import (
     IdleTick,
     Instruction,
     LastConfirmedRead,
+    LedgerDeleted,
     MetadataFailed,
     MetadataFound,
     MetadataWritten,
@@ -172,6 +173,8 @@ class _Scenario:
                 return CloseRequested()
             case "force":
                 return ForceRequested()
+            case "deleted":
+                return LedgerDeleted()
             case "idle":
                 return IdleTick()
             case "retry":

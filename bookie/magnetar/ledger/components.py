@@ -1,4 +1,13 @@
-"""The components that writers, readers and recoveries of a ledger client share; access to ledger metadata."""
+"""The components that writers, readers and recoveries of a ledger client share; access to ledger metadata.
+
+The outcome of a write whose answer is lost (ConnectionLost, RequestTimeout) is not known, and it may be done later still. It
+is looked up, and decided by what is there:
+
+    our record                       done, by this attempt or an earlier one
+    the version that we write on     not done: written again. If the lost one is done meanwhile, the next one conflicts
+    anything else                    somebody else's: that is the answer
+    cannot be read, or lost MAX_LOST_ANSWERS times    not known: the caller gives up
+"""
 
 from __future__ import annotations
 
@@ -9,10 +18,13 @@ from typing import Any, TypeVar
 
 from magnetar.metadata.ledgers import LedgerManager
 from magnetar.proto.errors import (
+    AlreadyExists,
+    ConnectionLost,
     FinalError,
     LedgerNotFound,
     MagnetarError,
     NotFoundInStore,
+    RequestTimeout,
     VersionConflict,
 )
 from magnetar.runtime.clock import Clock
@@ -27,6 +39,10 @@ from .settings import LedgerSettings
 from .transport import BookieTransport
 
 T = TypeVar("T")
+
+_OUTCOME_NOT_KNOWN = (ConnectionLost, RequestTimeout)
+# Each may take metadata_timeout_s; bookies and callers wait meanwhile.
+MAX_LOST_ANSWERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +62,9 @@ class LedgerComponents:
         """An id that no ledger had, and no other will have; the first of `count` in a row."""
         return await self.in_time(self.ledgers.new_ids(count), "the id of a new ledger")
 
-    async def new_ledger(self, metadata: LedgerMetadata, ledger_id: int | None) -> tuple[int, int]:
-        """Writes the metadata of a new ledger: its id and version. RequestTimeout: the node may exist, unused."""
-        if ledger_id is None:
-            ledger_id = await self.next_ledger_id()
-        create = self.ledgers.create(ledger_id, metadata.encode())
-        return ledger_id, await self.in_time(create, f"making ledger {ledger_id}")
+    async def new_ledger(self, metadata: LedgerMetadata, ledger_id: int) -> int:
+        """Writes the record of a new ledger: its version. AlreadyExists; ConnectionLost, RequestTimeout: it may exist."""
+        return await self._write(ledger_id, metadata.encode(), None)
 
     async def in_time(self, work: Coroutine[Any, Any, T], what: str) -> T:
         """The result of a call of the metadata store, or RequestTimeout."""
@@ -78,8 +91,7 @@ class LedgerComponents:
     ) -> MetadataWritten | MetadataFound | MetadataFailed:
         """Compare-and-set. The event says what holds now; after MetadataFailed that is not known."""
         try:
-            put = self.ledgers.put(ledger_id, metadata.encode(), version=version)
-            return MetadataWritten(await self.in_time(put, f"writing ledger {ledger_id}"))
+            return MetadataWritten(await self._write(ledger_id, metadata.encode(), version))
         except VersionConflict:
             return await self.find_metadata(ledger_id)
         except NotFoundInStore:
@@ -88,6 +100,37 @@ class LedgerComponents:
             return MetadataFailed(error)
         except Exception as error:
             return MetadataFailed(_failed(error))
+
+    async def _write(self, ledger_id: int, record: bytes, version: int | None) -> int:
+        """Makes the record (`version` None), or replaces the one of this version. Returns the new version; see the module.
+
+        AlreadyExists, VersionConflict, NotFoundInStore; ConnectionLost, RequestTimeout: it may be done.
+        """
+        lost: MagnetarError | None = None
+        conflict: MagnetarError | None = None
+        for _ in range(MAX_LOST_ANSWERS):
+            try:
+                if version is None:
+                    create = self.ledgers.create(ledger_id, record)
+                    return await self.in_time(create, f"making ledger {ledger_id}")
+                put = self.ledgers.put(ledger_id, record, version=version)
+                return await self.in_time(put, f"writing ledger {ledger_id}")
+            except _OUTCOME_NOT_KNOWN as error:
+                lost, conflict = error, None
+            except (AlreadyExists, VersionConflict) as error:
+                if lost is None:
+                    raise
+                conflict = error
+            try:
+                found = await self.in_time(self.ledgers.get(ledger_id), f"reading ledger {ledger_id}")
+            except MagnetarError:
+                break
+            if found is not None and found.version != version:
+                if found.value == record:
+                    return found.version
+                raise conflict or VersionConflict(f"ledger {ledger_id} was changed by another client")
+        assert lost is not None
+        raise lost
 
 
 def _failed(error: Exception) -> FinalError:

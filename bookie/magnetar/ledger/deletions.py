@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from magnetar.proto.errors import LedgerNotFound, MagnetarError, NotFoundInStore
 
@@ -61,11 +62,31 @@ class Deletions:
         except NotFoundInStore:
             raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger_id=ledger_id) from None
         if len(self._in_flight) < _MAX_IN_FLIGHT and not self._closed:
-            task = asyncio.get_running_loop().create_task(
-                self._send_to_all(bookies, ledger_id), name=f"delete ledger {ledger_id}"
-            )
-            self._in_flight[task] = None
-            task.add_done_callback(self._in_flight.pop)
+            self._start(self._send_to_all(bookies, ledger_id), f"delete ledger {ledger_id}")
+
+    def delete_later(self, ledger_id: int) -> None:
+        """A record of this ledger may have been made, which nobody uses: deletes it when the metadata store answers again.
+
+        Beyond `_MAX_IN_FLIGHT` of them they stay. So they do when the process ends before: open, empty, and harmless.
+        """
+        if len(self._in_flight) < _MAX_IN_FLIGHT and not self._closed:
+            self._start(self._delete_later(ledger_id), f"delete ledger {ledger_id}, which was not used")
+
+    async def _delete_later(self, ledger_id: int) -> None:
+        while True:
+            await asyncio.sleep(self._components.settings.deletion_retry_s)
+            try:
+                await self.delete(ledger_id)
+                return
+            except LedgerNotFound:
+                return
+            except MagnetarError as error:
+                _log.info("ledger %d, which was not used, is not deleted yet: %s", ledger_id, error)
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._in_flight[task] = None
+        task.add_done_callback(self._in_flight.pop)
 
     async def close(self) -> None:
         """Ends what is under way; notes stay."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from magnetar.proto.errors import EntryNotFound, MagnetarError
+from magnetar.proto.errors import EntryNotFound, LedgerFenced, MagnetarError
 from magnetar.proto.ledger_entry import NO_ENTRY
 
 from .components import LedgerComponents
@@ -25,6 +25,7 @@ from .core.events import (
     ForceAdds,
     IdleTick,
     Instruction,
+    LedgerDeleted,
     ReadMetadata,
     RetryDue,
     RetryLater,
@@ -56,6 +57,8 @@ class LedgerWriter:
         metadata: LedgerMetadata,
         version: int,
         forget: Callable[[LedgerWriter], None],
+        *,
+        explicit_lac: bool = True,
     ) -> None:
         self.ledger_id = ledger_id
         self._components = components
@@ -68,7 +71,7 @@ class LedgerWriter:
         # Of `force`: what must be confirmed, in order, and who waits for it.
         self._forces: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._closing: asyncio.Future[LedgerMetadata] | None = None
-        self._lac_interval_s = components.settings.explicit_lac_interval_s
+        self._lac_interval_s = components.settings.explicit_lac_interval_s if explicit_lac else 0.0
         self._lac_delay_s = self._lac_interval_s  # doubles while a bookie does not take it
         self._lac_timer: asyncio.TimerHandle | None = None
         self._lac_seen = NO_ENTRY  # last_add_pushed when the timer fired last
@@ -201,6 +204,12 @@ class LedgerWriter:
             task.cancel()
         self._run(self._core.handle(Detached()))
         self._end_forces(self._core.error)
+        self._forget(self)
+
+    def ledger_deleted(self) -> None:
+        """Its client deleted the ledger: what is outstanding fails with LedgerNotFound, and nothing is sent any more."""
+        self._stop_timer()
+        self._run(self._core.handle(LedgerDeleted()))
         self._forget(self)
 
     async def ended(self) -> None:
@@ -345,7 +354,7 @@ class LedgerWriter:
         if not any(isinstance(result, BaseException) for result in results):
             self._lac_delay_s = self._lac_interval_s
             self._run(self._core.handle(ExplicitLacWritten(last_add_confirmed)))
-        else:
+        elif not any(isinstance(result, LedgerFenced) for result in results):  # which it stays
             maximum = self._components.settings.explicit_lac_backoff_max_s
             self._lac_delay_s = max(self._lac_interval_s, min(self._lac_delay_s * 2, maximum))
             if self._lac_timer is None and self._core.idle_last_confirmed:

@@ -1,5 +1,6 @@
 """The broker over the real ledger client and bookies in memory: the fakes of the other tests promise what it keeps."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from magnetar.broker import Broker
 from magnetar.proto import commands as c
 from magnetar.proto.errors import BookieUnavailable, TopicNotServed
 from support.bookies import Bookies
-from support.broker_kit import FakeClient, running_broker, settle
+from support.broker_kit import TOPIC, FakeClient, running_broker, settle
+from support.virtual_time import in_virtual_time
 
 
 @pytest.fixture(params=[1, 3])
@@ -106,4 +108,63 @@ async def test_a_bookie_that_fails_every_add(bookies: Any) -> None:
         reader = FakeClient(broker)
         await reader.consumer(2, "", durable=False)
         assert await reader.received(3) == [b"0", b"1", b"2"]
+    await ledgers.close()
+
+
+def explicit_lacs(bookies: Bookies) -> list[int]:
+    """The ledgers of all requests that wrote an explicit LAC."""
+    return [
+        call[1] for bookie in bookies.values() for call in bookie.calls if call[0] == "write_last_confirmed"
+    ]
+
+
+@in_virtual_time
+async def test_a_topic_at_a_low_rate_costs_its_bookies_one_record_a_message() -> None:
+    """The broker reads the tail of its own ledgers, so their readers learn nothing from an explicit LAC (rule 19)."""
+    bookies = Bookies("b0", "b1", "b2")
+    bookies.quorum = (3, 3, 2)  # type: ignore[attr-defined]
+    ledgers = bookies.client()
+    async with start(bookies, ledgers) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        await client.consumer(type="shared")
+        for number in range(10):
+            client.publish(b"x", first=number)
+            await client.received(number + 1)
+            await client.ack(client.messages[-1].row())
+            await asyncio.sleep(1.0)
+        assert explicit_lacs(bookies) == []
+        await crash(broker)
+    await ledgers.close()
+    ledgers = bookies.client()
+    async with start(bookies, ledgers) as broker:  # the recovery finds the end by itself (rule 15)
+        client = FakeClient(broker)
+        reader = FakeClient(broker)
+        await reader.consumer(2, "", durable=False)
+        assert len(await reader.received(10)) == 10
+        await client.consumer(type="shared")
+        await settle()
+        assert client.values == []
+    await ledgers.close()
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+async def test_nothing_is_left_of_the_writers_of_a_topic_that_is_not_served_any_more(
+    bookies: Any, fenced: bool
+) -> None:
+    """The writer of a live cursor outlived its topic, and wrote the LAC of a deleted ledger again and again."""
+    ledgers = bookies.client()
+    async with start(bookies, ledgers) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        await client.consumer(type="shared")
+        client.publish(b"0")
+        await client.received(1)
+        await client.ack(client.messages[0].row())
+        assert len(ledgers._writers) == 2, "of the topic and of the cursor"
+        if fenced:
+            await crash(broker)
+        else:
+            await broker.delete_topic(TOPIC, force=True)
+        assert list(ledgers._writers) == []
     await ledgers.close()

@@ -1,6 +1,7 @@
 """A metadata store that hangs, fails or loses answers: every call of the ledger client ends, in one clear error."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,7 +12,15 @@ from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, Regist
 from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.metadata.ledgers import StoredLedgers, ledger_path
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.proto.errors import BookieUnavailable, FinalError, MagnetarError, RequestTimeout, StorageFailed
+from magnetar.metadata.store import Versioned
+from magnetar.proto.errors import (
+    BookieUnavailable,
+    ConnectionLost,
+    FinalError,
+    MagnetarError,
+    RequestTimeout,
+    StorageFailed,
+)
 from support.bookies import Bookies, Confirmations
 from support.sim import SimLoop
 
@@ -218,20 +227,91 @@ async def test_a_defect_of_the_metadata_store_is_told_not_waited_for(party: str)
 
 
 class LosingStore(MemoryMetadataStore):
-    """Applies every write, and loses the answers to the next `lose` of them."""
+    """Loses the answers to the next writes, one for each letter of `lose`.
 
-    lose = 0
+    "d": it was done; "n": it was not; "l": it is done late, after the next call.
+    """
+
+    lose = ""
+    unreadable = False  # and then the connection is gone for a while
+    late: Callable[[], Awaitable[Any]] | None = None
+
+    async def get(self, path: str) -> Versioned | None:
+        if self.unreadable and not self.lose:
+            raise ConnectionLost("no server answers")
+        try:
+            return await super().get(path)
+        finally:
+            await self._do_late()
+
+    async def create(self, path: str, value: bytes, *, session: Any = None) -> int:
+        return await self._answer(lambda: super(LosingStore, self).create(path, value, session=session))
 
     async def put(self, path: str, value: bytes, *, version: int) -> int:
-        written = await super().put(path, value, version=version)
-        if self.lose:
-            self.lose -= 1
-            raise RequestTimeout("the answer was lost")
-        return written
+        return await self._answer(lambda: super(LosingStore, self).put(path, value, version=version))
+
+    async def _answer(self, write: Callable[[], Awaitable[int]]) -> int:
+        loss, self.lose = self.lose[:1], self.lose[1:]
+        if loss == "l":
+            self.late = write
+        elif loss == "n":
+            pass
+        else:
+            try:
+                written = await write()
+            finally:
+                await self._do_late()
+            if not loss:
+                return written
+        raise ConnectionLost("the answer was lost")
+
+    async def _do_late(self) -> None:
+        late, self.late = self.late, None
+        if late is not None:
+            with contextlib.suppress(MagnetarError):  # nobody hears of it
+                await late()
 
 
-@pytest.mark.parametrize("lost", ["ensemble change", "close", "close twice"])
-async def test_rule_16_a_metadata_write_whose_answer_is_lost(lost: str) -> None:
+@pytest.mark.parametrize("lose", ["d", "n", "l", "nd", "nn", "ln", "nl"])
+@pytest.mark.parametrize("step", ["create", "ensemble change", "close", "recovery"])
+async def test_rule_16_a_metadata_write_whose_answer_is_lost_is_looked_up(step: str, lose: str) -> None:
+    """Whether it was done, was not, or is done later: nobody gives up, and nothing is done twice."""
+    store = LosingStore()
+    bookies = Bookies("b1", "b2", "b3", "b4", metadata=store)
+    client, other = bookies.client(NO_LAC), bookies.client(NO_LAC)
+    if step == "create":
+        store.lose = lose
+    writer = await client.create()
+    confirmed = Confirmations()
+    for n in range(3):
+        writer.append(b"%d" % n, confirmed)
+    await confirmed.count(3)
+    if step == "ensemble change":
+        bookies[writer.metadata.last_ensemble.bookies[0]].fail(BookieUnavailable("down"))
+        store.lose = lose
+        writer.append(b"3", confirmed)
+        writer.append(b"4", confirmed)
+        await confirmed.count(5)
+        assert len(writer.metadata.ensembles) == 2
+    if step == "recovery":
+        store.lose = lose
+        reader = await other.open(writer.ledger_id, recover=True)
+        assert reader.last_add_confirmed == 2
+    if step == "close":
+        store.lose = lose
+    metadata = await asyncio.wait_for(writer.close(), 1)
+    assert store.lose == ""
+    assert confirmed.errors == []
+    assert metadata.last_entry == len(confirmed.ids) - 1
+    assert metadata == await bookies.stored_metadata(writer.ledger_id)
+    assert writer.ledger_id == 0
+    assert await store.children("/ledgers/0000000000000000") == ["0000"]
+    await client.close()
+    await other.close()
+
+
+@pytest.mark.parametrize("lost", ["ensemble change", "close"])
+async def test_rule_16_a_metadata_write_that_cannot_be_looked_up(lost: str) -> None:
     """It may hold or not: the writer fails, and its next close finds out."""
     store = LosingStore()
     bookies = Bookies("b1", "b2", "b3", "b4", metadata=store)
@@ -241,19 +321,37 @@ async def test_rule_16_a_metadata_write_whose_answer_is_lost(lost: str) -> None:
     for n in range(3):
         writer.append(b"%d" % n, confirmed)
     await confirmed.count(3)
-    store.lose = 2 if lost == "close twice" else 1
+    store.lose, store.unreadable = "d", True
     if lost == "ensemble change":
         bookies[writer.metadata.last_ensemble.bookies[0]].fail(BookieUnavailable("down"))
         writer.append(b"3", confirmed)
         writer.append(b"4", confirmed)
         await confirmed.count(5)
-        assert confirmed.errors == [RequestTimeout] * 2
+        assert confirmed.errors == [ConnectionLost] * 2
     else:
-        with pytest.raises(RequestTimeout):
+        with pytest.raises(ConnectionLost, match="the answer was lost"):
             await writer.close()
+    store.unreadable = False
     metadata = await asyncio.wait_for(writer.close(), 1)
     assert metadata.last_entry == 2
     assert metadata == await bookies.stored_metadata(writer.ledger_id)
+    await client.close()
+
+
+@pytest.mark.parametrize("lose", ["n", "d", "l"])
+async def test_a_ledger_whose_making_is_not_known_is_deleted_when_the_store_is_back(lose: str) -> None:
+    store = LosingStore()
+    bookies = Bookies("b1", "b2", "b3", metadata=store)
+    client = bookies.client(LedgerSettings(explicit_lac_interval_s=0, deletion_retry_s=0.01))
+    store.lose, store.unreadable = lose, True
+    with pytest.raises(ConnectionLost, match="the answer was lost"):
+        await client.create()
+    await asyncio.sleep(0.03)
+    store.unreadable = False
+    async with asyncio.timeout(5):
+        while client._deletions._in_flight:
+            await asyncio.sleep(0.001)
+    assert await store.children("/ledgers/0000000000000000") == []
     await client.close()
 
 

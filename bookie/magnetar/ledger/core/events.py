@@ -86,6 +86,11 @@ class Detached:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerDeleted:
+    """The ledger was deleted by the client that writes it."""
+
+
+@dataclass(frozen=True, slots=True)
 class IdleTick:
     """The explicit-LAC interval is over (rule 19)."""
 
@@ -240,6 +245,7 @@ Event = (
     | CloseRequested
     | ForceRequested
     | Detached
+    | LedgerDeleted
     | IdleTick
     | RetryDue
     | ExplicitLacWritten

@@ -2,7 +2,7 @@
 
     WRITING ──bookie failed──> CHANGING ──metadata written──> WRITING
        │  └──close──> DRAINING (the same, without new appends) ──all confirmed──> SEALING ──> CLOSED
-       └──fenced, no spare bookie, metadata lost──> FAILED ──close──> SEALING (or JUDGING, if fenced) ──> CLOSED
+       └──fenced, no spare bookie, metadata lost, deleted──> FAILED ──close──> SEALING (or JUDGING, if fenced) ──> CLOSED
     any but CLOSED ──owner leaves──> DETACHED
 
 Invariants:
@@ -49,6 +49,7 @@ from .events import (
     Finished,
     IdleTick,
     Instruction,
+    LedgerDeleted,
     MetadataFailed,
     MetadataFound,
     MetadataWritten,
@@ -217,6 +218,8 @@ class WriterCore:
                 return self._close()
             case Detached():
                 return self._detach()
+            case LedgerDeleted():
+                return self._fail(writer_errors.deleted(self.ledger_id)) if self.state in _ADDING else []
             case IdleTick():
                 return self._write_explicit_lac()
             case ExplicitLacWritten(last_add_confirmed):

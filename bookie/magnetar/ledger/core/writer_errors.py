@@ -9,6 +9,7 @@ from magnetar.proto.errors import (
     AlreadyClosed,
     FrameTooLarge,
     LedgerFenced,
+    LedgerNotFound,
     MessageTooLarge,
     NotEnoughBookies,
 )
@@ -62,6 +63,11 @@ def not_enough_bookies(
         for position, code in sorted(failing.items())
     )
     return NotEnoughBookies(f"ledger {ledger_id} lost bookie {failed} and found no replacement: {reason}")
+
+
+def deleted(ledger_id: int) -> LedgerNotFound:
+    """This very client deleted it."""
+    return LedgerNotFound(f"ledger {ledger_id} was deleted", ledger_id=ledger_id)
 
 
 def left_open(ledger_id: int) -> AlreadyClosed:

@@ -342,6 +342,7 @@ class Cursor:
             write_quorum=settings.write_quorum,
             ack_quorum=settings.ack_quorum,
             properties={"kind": "cursor", "cursor": self.path},
+            explicit_lac=False,
         )
         old_writer, self._writer = self._writer, None
         self._entries = 0
@@ -412,6 +413,8 @@ class Cursor:
         """Writes what is dirty and closes; a small cursor moves into its pointer, which opens fastest."""
         if not self.durable or fenced:
             await self._stop()
+            if self._writer is not None:
+                self._writer.detach()  # the ledger is another owner's, or is about to be deleted
             return
         if self._dirty:
             with contextlib.suppress(MagnetarError):

@@ -396,6 +396,7 @@ class ManagedLedger(Generic[T]):
             write_quorum=settings.write_quorum,
             ack_quorum=settings.ack_quorum,
             properties={"kind": "topic", "topic": str(self.name)},
+            explicit_lac=False,
         )
         info = LedgerInfo(writer.ledger_id, self.list.record.next_index)
         try:
@@ -445,7 +446,9 @@ class ManagedLedger(Generic[T]):
         self.state = State.CLOSED
         self._changed()
         async with self._list_lock:
-            if self._open_ledger is not None and not fenced:
+            if self._open_ledger is not None and fenced:
+                self._open_ledger.writer.detach()  # the ledger is another owner's
+            elif self._open_ledger is not None:
                 try:
                     await self._close_open_ledger()
                     await self.list.commit()

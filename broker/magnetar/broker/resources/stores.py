@@ -73,8 +73,12 @@ class Ledgers(Protocol):
         ack_quorum: int,
         properties: dict[str, str],
         ledger_id: int | None = None,
+        explicit_lac: bool = True,
     ) -> Writer:
-        """A new ledger, recorded in metadata when this returns; `ledger_id`: from `next_id`, written down before."""
+        """A new ledger, recorded in metadata when this returns; `ledger_id`: from `next_id`, written down before.
+
+        Without `explicit_lac` only this process learns at once of the last entry: it reads the tail of its own ledgers.
+        """
 
     async def next_id(self, count: int = 1) -> int:
         """An id that no ledger had or will have, but for `create`; ids rise. The first of `count` in a row."""
