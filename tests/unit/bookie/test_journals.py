@@ -175,8 +175,9 @@ async def test_a_real_group_ends_when_it_is_large(tmp_path: Path) -> None:
 
 
 async def test_rule_05_damage_at_the_very_end_of_a_quiet_journal_is_told_from_a_torn_tail(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("magnetar.bookie.journal.journal._IDLE_S", 0.05)
     storage = ModelStorage()
     bookie = await open_inline(str(tmp_path), storage, journal_file_bytes=1 << 20)
     for number in range(3):
@@ -195,6 +196,25 @@ async def test_rule_05_damage_at_the_very_end_of_a_quiet_journal_is_told_from_a_
     bookie = await open_inline(str(tmp_path), storage)
     assert bookie.replayed_records == 3
     await bookie.close()
+
+
+def test_a_record_now_and_then_costs_one_sync() -> None:
+    """The SYNCED record behind each of them was a second one."""
+
+    async def main(disk: SimDisk, storage: ModelStorage) -> None:
+        bookie = await open_sim(disk, storage, journal_file_bytes=1 << 20)
+        journal = bookie.journals.all[0]
+        await asyncio.sleep(10.0)
+        before = journal.sync_seconds.count
+        for number in range(20):
+            assert await add(bookie, entry(1, number)) == 0
+            await asyncio.sleep(0.5)
+        assert journal.sync_seconds.count - before == 20
+        await asyncio.sleep(10.0)
+        assert journal.sync_seconds.count - before == 21
+        await bookie.close()
+
+    simulate(main)
 
 
 def test_a_quiet_journal_says_so_once() -> None:

@@ -4,8 +4,8 @@ Files are `prepared` (named, zero-filled, durable, without a valid BEGIN record)
 of the stream that goes there), then released by a checkpoint and prepared again under a new sequence. A sequence, and so
 an incarnation, is never used twice.
 
-Once nothing was written for a moment after a group, a small record (SYNCED) says that the group is durable, so that damage
-at the very end of a journal can be distinguished from a torn tail (rule 5).
+Once nothing was written for a while after a group, a small record (SYNCED) says that the group is durable, so that damage
+at the very end of a journal can be distinguished from a torn tail (rule 5). Before that the next record says so.
 
 The journal moves on to the next file as soon as the prepared part of the current one is used up. If no next file is ready,
 the current one grows, and more files are prepared in advance from then on.
@@ -46,8 +46,10 @@ _log = logging.getLogger(__name__)
 DurableCallback = Callable[[int, int, int], None]
 
 _RETRY_PREPARE_S = 1.0
-# How long nothing is written before a SYNCED record follows.
-_IDLE_S = 0.1
+# How long nothing is written before a SYNCED record follows. It has a sync of its own, so that with 0.1 s each record of a
+# sparse journal cost two. With 2 s it is one in 2 s at most, and damage at the very end of a journal that was written
+# less than 2 to 4 s before a crash counts as a torn tail.
+_IDLE_S = 2.0
 ADD = int(RecordType.ADD)
 
 
