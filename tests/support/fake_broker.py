@@ -29,6 +29,7 @@ from magnetar.proto.commands import (
     Redeliver,
     Seek,
     Send,
+    SendDelayed,
     SendFailed,
     Subscribe,
     Unsubscribe,
@@ -167,6 +168,7 @@ class FakeBroker:
     """commands: every command received but SEND. failures: what the next command of a type is answered with.
     unanswered: command types that get no answer. hold_receipts: SENDs are stored, their receipts held back. lose_sends:
     SENDs are neither stored nor receipted. fail_next_send: the next SEND and all after it in its epoch fail with this.
+    delay_next_send: the next SEND waits for this reason.
     """
 
     def __init__(self) -> None:
@@ -178,6 +180,7 @@ class FakeBroker:
         self.hold_receipts = False
         self.lose_sends = False
         self.fail_next_send: MagnetarError | None = None
+        self.delay_next_send: MagnetarError | None = None
         self.failed_epochs: dict[tuple[int, int], None] = {}
         self.held: list[tuple[Handler, bytes, bytes]] = []
         self.frames_of_sends = 0
@@ -250,6 +253,9 @@ class FakeBroker:
             failed = SendFailed(0, *epoch, sequence_ids[0], error.code, int(error.action), error.message)
             handler.connection.send(failed.encode())
             return
+        if self.delay_next_send is not None:
+            error, self.delay_next_send = self.delay_next_send, None
+            handler.connection.send(SendDelayed.of(*epoch, error).encode())
         halves = [slice(None)]
         if self.split_receipts and len(batches) > 1:
             halves = [slice(0, len(batches) // 2), slice(len(batches) // 2, None)]

@@ -48,21 +48,30 @@ class BookieFacts:
     labels: Labels = NO_LABELS
     free_bytes: int = 0  # of its ledger directories; 0: not known
     read_only: bool = False
+    read_only_reason: str = ""  # "" if it is not, or if it does not say
     journal_stalled_s: float = 0.0  # so long adds have waited there without any becoming durable
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> BookieFacts:
         """From the map of BookieInfo or of a registration, which have the same keys. What does not fit is not known."""
         rack, zone, free_bytes = info.get("rack"), info.get("zone"), info.get("free_bytes")
-        stalled_s = info.get("journal_stalled_s")
+        stalled_s, reason = info.get("journal_stalled_s"), info.get("read_only_reason")
         return cls(
             Labels(rack if isinstance(rack, str) else "", zone if isinstance(zone, str) else ""),
             free_bytes if isinstance(free_bytes, int) and free_bytes > 0 else 0,
             info.get("read_only") is True,
+            reason if isinstance(reason, str) else "",
             float(stalled_s)
             if isinstance(stalled_s, int | float) and stalled_s is not True and stalled_s > 0
             else 0.0,
         )
+
+    @property
+    def refusal(self) -> str:
+        """Why it takes no new entries, as it says; "" if it takes them."""
+        if self.read_only:
+            return f"read-only: {self.read_only_reason}" if self.read_only_reason else "read-only"
+        return f"its journal hangs, for {self.journal_stalled_s:.0f} s" if self.journal_stalled_s else ""
 
 
 UNKNOWN_FACTS = BookieFacts()
@@ -73,6 +82,10 @@ class BookieDirectory(Protocol):
 
     def writable(self) -> Sequence[str]:
         """Ids of the bookies that take new entries, sorted. The same object as long as they are the same."""
+        ...
+
+    def refusals(self) -> Mapping[str, str]:
+        """Why each of the other bookies takes no new entries, as far as is known: for people."""
         ...
 
     def address(self, bookie: str) -> Address:
@@ -137,6 +150,14 @@ class StaticBookies:
         """See BookieDirectory: those that are neither read-only nor silent, as far as is known."""
         return self._writable
 
+    def refusals(self) -> Mapping[str, str]:
+        """See BookieDirectory."""
+        return {
+            name: self._facts.get(name, UNKNOWN_FACTS).refusal or "it failed, or does not answer"
+            for name in self.names
+            if name not in self._writable
+        }
+
     def address(self, bookie: str) -> Address:
         """See BookieDirectory."""
         if bookie not in self._addresses:
@@ -196,6 +217,7 @@ def encode_registration(
     rack: str = "",
     zone: str = "",
     free_bytes: int = 0,
+    read_only_reason: str = "",
     journal_stalled_s: float = 0.0,
     incarnation: int = 0,
 ) -> bytes:
@@ -208,6 +230,7 @@ def encode_registration(
         {
             "address": address,
             "read_only": read_only,
+            "read_only_reason": read_only_reason,
             "rack": rack,
             "zone": zone,
             "free_bytes": free_bytes,
@@ -269,6 +292,14 @@ class RegisteredBookies:
     def writable(self) -> Sequence[str]:
         """See BookieDirectory."""
         return self._writable
+
+    def refusals(self) -> Mapping[str, str]:
+        """See BookieDirectory."""
+        return {
+            name: self._facts[name].refusal if name in self._registered else "it is not registered any more"
+            for name in self._facts
+            if name not in self._writable
+        }
 
     def address(self, bookie: str) -> Address:
         """See BookieDirectory. A bookie that vanished keeps its last address: it may be back before its node is."""

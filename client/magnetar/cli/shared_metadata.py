@@ -91,6 +91,7 @@ async def run_bookie(
         return encode_registration(
             f"{format_host(host)}:{port}",
             read_only=info["read_only"],
+            read_only_reason=info["read_only_reason"],
             rack=info["rack"],
             zone=info["zone"],
             free_bytes=_rounded(info["free_bytes"]),

@@ -29,6 +29,7 @@ from magnetar.broker import Broker, BrokerSettings, listener
 from magnetar.broker.log.archives import ArchiveReader, NoArchives
 from magnetar.ledger import (
     BookieDirectory,
+    BookieInfoReader,
     BookieTransport,
     LedgerClient,
     LedgerSettings,
@@ -130,6 +131,10 @@ class Standalone:
             port = bookie_server.addresses[0][1]
             directory = StaticBookies({name: (self.settings.daemon.host_for_clients, port)})
             directory.identity = identities.known
+            # The directory learns from it when the bookie is read-only, and why: no ledger is made in vain then.
+            info_reader = BookieInfoReader(directory, transport, self.settings.ledger, self._components.rng)
+            self._stops.push_async_callback(info_reader.close)
+            await info_reader.start()
             self.broker, server = await start_broker(
                 self.settings, self._components, metadata, transport, directory, self._stops
             )

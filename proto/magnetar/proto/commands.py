@@ -268,6 +268,21 @@ class LastMessageId(Command, tag=33):
     consumer_id: int
 
 
+class SendDelayed(Command, tag=36):
+    """From the broker: what this producer sent waits, for this reason. It is stored later, or a SendFailed follows."""
+
+    producer_id: int
+    epoch: int
+    code: int = 1
+    action: int = int(Action.RETRY)
+    message: str = ""
+
+    @classmethod
+    def of(cls, producer_id: int, epoch: int, error: MagnetarError) -> SendDelayed:
+        """The frame that carries `error`."""
+        return cls(0, producer_id, epoch, error.code, int(error.action), error.message[:_MAX_ERROR_CHARS])
+
+
 class GetSchema(Command, tag=34):
     """Reserved."""
 

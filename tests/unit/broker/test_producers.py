@@ -209,6 +209,9 @@ async def test_rule_33_of_several_that_wait_for_one_name_a_single_session_is_ope
         def send_failed(self, sequence_id: int, error: Any) -> None:
             pass
 
+        def send_delayed(self, error: Any) -> None:
+            pass
+
         def producer_closed(self, error: Any) -> None:
             self.closed = True
 

@@ -18,7 +18,7 @@ from magnetar.client import (
     connect,
 )
 from magnetar.proto.commands import CreateProducer
-from magnetar.proto.errors import ServiceNotReady, StorageFailed
+from magnetar.proto.errors import NotEnoughBookies, ServiceNotReady, StorageFailed
 from magnetar.runtime.connection import Connection
 from support.client_kit import until
 from support.fake_broker import FakeBroker
@@ -329,6 +329,22 @@ async def test_send_timeout_fails_in_order_and_late_receipts_do_no_harm(
     assert producer.pending_bytes == 0
     broker.release_receipts()
     assert await producer.send(b"3") == MessageId(1, len(broker.topic("t").entries) - 1, 0)
+
+
+async def test_send_timeout_says_why_the_broker_cannot_store(broker: FakeBroker, client: Client) -> None:
+    producer = await client.create_producer("t", send_timeout=0.2)
+    broker.hold_receipts = True
+    broker.delay_next_send = NotEnoughBookies("bookie b takes no entries: read-only: no space in /data")
+    with pytest.raises(
+        SendTimeout, match="cannot store messages for now: bookie b takes no entries: read-only"
+    ):
+        await producer.send(b"0")
+    broker.release_receipts()
+    broker.hold_receipts = False
+    await producer.send(b"1")  # now it can
+    broker.hold_receipts = True
+    with pytest.raises(SendTimeout, match=r"not known$"):
+        await producer.send(b"2")
 
 
 async def test_send_timeout_while_nobody_is_there(broker: FakeBroker, client: Client) -> None:

@@ -1,14 +1,25 @@
 """Directories of bookies and placement."""
 
 import asyncio
+import random
 
 import msgpack
 import pytest
 
-from magnetar.ledger import Labels, RegisteredBookies, StaticBookies
+from magnetar.ledger import (
+    BookieFacts,
+    BookieHealth,
+    Labels,
+    LedgerSettings,
+    RandomPlacement,
+    RegisteredBookies,
+    StaticBookies,
+)
+from magnetar.ledger.core.quorum import Striping
 from magnetar.ledger.directory import encode_registration, parse_address
+from magnetar.ledger.placement.chooser import BookieChooser
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.proto.errors import BookieUnavailable, InvalidSetting
+from magnetar.proto.errors import BookieUnavailable, InvalidSetting, NotEnoughBookies
 
 
 @pytest.mark.parametrize(
@@ -54,6 +65,36 @@ async def test_registered_bookies_follow_the_store() -> None:
         directory.address("b9")
     await directory.close()
     await directory.close()
+
+
+async def test_who_takes_no_entries_is_named_with_the_reason() -> None:
+    store = MemoryMetadataStore()
+    await store.create("/bookies/a", encode_registration("h:1"))
+    full = encode_registration("h:2", read_only=True, read_only_reason="no space in /data")
+    await store.create("/bookies/b", full)
+    await store.create("/bookies/c", encode_registration("h:3", journal_stalled_s=7.0))
+    await store.create("/bookies/d", encode_registration("h:4"))
+    directory = await RegisteredBookies.open(store)
+    await store.delete("/bookies/d")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert directory.refusals() == {
+        "b": "read-only: no space in /data",
+        "c": "its journal hangs, for 7 s",
+        "d": "it is not registered any more",
+    }
+    await directory.close()
+    bookies = StaticBookies(dict.fromkeys("abc", ("h", 1)))
+    bookies.answered("b", BookieFacts(read_only=True, read_only_reason="no space in /data"))
+    bookies.lost("c")
+    assert bookies.refusals() == {"b": "read-only: no space in /data", "c": "it failed, or does not answer"}
+    health = BookieHealth(LedgerSettings(), bookies)
+    chooser = BookieChooser(bookies, RandomPlacement(), health, 0, random.Random(1), lambda bookie: None)
+    with pytest.raises(NotEnoughBookies, match=r"1 are known \(a\)") as refused:
+        chooser.ensemble(Striping(3, 2, 2))
+    assert refused.value.message.endswith(
+        "; bookie b takes no entries: read-only: no space in /data; bookie c takes no entries: it failed, or does not answer"
+    )
 
 
 async def test_a_damaged_registration_harms_nobody_else() -> None:

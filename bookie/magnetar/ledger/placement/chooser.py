@@ -17,6 +17,9 @@ from magnetar.proto.errors import MagnetarError, NotEnoughBookies
 from .policy import Candidates, Placement
 
 _log = logging.getLogger(__name__)
+
+# Bookies whose refusal an error names.
+_MOST_NAMED = 5
 T = TypeVar("T")
 
 
@@ -59,6 +62,7 @@ class BookieChooser:
             raise NotEnoughBookies(
                 f"{len(writable)} writable bookies are known ({', '.join(writable)}): too few for "
                 f"ensemble_size={asked.ensemble_size}, and fewer than minimum_write_quorum={self._minimum}; start more"
+                + self._refusals()
             )
         bookies = self._ask(lambda candidates: self._placement.ensemble(striping, candidates, self._rng))
         if degraded:
@@ -127,4 +131,10 @@ class BookieChooser:
             except NotEnoughBookies as error:
                 refusal = error
         assert refusal is not None, "there is an offer at least"
-        raise refusal
+        raise NotEnoughBookies(refusal.message + self._refusals())
+
+    def _refusals(self) -> str:
+        refusals = list(self._bookies.refusals().items())
+        named = [f"; bookie {bookie} takes no entries: {reason}" for bookie, reason in refusals[:_MOST_NAMED]]
+        more = len(refusals) - len(named)
+        return "".join(named) + (f"; nor do {more} more" if more else "")

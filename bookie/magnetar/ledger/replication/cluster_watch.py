@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from magnetar.ledger.directory import BOOKIES_PATH, Address, BookieDirectory, Labels
@@ -109,6 +109,11 @@ class PlacedBookies:
         if self._found is None or self._found[0] is not writable or self._found[1] is not draining:
             self._found = (writable, draining, tuple(b for b in writable if b not in draining))
         return self._found[2]
+
+    def refusals(self) -> Mapping[str, str]:
+        """See BookieDirectory."""
+        draining = dict.fromkeys(self._watch.view.draining, "it is drained")
+        return {**draining, **self._bookies.refusals()}
 
     def address(self, bookie: str) -> Address:
         """See BookieDirectory."""

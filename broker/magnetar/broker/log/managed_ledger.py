@@ -225,6 +225,7 @@ class ManagedLedger(Generic[T]):
                 self.fence(TopicNotServed(f"topic {self.name} cannot be written: {error}"))
             else:
                 _log.warning("topic %s: ledger %d failed: %s", self.name, ledger.info.ledger_id, error)
+                self._events.delayed(error)
                 self._roll()
             return
         self._confirm(ledger.info, entry_id, entry)
@@ -299,6 +300,7 @@ class ManagedLedger(Generic[T]):
                 return
             except MagnetarError as error:
                 _log.warning("topic %s: no next ledger yet: %s", self.name, error)
+                self._events.delayed(error)
             except Exception as error:  # a defect here must not leave publishers waiting for ever
                 _log.exception("topic %s: rolling over failed", self.name)
                 self.fence(TopicNotServed(f"topic {self.name} failed here: {error!r}"))

@@ -40,6 +40,7 @@ class LedgerEvents(NamedTuple, Generic[T]):
     ready: Callable[[], None]  # appending is possible (again)
     rolled: Callable[[], None]  # the ledger list changed
     fenced: Callable[[MagnetarError], None]
+    delayed: Callable[[MagnetarError], None]  # what is pending waits for the next ledger, and why
 
 
 @dataclass(slots=True, eq=False)

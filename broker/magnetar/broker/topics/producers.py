@@ -35,6 +35,9 @@ class ProducerPort(Protocol):
     def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
         """The group that starts with `sequence_id` and all after it were not stored; called once per session."""
 
+    def send_delayed(self, error: MagnetarError) -> None:
+        """What was sent waits for this reason."""
+
     def producer_closed(self, error: MagnetarError) -> None:
         """The broker ended the session: look the topic up again."""
 
@@ -79,6 +82,11 @@ class ProducerSession:
                 self._drained = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._drained], timeout=timeout_ms / 1000)
         return not self.outstanding
+
+    def delay(self, error: MagnetarError) -> None:
+        """Tells the producer why it has no receipts yet, if it waits for any."""
+        if self.outstanding and self.state is SessionState.OPEN:
+            self.port.send_delayed(error)
 
     def fail(self, sequence_id: int, error: MagnetarError) -> None:
         """Tells the producer once; what it sends later in this epoch is dropped."""

@@ -79,7 +79,9 @@ class Topic:
             components.archives,
             settings,
             components.clock,
-            LedgerEvents(self._confirmed, self._append_soon, self._ledgers_changed, self._fenced),
+            LedgerEvents(
+                self._confirmed, self._append_soon, self._ledgers_changed, self._fenced, self._delayed
+            ),
         )
         self.recovery = CursorRecovery(name, self.ledger.list, self.ledger.cursor, self._attach, settings)
         self._leases = Leases(settings, self._loop.time)
@@ -446,6 +448,11 @@ class Topic:
             self._fail_queued(error)
             self.producers.close_all(error)
             self._ending = self._loop.create_task(self._end_subscriptions(error, fenced=True))
+
+    def _delayed(self, error: MagnetarError) -> None:
+        """Nothing can be stored for now: those who wait learn why, and may give up knowing it."""
+        for session in self.producers:
+            session.delay(error)
 
     def _fail_queued(self, error: MagnetarError) -> None:
         """Everything queued or appended and not confirmed: their producers get the first sequence id."""

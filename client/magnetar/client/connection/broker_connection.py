@@ -17,6 +17,7 @@ from magnetar.proto.commands import (
     CloseProducer,
     Command,
     Deliver,
+    SendDelayed,
     SendFailed,
     decode_command,
 )
@@ -37,6 +38,10 @@ class ProducerPort(Protocol):
 
     def send_failed(self, command: SendFailed) -> None:
         """The broker did not store a group and those after it in this epoch."""
+        ...
+
+    def send_delayed(self, command: SendDelayed) -> None:
+        """What was sent waits at the broker, and why."""
         ...
 
     def moved(self, error: MagnetarError) -> None:
@@ -165,6 +170,10 @@ class BrokerConnection:
                 producer = self.producers.get(command.producer_id)
                 if producer is not None:
                     producer.send_failed(command)
+            case SendDelayed():
+                producer = self.producers.get(command.producer_id)
+                if producer is not None:
+                    producer.send_delayed(command)
             case CloseProducer():
                 producer = self.producers.get(command.producer_id)
                 if producer is not None:

@@ -17,12 +17,15 @@ from ..receipts import Group
 class Outbox:
     """in_flight: written in the current epoch, unsent: not yet; each oldest first."""
 
-    __slots__ = ("bytes", "in_flight", "unsent")
+    __slots__ = ("bytes", "delay_reason", "in_flight", "unsent")
 
     def __init__(self) -> None:
         self.in_flight: deque[Group] = deque()
         self.unsent: deque[Group] = deque()
         self.bytes = 0
+        self.delay_reason = (
+            ""  # why the broker cannot store what is in flight, as it said since the last receipt
+        )
 
     def __bool__(self) -> bool:
         return bool(self.in_flight or self.unsent)
@@ -54,6 +57,7 @@ class Outbox:
 
     def rewind(self) -> None:
         """A new epoch begins: everything has to be written again."""
+        self.delay_reason = ""
         self.unsent.extendleft(reversed(self.in_flight))
         self.in_flight.clear()
 
@@ -87,6 +91,11 @@ class Outbox:
                 count -= step
         return settled
 
+    @property
+    def why_delayed(self) -> str:
+        """As a part of an error's text."""
+        return f"; the broker cannot store messages for now: {self.delay_reason}" if self.delay_reason else ""
+
     def fail_group_with(self, sequence_id: int, error: MagnetarError) -> Group | None:
         """The group in flight that holds `sequence_id` failed for good; the ones before and after it are kept."""
         for position, group in enumerate(self.in_flight):
@@ -118,9 +127,9 @@ class Outbox:
                     SendTimeout(
                         f"the message {written} within send_timeout={send_timeout:g} s"
                         + (
-                            "; whether it was stored is not known"
+                            f"; whether it was stored is not known{self.why_delayed}"
                             if groups is self.in_flight
-                            else "; is the service running?"
+                            else self.why_delayed or "; is the service running?"
                         )
                     ),
                 )

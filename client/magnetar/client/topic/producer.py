@@ -19,7 +19,15 @@ from collections.abc import Callable
 from datetime import datetime
 
 from magnetar.proto.batch import Columns, Key, Properties, encode_by_key, encode_columns, encode_singles
-from magnetar.proto.commands import RECEIPT_ROW, CloseProducer, CreateProducer, Send, SendFailed, decode_rows
+from magnetar.proto.commands import (
+    RECEIPT_ROW,
+    CloseProducer,
+    CreateProducer,
+    Send,
+    SendDelayed,
+    SendFailed,
+    decode_rows,
+)
 from magnetar.proto.commands import Receipt as ReceiptCommand
 from magnetar.proto.compression import Compression
 from magnetar.proto.errors import (
@@ -374,6 +382,7 @@ class TopicProducer:
         except TimeoutError:
             raise SendTimeout(
                 f"no room came free within send_timeout={self.options.send_timeout:g} s: {self._queue_full().message}"
+                + self._outbox.why_delayed
             ) from None
 
     def _check_open(self) -> None:
@@ -456,11 +465,17 @@ class TopicProducer:
 
     def _receipts(self, payloads: list[bytes]) -> None:
         outbox = self._outbox
+        outbox.delay_reason = ""
         for payload in payloads:
             outbox.confirm(decode_rows(RECEIPT_ROW, payload))
         self._room.set()
         if not outbox:
             self._close_batch()
+
+    def send_delayed(self, command: SendDelayed) -> None:
+        """What was sent waits at the broker, and why."""
+        if command.epoch == self._epoch:
+            self._outbox.delay_reason = command.message
 
     def send_failed(self, command: SendFailed) -> None:
         """The broker did not store a group and those after it in this epoch."""

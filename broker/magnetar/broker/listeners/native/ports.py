@@ -82,6 +82,11 @@ class ProducerPort:
         failed = c.SendFailed.of(self.producer_id, self._epoch, sequence_id, for_client(error))
         self._link.send(failed.encode())
 
+    def send_delayed(self, error: MagnetarError) -> None:
+        """SEND_DELAYED."""
+        delayed = c.SendDelayed.of(self.producer_id, self._epoch, for_client(error))
+        self._link.send(delayed.encode())
+
     def producer_closed(self, error: MagnetarError) -> None:
         """The topic ended the session."""
         self._on_closed(self)
