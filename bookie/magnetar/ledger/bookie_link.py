@@ -120,14 +120,15 @@ class BookieLink:
         self._connecting.add_done_callback(self._connect_ended)
 
     def add(self, entry: bytes, ledger_id: int, entry_id: int, done: AddCallback, deferred: bool) -> None:
-        """Hot path: 1.2 us, and 0.7 in the connection."""
+        """For every entry: 0.3 us, and what the connection takes."""
         connection = self._connection
-        outcome = self._adds.add(
-            ledger_id, entry_id, entry, done, deferred=deferred, ready=connection is not None
-        )
+        outcome = self._adds.add(ledger_id, entry_id, entry, done, deferred, connection is not None)
         if outcome is _SEND:
             assert connection is not None
-            self._send(connection, ledger_id, entry_id, entry, deferred)
+            try:
+                connection.send(self._deferred_header if deferred else self._header, entry)
+            except MagnetarError as error:
+                self._unsendable(ledger_id, entry_id, error)
         elif outcome is _REFUSED:
             self._loop.call_soon(done, self._bookie, ledger_id, entry_id, TooManyRequests.code)
         if not self._clock.running:
@@ -200,14 +201,10 @@ class BookieLink:
                 if (done := self._adds.accepted(ledger_id, entry_id)) is not None:
                     done(self._bookie, ledger_id, entry_id, ADD_ACCEPTED)
 
-    def _send(
-        self, connection: Connection, ledger_id: int, entry_id: int, entry: bytes, deferred: bool
-    ) -> None:
-        try:
-            connection.send(self._deferred_header if deferred else self._header, entry)
-        except MagnetarError as error:  # larger than the bookie takes
-            if (done := self._adds.answered(ledger_id, entry_id)) is not None:
-                self._loop.call_soon(done, self._bookie, ledger_id, entry_id, error.code)
+    def _unsendable(self, ledger_id: int, entry_id: int, error: MagnetarError) -> None:
+        """The entry is larger than the bookie takes."""
+        if (done := self._adds.answered(ledger_id, entry_id)) is not None:
+            self._loop.call_soon(done, self._bookie, ledger_id, entry_id, error.code)
 
     # --- the beginning -----------------------------------------------------------------------------------------------
 
@@ -251,7 +248,10 @@ class BookieLink:
         if DEFERRED_SYNC in connection.features:
             self._deferred_header = _DEFERRED_HEADER
         while (held := self._adds.next_held()) is not None:
-            self._send(connection, *held)
+            try:
+                connection.send(self._deferred_header if held.deferred else self._header, held.entry)
+            except MagnetarError as error:
+                self._unsendable(held.ledger_id, held.entry_id, error)
 
     def _connect_ended(self, task: asyncio.Task[Connection]) -> None:
         if task.cancelled():

@@ -41,9 +41,7 @@ class LocalLink:
 
     def add(self, entry: bytes, ledger_id: int, entry_id: int, done: AddCallback, deferred: bool) -> None:
         """See BookieTransport."""
-        outcome = self._adds.add(
-            ledger_id, entry_id, entry, done, deferred=deferred, ready=self.target.accepting
-        )
+        outcome = self._adds.add(ledger_id, entry_id, entry, done, deferred, self.target.accepting)
         if outcome is _SEND:
             self._send(ledger_id, entry_id, entry, deferred)
         elif outcome is _REFUSED:

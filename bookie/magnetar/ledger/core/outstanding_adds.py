@@ -105,7 +105,7 @@ class OutstandingAdds:
     # --- for every entry ----------------------------------------------------------------------------------------------
 
     def add(
-        self, ledger_id: int, entry_id: int, entry: bytes, done: AddCallback, *, deferred: bool, ready: bool
+        self, ledger_id: int, entry_id: int, entry: bytes, done: AddCallback, deferred: bool, ready: bool
     ) -> AddOutcome:
         """Takes an add. `ready`: the bookie can take it now. `done` is given back by what ends the add."""
         size = len(entry)
