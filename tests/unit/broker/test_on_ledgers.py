@@ -1,13 +1,14 @@
 """The broker over the real ledger client and bookies in memory: the fakes of the other tests promise what it keeps."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
 from magnetar.broker import Broker
 from magnetar.proto import commands as c
-from magnetar.proto.errors import BookieUnavailable, TopicNotServed
+from magnetar.proto.errors import BookieUnavailable, ConnectionLost, MagnetarError, TopicNotServed
 from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.virtual_time import in_virtual_time
@@ -145,6 +146,43 @@ async def test_a_topic_at_a_low_rate_costs_its_bookies_one_record_a_message() ->
         await client.consumer(type="shared")
         await settle()
         assert client.values == []
+    await ledgers.close()
+
+
+@pytest.mark.parametrize("kind", ["topic", "cursor"])
+async def test_a_ledger_that_could_not_be_named_in_metadata_has_no_writer_any_more(
+    bookies: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Its outcome is not known, so the ledger stays; whoever finds it named recovers it."""
+    ledgers = bookies.client()
+    async with start(bookies, ledgers) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        await client.consumer(type="shared")
+        if kind == "cursor":
+            client.publish(b"0")
+            await client.received(1)
+        before = len(ledgers._writers)
+        put, get, lost = bookies.metadata.put, bookies.metadata.get, 0
+
+        async def lose(path: str, *given: Any, **named: Any) -> Any:
+            nonlocal lost
+            if path.startswith("/topics/") and lost < 2:  # the write, and its being read back
+                lost += 1
+                raise ConnectionLost("no server answers")
+            return await (put if given else get)(path, *given, **named)
+
+        monkeypatch.setattr(bookies.metadata, "put", lose)
+        monkeypatch.setattr(bookies.metadata, "get", lose)
+        if kind == "topic":
+            client.publish(b"0")
+            await client.received(1)
+        else:
+            with contextlib.suppress(MagnetarError):
+                await client.ack(client.messages[0].row())
+        await settle()
+        assert lost == 2
+        assert len(ledgers._writers) == before + (kind == "topic"), "the cursor is in its pointer now"
     await ledgers.close()
 
 

@@ -356,8 +356,11 @@ class Cursor:
             with contextlib.suppress(MagnetarError):
                 await self._ledgers.delete(writer.ledger_id)
             raise
-        # If this fails the stored pointer may name the new ledger, so it stays.
-        await self._point(writer.ledger_id, snapshot)
+        try:
+            await self._point(writer.ledger_id, snapshot)
+        except BaseException:
+            writer.detach()  # the stored pointer may name the new ledger, so it stays
+            raise
         self._writer = writer
         await self._delete_trimmed(old_writer)
 

@@ -403,10 +403,12 @@ class ManagedLedger(Generic[T]):
         info = LedgerInfo(writer.ledger_id, self.list.record.next_index)
         try:
             await self.list.commit(append=[info])
-        except VersionConflict:
-            # After any other failure the stored list may name the new ledger: then it stays.
-            with contextlib.suppress(MagnetarError):
-                await self._ledgers.delete(writer.ledger_id)
+        except BaseException as error:
+            writer.detach()
+            if isinstance(error, VersionConflict):
+                # After any other failure the stored list may name the new ledger: then it stays.
+                with contextlib.suppress(MagnetarError):
+                    await self._ledgers.delete(writer.ledger_id)
             raise
         self._open_ledger = OpenLedger(writer, info, self._clock.now_ms(), self._entry_done)
 
