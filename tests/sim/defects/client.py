@@ -20,7 +20,7 @@ from sim.defects.registry import defect
 def hung_bookie_never_fails() -> None:
     """Rule 21: silence for longer than the add timeout is not a failure."""
 
-    OutstandingAdds.tick = lambda self: Waited.FOR_NOTHING  # type: ignore[method-assign]
+    OutstandingAdds.tick = lambda self: Waited.IN_TIME  # type: ignore[method-assign]
 
 
 @defect
