@@ -10,6 +10,7 @@ python -m bench dispatch         the broker's dispatch with many subscriptions a
 python -m bench metadata         the metadata stores: ZooKeeper beside kazoo and aiozk, embedded (bench/metadata.py)
 python -m bench archive          archived ledgers through the broker, and what else it serves meanwhile (bench/archive.py)
 python -m bench topics           10,000 idle topics, topics of 100,000 ledgers, in memory (bench/topics.py)
+python -m bench million          a million ledgers on one bookie: creation, lists, starts, garbage collection, audit (bench/million.py)
 python -m bench compare          the working tree beside another revision (bench/compare)
 """
 
@@ -23,6 +24,7 @@ from bench.compare.main import main as bench_compare
 from bench.dispatch import main as bench_dispatch
 from bench.ledger.main import main as bench_ledger
 from bench.metadata import main as bench_metadata
+from bench.million import main as bench_million
 from bench.report import print_report, write_json
 from bench.run import Round, Sizes, check_wire
 from bench.topics import main as bench_topics
@@ -80,6 +82,7 @@ _PARTS = {
     "dispatch": bench_dispatch,
     "metadata": bench_metadata,
     "topics": bench_topics,
+    "million": bench_million,
     "compare": bench_compare,
 }
 
