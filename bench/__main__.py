@@ -10,7 +10,7 @@ python -m bench dispatch         the broker's dispatch with many subscriptions a
 python -m bench metadata         the metadata stores: ZooKeeper beside kazoo and aiozk, embedded (bench/metadata.py)
 python -m bench archive          archived ledgers through the broker, and what else it serves meanwhile (bench/archive.py)
 python -m bench topics           10,000 idle topics, topics of 100,000 ledgers, in memory (bench/topics.py)
-python -m bench million          a million ledgers on one bookie: creation, lists, starts, garbage collection, audit (bench/million.py)
+python -m bench million          a million ledgers on one bookie: creation, lists, starts, gc, audit (bench/million.py)
 python -m bench compare          the working tree beside another revision (bench/compare)
 """
 

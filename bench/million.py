@@ -11,7 +11,7 @@ worker), files and RocksDB are real, fsync is on. Three processes follow each ot
     work     a start after the kill; 1% of the records deleted; a round of garbage collection, which finds them; an
              auditor's pass for a lost bookie, and a full check
 
-For each step: seconds, CPU of the process, the longest turn of its loop (by the clock, and its CPU), memory afterwards of the
+For each step: seconds, CPU of the process, the longest turn of its loop by the clock and by CPU, memory afterwards of the
 process and of its helpers. A start serves nobody until it is done; its turns are shown for what runs beside it.
 """
 

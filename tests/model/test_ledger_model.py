@@ -247,6 +247,7 @@ NOT_IN_KEYS = {
     RecoveryCore: {
         "_base_replicas": "in the key",
         "_busy": "only of TooManyRequests, which no bookie answers here",
+        "accepted_end": "an operator's, who is not here",
         "_suspects": "whom to ask first; here all are asked at once",
         "held_bytes": "of the entries",
         "ledger_id": "there is one",

@@ -18,7 +18,7 @@ from magnetar.bookie import Bookie
 from magnetar.bookie.gc import MetadataLedgers
 from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
 from magnetar.broker import Broker
-from magnetar.ledger import RegisteredBookies, StoredIdentities
+from magnetar.ledger import LedgerClient, RegisteredBookies, StoredIdentities
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.ledger.replication import AutoRecovery
 from magnetar.ledger.replication.cluster_watch import ClusterWatch, PlacedBookies
@@ -37,7 +37,14 @@ from .registration import Registration, take_broker_place
 from .settings import ServiceSettings, format_host
 from .standalone import Address, BrokerComponents, lock_data, serve_bookie, start_bookie, start_broker
 
-__all__ = ["open_repairs", "open_shared_metadata", "run_autorecovery", "run_bookie", "run_broker"]
+__all__ = [
+    "open_ledgers",
+    "open_repairs",
+    "open_shared_metadata",
+    "run_autorecovery",
+    "run_bookie",
+    "run_broker",
+]
 
 Failure = Callable[[MagnetarError], None]
 
@@ -169,6 +176,21 @@ async def open_repairs(
     )
     stops.push_async_callback(repairs.close)
     return repairs
+
+
+async def open_ledgers(
+    settings: ServiceSettings, components: BrokerComponents, metadata: MetadataStore, stops: AsyncExitStack
+) -> LedgerClient:
+    """The ledgers of the cluster, for a command: nothing new is placed on bookies that are drained."""
+    registered, transport = await _bookies(settings, components, metadata, "operator", stops)
+    watch = ClusterWatch(metadata, settings.ledger.metadata_timeout_s)
+    await watch.read()
+    bookies = PlacedBookies(registered, watch)
+    client = LedgerClient(
+        StoredLedgers(metadata), transport, bookies, settings.ledger, components.rng, components.clock
+    )
+    stops.push_async_callback(client.close)
+    return client
 
 
 async def _bookies(
