@@ -19,6 +19,7 @@ __all__ = ["DirtyLedgers", "LedgerDescriptor", "LedgerDescriptors"]
 
 _MAX_STATES = 50_000
 _SLICE_LEDGERS = 1000
+_FORGOTTEN_AT_ONCE = 1000
 _NOTHING = LedgerRecord()
 # Its fence may be lost as well as its entries.
 _UNKNOWN = LedgerRecord(fenced=True, unknown=True)
@@ -240,10 +241,10 @@ class LedgerDescriptors:
         self.by_id.pop(ledger_id, None)
 
     def _forget(self) -> None:
-        """Drops the older 50% of the states that are saved and have no pending fence."""
-        for ledger_id in list(self.by_id)[: _MAX_STATES // 2]:
-            state = self.by_id[ledger_id]
-            if state.fence_durable is None and self.is_saved(ledger_id):
-                del self.by_id[ledger_id]
+        """Looks at the oldest states: drops those that are saved and have no pending fence. 1 ms."""
+        for ledger_id in list(islice(self.by_id, _FORGOTTEN_AT_ONCE)):
+            state = self.by_id.pop(ledger_id)
+            if state.fence_durable is not None or not self.is_saved(ledger_id):
+                self.by_id[ledger_id] = state  # at the end: next time others are looked at
         # When nearly all of them changed since the last checkpoint, not each new one must look through them again.
-        self._full_at = max(_MAX_STATES, len(self.by_id) + _MAX_STATES // 10)
+        self._full_at = max(_MAX_STATES, len(self.by_id) + _FORGOTTEN_AT_ONCE // 2)

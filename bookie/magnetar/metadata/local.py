@@ -103,6 +103,7 @@ class _Group:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.changes: dict[bytes, bytes | None] = {}
         self.changed_paths: dict[str, None] = {}
+        self.parents: dict[str, None] = {}  # nodes below these were made
         self.bytes = 0
         self.written: asyncio.Future[None] = loop.create_future()
 
@@ -166,14 +167,14 @@ class LocalMetadataStore:
             data = self._storage.get(key)
             return 0 if data is None else int(_U64.unpack(data)[0])
         value = self._next_in(key)
-        await self._write_grouped({key: _U64.pack(value + count)}, ())
+        await self._write_grouped({key: _U64.pack(value + count)})
         return value
 
     async def commit(self, operations: Sequence[Operation]) -> None:
         """See MetadataStore."""
         self._check_open()
         group = self._group
-        transaction = _Transaction(self._storage, {} if group is None else group.changes)
+        transaction = _Transaction(self._storage, group)
         for index, operation in enumerate(operations):
             try:
                 self._check_session(operation)
@@ -183,7 +184,7 @@ class LocalMetadataStore:
                 if group is not None:  # whoever reads now must find why it was refused
                     await asyncio.shield(group.written)
                 raise
-        await self._write_grouped(transaction.changes, transaction.changed_paths)
+        await self._write_grouped(transaction.changes, transaction.changed_paths, transaction.parents)
 
     def watch(self, path: str, callback: Callable[[str], None]) -> LoopWatch:
         """See MetadataStore."""
@@ -205,7 +206,7 @@ class LocalMetadataStore:
         """See MetadataStore. The timeout is not needed here: nothing but the end of the process ends the session."""
         self._check_open()
         number = self._next_in(_SESSIONS)
-        await self._write_grouped({_SESSIONS: _U64.pack(number + 1)}, ())
+        await self._write_grouped({_SESSIONS: _U64.pack(number + 1)})
         session = LocalSession(self, number + 1)  # 0 means "not ephemeral" in a node
         self._sessions[session.session_id] = session
         return session
@@ -285,7 +286,10 @@ class LocalMetadataStore:
         return 0 if data is None else int(_U64.unpack(data)[0])
 
     async def _write_grouped(
-        self, changes: Mapping[bytes, bytes | None], changed_paths: Iterable[str]
+        self,
+        changes: Mapping[bytes, bytes | None],
+        changed_paths: Iterable[str] = (),
+        parents: Mapping[str, None] | None = None,
     ) -> None:
         """The changes are durable when it returns. They are written even if the caller is cancelled meanwhile."""
         if not changes:
@@ -298,6 +302,7 @@ class LocalMetadataStore:
         group = self._group
         group.changes.update(changes)
         group.changed_paths.update(dict.fromkeys(changed_paths))
+        group.parents.update(parents or {})
         group.bytes += sum(len(value) for value in changes.values() if value is not None)
         if group.bytes >= _GROUP_BYTES:
             self._write_group()
@@ -389,11 +394,13 @@ def _ignore_failure(error: MagnetarError) -> None:
 class _Transaction:
     """Operations applied on top of the storage and of what waits for its write, nothing written yet."""
 
-    def __init__(self, storage: KeyValue, waiting: Mapping[bytes, bytes | None]) -> None:
+    def __init__(self, storage: KeyValue, waiting: _Group | None) -> None:
         self._storage = storage
-        self._waiting = waiting
+        self._waiting: Mapping[bytes, bytes | None] = {} if waiting is None else waiting.changes
+        self._parents: Mapping[str, None] = {} if waiting is None else waiting.parents
         self.changes: dict[bytes, bytes | None] = {}
         self.changed_paths: dict[str, None] = {}
+        self.parents: dict[str, None] = {}
 
     def apply(self, operation: Operation) -> None:
         """Adds the operation's changes, or raises."""
@@ -419,6 +426,7 @@ class _Transaction:
             raise AlreadyExists(f"{path} exists already", path=path)
         _check_value(path, value)
         session_id = 0 if session is None else session.session_id
+        self.parents.update(dict.fromkeys(_ancestors(path)))
         self._change(path, _NODE_FIELDS.pack(0, session_id) + value)
         if session_id:
             self.changes[_ephemeral_key(session_id, path)] = b""
@@ -447,10 +455,13 @@ class _Transaction:
 
     def _has_children(self, path: str) -> bool:
         start, end = _below(path)
-        changed = {**self._waiting, **self.changes}
-        if any(start <= key < end and value is not None for key, value in changed.items()):
-            return True
-        return any(key not in changed for key in self._storage.keys(start, end))
+        if path in self._parents or path in self.parents:
+            changed = {**self._waiting, **self.changes}
+            if any(start <= key < end and value is not None for key, value in changed.items()):
+                return True
+        return any(
+            key not in self.changes and key not in self._waiting for key in self._storage.keys(start, end)
+        )
 
     def _change(self, path: str, data: bytes | None) -> None:
         self.changes[_node_key(path)] = data

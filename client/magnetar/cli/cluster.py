@@ -7,14 +7,13 @@ look for it: marks of bookies that are drained, and the queue of repairs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgpack
 import typer
 
+from .cluster_store import open_store
 from .options import Json, Yes
 
 if TYPE_CHECKING:
@@ -167,26 +166,6 @@ def check(metadata: Metadata) -> None:
     from .session import run
 
     run(_recover(metadata, None))
-
-
-@contextlib.asynccontextmanager
-async def open_store(address: str, wait_s: float, *, make_root: bool = False) -> AsyncIterator[MetadataStore]:
-    """The metadata. ServiceNotReady when no server has come up in `wait_s`."""
-    from magnetar.proto.errors import ServiceNotReady
-
-    from .production import system_rng
-    from .shared_metadata import open_shared_metadata
-
-    deadline = asyncio.get_running_loop().time() + wait_s
-    async with AsyncExitStack() as stops:
-        store: MetadataStore | None = None
-        while store is None:
-            try:
-                store = await open_shared_metadata(address, system_rng(), stops, make_root=make_root)
-            except ServiceNotReady:  # it took some seconds to find that out
-                if asyncio.get_running_loop().time() >= deadline:
-                    raise
-        yield store
 
 
 async def _init(address: str, wait_s: float) -> None:

@@ -19,7 +19,7 @@ from magnetar.proto.errors import InvalidSetting, MagnetarError, QuorumLost
 from magnetar.proto.ledger_entry import NO_ENTRY
 
 from .admin import confirm
-from .cluster import open_store
+from .cluster_store import open_store
 from .daemons import parse_bookies
 from .production import broker_components, service_components
 from .session import EXIT_FAILED, fail, print_json

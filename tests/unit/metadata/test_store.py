@@ -295,6 +295,21 @@ async def test_commits_of_one_turn_share_a_write_and_see_each_other(local_store:
     assert await store.next_id("s", 0) == 7
 
 
+async def test_a_node_is_not_deleted_while_one_below_it_is_made_and_is_with_it(
+    local_store: LocalMetadataStore,
+) -> None:
+    store = local_store
+    await store.create("/a", b"")
+    made, refused, both = await asyncio.gather(
+        store.create("/a/b/c", b""),
+        store.delete("/a"),
+        store.commit([Delete("/a/b/c"), Delete("/a")]),
+        return_exceptions=True,
+    )
+    assert (made, type(refused), both) == (0, NodeNotEmpty, None)
+    assert await store.children("/") == []
+
+
 async def test_what_is_refused_for_a_change_under_way_is_refused_when_readers_see_it(
     local_store: LocalMetadataStore,
 ) -> None:
