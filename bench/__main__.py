@@ -11,6 +11,7 @@ python -m bench metadata         the metadata stores: ZooKeeper beside kazoo and
 python -m bench archive          archived ledgers through the broker, and what else it serves meanwhile (bench/archive.py)
 python -m bench topics           10,000 idle topics, topics of 100,000 ledgers, in memory (bench/topics.py)
 python -m bench million          a million ledgers on one bookie: creation, lists, starts, gc, audit (bench/million.py)
+python -m bench cluster          bookies and ZooKeeper that fail under 5,000 appends a second, a repair (bench/cluster.py)
 python -m bench compare          the working tree beside another revision (bench/compare)
 """
 
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 
 from bench.arguments import OUT, console, parse
 from bench.bookie.main import main as bench_bookie
+from bench.cluster import main as bench_cluster
 from bench.compare.main import main as bench_compare
 from bench.dispatch import main as bench_dispatch
 from bench.ledger.main import main as bench_ledger
@@ -83,6 +85,7 @@ _PARTS = {
     "metadata": bench_metadata,
     "topics": bench_topics,
     "million": bench_million,
+    "cluster": bench_cluster,
     "compare": bench_compare,
 }
 
