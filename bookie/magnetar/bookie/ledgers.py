@@ -198,6 +198,19 @@ class LedgerDescriptors:
         ]:
             del self.by_id[loaded]
 
+    @property
+    def incomplete_below(self) -> int:
+        """Ledgers with lower ids that the index does not know may have had entries here; see LocationIndex."""
+        return self._incomplete_below
+
+    def end_incomplete(self, below: int) -> None:
+        """Whatever may be missing of ledgers below it is marked ledger by ledger, durably. Durable; blocks for some ms."""
+        assert below == self._incomplete_below
+        self._index.set_incomplete(0)
+        self._incomplete_below = 0
+        for loaded in [number for number, state in self.by_id.items() if not state.known]:
+            del self.by_id[loaded]
+
     def unsaved(self) -> list[int]:
         """Ledgers whose latest state may not be in the index yet."""
         return list(self._taken | self._dirty)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from magnetar.ledger import LedgerClient, RegisteredBookies, StoredIdentities
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.ledger.replication import AutoRecovery
 from magnetar.ledger.replication.cluster_watch import ClusterWatch, PlacedBookies
-from magnetar.ledger.replication.leftovers import StoredAssignments, UnassignedEntries
+from magnetar.ledger.replication.leftovers import AssignedEntries, StoredAssignments, UnassignedEntries
 from magnetar.ledger.tcp_transport import TcpTransport
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.identity import cluster_instance
@@ -229,6 +229,14 @@ class _Assignments:
     async def ours(self, ledger_id: int) -> Callable[[int], bool]:
         """See Assignments."""
         return await self._stored().ours(ledger_id)
+
+    async def assigned(self, ledger_id: int) -> AssignedEntries | None:
+        """See Assignments."""
+        return await self._stored().assigned(ledger_id)
+
+    def assigned_below(self, ledger_id: int) -> AsyncIterator[AssignedEntries]:
+        """See Assignments."""
+        return self._stored().assigned_below(ledger_id)
 
     async def confirm(self, found: UnassignedEntries) -> bool:
         """See Assignments."""

@@ -50,6 +50,8 @@ class Survey:
         self.measured_live_bytes: Callable[[int], int | None] = _not_measured
         # Ledgers with a tombstone, as of this round, by id.
         self.deleted: dict[int, None] = {}
+        # Ledgers that are marked as unknown (rule 9), as of this round.
+        self.unknown: list[int] = []
         # Ledgers that exist and of which nothing but their state was left here, when that was looked at.
         self.emptied: Mapping[int, None] = {}
         self._parts = parts
@@ -66,6 +68,7 @@ class Survey:
         """Begins a round; returns the ledgers that are not deleted, by id."""
         index, by_id = self._parts.index, self._parts.ledgers.by_id
         self.deleted = {}
+        self.unknown = []
         self._known_deleted = {}
         alive = self._alive = array("Q")
         after = -1
@@ -77,6 +80,8 @@ class Survey:
                     self.deleted[ledger_id] = None
                 else:
                     alive.append(ledger_id)
+                    if record.unknown if state is None else state.unknown:
+                        self.unknown.append(ledger_id)
             await asyncio.sleep(0)
         return alive
 
