@@ -111,8 +111,10 @@ class _Group:
 class LocalMetadataStore:
     """MetadataStore over a KeyValue. Opening it checks the format and purges the ephemerals of a dead process."""
 
-    def __init__(self, storage: KeyValue) -> None:
+    def __init__(self, storage: KeyValue, *, grouped: bool = True) -> None:
+        """`grouped` False: each commit is written before it returns, which then needs no turn of the loop."""
         self._storage = storage
+        self._grouped = grouped
         self._watches: dict[str, list[LoopWatch]] = {}
         self._sessions: dict[int, LocalSession] = {}
         self._closed = False
@@ -295,6 +297,11 @@ class LocalMetadataStore:
         if not changes:
             return
         self._check_writable()
+        if not self._grouped:
+            self._write(changes)
+            for path in changed_paths:
+                self._notify_watches(path)
+            return
         loop = asyncio.get_running_loop()
         if self._group is None:
             self._group = _Group(loop)
