@@ -12,6 +12,7 @@ python -m bench archive          archived ledgers through the broker, and what e
 python -m bench topics           10,000 idle topics, topics of 100,000 ledgers, in memory (bench/topics.py)
 python -m bench million          a million ledgers on one bookie: creation, lists, starts, gc, audit (bench/million.py)
 python -m bench cluster          bookies and ZooKeeper that fail under 5,000 appends a second, a repair (bench/cluster.py)
+python -m bench takeover         ledgers made and opened; a broker takes over 10,000 topics (bench/takeover.py)
 python -m bench compare          the working tree beside another revision (bench/compare)
 """
 
@@ -29,6 +30,7 @@ from bench.metadata import main as bench_metadata
 from bench.million import main as bench_million
 from bench.report import print_report, write_json
 from bench.run import Round, Sizes, check_wire
+from bench.takeover import main as bench_takeover
 from bench.topics import main as bench_topics
 
 WORKLOADS = "abcdefghi"
@@ -86,6 +88,7 @@ _PARTS = {
     "topics": bench_topics,
     "million": bench_million,
     "cluster": bench_cluster,
+    "takeover": bench_takeover,
     "compare": bench_compare,
 }
 

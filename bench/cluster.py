@@ -300,8 +300,11 @@ async def _lose_zookeeper(cluster: Cluster, rate: int, report: Report) -> None:
     latencies: list[float] = []
     last_receipt = 0.0
     try:
-        async with connect(broker.url) as client:
-            producer = await client.create_producer("load")
+        # What was not confirmed fails when the client is closed.
+        async with contextlib.AsyncExitStack() as stops:
+            stops.enter_context(contextlib.suppress(MagnetarError))
+            client = await stops.enter_async_context(connect(broker.url))
+            producer = await client.create_producer("load", send_timeout=SESSION_S)
             due = begun = loop.time()
             outstanding = asyncio.Semaphore(UNCONFIRMED * 10)
             stopped_at: float | None = None

@@ -69,8 +69,11 @@ from .last_confirmed import LastConfirmedQuorum
 from .metadata import Bookies, LedgerMetadata, LedgerState
 from .shares import preferences
 
-# The window: entries that are read or added again at a time. The shell bounds their bytes by delaying reads.
+# The window: entries that are read or added again at a time. The shell bounds their bytes by delaying reads. Most ledgers of
+# a killed broker have few entries behind the base: the first window is small (0.2 ms instead of 6), and each one that was
+# full of entries is followed by one twice as large.
 WINDOW_ENTRIES = 1024
+FIRST_WINDOW_ENTRIES = 32
 # Consecutive entries that one bookie is asked for when every bookie has every entry.
 RUN_ENTRIES = 128
 # False: every replica of an entry is asked at once. Every order of messages with True is one with False as well (the other
@@ -140,6 +143,7 @@ class RecoveryCore:
             int, _Recovered
         ] = {}  # from _first on, in order: searched for, or being added again
         self._first = 0  # all entries below have their ack quorum again
+        self._window = min(FIRST_WINDOW_ENTRIES, WINDOW_ENTRIES)
         self._next_read = 0
         self._next_add = 0  # all entries below were found; _first <= _next_add <= _next_read
         self._last: int | None = None  # last entry of the ledger, once known
@@ -267,9 +271,14 @@ class RecoveryCore:
     def _read_on(self) -> list[Instruction]:
         """Fills the window, once 25% of it are free, while the end of the ledger is not known."""
         self.state = RecoveryState.ENTRIES
-        room = self._first + WINDOW_ENTRIES - self._next_read
-        if self._last is not None or room < max(1, WINDOW_ENTRIES // 4):
+        room = self._first + self._window - self._next_read
+        if self._last is not None or room < max(1, self._window // 4):
             return []
+        if self._next_read > self._base + 1 and self._window < WINDOW_ENTRIES:
+            room += min(self._window, WINDOW_ENTRIES - self._window)
+            self._window = min(2 * self._window, WINDOW_ENTRIES)
+        if room > RUN_ENTRIES:  # whole runs, so that each is one request
+            room -= (self._next_read + room) % RUN_ENTRIES
         instructions: list[Instruction] = []
         first_asked, run = self.striping.write_sets, 1
         if ONE_REPLICA_FIRST:
@@ -545,7 +554,7 @@ class RecoveryCore:
             decided = [self._entries[e] for e in range(self._first, self._next_add)]
             assert all((found.entry is None) == found.given_up for found in decided)
             assert self.accepted_end is not None or not any(found.given_up for found in decided)
-            assert self._next_read - self._first <= WINDOW_ENTRIES
+            assert self._next_read - self._first <= self._window <= WINDOW_ENTRIES
             assert self.held_bytes == sum(len(found.entry or b"") for found in self._entries.values())
             for entry_id, found in self._entries.items():
                 assert found.asked & ~self.striping.mask(entry_id) == 0, "asked outside its write set"
