@@ -7,17 +7,22 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from magnetar.cli.production import broker_components
 from magnetar.cli.service_process import ServiceProcess
+from magnetar.cli.settings import SettingSources, service_settings
+from magnetar.cli.shared_metadata import open_ledgers
 from magnetar.client import connect
 from magnetar.ledger import LedgerMetadata
 from magnetar.metadata.ledgers import StoredLedgers
+from magnetar.proto.errors import MagnetarError
 from support.zookeeper import Ensemble, open_store, zookeeper
 
 __all__ = ["zookeeper"]
@@ -26,6 +31,7 @@ pytestmark = pytest.mark.timeout(180)
 # One of two bookies confirms: without the other one the end of an open ledger cannot be proved.
 SETTINGS = ("broker.ensemble_size=2", "broker.write_quorum=2", "broker.ack_quorum=1")
 NO_REPAIR = ("repair.auditor=false", "repair.workers=false", "daemon.session_timeout_s=2")
+REPAIR = ("bookie.gc_interval_s=1", "bookie.checkpoint_interval_s=1", "daemon.session_timeout_s=2")
 
 
 def magnetar(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -36,16 +42,17 @@ def magnetar(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class Cluster:
-    """Two bookies and a broker; nothing repairs itself."""
+    """Two bookies and a broker."""
 
-    def __init__(self, zookeeper: Ensemble, directory: Path) -> None:
+    def __init__(self, zookeeper: Ensemble, directory: Path, settings: tuple[str, ...] = NO_REPAIR) -> None:
+        self.settings = settings
         self.url = f"{zookeeper.url}/{directory.name}"
         self.directory = directory
         self.bookies = {name: self.daemon("bookie", name, "--id", name) for name in ("b1", "b2")}
         self.broker = self.daemon("broker", "broker")
 
     def daemon(self, command: str, name: str, *arguments: str) -> ServiceProcess:
-        sets = [part for text in (*SETTINGS, *NO_REPAIR) for part in ("--set", text)]
+        sets = [part for text in (*SETTINGS, *self.settings) for part in ("--set", text)]
         return ServiceProcess(
             self.directory / name, command=command, arguments=["--metadata", self.url, *sets, *arguments]
         )
@@ -162,6 +169,41 @@ def test_a_bookie_that_does_not_answer_may_prove_more(cluster: Cluster) -> None:
     cluster.bookies["b2"].start()
     proved = cluster.recover(ledger_id)
     assert f"ledger {ledger_id} is closed after entry {len(sent) - 1}" in proved.stdout, proved.stderr
+
+
+async def denial(cluster: Cluster, bookie: str, ledger_id: int) -> str:
+    """What a bookie says of an entry that a ledger never had."""
+    async with AsyncExitStack() as stops:
+        store = await open_store(cluster.url)
+        stops.push_async_callback(store.close)
+        settings = service_settings(SettingSources())
+        client = await open_ledgers(settings, broker_components(), store, stops)
+        try:
+            await client.components.transport.read(bookie, ledger_id, 1000, 1000)
+        except MagnetarError as error:
+            return type(error).__name__
+        raise AssertionError("there is no such entry")
+
+
+def test_rule_9_an_emptied_bookie_denies_again_what_it_never_had_when_it_was_repaired(
+    zookeeper: Ensemble, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(zookeeper, tmp_path, REPAIR)
+        for process in (*cluster.bookies.values(), cluster.broker):
+            stack.callback(process.kill)
+        cluster.start()
+        asyncio.run(send(cluster.broker.url, "orders", [b"%d" % number for number in range(10)]))
+        cluster.broker.kill()
+        (ledger_id,) = cluster.open_ledgers()
+        assert cluster.recover(ledger_id).returncode == 0
+        cluster.replace_disk("b2")
+        assert asyncio.run(denial(cluster, "b2", ledger_id)) == "UnknownLedgerState"
+        queued = magnetar("cluster", "recover", "--metadata", cluster.url, "b2")
+        assert queued.returncode == 0, queued.stderr
+        deadline = time.monotonic() + 60
+        while asyncio.run(denial(cluster, "b2", ledger_id)) != "EntryNotFound":
+            assert time.monotonic() < deadline, cluster.bookies["b2"].errors()
 
 
 def test_the_ledgers_of_a_stopped_standalone_service(tmp_path: Path) -> None:
