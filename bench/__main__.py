@@ -10,6 +10,9 @@ python -m bench dispatch         the broker's dispatch with many subscriptions a
 python -m bench metadata         the metadata stores: ZooKeeper beside kazoo and aiozk, embedded (bench/metadata.py)
 python -m bench archive          archived ledgers through the broker, and what else it serves meanwhile (bench/archive.py)
 python -m bench topics           10,000 idle topics, topics of 100,000 ledgers, in memory (bench/topics.py)
+python -m bench million          a million ledgers on one bookie: creation, lists, starts, gc, audit (bench/million.py)
+python -m bench cluster          bookies and ZooKeeper that fail under 5,000 appends a second, a repair (bench/cluster.py)
+python -m bench takeover         ledgers made and opened; a broker takes over 10,000 topics (bench/takeover.py)
 python -m bench compare          the working tree beside another revision (bench/compare)
 """
 
@@ -19,12 +22,15 @@ from collections.abc import Sequence
 
 from bench.arguments import OUT, console, parse
 from bench.bookie.main import main as bench_bookie
+from bench.cluster import main as bench_cluster
 from bench.compare.main import main as bench_compare
 from bench.dispatch import main as bench_dispatch
 from bench.ledger.main import main as bench_ledger
 from bench.metadata import main as bench_metadata
+from bench.million import main as bench_million
 from bench.report import print_report, write_json
 from bench.run import Round, Sizes, check_wire
+from bench.takeover import main as bench_takeover
 from bench.topics import main as bench_topics
 
 WORKLOADS = "abcdefghi"
@@ -80,6 +86,9 @@ _PARTS = {
     "dispatch": bench_dispatch,
     "metadata": bench_metadata,
     "topics": bench_topics,
+    "million": bench_million,
+    "cluster": bench_cluster,
+    "takeover": bench_takeover,
     "compare": bench_compare,
 }
 

@@ -16,7 +16,7 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,32 +90,10 @@ class Cluster:
         node = await StoredLedgers(self.store).get(ledger_id)
         return node is not None and bookie.encode() in node.value
 
-    async def lacking(self, ledgers: Sequence[int]) -> int:
-        """Entries that a bookie should have by the record, and does not list."""
-        lacking = 0
-        for ledger_id in ledgers:
-            node = await StoredLedgers(self.store).get(ledger_id)
-            assert node is not None
-            metadata = LedgerMetadata.decode(node.value, ledger_id)
-            for fragment in fragments_of(metadata):
-                assert fragment.last is not None
-                for position, bookie in enumerate(fragment.bookies):
-                    has = await self._entries(bookie, ledger_id)
-                    lacking += sum(
-                        position in metadata.striping.write_set(entry_id) and entry_id not in has
-                        for entry_id in range(fragment.first, fragment.last + 1)
-                    )
-        return lacking
-
-    async def _entries(self, bookie: str, ledger_id: int) -> dict[int, None]:
-        found: dict[int, None] = {}
-        following = 0
-        while following >= 0 and bookie in self._sessions:
-            page = await self.transport.list_entries(bookie, ledger_id, first=following)
-            for first, last in page.ranges:
-                found.update(dict.fromkeys(range(first, last + 1)))
-            following = page.following
-        return found
+    @property
+    def there(self) -> Collection[str]:
+        """Bookies that are registered."""
+        return self._sessions
 
     def close(self) -> None:
         """Kills what is left."""
@@ -139,6 +117,37 @@ async def write(client: LedgerClient, entries: int, size: int) -> int:
         writer.append(payload, done)
     await writer.close()
     return writer.ledger_id
+
+
+async def lacking(
+    ledgers: StoredLedgers, transport: TcpTransport, wanted: Sequence[int], there: Collection[str]
+) -> int:
+    """Entries of closed ledgers that a bookie should have by the record, and does not list, or is not `there`."""
+    found = 0
+    for ledger_id in wanted:
+        node = await ledgers.get(ledger_id)
+        assert node is not None
+        metadata = LedgerMetadata.decode(node.value, ledger_id)
+        for fragment in fragments_of(metadata):
+            assert fragment.last is not None
+            for position, bookie in enumerate(fragment.bookies):
+                has = await _entries(transport, bookie, ledger_id) if bookie in there else {}
+                found += sum(
+                    position in metadata.striping.write_set(entry_id) and entry_id not in has
+                    for entry_id in range(fragment.first, fragment.last + 1)
+                )
+    return found
+
+
+async def _entries(transport: TcpTransport, bookie: str, ledger_id: int) -> dict[int, None]:
+    found: dict[int, None] = {}
+    following = 0
+    while following >= 0:
+        page = await transport.list_entries(bookie, ledger_id, first=following)
+        for first, last in page.ranges:
+            found.update(dict.fromkeys(range(first, last + 1)))
+        following = page.following
+    return found
 
 
 class Foreground:
@@ -214,7 +223,7 @@ async def measure(given: argparse.Namespace, directory: Path) -> dict[str, Any]:
                 await asyncio.sleep(0.02)
             took = time.perf_counter() - began
         progress = repair.progress()
-        lacking = await cluster.lacking(ledgers)
+        missing = await lacking(StoredLedgers(cluster.store), cluster.transport, ledgers, cluster.there)
         await repair.close()
         await cluster.client.close()
         return {
@@ -223,7 +232,7 @@ async def measure(given: argparse.Namespace, directory: Path) -> dict[str, Any]:
             "copied_entries": progress.copied_entries,
             "seconds": round(took, 3),
             "mb_per_s": round(progress.copied_bytes / took / 1e6, 2),
-            "lacking": lacking,
+            "lacking": missing,
             "p99_alone_ms": percentiles(alone.latencies_s).p99,
             "p99_beside_ms": percentiles(beside.latencies_s).p99,
             "p50_alone_ms": percentiles(alone.latencies_s).p50,

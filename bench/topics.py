@@ -18,12 +18,13 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.arguments import console
 from bench.dispatch import _Clock, _Ledgers
+from bench.turns import longest_turn
 from magnetar.broker import Broker, BrokerSettings
 from magnetar.broker.log.ledger_list import LedgerList
 from magnetar.broker.log.records import CursorRecord, LedgerInfo, TopicRecord, cursor_path, topic_path
@@ -49,18 +50,6 @@ def _resident() -> int:
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
-
-
-async def _longest_turn(work: Awaitable[Any]) -> tuple[float, float]:
-    """Seconds that the work took, and the longest turn of the loop meanwhile."""
-    longest, done = 0.0, asyncio.ensure_future(work)
-    start = at = time.perf_counter()
-    while not done.done():
-        await asyncio.sleep(0)
-        now = time.perf_counter()
-        longest, at = max(longest, now - at), now
-    await done
-    return time.perf_counter() - start, longest
 
 
 def _names(count: int) -> list[TopicName]:
@@ -96,19 +85,19 @@ async def _idle(count: int) -> dict[str, float]:
     await broker.start()
     await _load(broker, names[:10])  # what is imported or made once
     before = _resident()
-    seconds, load_turn = await _longest_turn(_load(broker, names[10:]))
+    _, load = await longest_turn(_load(broker, names[10:]))
     loaded = _resident()
     await asyncio.sleep(2 * IDLE_MS / 1000)
     for topic in broker.topics.values():
         topic.used_at = float("inf")  # nothing is unloaded in this round
-    round_s, round_turn = await _longest_turn(broker._round())
+    _, maintenance = await longest_turn(broker._round())
     for topic in broker.topics.values():
         topic.used_at = 0.0
 
     async def unload() -> None:
         await broker._unload(await broker._round())
 
-    unload_s, unload_turn = await _longest_turn(unload())
+    _, unloading = await longest_turn(unload())
     await asyncio.sleep(0.1)
     after = _resident()
     await broker.close()
@@ -116,12 +105,12 @@ async def _idle(count: int) -> dict[str, float]:
     return {
         "topics": count,
         "KB of memory a loaded topic": (loaded - before) / measured / 1024,
-        "topics loaded a second": measured / seconds,
-        "longest turn while loading, ms": load_turn * 1000,
-        "a round of maintenance, ms": round_s * 1000,
-        "longest turn in maintenance, ms": round_turn * 1000,
-        "topics unloaded a second": count / unload_s,
-        "longest turn while unloading, ms": unload_turn * 1000,
+        "topics loaded a second": measured / load.seconds,
+        "longest turn while loading, ms": load.longest_s * 1000,
+        "a round of maintenance, ms": maintenance.seconds * 1000,
+        "longest turn in maintenance, ms": maintenance.longest_s * 1000,
+        "topics unloaded a second": count / unloading.seconds,
+        "longest turn while unloading, ms": unloading.longest_s * 1000,
         "KB left of an unloaded topic": (after - before) / measured / 1024,
     }
 
@@ -144,13 +133,13 @@ async def _list(count: int) -> dict[str, float]:
         await ledgers.commit(append=[info(number)])
         times.append(time.perf_counter() - start)
     again = LedgerList(ledgers.name, metadata)
-    load_s, load_turn = await _longest_turn(again.load(create_ms=None))
+    _, load = await longest_turn(again.load(create_ms=None))
     return {
         "bytes of one more ledger": metadata.written / MORE,
         "us of one more ledger": sum(times) / MORE * 1e6,
         "longest of them, us": max(times) * 1e6,
-        "ms to load the list": load_s * 1000,
-        "longest turn while loading it, ms": load_turn * 1000,
+        "ms to load the list": load.seconds * 1000,
+        "longest turn while loading it, ms": load.longest_s * 1000,
     }
 
 

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -113,6 +114,15 @@ async def test_a_cluster_loses_a_bookie_and_its_broker_and_goes_on(cluster: Clus
             assert cluster.states() == dict.fromkeys(("b1", "b2", "b3", "b4"), "writable")
         finally:
             await asyncio.to_thread(fourth.kill)
+
+
+def test_every_daemon_shows_its_figures(cluster: Cluster) -> None:
+    for daemon, figure in (
+        (cluster.bookies["b1"], "magnetar_autorecovery_postponed_ledgers 0"),
+        (cluster.broker, "magnetar_broker_"),
+    ):
+        with urllib.request.urlopen(f"http://127.0.0.1:{daemon.ports['http']}/metrics", timeout=10) as answer:
+            assert figure in answer.read().decode()
 
 
 def test_a_second_broker_is_refused(cluster: Cluster) -> None:

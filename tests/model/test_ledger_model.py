@@ -247,7 +247,9 @@ NOT_IN_KEYS = {
     RecoveryCore: {
         "_base_replicas": "in the key",
         "_busy": "only of TooManyRequests, which no bookie answers here",
+        "accepted_end": "an operator's, who is not here",
         "_suspects": "whom to ask first; here all are asked at once",
+        "_window": "here always one entry",
         "held_bytes": "of the entries",
         "ledger_id": "there is one",
         "starts": "only at its limit, which is asserted never to be reached",

@@ -9,8 +9,9 @@
 Commands for a writer: writer, append N, stored BOOKIE ENTRY..., failed BOOKIE ENTRY ERROR, chosen POSITION=BOOKIE...,
 no-bookies, written, found STATE [ensembles=...] [last=N length=N], metadata-failed, close, deleted, idle, lac-written N,
 retry [expired]. With deferred sync (`writer ... deferred=BYTES`) also: accepted BOOKIE ENTRY..., force.
-For a recovery: recovery, lac BOOKIE N|ERROR, read BOOKIE ENTRY yes|ERROR, slow BOOKIE, and stored, failed, chosen,
-no-bookies, written, found, metadata-failed as above. Payloads have 10 bytes each. `check()` runs after every command.
+For a recovery: recovery ... [accepted-end=N], lac BOOKIE N|ERROR, read BOOKIE ENTRY|FIRST..LAST yes|ERROR, slow BOOKIE,
+and stored, failed, chosen, no-bookies, written, found, metadata-failed as above. Payloads have 10 bytes each.
+`check()` runs after every command.
 """
 
 from __future__ import annotations
@@ -95,6 +96,10 @@ class _Scenario:
             return self.stored(arguments[0], [int(argument) for argument in arguments[1:]])
         if name == "stored":
             return self.tell([AddStored(arguments[0], int(argument)) for argument in arguments[1:]])
+        if name == "read" and ".." in arguments[1]:
+            first, last = map(int, arguments[1].split(".."))
+            each = [[arguments[0], str(entry_id), arguments[2]] for entry_id in range(first, last + 1)]
+            return self.tell([self.event(name, one, {}) for one in each])
         return self.tell([self.event(name, arguments, options)])
 
     def start(self, kind: str, options: dict[str, str]) -> list[str]:
@@ -108,7 +113,8 @@ class _Scenario:
                 limit = int(options["deferred"])
                 self.writer = DeferredWriterCore(LEDGER_ID, metadata, self.version, limit)
             return self.after([])
-        self.recovery = RecoveryCore(LEDGER_ID, metadata, self.version)
+        accepted_end = int(options["accepted-end"]) if "accepted-end" in options else None
+        self.recovery = RecoveryCore(LEDGER_ID, metadata, self.version, accepted_end=accepted_end)
         return self.after(self.recovery.begin())
 
     def append(self, count: int) -> list[str]:

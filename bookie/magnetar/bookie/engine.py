@@ -37,7 +37,7 @@ from .cookie import Cookie, write_cookie
 from .disk_space import DiskSpace
 from .entry_log import EntryLogs
 from .fencing import Fencing
-from .gc import Collected, Collector, Deletion, StorageParts
+from .gc import Collected, Collector, Deletion, StorageParts, UnknownLedgers
 from .index import LocationIndex
 from .introduction import introduce
 from .journal import Journals
@@ -147,7 +147,10 @@ class Bookie:
             existing=components.existing_ledgers,
             assignments=components.assignments,
         )
-        self.collector = Collector(parts, self.deletion, self.fail)
+        unknown = None
+        if parts.assignments is not None:
+            unknown = UnknownLedgers(parts, parts.assignments, self.fencing, self.checkpoint)
+        self.collector = Collector(parts, self.deletion, self.fail, unknown)
         self.scrubber = Scrubber(parts, self.cache, lambda: not self.accepting or self.checkpointer.flushing)
         self.collector.survey.measured_live_bytes = self.scrubber.exact_live_bytes
         self.disk_space = DiskSpace(

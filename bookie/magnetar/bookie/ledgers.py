@@ -19,6 +19,7 @@ __all__ = ["DirtyLedgers", "LedgerDescriptor", "LedgerDescriptors"]
 
 _MAX_STATES = 50_000
 _SLICE_LEDGERS = 1000
+_FORGOTTEN_AT_ONCE = 1000
 _NOTHING = LedgerRecord()
 # Its fence may be lost as well as its entries.
 _UNKNOWN = LedgerRecord(fenced=True, unknown=True)
@@ -197,6 +198,19 @@ class LedgerDescriptors:
         ]:
             del self.by_id[loaded]
 
+    @property
+    def incomplete_below(self) -> int:
+        """Ledgers with lower ids that the index does not know may have had entries here; see LocationIndex."""
+        return self._incomplete_below
+
+    def end_incomplete(self, below: int) -> None:
+        """Whatever may be missing of ledgers below it is marked ledger by ledger, durably. Durable; blocks for some ms."""
+        assert below == self._incomplete_below
+        self._index.set_incomplete(0)
+        self._incomplete_below = 0
+        for loaded in [number for number, state in self.by_id.items() if not state.known]:
+            del self.by_id[loaded]
+
     def unsaved(self) -> list[int]:
         """Ledgers whose latest state may not be in the index yet."""
         return list(self._taken | self._dirty)
@@ -240,10 +254,10 @@ class LedgerDescriptors:
         self.by_id.pop(ledger_id, None)
 
     def _forget(self) -> None:
-        """Drops the older 50% of the states that are saved and have no pending fence."""
-        for ledger_id in list(self.by_id)[: _MAX_STATES // 2]:
-            state = self.by_id[ledger_id]
-            if state.fence_durable is None and self.is_saved(ledger_id):
-                del self.by_id[ledger_id]
+        """Looks at the oldest states: drops those that are saved and have no pending fence. 1 ms."""
+        for ledger_id in list(islice(self.by_id, _FORGOTTEN_AT_ONCE)):
+            state = self.by_id.pop(ledger_id)
+            if state.fence_durable is not None or not self.is_saved(ledger_id):
+                self.by_id[ledger_id] = state  # at the end: next time others are looked at
         # When nearly all of them changed since the last checkpoint, not each new one must look through them again.
-        self._full_at = max(_MAX_STATES, len(self.by_id) + _MAX_STATES // 10)
+        self._full_at = max(_MAX_STATES, len(self.by_id) + _FORGOTTEN_AT_ONCE // 2)

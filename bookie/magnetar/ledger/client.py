@@ -22,6 +22,7 @@ from .placement import Placement, placement_of
 from .placement.chooser import BookieChooser
 from .reader import LedgerReader
 from .recover import recover as recover_ledger
+from .recovery_survey import EndSurvey, survey_end
 from .settings import LedgerSettings
 from .transport import BookieTransport
 from .writer import LedgerWriter
@@ -139,6 +140,22 @@ class LedgerClient:
         if not reader.closed:
             await reader.read_last_confirmed()
         return reader
+
+    async def survey_end(self, ledger_id: int) -> EndSurvey:
+        """What each bookie knows of the end of a ledger, which it fences there; changes no record. LedgerNotFound."""
+        self._check_open()
+        found = await self._components.read_metadata(ledger_id)
+        return await survey_end(self._components, ledger_id, found.metadata)
+
+    async def accept_loss(self, ledger_id: int, last_entry: int) -> LedgerMetadata:
+        """Recovers and closes a ledger whose end cannot be proved at an end that an operator accepts, as surveyed.
+
+        What can be proved is proved: then the ledger ends there. InvalidArgument when a bookie that answers proves an entry
+        behind `last_entry`; NotEnoughBookies. LedgerNotFound.
+        """
+        self._check_open()
+        found = await self._components.read_metadata(ledger_id)
+        return await recover_ledger(self._components, ledger_id, found, last_entry)
 
     def reader(self, ledger_id: int, metadata: LedgerMetadata) -> LedgerReader:
         """The ledger for reading, by metadata that the caller has; neither store nor bookies are asked."""

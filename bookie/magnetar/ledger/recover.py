@@ -36,19 +36,28 @@ from .settings import MAX_ADD_TIMEOUTS
 RETRY_PAUSE_S = 0.1
 
 
-async def recover(components: LedgerComponents, ledger_id: int, found: MetadataFound) -> LedgerMetadata:
+async def recover(
+    components: LedgerComponents, ledger_id: int, found: MetadataFound, accepted_end: int | None = None
+) -> LedgerMetadata:
     """Fences, repairs and closes the ledger; returns its final metadata.
 
-    QuorumLost, NotEnoughBookies: nothing was truncated, try again. LedgerNotFound if it was deleted meanwhile.
+    QuorumLost, NotEnoughBookies: nothing was truncated, try again. LedgerNotFound if it was deleted meanwhile. With
+    `accepted_end` see `core.recovery`; InvalidArgument when a bookie proves an entry behind it.
     """
-    return await _Recovery(components, ledger_id, found).run()
+    return await _Recovery(components, ledger_id, found, accepted_end).run()
 
 
 class _Recovery:
-    def __init__(self, components: LedgerComponents, ledger_id: int, found: MetadataFound) -> None:
+    def __init__(
+        self,
+        components: LedgerComponents,
+        ledger_id: int,
+        found: MetadataFound,
+        accepted_end: int | None,
+    ) -> None:
         self._components = components
         self._ledger_id = ledger_id
-        self._core = RecoveryCore(ledger_id, found.metadata, found.version)
+        self._core = RecoveryCore(ledger_id, found.metadata, found.version, accepted_end=accepted_end)
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[LedgerMetadata] = self._loop.create_future()
         self._tasks: dict[asyncio.Task[None], None] = {}

@@ -2,9 +2,9 @@
 
 A record is the encoded `magnetar.ledger` metadata of a ledger; this room does not look into it. In the tree of a
 MetadataStore the records stand in pages of `LEDGERS_PER_PAGE` ids, so that no list of children is ever long: a million
-ledgers are some hundred pages, and ZooKeeper answers each in one packet of 70 KB.
+ledgers are a thousand pages, and each is listed in 1 ms of the loop, in one small packet of ZooKeeper's.
 
-    /ledgers/<id // 10,000, 16 digits>/<id % 10,000, 4 digits>     ledger 1,234,567: /ledgers/0000000000000123/4567
+    /ledgers/<id // 1,000, 16 digits>/<id % 1,000, 3 digits>     ledger 1,234,567: /ledgers/0000000000001234/567
     /deleted/<bookie>/<id, 20 digits>                              a deletion that the bookie has not confirmed yet
 
 Ids come from one sequence of the store: they rise over all processes, so a topic's ledgers are in order whoever owns it.
@@ -30,9 +30,9 @@ __all__ = [
 ]
 
 LEDGERS_PATH: Final = "/ledgers"
-LEDGERS_PER_PAGE: Final = 10_000
+LEDGERS_PER_PAGE: Final = 1_000
 _PAGE_DIGITS = 16
-_DIGITS = 4
+_DIGITS = 3
 _SEQUENCE = "ledgers"
 _DELETED_PATH = "/deleted"
 
@@ -139,7 +139,7 @@ class StoredLedgers:
         """The ledgers from `start`, which begins a page, to its end, rising. FinalError for a name that is none of ours."""
         folder = ledger_path(start).rpartition("/")[0]
         names = await self._store.children(folder)
-        # A page of 10,000 in 2 ms; the one-by-one form, which finds the name that is none, takes 15.
+        # A page in 0.2 ms; the one-by-one form, which finds the name that is none, takes 1.5.
         if (
             all(map(str.isdecimal, names))
             and "".join(names).isascii()

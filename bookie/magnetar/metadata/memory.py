@@ -14,5 +14,6 @@ from .local import LocalMetadataStore
 class MemoryMetadataStore(LocalMetadataStore):
     """Synced writes survive in `disk`; a store that was opened earlier on the same disk is shut out."""
 
-    def __init__(self, disk: ModelKeyValue | None = None) -> None:
-        super().__init__((ModelKeyValue() if disk is None else disk).open())
+    def __init__(self, disk: ModelKeyValue | None = None, *, grouped: bool = True) -> None:
+        """`grouped`: see LocalMetadataStore."""
+        super().__init__((ModelKeyValue() if disk is None else disk).open(), grouped=grouped)

@@ -7,15 +7,14 @@ look for it: marks of bookies that are drained, and the queue of repairs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgpack
 import typer
 
-from .options import Json
+from .cluster_store import open_store
+from .options import Json, Yes
 
 if TYPE_CHECKING:
     from magnetar.metadata import MetadataStore
@@ -106,6 +105,61 @@ def recover(metadata: Metadata, bookie: Bookie) -> None:
     run(_recover(metadata, bookie))
 
 
+@cluster_app.command("recover-ledger")
+def recover_ledger(
+    ledger: Annotated[int, typer.Argument(help="The id of a ledger.", metavar="LEDGER", min=0)],
+    metadata: Annotated[
+        str,
+        typer.Option(
+            "--metadata",
+            envvar="MAGNETAR_DAEMON_METADATA",
+            help="The metadata that a cluster shares.",
+            metavar="URL",
+        ),
+    ] = "",
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data",
+            help="Instead: data of a standalone service, or of a broker; it is stopped.",
+            metavar="DIR",
+        ),
+    ] = "",
+    bookies: Annotated[
+        str,
+        typer.Option(
+            "--bookies", help="With --data of a broker: its bookies, as it has them.", metavar="LIST"
+        ),
+    ] = "",
+    accept_loss: Annotated[
+        int | None,
+        typer.Option(
+            "--accept-loss",
+            min=-1,
+            help="Where the end cannot be proved: close it after this entry, the last one that is proved, and give up what "
+            "may have followed.",
+            metavar="ENTRY",
+        ),
+    ] = None,
+    config: Annotated[str | None, typer.Option("--config", help="Settings in TOML.", metavar="FILE")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="As a daemon takes it.", metavar="SECTION.NAME=VALUE")
+    ] = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Close an open ledger now. Its writer, if there is one, is shut out.
+
+    When its end cannot be proved, this shows what each bookie knows of it, and how to accept the loss.
+    """
+    from .cluster_ledger import Place, recover_ledger
+    from .session import run
+
+    listed = [one.strip() for one in bookies.split(",") if one.strip()]
+    place = Place(metadata, data, listed, config, assignments or [])
+    run(recover_ledger(place, ledger, accept_loss=accept_loss, yes=yes, as_json=as_json))
+
+
 @cluster_app.command()
 def check(metadata: Metadata) -> None:
     """Compare all ledgers with the bookies that there are, and queue what is to be repaired; runs weekly by itself."""
@@ -114,32 +168,12 @@ def check(metadata: Metadata) -> None:
     run(_recover(metadata, None))
 
 
-@contextlib.asynccontextmanager
-async def _store(address: str, wait_s: float, *, make_root: bool = False) -> AsyncIterator[MetadataStore]:
-    """The metadata. ServiceNotReady when no server has come up in `wait_s`."""
-    from magnetar.proto.errors import ServiceNotReady
-
-    from .production import system_rng
-    from .shared_metadata import open_shared_metadata
-
-    deadline = asyncio.get_running_loop().time() + wait_s
-    async with AsyncExitStack() as stops:
-        store: MetadataStore | None = None
-        while store is None:
-            try:
-                store = await open_shared_metadata(address, system_rng(), stops, make_root=make_root)
-            except ServiceNotReady:  # it took some seconds to find that out
-                if asyncio.get_running_loop().time() >= deadline:
-                    raise
-        yield store
-
-
 async def _init(address: str, wait_s: float) -> None:
     from magnetar.metadata.identity import cluster_instance
 
     from .production import system_rng
 
-    async with _store(address, wait_s, make_root=True) as store:
+    async with open_store(address, wait_s, make_root=True) as store:
         cluster = await cluster_instance(store, system_rng())
     print(f"cluster {cluster:016x} at {address.rpartition('@')[2]}")
 
@@ -148,7 +182,7 @@ async def _drain(address: str, bookie: str, *, undo: bool) -> None:
     from magnetar.ledger.replication import begin_drain, cancel_drain, drain_progress
     from magnetar.runtime.clock import SystemClock
 
-    async with _store(address, 0.0) as store:
+    async with open_store(address, 0.0) as store:
         if undo:
             changed = await cancel_drain(store, bookie)
             print(f"{bookie} is not drained any more" if changed else f"{bookie} was not drained")
@@ -168,7 +202,7 @@ async def _drain(address: str, bookie: str, *, undo: bool) -> None:
 async def _remove(address: str, bookie: str) -> None:
     from magnetar.ledger.replication import remove_bookie
 
-    async with _store(address, 0.0) as store:
+    async with open_store(address, 0.0) as store:
         await _check_known(store, bookie)
         await remove_bookie(store, bookie)
     print(f"{bookie} is forgotten; another bookie may have its name")
@@ -179,7 +213,7 @@ async def _recover(address: str, bookie: str | None) -> None:
     from .settings import SettingSources, service_settings
     from .shared_metadata import open_repairs
 
-    async with _store(address, 0.0) as store, AsyncExitStack() as stops:
+    async with open_store(address, 0.0) as store, AsyncExitStack() as stops:
         settings = service_settings(SettingSources.of_process({}))
         repairs = await open_repairs(settings, broker_components(), store, "magnetar cluster", stops)
         if bookie is None:
@@ -208,7 +242,7 @@ async def _status(address: str, wait_s: float, bookies: int, *, as_json: bool) -
 
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
-    async with _store(address, wait_s) as store:
+    async with open_store(address, wait_s) as store:
         while True:
             found = await cluster_facts(store)
             writable = sum(bookie["state"] == "writable" for bookie in found["bookies"])

@@ -161,13 +161,10 @@ async def _run_broker_alone(
     settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack
 ) -> tuple[Broker, Address, Callable[[], Mapping[str, str]]]:
     """A broker with a store of its own and a list of bookies."""
-    from magnetar.ledger import BookieInfoReader, StaticBookies, StoredIdentities
-    from magnetar.ledger.tcp_transport import TcpTransport
-    from magnetar.metadata.identity import cluster_instance
-    from magnetar.runtime.connection import ConnectionOptions
+    from magnetar.ledger import BookieInfoReader
 
     from .production import broker_components
-    from .standalone import lock_data, open_metadata, start_broker
+    from .standalone import lock_data, open_listed_bookies, open_metadata, start_broker
 
     if not settings.daemon.bookies:
         raise InvalidSetting(
@@ -179,14 +176,7 @@ async def _run_broker_alone(
     components = broker_components()
     lock_data(components.files, settings, stops)
     metadata = open_metadata(components, settings, daemon.fail, stops)
-    directory = StaticBookies(bookies)
-    # Entries are larger than messages by what the client, the broker and the ledger client put before them.
-    options = ConnectionOptions(name="broker", max_message_bytes=settings.bookie.max_entry_bytes)
-    cluster = await cluster_instance(metadata, components.rng)
-    identities = StoredIdentities(metadata, cluster, metadata_timeout_s=settings.ledger.metadata_timeout_s)
-    directory.identity = identities.known
-    transport = TcpTransport(directory, settings.ledger, options, identities)
-    stops.push_async_callback(transport.close)
+    directory, transport = await open_listed_bookies(settings, components, metadata, bookies, stops)
     info_reader = BookieInfoReader(directory, transport, settings.ledger, components.rng)
     stops.push_async_callback(info_reader.close)
     await info_reader.start()

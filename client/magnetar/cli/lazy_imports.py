@@ -156,6 +156,7 @@ class LazyHttp:
     def _first_connection(self) -> None:
         self._loop.remove_reader(self._socket.fileno())
         self._starting = self._loop.create_task(self._start())
+        self._starting.add_done_callback(_log_failure)
 
     async def _start(self) -> HttpServer:
         await import_in_thread("magnetar.runtime.http")
@@ -180,3 +181,9 @@ class LazyHttp:
             if server is not None:
                 await server.close()
         self._socket.close()
+
+
+def _log_failure(starting: asyncio.Task[HttpServer]) -> None:
+    """Whoever asks for /metrics would wait for ever, and nobody would know why."""
+    if not starting.cancelled() and (error := starting.exception()) is not None:
+        logging.getLogger(__name__).error("/metrics and /health cannot be served", exc_info=error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -18,11 +18,11 @@ from magnetar.bookie import Bookie
 from magnetar.bookie.gc import MetadataLedgers
 from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
 from magnetar.broker import Broker
-from magnetar.ledger import RegisteredBookies, StoredIdentities
+from magnetar.ledger import LedgerClient, RegisteredBookies, StoredIdentities
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.ledger.replication import AutoRecovery
 from magnetar.ledger.replication.cluster_watch import ClusterWatch, PlacedBookies
-from magnetar.ledger.replication.leftovers import StoredAssignments, UnassignedEntries
+from magnetar.ledger.replication.leftovers import AssignedEntries, StoredAssignments, UnassignedEntries
 from magnetar.ledger.tcp_transport import TcpTransport
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.identity import cluster_instance
@@ -37,7 +37,14 @@ from .registration import Registration, take_broker_place
 from .settings import ServiceSettings, format_host
 from .standalone import Address, BrokerComponents, lock_data, serve_bookie, start_bookie, start_broker
 
-__all__ = ["open_repairs", "open_shared_metadata", "run_autorecovery", "run_bookie", "run_broker"]
+__all__ = [
+    "open_ledgers",
+    "open_repairs",
+    "open_shared_metadata",
+    "run_autorecovery",
+    "run_bookie",
+    "run_broker",
+]
 
 Failure = Callable[[MagnetarError], None]
 
@@ -172,6 +179,21 @@ async def open_repairs(
     return repairs
 
 
+async def open_ledgers(
+    settings: ServiceSettings, components: BrokerComponents, metadata: MetadataStore, stops: AsyncExitStack
+) -> LedgerClient:
+    """The ledgers of the cluster, for a command: nothing new is placed on bookies that are drained."""
+    registered, transport = await _bookies(settings, components, metadata, "operator", stops)
+    watch = ClusterWatch(metadata, settings.ledger.metadata_timeout_s)
+    await watch.read()
+    bookies = PlacedBookies(registered, watch)
+    client = LedgerClient(
+        StoredLedgers(metadata), transport, bookies, settings.ledger, components.rng, components.clock
+    )
+    stops.push_async_callback(client.close)
+    return client
+
+
 async def _bookies(
     settings: ServiceSettings,
     components: BrokerComponents,
@@ -205,9 +227,13 @@ class _Assignments:
         """See Assignments."""
         return await self._stored().unassigned(ledger_id)
 
-    async def ours(self, ledger_id: int) -> Callable[[int], bool]:
+    async def assigned(self, ledger_id: int) -> AssignedEntries | None:
         """See Assignments."""
-        return await self._stored().ours(ledger_id)
+        return await self._stored().assigned(ledger_id)
+
+    def assigned_below(self, ledger_id: int) -> AsyncIterator[AssignedEntries]:
+        """See Assignments."""
+        return self._stored().assigned_below(ledger_id)
 
     async def confirm(self, found: UnassignedEntries) -> bool:
         """See Assignments."""

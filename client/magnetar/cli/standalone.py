@@ -15,7 +15,7 @@ receipts of what was stored reach them; the bookie goes last, since everything a
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -35,6 +35,8 @@ from magnetar.ledger import (
     LedgerSettings,
     LocalTransport,
     StaticBookies,
+    StoredIdentities,
+    TcpTransport,
 )
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.identity import cluster_instance
@@ -91,6 +93,15 @@ class Addresses(NamedTuple):
     bookie: Address
 
 
+class _Storage(NamedTuple):
+    """What a broker stands on."""
+
+    metadata: MetadataStore
+    transport: BookieTransport
+    directory: BookieDirectory
+    address: Address
+
+
 class Standalone:
     """One run of the whole service. `start` once, then `close`; `on_failure` means fail-stop: end the process."""
 
@@ -111,37 +122,64 @@ class Standalone:
         """
         try:
             check_bookie_count(self.settings, 1, "standalone has one of its own")
-            lock_data(self._components.files, self.settings, self._stops)
-            metadata = await self._open_metadata()
-            repair_queue = MetadataRepairQueue(metadata)
-            self._stops.push_async_callback(repair_queue.close)
-            bookie = self.bookie = await start_bookie(
+            storage = await self._start_storage()
+            self.broker, server = await start_broker(
                 self.settings,
-                await self._bookie_components(metadata, repair_queue),
-                self._fail,
+                self._components,
+                storage.metadata,
+                storage.transport,
+                storage.directory,
                 self._stops,
             )
-            repair_queue.start(bookie.cookie.bookie_id)
-            identities = await introduce_bookie(bookie, metadata, bookie.cookie.cluster)
-            bookie_server = await serve_bookie(bookie, self.settings, self._stops)
-            name = bookie.cookie.bookie_id
-            transport = self._components.transport(name, bookie, self.settings.ledger)
-            self._stops.push_async_callback(transport.close)
-            # Clients get this address as well, so it is never a wildcard, to which nobody can connect.
-            port = bookie_server.addresses[0][1]
-            directory = StaticBookies({name: (self.settings.daemon.host_for_clients, port)})
-            directory.identity = identities.known
-            # The directory learns from it when the bookie is read-only, and why: no ledger is made in vain then.
-            info_reader = BookieInfoReader(directory, transport, self.settings.ledger, self._components.rng)
-            self._stops.push_async_callback(info_reader.close)
-            await info_reader.start()
-            self.broker, server = await start_broker(
-                self.settings, self._components, metadata, transport, directory, self._stops
-            )
-            return Addresses(server.addresses[0], bookie_server.addresses[0])
+            return Addresses(server.addresses[0], storage.address)
         except BaseException:
             await self._stops.aclose()
             raise
+
+    async def start_ledgers(self) -> LedgerClient:
+        """Metadata and bookie without a broker, in the place of `start`: for commands on a service that is stopped."""
+        try:
+            storage = await self._start_storage()
+            client = LedgerClient(
+                StoredLedgers(storage.metadata),
+                storage.transport,
+                storage.directory,
+                self.settings.ledger,
+                self._components.rng,
+                self._components.clock,
+            )
+        except BaseException:
+            await self._stops.aclose()
+            raise
+        self._stops.push_async_callback(client.close)
+        return client
+
+    async def _start_storage(self) -> _Storage:
+        lock_data(self._components.files, self.settings, self._stops)
+        metadata = await self._open_metadata()
+        repair_queue = MetadataRepairQueue(metadata)
+        self._stops.push_async_callback(repair_queue.close)
+        bookie = self.bookie = await start_bookie(
+            self.settings,
+            await self._bookie_components(metadata, repair_queue),
+            self._fail,
+            self._stops,
+        )
+        repair_queue.start(bookie.cookie.bookie_id)
+        identities = await introduce_bookie(bookie, metadata, bookie.cookie.cluster)
+        bookie_server = await serve_bookie(bookie, self.settings, self._stops)
+        name = bookie.cookie.bookie_id
+        transport = self._components.transport(name, bookie, self.settings.ledger)
+        self._stops.push_async_callback(transport.close)
+        # Clients get this address as well, so it is never a wildcard, to which nobody can connect.
+        port = bookie_server.addresses[0][1]
+        directory = StaticBookies({name: (self.settings.daemon.host_for_clients, port)})
+        directory.identity = identities.known
+        # The directory learns from it when the bookie is read-only, and why: no ledger is made in vain then.
+        info_reader = BookieInfoReader(directory, transport, self.settings.ledger, self._components.rng)
+        self._stops.push_async_callback(info_reader.close)
+        await info_reader.start()
+        return _Storage(metadata, transport, directory, bookie_server.addresses[0])
 
     async def _open_metadata(self) -> MetadataStore:
         """The embedded store, if it and the bookie's data are both there or both new. DataDirectoryError.
@@ -206,6 +244,25 @@ def open_metadata(
         metadata.on_failure = on_failure  # one failed write, and it takes no more: only a new start helps
     stops.push_async_callback(metadata.close)
     return metadata
+
+
+async def open_listed_bookies(
+    settings: ServiceSettings,
+    components: BrokerComponents,
+    metadata: MetadataStore,
+    bookies: Mapping[str, Address],
+    stops: AsyncExitStack,
+) -> tuple[StaticBookies, TcpTransport]:
+    """The bookies of a list, as the store of this process knows them, and connections to them."""
+    directory = StaticBookies(bookies)
+    # Entries are larger than messages by what the client, the broker and the ledger client put before them.
+    options = ConnectionOptions(name="broker", max_message_bytes=settings.bookie.max_entry_bytes)
+    cluster = await cluster_instance(metadata, components.rng)
+    identities = StoredIdentities(metadata, cluster, metadata_timeout_s=settings.ledger.metadata_timeout_s)
+    directory.identity = identities.known
+    transport = TcpTransport(directory, settings.ledger, options, identities)
+    stops.push_async_callback(transport.close)
+    return directory, transport
 
 
 async def start_bookie(

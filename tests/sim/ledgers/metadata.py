@@ -46,7 +46,7 @@ class MetadataService:
 
     def __init__(self, loop: SimLoop) -> None:
         self.loop = loop
-        self.truth: LocalMetadataStore = MemoryMetadataStore()
+        self.truth: LocalMetadataStore = MemoryMetadataStore(grouped=False)
         _at_once(self.truth.create(INSTANCE_PATH, CLUSTER.to_bytes(8, "big")))
         self.chances = Chances()
         self.sessions: list[ServiceSession] = []

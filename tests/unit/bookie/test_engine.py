@@ -634,6 +634,7 @@ async def test_states_that_cannot_be_forgotten_are_not_looked_through_for_each_n
     reopen: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("magnetar.bookie.ledgers._MAX_STATES", 40)
+    monkeypatch.setattr("magnetar.bookie.ledgers._FORGOTTEN_AT_ONCE", 20)
     bookie = await reopen()
     times = 0
     real = bookie.ledgers._forget

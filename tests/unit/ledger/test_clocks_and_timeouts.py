@@ -51,7 +51,7 @@ def client_of(bookies: Bookies, settings: LedgerSettings) -> LedgerClient:
 @in_virtual_time
 async def test_timeouts_below_the_latency_confirm_nothing_wrong_and_cut_nothing_off() -> None:
     """Every bookie is taken for hung although it stores everything, late: the next owner finds it all."""
-    bookies = far(5)
+    bookies = far(6)  # the ensemble, and one replacement for each of it
     hasty, patient = client_of(bookies, HASTY), client_of(bookies, PATIENT)
     writer = await hasty.create()
     heard = Confirmations()

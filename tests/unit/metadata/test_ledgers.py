@@ -35,19 +35,19 @@ async def test_rule_36_ids_rise_over_all_users_of_a_store() -> None:
 async def test_pages_list_all_ledgers_in_order() -> None:
     ledgers = StoredLedgers(MemoryMetadataStore())
     assert not await ledgers.any()
-    wanted = [0, 1, 9_999, 10_000, 10_001, 99_999_999, 2**63 - 1]
+    wanted = [0, 1, 999, 1_000, 1_001, 99_999_999, 2**63 - 1]
     for ledger_id in reversed(wanted):
         await ledgers.create(ledger_id, b"")
     assert await ledgers.any()
     assert [page async for page in ledgers.pages()] == [
-        [0, 1, 9_999],
-        [10_000, 10_001],
+        [0, 1, 999],
+        [1_000, 1_001],
         [99_999_999],
         [2**63 - 1],
     ]
-    assert await ledgers.page_starts() == [0, 10_000, 99_990_000, (2**63 - 1) // 10_000 * 10_000]
-    assert await ledgers.page(10_000) == [10_000, 10_001]
-    assert await ledgers.page(20_000) == []
+    assert await ledgers.page_starts() == [0, 1_000, 99_999_000, (2**63 - 1) // 1_000 * 1_000]
+    assert await ledgers.page(1_000) == [1_000, 1_001]
+    assert await ledgers.page(2_000) == []
 
 
 async def test_a_name_of_a_later_release_is_an_error_and_no_ledger() -> None:

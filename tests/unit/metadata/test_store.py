@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -18,6 +19,7 @@ from magnetar.proto.errors import (
     InvalidArgument,
     NodeNotEmpty,
     NotFoundInStore,
+    StorageFailed,
     VersionConflict,
 )
 from support.zookeeper import Ensemble, open_store
@@ -253,11 +255,92 @@ async def test_a_watch_calls_back_once_for_several_changes_and_never_within_a_ca
 ) -> None:
     calls: list[str] = []
     local_store.watch("/t", calls.append)
-    await local_store.create("/t/a", b"")
-    await local_store.put("/t/a", b"1", version=0)
+    both = asyncio.gather(local_store.create("/t/a", b""), local_store.create("/t/b", b""))
     assert calls == []
+    await both
     await turn()
     assert calls == ["/t"]
+
+
+async def test_commits_of_one_turn_share_a_write_and_see_each_other(local_store: LocalMetadataStore) -> None:
+    store = local_store
+    writes: list[int] = []
+    write_synced = store._storage.write_synced
+
+    def counted(changes: Any) -> None:
+        writes.append(len(changes))
+        write_synced(changes)
+
+    store._storage.write_synced = counted  # type: ignore[method-assign]
+    found = await asyncio.gather(
+        store.create("/a", b"0"),
+        store.put("/a", b"1", version=0),
+        store.create("/a", b"again"),
+        store.create("/a/b", b""),
+        store.delete("/a"),
+        store.next_id("s"),
+        store.next_id("s", 5),
+        store.next_id("s"),
+        store.get("/a"),
+        return_exceptions=True,
+    )
+    assert found[:2] == [0, 1]
+    assert isinstance(found[2], AlreadyExists)
+    assert found[3] == 0
+    assert isinstance(found[4], NodeNotEmpty)
+    assert found[5:8] == [0, 1, 6]
+    assert found[8] is None, "what is not durable yet is not shown"
+    assert len(writes) == 1
+    assert await store.get("/a") == (b"1", 1)
+    assert await store.next_id("s", 0) == 7
+
+
+async def test_a_node_is_not_deleted_while_one_below_it_is_made_and_is_with_it(
+    local_store: LocalMetadataStore,
+) -> None:
+    store = local_store
+    await store.create("/a", b"")
+    made, refused, both = await asyncio.gather(
+        store.create("/a/b/c", b""),
+        store.delete("/a"),
+        store.commit([Delete("/a/b/c"), Delete("/a")]),
+        return_exceptions=True,
+    )
+    assert (made, type(refused), both) == (0, NodeNotEmpty, None)
+    assert await store.children("/") == []
+
+
+async def test_what_is_refused_for_a_change_under_way_is_refused_when_readers_see_it(
+    local_store: LocalMetadataStore,
+) -> None:
+    async def second() -> Any:
+        with pytest.raises(AlreadyExists):
+            await local_store.create("/a", b"2")
+        return await local_store.get("/a")
+
+    _, seen = await asyncio.gather(local_store.create("/a", b"1"), second())
+    assert seen == (b"1", 0)
+
+
+async def test_a_commit_whose_caller_is_cancelled_does_not_cancel_the_others(
+    local_store: LocalMetadataStore,
+) -> None:
+    first = asyncio.ensure_future(local_store.create("/a", b""))
+    second = asyncio.ensure_future(local_store.create("/b", b""))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == 0
+    assert await local_store.children("/") == ["a", "b"]
+
+
+async def test_a_group_that_cannot_be_written_fails_for_all() -> None:
+    disk = ModelKeyValue()
+    store = MemoryMetadataStore(disk)
+    disk.fail_writes("no luck")
+    found = await asyncio.gather(store.create("/a", b""), store.create("/a", b""), return_exceptions=True)
+    assert [type(one) for one in found] == [StorageFailed, StorageFailed]
+    with pytest.raises(StorageFailed):
+        await store.next_id("s")
 
 
 async def test_a_watch_reports_the_node_its_children_and_their_values(store: MetadataStore) -> None:

@@ -88,13 +88,13 @@ class EntryLogs:
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
-    def take_log_id(self) -> int:
-        """A number that no log has or had. For a log that is written outside of a flush.
+    async def take_log_id(self) -> int:
+        """A number that no log has or had, durably taken.
 
         DiskFull, or StorageFailed with details["whole_bookie"]: no directory is to blame.
         """
         try:
-            return self._ids.take()
+            return await self._ids.take()
         except DiskFull:
             raise
         except MagnetarError as error:
@@ -222,13 +222,7 @@ class EntryLogs:
         return [number for number in appended if self._directories[number].failure is not None]
 
     async def _next_log(self, directory: int) -> tuple[int, str]:
-        try:
-            await self._ids.reserve()
-        except DiskFull:
-            raise
-        except MagnetarError as error:
-            raise _not_of_a_directory(error) from error
-        log_id = self.take_log_id()
+        log_id = await self.take_log_id()
         self._directory_of[log_id] = directory
         return log_id, self._layout.entry_log(directory, log_id)
 

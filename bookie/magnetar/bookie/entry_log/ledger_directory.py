@@ -15,6 +15,7 @@ from magnetar.proto.errors import DiskFull, MagnetarError
 
 from ..disk_worker import DiskWorker
 from .log_writer import LogSavepoint, LogWriter, PlacedSlice, Record, in_slices
+from .records import LOG_LEDGERS
 
 __all__ = ["DirectoryState", "LedgerDirectory"]
 
@@ -108,7 +109,8 @@ class LedgerDirectory:
         self._appended = before.appended
 
     async def _writable(self) -> LogWriter:
-        if self.writer is not None and self.writer.position >= self._log_bytes:
+        writer = self.writer
+        if writer is not None and (writer.position >= self._log_bytes or len(writer.ledgers) >= LOG_LEDGERS):
             await self._close_log()
         if self.writer is None:
             log_id, path = await self._next_log(self.number)

@@ -8,6 +8,7 @@ So numbers are reserved, durably, before a log is named after them:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import struct
 
@@ -26,8 +27,6 @@ _CHECKSUM = struct.Struct(">Q")
 _MAGIC = b"MAGLOGS\n"
 _VERSION = 1
 _RESERVED = 64
-# Reserved again when no more than this are left.
-_LEAST = 16
 # When the file is damaged: more logs than this were not deleted above the highest one that is left.
 _STEP_OVER = 1 << 16
 _MAX_ID = 2**32 - 1
@@ -57,6 +56,7 @@ class LogIds:
         self._path = path
         self._next = 1
         self._reserved = 1
+        self._reserving = asyncio.Lock()
 
     def open(self, highest: int) -> None:
         """`highest`: of the logs that are there, 0 if there are none. A directory of version 1 never deleted a log."""
@@ -69,22 +69,17 @@ class LogIds:
             self._next = max(self._next, reserved)
         self._reserved = self._next
 
-    def take(self) -> int:
-        """The next number. Waits for the disk if `reserve` was not called in time."""
-        if self._next >= self._reserved:
-            self._reserved = self._more()
-            self._files.write_atomically(self._path, encode_log_ids(self._reserved))
-        self._next += 1
-        return self._next - 1
-
-    async def reserve(self) -> None:
-        """Makes the next `take` not wait."""
-        if self._next + _LEAST > self._reserved:
-            reserved = self._more()
-            await self._worker.replace(self._path, encode_log_ids(reserved))
-            self._reserved = max(self._reserved, reserved)
+    async def take(self) -> int:
+        """The next number, durably reserved. The disk worker writes: the loop goes on meanwhile."""
+        async with self._reserving:
+            if self._next >= self._reserved:
+                reserved = self._more()
+                await self._worker.replace(self._path, encode_log_ids(reserved))
+                self._reserved = reserved
+            self._next += 1
+            return self._next - 1
 
     def _more(self) -> int:
         if self._next + _RESERVED > _MAX_ID:
             raise StorageFailed("all numbers of entry logs are used up; replace this bookie")
-        return max(self._next, self._reserved) + _RESERVED
+        return self._next + _RESERVED

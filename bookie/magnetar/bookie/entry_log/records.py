@@ -11,12 +11,15 @@ says how many bytes each ledger has in the log. Two kinds of records hold no ent
                   LedgerRecord: the index can be built from the logs alone
     SYNCED_ENTRY  everything before this record was synced when it was written, so damage before it is no torn tail
 
-A footer is written when everything before it is synced, and says the same.
+A footer is written when everything before it is synced, and says the same. It is made, read and kept in memory as a whole,
+so a log is closed when it has `LOG_LEDGERS` ledgers, however small it is.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from typing import NamedTuple
 
 import xxhash
@@ -27,6 +30,7 @@ from ..settings import MAX_RECORD_BYTES
 
 __all__ = [
     "LOG_HEADER_BYTES",
+    "LOG_LEDGERS",
     "MAX_RECORD_BYTES",
     "RECORD_HEADER_BYTES",
     "STATE_ENTRY",
@@ -47,10 +51,11 @@ RECORD = struct.Struct(">QQQII")
 RECORD_REST = struct.Struct(">QQII")
 RECORD_HEADER_BYTES = RECORD.size
 assert RECORD_HEADER_BYTES == 32 == 8 + RECORD_REST.size
-_FOOTER_ROW = struct.Struct(">QQ")
 _FOOTER_END = struct.Struct(">QIIQ8s")
 FOOTER_END_BYTES = _FOOTER_END.size
-FOOTER_ROW_BYTES = _FOOTER_ROW.size
+FOOTER_ROW_BYTES = 16
+# Half a MB of footer: 8 ms of the loop to make it, 3 to read it. A million ledgers in one log took 400 ms.
+LOG_LEDGERS = 1 << 15
 _LOG_MAGIC = b"MAGELOG\n"
 _FOOTER_MAGIC = b"MAGELFTR"
 LOG_VERSION = 2
@@ -110,7 +115,11 @@ def encode_record_header(log_id: int, ledger_id: int, entry_id: int, entry: byte
 
 def encode_footer(log_id: int, ledgers: dict[int, int], start: int, version: int = LOG_VERSION) -> bytes:
     """Closes a log whose records end at `start`; `ledgers` maps ledger ids to their bytes."""
-    rows = b"".join([_FOOTER_ROW.pack(ledger, size) for ledger, size in sorted(ledgers.items())])
+    ids = sorted(ledgers)
+    columns = array("Q", bytes(len(ids) * FOOTER_ROW_BYTES))
+    columns[::2] = array("Q", ids)
+    columns[1::2] = array("Q", map(ledgers.__getitem__, ids))
+    rows = _big_endian(columns).tobytes()
     checksum = xxhash.xxh3_64_intdigest(rows, log_id)
     return rows + _FOOTER_END.pack(checksum, len(ledgers), version, start, _FOOTER_MAGIC)
 
@@ -145,7 +154,15 @@ def decode_footer(data: bytes, log_id: int, size: int = 0) -> Footer | None:
     rows = data[len(data) - length : len(data) - FOOTER_END_BYTES]
     if start != (size or len(data)) - length or xxhash.xxh3_64_intdigest(rows, log_id) != checksum:
         return None
-    return Footer({int(ledger): int(count) for ledger, count in _FOOTER_ROW.iter_unpack(rows)}, int(start))
+    columns = _big_endian(array("Q", rows))
+    return Footer(dict(zip(columns[::2], columns[1::2], strict=True)), int(start))
+
+
+def _big_endian(numbers: array[int]) -> array[int]:
+    """From the order of this machine, and back; changes the array."""
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
 
 
 def record_entry(data: bytes, at: int, log_id: int, ledger_id: int, entry_id: int, length: int) -> bytes:

@@ -1,7 +1,8 @@
 """Garbage collection: deleted ledgers, logs without live ledgers, compaction.
 
 `decisions` says what to do with which log, `collector` does a round of it, `compactor` copies what is alive, `deletion`
-writes tombstones, `existing_ledgers` asks metadata, `leftovers` drops what metadata gives to other bookies.
+writes tombstones, `existing_ledgers` asks metadata, `leftovers` drops what metadata gives to other bookies,
+`unknown_ledgers` finds what is complete again after a loss.
 """
 
 from .assignments import Assignments, Unassigned
@@ -10,6 +11,7 @@ from .compactor import Compactor
 from .deletion import Deletion
 from .existing_ledgers import ExistingLedgers, MetadataLedgers
 from .parts import StorageParts
+from .unknown_ledgers import UnknownLedgers
 
 __all__ = [
     "Assignments",
@@ -21,4 +23,5 @@ __all__ = [
     "MetadataLedgers",
     "StorageParts",
     "Unassigned",
+    "UnknownLedgers",
 ]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
-__all__ = ["Assignments", "Unassigned"]
+__all__ = ["Assigned", "Assignments", "Unassigned"]
 
 
 class Unassigned(Protocol):
@@ -20,6 +20,26 @@ class Unassigned(Protocol):
         ...
 
 
+class Assigned(Protocol):
+    """What a record gives this bookie."""
+
+    @property
+    def ledger_id(self) -> int: ...
+
+    @property
+    def closed(self) -> bool:
+        """Its record gives nobody any further entry."""
+        ...
+
+    def gives(self, entry_id: int) -> bool:
+        """Whether the entry is this bookie's; of an open ledger each may be."""
+        ...
+
+    def whole(self, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Of a closed ledger: whether these entries (both ends included, rising) are all that this bookie should have."""
+        ...
+
+
 class Assignments(Protocol):
     """What metadata says about who has which entries. Injected: the records are the ledger client's."""
 
@@ -27,8 +47,12 @@ class Assignments(Protocol):
         """Reads the record. None: nothing is certain to be another bookie's. Raises MagnetarError if that is not known."""
         ...
 
-    async def ours(self, ledger_id: int) -> Callable[[int], bool]:
-        """Whether an entry may be this bookie's, by the record as it is now. Raises MagnetarError if that is not known."""
+    async def assigned(self, ledger_id: int) -> Assigned | None:
+        """Of a ledger that exists; it may give this bookie nothing. Raises MagnetarError if that is not known."""
+        ...
+
+    def assigned_below(self, ledger_id: int) -> AsyncIterator[Assigned]:
+        """Every ledger with a lower id whose record names this bookie. Raises MagnetarError if not all can be read."""
         ...
 
     async def confirm(self, found: Any) -> bool:

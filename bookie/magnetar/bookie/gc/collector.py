@@ -3,6 +3,7 @@
     1  list the local ledgers, *then* ask metadata which of them were deleted (rule 10); as far as the `brake` lets them
        pass, each of these gets a tombstone
        at an interval: drop entries that metadata gives to other bookies (`leftovers`)
+       ledgers that are unknown here: are they complete by now (`unknown_ledgers`)?
     2  while no flush runs (rule 11): remove the locations of deleted ledgers from the index, durably; list the closed logs
     3  statistics of those logs (`survey`) -> which to delete, which to compact (`decisions`)
     4  delete logs without a live ledger
@@ -34,6 +35,7 @@ from .deletion import Deletion
 from .leftovers import Leftovers
 from .parts import StorageParts
 from .survey import Survey
+from .unknown_ledgers import UnknownLedgers
 
 __all__ = ["Collected", "Collector"]
 
@@ -83,7 +85,11 @@ class Collector:
     """Garbage collection of one bookie. `fail` is the bookie's fail-stop."""
 
     def __init__(
-        self, parts: StorageParts, deletion: Deletion, fail: Callable[[MagnetarError], None]
+        self,
+        parts: StorageParts,
+        deletion: Deletion,
+        fail: Callable[[MagnetarError], None],
+        unknown: UnknownLedgers | None,
     ) -> None:
         self.figures = Figures()
         self.survey = Survey(parts)
@@ -91,6 +97,7 @@ class Collector:
         self._deletion = deletion
         self._compactor = Compactor(parts)
         self._leftovers = None if parts.assignments is None else Leftovers(parts, parts.assignments)
+        self._unknown = unknown
         self._leftovers_at = 0.0  # loop time of the last pass; 0: none since the start
         self._fail = fail
         self._history = History()
@@ -187,6 +194,7 @@ class Collector:
         await self._finish_compactions()
         asked = await self._delete_missing()
         await self._drop_leftovers(forced)
+        await self._settle_unknown()
         async with self._parts.checkpointer.exclusive():
             await self.survey.purge()
             closed = [info for info in self._parts.logs.logs() if not info.current]
@@ -270,6 +278,14 @@ class Collector:
         if dropped:
             await self._compactor.flush_index()
             _log.info("%d entries that are other bookies' by now were dropped", dropped)
+
+    async def _settle_unknown(self) -> None:
+        if self._unknown is None:
+            return
+        try:
+            await self._unknown.settle(self.survey.unknown)
+        except MagnetarError as error:
+            _log.warning("ledgers that are unknown here stay so: %s", error)
 
     # --- compaction --------------------------------------------------------------------------------------------------
 

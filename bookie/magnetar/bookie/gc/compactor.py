@@ -150,7 +150,7 @@ class Compactor:
         """
         directory = self._layout.ledgers[batch.directory]
         try:
-            log_id = self._logs.take_log_id()
+            log_id = await self._logs.take_log_id()
         except MagnetarError as error:
             raise OutputFailed(error) from error
         writer = LogWriter(self._worker, compacting_path(directory, log_id), log_id)

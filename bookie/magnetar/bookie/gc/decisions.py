@@ -17,9 +17,11 @@ are alive is estimated by ledger (an entry that was written twice counts twice),
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
+
+from ..entry_log.records import LOG_LEDGERS
 
 __all__ = [
     "MAX_SOURCES",
@@ -29,13 +31,12 @@ __all__ = [
     "LogUsage",
     "Plan",
     "fits",
-    "live_bytes",
     "plan_round",
 ]
 
 # They are deleted when the whole copy is done: what a crash or a full disk makes vain must stay bounded.
 MAX_SOURCES = 16
-# What a copy takes besides the records: header, footer with a row for each of 100,000 ledgers.
+# What a copy takes besides the records: header, and footer with a row for each of its ledgers.
 _COPY_OVERHEAD_BYTES = 2 << 20
 
 
@@ -49,6 +50,8 @@ class LogUsage(NamedTuple):
     # False: a part of it cannot be read, so what is in there is not known. Only a compaction, which looks at the index for
     # every byte of it, may delete such a log.
     whole: bool = True
+    # That are not deleted.
+    live_ledgers: int = 0
 
     @property
     def live_ratio(self) -> float:
@@ -63,7 +66,7 @@ class CompactionRules(NamedTuple):
     minor_interval_s: float = 3600.0
     major_threshold: float = 0.5
     major_interval_s: float = 86400.0
-    # Sources are put together into one copy up to this size.
+    # Sources are put together into one copy up to this size, and up to LOG_LEDGERS ledgers.
     entry_log_bytes: int = 1 << 30
 
 
@@ -98,14 +101,6 @@ class Plan(NamedTuple):
     compact: tuple[CompactionBatch, ...]
     minor: bool
     major: bool
-
-
-def live_bytes(
-    bytes_by_ledger: Mapping[int, int], dead: AbstractSet[int], measured: int | None = None
-) -> int:
-    """Bytes of the ledgers that are not `dead`, or what the scrub measured if that is less."""
-    alive = sum(size for ledger_id, size in bytes_by_ledger.items() if ledger_id not in dead)
-    return alive if measured is None else min(alive, measured)
 
 
 def plan_round(
@@ -150,13 +145,15 @@ def _due(threshold: float, interval_s: float, since_s: float, forced: bool) -> b
 def _batches(directory: int, logs: Sequence[LogUsage], rules: CompactionRules) -> list[CompactionBatch]:
     found: list[CompactionBatch] = []
     sources: list[LogUsage] = []
-    size = 0
+    size = ledgers = 0
     for log in logs:
-        if sources and (size + log.live_bytes > rules.entry_log_bytes or len(sources) == MAX_SOURCES):
+        full = size + log.live_bytes > rules.entry_log_bytes or ledgers + log.live_ledgers > LOG_LEDGERS
+        if sources and (full or len(sources) == MAX_SOURCES):
             found.append(CompactionBatch(directory, tuple(sources)))
-            sources, size = [], 0
+            sources, size, ledgers = [], 0, 0
         sources.append(log)
         size += log.live_bytes
+        ledgers += log.live_ledgers
     if sources:
         found.append(CompactionBatch(directory, tuple(sources)))
     return found

@@ -54,7 +54,22 @@ class MetadataLedgers:
 
     async def missing(self, ledger_ids: Sequence[int]) -> list[int]:
         """See ExistingLedgers. RequestTimeout when the store is silent; whatever it raises itself."""
-        return await self._in_time(self._missing(ledger_ids))
+        if self._cluster:
+            await self._in_time(self._check_cluster())
+        # Only asked, never iterated over.
+        starts = frozenset(await self._in_time(self._ledgers.page_starts()))
+        deleted: list[int] = []
+        start, existing = -1, frozenset[int]()
+        for ledger_id in ledger_ids:
+            if ledger_id - ledger_id % LEDGERS_PER_PAGE != start:
+                start = ledger_id - ledger_id % LEDGERS_PER_PAGE
+                existing = frozenset(
+                    await self._in_time(self._ledgers.page(start)) if start in starts else ()
+                )
+                await asyncio.sleep(0)
+            if ledger_id not in existing and await self._in_time(self._ledgers.get(ledger_id)) is None:
+                deleted.append(ledger_id)
+        return deleted
 
     async def next_ledger_id(self) -> int:
         """See ExistingLedgers, and `missing`."""
@@ -66,23 +81,8 @@ class MetadataLedgers:
                 return await work
         except TimeoutError:
             raise RequestTimeout(
-                f"the metadata store did not list its ledgers within {self._timeout_s:g} s; no ledger is taken for deleted"
+                f"the metadata store did not answer within {self._timeout_s:g} s; no ledger is taken for deleted"
             ) from None
-
-    async def _missing(self, ledger_ids: Sequence[int]) -> list[int]:
-        if self._cluster:
-            await self._check_cluster()
-        starts = frozenset(await self._ledgers.page_starts())  # only asked, never iterated over
-        deleted: list[int] = []
-        start, existing = -1, frozenset[int]()
-        for ledger_id in ledger_ids:
-            if ledger_id - ledger_id % LEDGERS_PER_PAGE != start:
-                start = ledger_id - ledger_id % LEDGERS_PER_PAGE
-                existing = frozenset(await self._ledgers.page(start) if start in starts else ())
-                await asyncio.sleep(0)
-            if ledger_id not in existing and await self._ledgers.get(ledger_id) is None:
-                deleted.append(ledger_id)
-        return deleted
 
     async def _check_cluster(self) -> None:
         node = await self._metadata.get(INSTANCE_PATH)

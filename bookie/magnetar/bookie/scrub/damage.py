@@ -121,6 +121,10 @@ class Damage:
         at = bisect_right(ranges, entry_id, key=lambda known: known.first)
         return at > 0 and ranges[at - 1].last >= entry_id
 
+    def has_any(self, ledger_id: int) -> bool:
+        """Whether any entry of the ledger is known to be damaged."""
+        return ledger_id in self._ranges
+
     def ledgers(self) -> dict[int, list[DamagedRange]]:
         """All that is known, by ledger."""
         return {ledger_id: list(ranges) for ledger_id, ranges in self._ranges.items()}

@@ -306,12 +306,13 @@ class Scrubber:
     async def _ours(self, ledger_id: int) -> Callable[[int], bool] | None:
         """Which entries the record gives to this bookie: others were leftovers, and dropped. None: not known now."""
         if self._assignments is None:
-            return lambda entry_id: True
+            return _each
         try:
-            return await self._assignments.ours(ledger_id)
+            assigned = await self._assignments.assigned(ledger_id)
         except MagnetarError as error:
             _log.warning("whose entries of ledger %d are in a log is not known: %s", ledger_id, error)
             return None
+        return _each if assigned is None else assigned.gives
 
     def _last_entry(self, ledger_id: int) -> int:
         """-1 if it has none, or is deleted."""
@@ -439,3 +440,7 @@ class _LogCheck:
 
 def _log_unit(log_id: int) -> str:
     return f"log {log_id:08x}"
+
+
+def _each(entry_id: int) -> bool:
+    return True

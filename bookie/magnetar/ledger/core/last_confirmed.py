@@ -60,6 +60,7 @@ class LastConfirmedQuorum:
         """The error when all have answered and that does not cover the ensemble."""
         failed = ", ".join(f"{bookie} ({error_name(code)})" for bookie, code in self._unknown.items())
         return QuorumLost(
-            f"the end of ledger {ledger_id} is not known: too few of its bookies answered, {failed} did not; try again",
+            f"the end of ledger {ledger_id} is not known: too few of its bookies answered, {failed} did not; bring them "
+            f"back and try again; `magnetar cluster recover-ledger {ledger_id}` shows what is known",
             ledger_id=ledger_id,
         )

@@ -16,6 +16,10 @@
 * A bookie that refuses re-adds because it has too much to do is replaced, as one that fails is. If there is no other one it
   gets them again after a pause, until nothing was stored anywhere for too long (the shell's clock): then it has failed.
 * Whoever loses a compare-and-set adopts what it finds: CLOSED is the result, anything else starts over (rule 16).
+
+An operator may accept that an end cannot be proved, and names it (`accepted_end`). What can be proved is proved as above.
+An entry about which nobody will ever say anything is given up then: up to the accepted end it is left out, as an entry that
+was lost, and behind it the ledger ends. A bookie that proves an entry behind the accepted end ends the recovery.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from magnetar.proto.errors import (
     BookieUnavailable,
     ConnectionLost,
     EntryNotFound,
+    InvalidArgument,
     LedgerNotFound,
     MagnetarError,
     NotEnoughBookies,
@@ -64,8 +69,11 @@ from .last_confirmed import LastConfirmedQuorum
 from .metadata import Bookies, LedgerMetadata, LedgerState
 from .shares import preferences
 
-# The window: entries that are read or added again at a time. The shell bounds their bytes by delaying reads.
+# The window: entries that are read or added again at a time. The shell bounds their bytes by delaying reads. Most ledgers of
+# a killed broker have few entries behind the base: the first window is small (0.2 ms instead of 6), and each one that was
+# full of entries is followed by one twice as large.
 WINDOW_ENTRIES = 1024
+FIRST_WINDOW_ENTRIES = 32
 # Consecutive entries that one bookie is asked for when every bookie has every entry.
 RUN_ENTRIES = 128
 # False: every replica of an entry is asked at once. Every order of messages with True is one with False as well (the other
@@ -93,7 +101,7 @@ class RecoveryState(enum.Enum):
 class _Recovered:
     """An entry behind the base: first it is searched for, then it is added again."""
 
-    __slots__ = ("acked", "answered", "asked", "codes", "entry", "length", "negatives")
+    __slots__ = ("acked", "answered", "asked", "codes", "entry", "given_up", "length", "negatives")
 
     def __init__(self) -> None:
         self.entry: bytes | None = None
@@ -103,14 +111,19 @@ class _Recovered:
         self.answered: dict[str, None] = {}
         self.codes: list[int] = []  # error codes of answers that are neither the entry nor "no such entry"
         self.acked = 0  # bits of positions in the last ensemble of `_changed`
+        self.given_up = False  # an operator accepts that it is lost
 
 
 class RecoveryCore:
     """The recovery of one ledger, sans-I/O; `begin` and `handle` are its only mutators."""
 
-    def __init__(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> None:
+    def __init__(
+        self, ledger_id: int, metadata: LedgerMetadata, version: int, *, accepted_end: int | None = None
+    ) -> None:
+        """`accepted_end`: the last entry, as an operator accepts it; see the module."""
         self.ledger_id = ledger_id
         self.state = RecoveryState.NEW
+        self.accepted_end = accepted_end
         self.metadata = metadata  # as in the store; ensemble changes made here are in `_changed`
         self.version = version
         self.striping = metadata.striping
@@ -130,6 +143,7 @@ class RecoveryCore:
             int, _Recovered
         ] = {}  # from _first on, in order: searched for, or being added again
         self._first = 0  # all entries below have their ack quorum again
+        self._window = min(FIRST_WINDOW_ENTRIES, WINDOW_ENTRIES)
         self._next_read = 0
         self._next_add = 0  # all entries below were found; _first <= _next_add <= _next_read
         self._last: int | None = None  # last entry of the ledger, once known
@@ -216,7 +230,7 @@ class RecoveryCore:
 
     def _last_confirmed_read(self, bookie: str, last_add_confirmed: int, code: int) -> list[Instruction]:
         self._quorum.answered(bookie, last_add_confirmed, code)
-        if self._quorum.covered:
+        if self._quorum.covered or (self._quorum.complete and self.accepted_end is not None):
             self._suspects = dict.fromkeys(self._quorum.silent)
             return self._read_base(self._quorum.last_add_confirmed)
         if self._quorum.complete:
@@ -226,6 +240,8 @@ class RecoveryCore:
     def _read_base(self, last_add_confirmed: int) -> list[Instruction]:
         self._base = max(last_add_confirmed, self.metadata.last_ensemble.first_entry - 1)
         self._first = self._next_read = self._next_add = self._base + 1
+        if self.accepted_end is not None and self._base > self.accepted_end:
+            return self._fail(self._proved_more(self._base))
         if self._base == NO_ENTRY:
             return self._read_on()
         self.state = RecoveryState.BASE
@@ -245,6 +261,8 @@ class RecoveryCore:
             return self._read_on()
         self._base_codes.append(event.code)
         if len(self._base_codes) == self.striping.write_quorum:
+            if self.accepted_end is not None:  # lost; the length is that of what is found behind it
+                return self._read_on()
             return self._fail(self._unreadable(self._base, self._base_codes))
         return self._ask_base()
 
@@ -253,9 +271,14 @@ class RecoveryCore:
     def _read_on(self) -> list[Instruction]:
         """Fills the window, once 25% of it are free, while the end of the ledger is not known."""
         self.state = RecoveryState.ENTRIES
-        room = self._first + WINDOW_ENTRIES - self._next_read
-        if self._last is not None or room < max(1, WINDOW_ENTRIES // 4):
+        room = self._first + self._window - self._next_read
+        if self._last is not None or room < max(1, self._window // 4):
             return []
+        if self._next_read > self._base + 1 and self._window < WINDOW_ENTRIES:
+            room += min(self._window, WINDOW_ENTRIES - self._window)
+            self._window = min(2 * self._window, WINDOW_ENTRIES)
+        if room > RUN_ENTRIES:  # whole runs, so that each is one request
+            room -= (self._next_read + room) % RUN_ENTRIES
         instructions: list[Instruction] = []
         first_asked, run = self.striping.write_sets, 1
         if ONE_REPLICA_FIRST:
@@ -333,22 +356,47 @@ class RecoveryCore:
         while self._last is None and self._next_add < self._next_read:
             found = self._entries[self._next_add]
             if found.entry is not None:
+                if self.accepted_end is not None and self._next_add > self.accepted_end:
+                    return self._fail(self._proved_more(self._next_add))
                 self._length = found.length
                 instructions += self._send(self._next_add, found.entry)
                 self._next_add += 1
             elif found.negatives >= self.striping.negatives_for_absence:
-                self._last = self._next_add - 1
-                for entry_id in range(self._next_add, self._next_read):
-                    self._drop(entry_id)
-            elif len(found.answered) == self.striping.write_quorum:
-                return self._fail(self._unreadable(self._next_add, found.codes))
-            else:
+                self._end_before(self._next_add)
+            elif len(found.answered) < self.striping.write_quorum:
                 break
-        if self._last is None and self._next_add == before:
-            return []
+            elif self.accepted_end is None:
+                return self._fail(self._unreadable(self._next_add, found.codes))
+            elif self._next_add <= self.accepted_end:
+                found.given_up = True
+                self._next_add += 1
+            else:
+                instructions += self._accept_end()
+                break
+        if self.state is RecoveryState.DONE or (self._last is None and self._next_add == before):
+            return instructions
         if self._unreplaceable and (error := self._unreachable_quorum("", before)):
             return self._fail(error)
         return instructions + self._after_adds()
+
+    def _end_before(self, entry_id: int) -> None:
+        self._last = entry_id - 1
+        for following in range(entry_id, self._next_read):
+            self._drop(following)
+
+    def _accept_end(self) -> list[Instruction]:
+        """Asks everybody for everything behind the accepted end, and ends the ledger there when nobody has any of it."""
+        instructions: list[Instruction] = []
+        decided = True
+        for entry_id in range(self._next_add, self._next_read):
+            found = self._entries[entry_id]
+            if found.entry is not None:
+                return self._fail(self._proved_more(entry_id))
+            instructions += self._ask(entry_id, found, self.striping.write_set(entry_id))
+            decided = decided and len(found.answered) == self.striping.write_quorum
+        if decided:
+            self._end_before(self._next_add)
+        return instructions
 
     def _drop(self, entry_id: int) -> None:
         entry = self._entries.pop(entry_id).entry
@@ -369,7 +417,8 @@ class RecoveryCore:
         if self._failing:
             return []
         while self._first < self._next_add:
-            if self._entries[self._first].acked.bit_count() < self.striping.ack_quorum:
+            found = self._entries[self._first]
+            if found.acked.bit_count() < self.striping.ack_quorum and not found.given_up:
                 break
             self._drop(self._first)
             self._first += 1
@@ -435,6 +484,8 @@ class RecoveryCore:
         instructions: list[Instruction] = []
         for entry_id in range(self._first, self._next_add):
             found = self._entries[entry_id]
+            if found.given_up:
+                continue
             assert found.entry is not None
             for position, bookie in chosen.items():
                 if self.striping.mask(entry_id) & 1 << position:
@@ -455,6 +506,8 @@ class RecoveryCore:
 
     def _unreachable_quorum(self, reason: str, first: int) -> NotEnoughBookies | None:
         for entry_id in range(first, self._next_add):
+            if self._entries[entry_id].given_up:
+                continue
             write_set = self.striping.write_set(entry_id)
             stored = self._entries[entry_id].acked
             usable = sum(1 for p in write_set if p not in self._unreplaceable or stored & 1 << p)
@@ -469,11 +522,20 @@ class RecoveryCore:
                 )
         return None
 
+    def _proved_more(self, entry_id: int) -> MagnetarError:
+        return InvalidArgument(
+            f"{self._name} cannot end at entry {self.accepted_end}: a bookie that answers proves entry {entry_id}; nothing "
+            "was truncated. Look again what is known, and accept that end",
+            ledger_id=self.ledger_id,
+            entry_id=entry_id,
+        )
+
     def _unreadable(self, entry_id: int, codes: list[int]) -> MagnetarError:
         names = sorted({error_name(code) for code in codes})
         return QuorumLost(
             f"recovery of {self._name} stops at entry {entry_id}: whether it was confirmed is not known "
-            f"({', '.join(names)}); bring its bookies back and try again",
+            f"({', '.join(names)}); bring its bookies back and try again; "
+            f"`magnetar cluster recover-ledger {self.ledger_id}` shows what is known",
             ledger_id=self.ledger_id,
             entry_id=entry_id,
         )
@@ -489,8 +551,10 @@ class RecoveryCore:
             assert self._first <= self._next_add <= self._next_read
             end = self._next_add if self._last is not None else self._next_read
             assert list(self._entries) == list(range(self._first, end))
-            assert all(self._entries[e].entry is not None for e in range(self._first, self._next_add))
-            assert self._next_read - self._first <= WINDOW_ENTRIES
+            decided = [self._entries[e] for e in range(self._first, self._next_add)]
+            assert all((found.entry is None) == found.given_up for found in decided)
+            assert self.accepted_end is not None or not any(found.given_up for found in decided)
+            assert self._next_read - self._first <= self._window <= WINDOW_ENTRIES
             assert self.held_bytes == sum(len(found.entry or b"") for found in self._entries.values())
             for entry_id, found in self._entries.items():
                 assert found.asked & ~self.striping.mask(entry_id) == 0, "asked outside its write set"

@@ -245,11 +245,11 @@ class Auditor:
                 await self._store.put(AUDIT_PATH, value, version=node.version)
 
     def figures(self) -> dict[str, int]:
-        """For /metrics."""
+        """For /metrics: always the same names."""
         return {
+            **(self._core if self.elected else AuditorCore(0.0)).figures(),
             "auditor_elected": int(self.elected),
             "audit_passes_total": self.passes,
             "audit_ledgers": self.found.ledgers,
             "audit_unreadable_ledgers": self.found.unreadable,
-            **(self._core.figures() if self.elected else {}),
         }

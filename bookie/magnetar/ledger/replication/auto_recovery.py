@@ -178,7 +178,7 @@ class AutoRecovery:
             "underreplicated_ledgers": self._work.queued_ledgers,
             "damage_reports": self._work.damaged_ledgers,
             "repairs_running": len(self._worker.repairing),
-            "repairs_postponed": self._work.postponed,
+            "postponed_ledgers": self._work.postponed,
             "repaired_ledgers_total": figures.repaired_ledgers,
             "replaced_bookies_total": figures.replaced_bookies,
             "recovered_ledgers_total": figures.recovered_ledgers,

@@ -1,4 +1,6 @@
-"""Which entries of a closed ledger are not a bookie's: what its garbage collection asks before it drops leftovers.
+"""Which entries of a closed ledger are a bookie's, and which are not: what its garbage collection asks.
+
+It drops leftovers, and finds out when a bookie that lost something has all that it should have.
 
 The rules that make this safe beside repairs are in `magnetar.bookie.gc.leftovers`, whose seam `Assignments` this is; `cli`
 wires them. Only a closed ledger is looked at: the ensembles of an open one, and what its recovery has copied, are still to
@@ -7,20 +9,23 @@ be written into its record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import NamedTuple
 
 from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.ledger.metadata_wait import metadata_in_time
-from magnetar.metadata.ledgers import LedgerManager
+from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.store import Versioned
 from magnetar.proto.errors import NotFoundInStore, VersionConflict
 
-from .core.fragments import fragments_of
+from .core.fragments import fragments_of, residues_of
 
-__all__ = ["StoredAssignments", "UnassignedEntries", "ranges_of_others"]
+__all__ = ["AssignedEntries", "StoredAssignments", "UnassignedEntries", "ranges_of_others"]
 
 _NO_END = (1 << 63) - 1
+# Records that are read together.
+_READS = 50
 
 
 class UnassignedEntries(NamedTuple):
@@ -31,10 +36,54 @@ class UnassignedEntries(NamedTuple):
     record: tuple[bytes, int]
 
 
+class AssignedEntries(NamedTuple):
+    """What a record gives a bookie; see `magnetar.bookie.gc.assignments.Assigned`."""
+
+    ledger_id: int
+    metadata: LedgerMetadata
+    bookie: str
+
+    @property
+    def closed(self) -> bool:
+        """Whether the record is final."""
+        return self.metadata.closed
+
+    def gives(self, entry_id: int) -> bool:
+        """By its write set; any entry of an open ledger may be the bookie's."""
+        if not self.closed:
+            return True
+        bookies = self.metadata.ensemble_of(entry_id).bookies
+        write_set = self.metadata.striping.write_set(entry_id)
+        return entry_id <= self.metadata.last_entry and self.bookie in (bookies[at] for at in write_set)
+
+    def whole(self, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Whether these entries are all that the record gives the bookie; False while it is open."""
+        striping = self.metadata.striping
+        for fragment in fragments_of(self.metadata):
+            if self.bookie not in fragment.bookies or fragment.empty:
+                continue
+            if fragment.last is None:
+                return False
+            bits = residues_of(striping, (fragment.bookies.index(self.bookie),))
+            following = fragment.first
+            for first, last in (*ranges, (fragment.last + 1, fragment.last + 1)):
+                if last < following:
+                    continue
+                until = min(first - 1, fragment.last)
+                if any(
+                    bits >> entry_id % striping.ensemble_size & 1 for entry_id in range(following, until + 1)
+                ):
+                    return False
+                following = max(following, last + 1)
+                if following > fragment.last:
+                    break
+        return True
+
+
 class StoredAssignments:
     """By the records in metadata, for one bookie."""
 
-    def __init__(self, ledgers: LedgerManager, bookie: str, timeout_s: float = 10.0) -> None:
+    def __init__(self, ledgers: StoredLedgers, bookie: str, timeout_s: float = 10.0) -> None:
         self._ledgers = ledgers
         self._bookie = bookie
         self._timeout_s = timeout_s
@@ -48,22 +97,34 @@ class StoredAssignments:
         ranges = ranges_of_others(metadata, self._bookie) if metadata.closed else []
         return UnassignedEntries(ledger_id, ranges, (node.value, node.version)) if ranges else None
 
-    async def ours(self, ledger_id: int) -> Callable[[int], bool]:
-        """By the write sets of a closed ledger; any entry of another one may be. Raises what the store raises."""
-        node = await self._read(ledger_id)
-        metadata = None if node is None else LedgerMetadata.decode(node.value, ledger_id)
-
-        def ours(entry_id: int) -> bool:
-            if metadata is None or not metadata.closed:
-                return True
-            bookies = metadata.ensemble_of(entry_id).bookies
-            write_set = metadata.striping.write_set(entry_id)
-            return entry_id <= metadata.last_entry and self._bookie in (bookies[at] for at in write_set)
-
-        return ours
-
     async def _read(self, ledger_id: int) -> Versioned | None:
         return await metadata_in_time(self._ledgers.get(ledger_id), self._timeout_s, "whose entries are here")
+
+    async def assigned(self, ledger_id: int) -> AssignedEntries | None:
+        """None: there is no such ledger. Raises what the store raises."""
+        node = await self._read(ledger_id)
+        if node is None:
+            return None
+        return AssignedEntries(ledger_id, LedgerMetadata.decode(node.value, ledger_id), self._bookie)
+
+    async def assigned_below(self, ledger_id: int) -> AsyncIterator[AssignedEntries]:
+        """Of the ledgers whose record names the bookie. Raises what the store raises, also for a record that is damaged."""
+        name = self._bookie.encode()
+        for start in await metadata_in_time(self._ledgers.page_starts(), self._timeout_s, "pages of ledgers"):
+            if start >= ledger_id:
+                return
+            page = await metadata_in_time(self._ledgers.page(start), self._timeout_s, "a page of ledgers")
+            for at in range(0, len(page), _READS):
+                some = [number for number in page[at : at + _READS] if number < ledger_id]
+                reads = asyncio.gather(*map(self._ledgers.get, some))
+                nodes = await metadata_in_time(_all_of(reads), self._timeout_s, "records of ledgers")
+                for number, node in zip(some, nodes, strict=True):
+                    if node is None or name not in node.value:
+                        continue  # deleted meanwhile, or of no interest
+                    metadata = LedgerMetadata.decode(node.value, number)
+                    if any(self._bookie in ensemble.bookies for ensemble in metadata.ensembles):
+                        yield AssignedEntries(number, metadata, self._bookie)
+                await asyncio.sleep(0)
 
     async def confirm(self, found: UnassignedEntries) -> bool:
         """Writes the record as it is under a new version: a repair that read the old one cannot write it any more."""
@@ -74,6 +135,10 @@ class StoredAssignments:
         except (VersionConflict, NotFoundInStore):
             return False
         return True
+
+
+async def _all_of(reads: Awaitable[list[Versioned | None]]) -> list[Versioned | None]:
+    return await reads
 
 
 def ranges_of_others(metadata: LedgerMetadata, bookie: str) -> list[tuple[int, int]]:

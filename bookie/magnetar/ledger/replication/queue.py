@@ -91,7 +91,7 @@ class RepairQueue:
         return await self._in_time(self._store.children(UNDERREPLICATED_PATH))
 
     async def ledgers(self, page: str) -> list[int]:
-        """The ledgers of one page, rising; a page has 10,000 at most. A name that is none of ours is left out."""
+        """The ledgers of one page, rising; a page has 1,000 at most. A name that is none of ours is left out."""
         folder = f"{UNDERREPLICATED_PATH}/{page}"
         names = await self._in_time(self._store.children(folder))
         found = (ledger_of_path(f"{LEDGERS_PATH}/{page}/{name}") for name in names)

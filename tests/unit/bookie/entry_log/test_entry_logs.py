@@ -296,6 +296,27 @@ async def test_states_are_in_the_logs_and_have_no_place() -> None:
     assert await room.flush({}, [(5, fenced)]) == {}
 
 
+async def test_a_log_has_so_many_ledgers_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A footer with a row for each of a million ledgers would hold the loop for 400 ms."""
+    monkeypatch.setattr("magnetar.bookie.entry_log.ledger_directory.LOG_LEDGERS", 50)
+    room = Room(log_bytes=1 << 30)
+    for first in range(0, 400, 20):
+        await room.flush({(ledger_id, 0): entry(ledger_id, 0) for ledger_id in range(first, first + 20)})
+    await room.logs.close()
+    logs = room.logs.logs()
+    sizes = [len((await room.logs.statistics(info.log_id)).ledgers) for info in logs]
+    assert sum(sizes) == 400
+    assert max(sizes) <= 60, "and what one slice of a flush adds"
+
+
+async def test_log_ids_are_taken_by_several_at_once() -> None:
+    room = Room(2)
+    calls = len(room.calls)
+    found = await asyncio.gather(*(room.logs.take_log_id() for _ in range(100)))
+    assert sorted(found) == list(range(found[0], found[0] + 100))
+    assert len(room.calls) > calls, "reserved durably"
+
+
 async def test_log_ids_are_used_once() -> None:
     room = Room(2, log_bytes=2000)
     used: dict[int, None] = {}
@@ -304,7 +325,7 @@ async def test_log_ids_are_used_once() -> None:
         fresh = [info.log_id for info in room.logs.logs()]
         assert not used.keys() & set(fresh)
         used |= dict.fromkeys(fresh)
-        extra = room.logs.take_log_id()
+        extra = await room.logs.take_log_id()
         assert extra not in used
         used[extra] = None
         await room.logs.close()
@@ -316,7 +337,7 @@ async def test_log_ids_are_used_once() -> None:
             room.disk.flip_bit("/d/log-ids")
         room.open()
     for _ in range(200):
-        extra = room.logs.take_log_id()
+        extra = await room.logs.take_log_id()
         assert extra not in used
         used[extra] = None
 
@@ -487,7 +508,7 @@ async def test_a_compacted_log_is_adopted() -> None:
     entries = some(2, 5)
     files = room.disk.mount()
     worker = InlineDiskWorker(files)
-    log_id = room.logs.take_log_id()
+    log_id = await room.logs.take_log_id()
     writer = LogWriter(worker, "/d/ledgers-1/copy.compacting", log_id)
     locations = await writer.append([(*key, data) for key, data in entries.items()])
     await writer.finish()
@@ -501,7 +522,7 @@ async def test_a_compacted_log_is_adopted() -> None:
     room.disk.lose_power()
     room.open()
     await room.check(entries, dict(zip(entries, locations, strict=True)))
-    assert room.logs.take_log_id() > log_id
+    assert await room.logs.take_log_id() > log_id
 
 
 async def test_a_log_of_version_1_is_read() -> None:

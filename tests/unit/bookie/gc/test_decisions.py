@@ -5,6 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magnetar.bookie.entry_log.records import LOG_LEDGERS
 from magnetar.bookie.gc.decisions import (
     MAX_SOURCES,
     CompactionRules,
@@ -12,7 +13,6 @@ from magnetar.bookie.gc.decisions import (
     LogUsage,
     Plan,
     fits,
-    live_bytes,
     plan_round,
 )
 
@@ -100,11 +100,9 @@ def test_a_copy_that_would_not_fit_beside_the_reserve_is_not_begun() -> None:
     assert not fits(batch, 400 * MIB, 300 * MIB)
 
 
-def test_what_the_scrub_measured_counts_if_it_is_less() -> None:
-    ledgers = {1: 100, 2: 200, 3: 400}
-    assert live_bytes(ledgers, {2}) == 500
-    assert live_bytes(ledgers, {2}, 450) == 450
-    assert live_bytes(ledgers, {2, 3}, 450) == 100
+def test_a_copy_has_no_more_ledgers_than_a_log_may_have() -> None:
+    logs = [LogUsage(n, 0, 1000, 1, live_ledgers=LOG_LEDGERS // 2) for n in range(1, 6)]
+    assert compacted(plan_round(logs, RULES, History(), 0.0)) == [(1, 2), (3, 4), (5,)]
 
 
 @given(
