@@ -7,13 +7,13 @@ is a copy of this bookie's cookie with this role and name.
     |------------|-------------|-----------|------------|--------------------------------------------------------|
     | yes        | yes         | ours      | any        | takes it                                               |
     | yes, lost  | yes         | none      | no         | takes it as new: what was in it is damage              |
-    | yes        | yes         | none      | any        | refused, unless the cookie has format 1 (no copies yet) |
+    | yes        | yes         | none      | any        | refused: an empty disk                                 |
     | any        | yes         | not ours  | any        | refused: swapped, moved, or another bookie's           |
     | no         | yes         | none/ours | no         | takes it as new                                        |
     | no         | yes         | none      | yes        | refused: whose data is it?                             |
     | no         | yes         | ours      | logs       | refused: it was declared lost, or taken out            |
     | yes, lost  | no          | any       | any        | forgets it: what was in it is damage                   |
-    | ledgers    | no          | ours/v1   | no         | forgets it                                             |
+    | ledgers    | no          | ours      | no         | forgets it                                             |
     | ledgers    | no          | any       | any        | refused: it has entries                                |
     | journal    | no          | any       | any        | replays what the mark needs of it, then forgets it     |
 
@@ -31,7 +31,6 @@ from magnetar.proto.errors import DataDirectoryError, MagnetarError
 from magnetar.runtime.files import Files
 
 from .cookie import (
-    FORMAT_VERSION,
     JOURNAL_ROLE,
     LEDGERS_ROLE,
     Cookie,
@@ -73,7 +72,7 @@ def open_data_directory(
         _refuse_foreign_data(files, layout)
         instance = rng.getrandbits(64)
         name = bookie_id or f"bookie-{instance:016x}"
-        cookie = write_cookie(files, layout, Cookie(FORMAT_VERSION, instance, name, cluster))
+        cookie = write_cookie(files, layout, Cookie(instance, name, cluster))
     if bookie_id and bookie_id != cookie.bookie_id:
         raise DataDirectoryError(
             f"{layout.root} belongs to bookie {cookie.bookie_id!r}, not to {bookie_id!r}; "
@@ -95,7 +94,6 @@ def open_data_directory(
     for name in emptied:
         _check_left_out(files, layout, cookie, name)
     checked = cookie._replace(
-        format_version=FORMAT_VERSION,
         cluster=cookie.cluster or cluster,
         journal_directories=(*journals, *left),
         ledger_directories=tuple(map(CookieDirectory, ledgers)),
@@ -163,7 +161,7 @@ def replace_cookie(
         )
     files.make_directory(layout.root)
     _refuse_foreign_data(files, layout)
-    cookie = Cookie(FORMAT_VERSION, rng.getrandbits(64), bookie_id, cluster, repairing=True)
+    cookie = Cookie(rng.getrandbits(64), bookie_id, cluster, repairing=True)
     return write_cookie(files, layout, cookie)
 
 
@@ -207,12 +205,6 @@ def _known_cookie(files: Files, layout: DataLayout) -> Cookie:
     if cookie is None:
         raise DataDirectoryError(
             f"{layout.root} holds no bookie: there is no {layout.cookie}", path=layout.root
-        )
-    if cookie.format_version != FORMAT_VERSION:
-        raise DataDirectoryError(
-            f"{layout.root} has format version {cookie.format_version}; start this bookie once, which brings it to "
-            f"{FORMAT_VERSION}",
-            path=layout.root,
         )
     return cookie
 
@@ -297,13 +289,12 @@ def _take(files: Files, layout: DataLayout, cookie: Cookie, role: str, path: str
                 f"restore the directory (is its disk mounted?){_cure(role)}",
                 path=path,
             )
-        if cookie.format_version > 1:
-            raise DataDirectoryError(
-                f"{path} is not the {role} directory that this bookie knows: its cookie is missing, as on an empty disk. "
-                f"Mount the right disk or restore the directory{_cure(role)}",
-                path=path,
-            )
-    elif held:
+        raise DataDirectoryError(
+            f"{path} is not the {role} directory that this bookie knows: its cookie is missing, as on an empty disk. "
+            f"Mount the right disk or restore the directory{_cure(role)}",
+            path=path,
+        )
+    if held:
         raise DataDirectoryError(
             f"{path} holds data ({held[0]}) that {layout.cookie} knows nothing of; correct {_SETTINGS[role]}, or empty it",
             path=path,
@@ -354,7 +345,7 @@ def _check_left_out(files: Files, layout: DataLayout, cookie: Cookie, name: str)
             "(magnetar bookie cookie --lost-directory) and let its entries be repaired",
             path=path,
         )
-    if not there or (cookie.format_version > 1 and not is_ours(files, layout, cookie, LEDGERS_ROLE, path)):
+    if not there or not is_ours(files, layout, cookie, LEDGERS_ROLE, path):
         raise DataDirectoryError(
             f"ledger_directories no longer names {path}, and it cannot be seen to be empty (is its disk mounted?); "
             "mount it, name it again, or declare it lost (magnetar bookie cookie --lost-directory)",

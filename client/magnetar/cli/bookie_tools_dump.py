@@ -112,6 +112,7 @@ def _journal_record(
         return {"kind": "gap"} | item._asdict() | {"damage": item.is_damage}
     fields = item._asdict()
     payload = fields.pop("payload")
+    del fields["change"]  # its ids and times are fields of their own
     fields["type_number"] = fields.pop("kind")
     return {"kind": "record"} | fields | {"payload_bytes": len(payload)}
 
@@ -150,9 +151,7 @@ def entry_log(
 def _log_line(item: LogHeader | LogRecord | LogBroken) -> str:
     if isinstance(item, LogHeader):
         damage = f"  DAMAGED: {item.damage}" if item.damage else ""
-        return (
-            f"entry log {item.log_id:08x}  {item.path}  {item.bytes:,} bytes, version {item.version}{damage}"
-        )
+        return f"entry log {item.log_id:08x}  {item.path}  {item.bytes:,} bytes{damage}"
     if isinstance(item, LogBroken):
         claim = f", its first bytes say {item.ledger_id}:{item.entry_id}" if item.ledger_id >= 0 else ""
         live = f", the index has {item.live} entries there" if item.live else ""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from magnetar.bookie.cookie import Cookie
+from magnetar.bookie.cookie import FORMAT_VERSION, Cookie
 from magnetar.bookie.offline import (
     DirectoryReport,
     StoppedBookie,
@@ -50,7 +50,7 @@ def info(data: str | None, config: str | None, assignments: Sequence[str] | None
             "bookie_id": cookie.bookie_id,
             "instance": f"{cookie.instance:016x}",
             "cluster": f"{cookie.cluster:016x}" if cookie.cluster else "",
-            "format_version": cookie.format_version,
+            "format_version": FORMAT_VERSION,
             "data_directory": os.path.abspath(bookie.layout.root),
             "index_directory": bookie.layout.index,
             "directories": [row._asdict() for row in directories],
@@ -141,6 +141,7 @@ def _show_cookie(bookie: StoppedBookie, found: Cookie, *, as_json: bool) -> str:
     record = found._asdict()
     del record["incarnations"]  # hundreds of random numbers
     record |= {
+        "format_version": FORMAT_VERSION,
         "instance": f"{found.instance:016x}",
         "cluster": f"{found.cluster:016x}" if found.cluster else "",
         "ledger_directories": [row._asdict() for row in found.ledger_directories],

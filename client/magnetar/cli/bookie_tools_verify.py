@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from magnetar.bookie.index.rebuild import RebuildReport
 from magnetar.bookie.offline import StoppedBookie, Verification
 from magnetar.bookie.offline import rebuild as rebuild_index
 from magnetar.bookie.offline import verify as verify_bookie
+from magnetar.bookie.offline.index_rebuild import RebuildReport
 
 from .admin import confirm
 from .bookie_tools_open import Meter, counted, number, print_table, with_bookie

@@ -12,6 +12,7 @@ import pytest
 
 from magnetar.bookie import Bookie, inline_components, open_bookie
 from magnetar.bookie.index import LedgerRecord, Location, ModelLocationIndex, ModelStorage
+from magnetar.bookie.index.locations import REBUILD
 from magnetar.bookie.scrub import scrubber as scrubber_module
 from magnetar.bookie.scrub.pace import Pace
 from magnetar.bookie.scrub.progress import ScrubProgress, decode_progress
@@ -516,7 +517,7 @@ async def test_a_failing_index_does_not_end_the_scrub(
     bookie, _ = await filled(tmp_path, storage)
 
     def fail(*_: Any) -> Any:
-        raise StorageFailed("the index failed: Corruption")
+        raise StorageFailed(f"the index failed: Corruption; {REBUILD}")
 
     monkeypatch.setattr(bookie._index, "walk", fail)
     await bookie.scrubber.verify_everything()

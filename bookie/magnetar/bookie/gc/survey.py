@@ -7,32 +7,22 @@ Every other ledger is alive until metadata says otherwise, one that was only fen
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from magnetar.proto.errors import MagnetarError
 
 from ..entry_log import DirectoryState, LogInfo
-from .compactor import IndexFailed
+from ..index.walks import ledger_pages
+from .compactor import IndexFailed, raising
 from .decisions import LogUsage, live_bytes
 from .parts import StorageParts
 
-__all__ = ["Survey", "index_writes"]
+__all__ = ["Survey"]
 
 _log = logging.getLogger(__name__)
-_LIST = 1000
 # Look-ups in the index in one turn of the loop, 4 us each.
 _SLICE = 200
-
-
-@contextlib.contextmanager
-def index_writes() -> Iterator[None]:
-    """What the index says inside becomes IndexFailed: the bookie must stop."""
-    try:
-        yield
-    except MagnetarError as error:
-        raise IndexFailed(error) from error
 
 
 class Survey:
@@ -58,9 +48,7 @@ class Survey:
         self.deleted = {}
         self._known_deleted = {}
         alive: list[int] = []
-        after = -1
-        while rows := index.list_ledgers(after, _LIST):
-            after = rows[-1][0]
+        for rows in ledger_pages(index):
             for ledger_id, record in rows:
                 state = by_id.get(ledger_id)
                 if record.deleted_at_ms if state is None else state.deleted_at_ms:
@@ -76,12 +64,12 @@ class Survey:
         purged = [ledger_id for ledger_id in self.deleted if ledger_id not in self._purged]
         for number, ledger_id in enumerate(purged):
             if self._has_locations(ledger_id):
-                with index_writes():
+                with raising(IndexFailed):
                     index.delete_locations(ledger_id)
             if number % _SLICE == 0:
                 await asyncio.sleep(0)
         if purged:
-            with index_writes():
+            with raising(IndexFailed):
                 await index.flush_locations()
         # A flush that waits for space still holds entries, and will add their locations to the index.
         if not self._parts.checkpointer.stopped_by_full_disk:
@@ -169,13 +157,13 @@ class Survey:
                 and ledger_id < parts.ledgers.next_ledger_id - 1
                 and parts.ledgers.is_saved(ledger_id)
             ):
-                with index_writes():
+                with raising(IndexFailed):
                     parts.index.delete_ledger(ledger_id)
                 parts.ledgers.forget(ledger_id)
                 self._purged.discard(ledger_id)
                 forgotten += 1
         if forgotten:
-            with index_writes():
+            with raising(IndexFailed):
                 await parts.index.flush_ledgers()
         return forgotten
 

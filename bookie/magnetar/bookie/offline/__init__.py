@@ -14,6 +14,7 @@ from .identity import (
     declare_moved,
     inspect_directories,
 )
+from .index_rebuild import rebuild
 from .journaled import Journaled, JournaledLedger, JournalPlace
 from .journals import (
     JournalDirectory,
@@ -25,7 +26,6 @@ from .journals import (
     walk_journals,
 )
 from .ledgers import LedgerSummary, list_ledgers
-from .rebuild import rebuild
 from .stopped import LogFile, StoppedBookie
 from .verify import Finding, Verification, VerifiedPart, verify
 

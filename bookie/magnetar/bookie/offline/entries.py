@@ -10,6 +10,7 @@ from magnetar.proto.ledger_entry import decode_ledger_entry_header, verify_ledge
 
 from ..entry_log.records import RECORD_HEADER_BYTES, record_entry
 from ..index import Location
+from ..index.walks import locations_of_ledger
 from ..journal.records import RECORD_HEADER_BYTES as JOURNAL_HEADER_BYTES
 from .journaled import JournalPlace
 from .log_file_cache import LogFileCache
@@ -52,7 +53,7 @@ def read_entries(
     )
     journaled = next(waiting, None)
     try:
-        for _, entry_id, location in bookie.index.locations(ledger_id, first):
+        for entry_id, location in locations_of_ledger(bookie.index, ledger_id, first):
             if last is not None and entry_id > last:
                 break
             while journaled is not None and journaled[0] < entry_id:

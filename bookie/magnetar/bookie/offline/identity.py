@@ -7,7 +7,7 @@ import random
 from typing import NamedTuple
 
 from magnetar.proto.errors import MagnetarError
-from magnetar.runtime.files import Files
+from magnetar.runtime.files import Files, file_size
 
 from ..cookie import JOURNAL_ROLE, LEDGERS_ROLE, Cookie, decode_cookie
 from ..directories import (
@@ -20,7 +20,7 @@ from ..directories import (
 from ..layout import DataLayout
 from ..settings import BookieSettings
 from .look_only import LookOnlyFiles
-from .stopped import StoppedBookie, file_size, lock_stopped
+from .stopped import StoppedBookie, lock_stopped
 
 __all__ = [
     "DirectoryReport",

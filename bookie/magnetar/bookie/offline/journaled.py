@@ -24,20 +24,11 @@ class JournalPlace(NamedTuple):
 class JournaledLedger:
     """One ledger. `ids` are all that the journals hold, `bytes` are those of the entries that no entry log has."""
 
-    def __init__(self) -> None:
+    def __init__(self, deleted_at_ms: int) -> None:
         self.ids = EntryIds()
         self.bytes = 0
-        self.fenced = False
-        self.deleted_at_ms = 0
-        self.explicit_lac = -1
-        self.last_entry = -1
-        self.last_add_confirmed = -1
-
-    def record(self) -> LedgerRecord:
-        """What a start adds to the ledger's record."""
-        return LedgerRecord(
-            self.fenced, self.explicit_lac, self.last_entry, self.last_add_confirmed, self.deleted_at_ms
-        )
+        # What a start adds to the ledger's record.
+        self.record = LedgerRecord(deleted_at_ms=deleted_at_ms)
 
 
 class Journaled:
@@ -60,25 +51,26 @@ class Journaled:
         for item in walk_journals(bookie, from_mark=True, progress=progress):
             if isinstance(item, JournalRecord) and item.journal != stopped_at:
                 found._note(bookie, item, places_of)
-            elif isinstance(item, JournalGap) and item.verdict == "damage":
+            elif isinstance(item, JournalGap) and item.ends_replay:
                 stopped_at = item.journal
-                found.warnings.append(
-                    f"{item.path} is damaged at or after byte {item.position}; what follows it is left out"
-                )
+                if item.is_damage:
+                    found.warnings.append(
+                        f"{item.path} is damaged at or after byte {item.position}; what follows it is left out"
+                    )
             elif isinstance(item, JournalFileReport) and item.state == "missing":
                 found.warnings.append(f"{item.path} is missing although the mark needs it")
         return found
 
     def _note(self, bookie: StoppedBookie, record: JournalRecord, places_of: int | None) -> None:
-        if record.ledger_id < 0:
+        if record.change is None:
             return
         ledger = self.ledgers.get(record.ledger_id)
         if ledger is None:
-            ledger = self.ledgers[record.ledger_id] = JournaledLedger()
             known = bookie.index.get_ledger(record.ledger_id)
-            ledger.deleted_at_ms = known.deleted_at_ms if known is not None else 0
+            ledger = JournaledLedger(known.deleted_at_ms if known is not None else 0)
+            self.ledgers[record.ledger_id] = ledger
         if record.kind == RecordType.ADD:
-            if ledger.deleted_at_ms:
+            if ledger.record.deleted_at_ms:
                 return  # rule 7: a start skips it as well
             length = len(record.payload)
             if (
@@ -86,14 +78,8 @@ class Journaled:
                 and bookie.index.get(record.ledger_id, record.entry_id) is None
             ):
                 ledger.bytes += length
-            ledger.last_entry = max(ledger.last_entry, record.entry_id)
-            ledger.last_add_confirmed = max(ledger.last_add_confirmed, record.last_add_confirmed)
             if record.ledger_id == places_of:
                 self.places[record.entry_id] = JournalPlace(record.path, record.position, length)
-        elif record.kind == RecordType.FENCE:
-            ledger.fenced = True
         elif record.kind == RecordType.DELETED:
-            ledger.deleted_at_ms = max(ledger.deleted_at_ms, record.deleted_at_ms)
             ledger.ids, ledger.bytes = EntryIds(), 0
-        elif record.kind == RecordType.LAST_CONFIRMED:
-            ledger.explicit_lac = max(ledger.explicit_lac, record.last_add_confirmed)
+        ledger.record = ledger.record.merged(record.change)

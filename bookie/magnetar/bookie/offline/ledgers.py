@@ -8,6 +8,7 @@ from typing import NamedTuple
 from magnetar.proto.errors import LedgerNotFound
 
 from ..index import LedgerRecord
+from ..index.walks import ledgers_of, location_pages, locations_of_ledger
 from .entry_ids import EntryIds
 from .journaled import Journaled, JournaledLedger
 from .stopped import StoppedBookie
@@ -57,7 +58,7 @@ def list_ledgers(
     """
     if ledger_id is not None:
         indexed = _Indexed()
-        for _, entry_id, location in bookie.index.locations(ledger_id):
+        for entry_id, location in locations_of_ledger(bookie.index, ledger_id):
             _note(indexed, entry_id, location.length, location.log_id)
         record = bookie.index.get_ledger(ledger_id)
         waiting = journaled.ledgers.get(ledger_id)
@@ -74,7 +75,7 @@ def list_ledgers(
 def _merge(bookie: StoppedBookie, journaled: Journaled) -> Iterator[LedgerSummary]:
     """Three ascending streams: locations by ledger, ledger records, what the journals hold."""
     by_location = _by_ledger(bookie)
-    by_record = iter(bookie.index.ledgers())
+    by_record = ledgers_of(bookie.index)
     by_journal = iter(sorted(journaled.ledgers.items()))
     located, recorded, waiting = next(by_location, None), next(by_record, None), next(by_journal, None)
     while True:
@@ -94,12 +95,13 @@ def _merge(bookie: StoppedBookie, journaled: Journaled) -> Iterator[LedgerSummar
 
 def _by_ledger(bookie: StoppedBookie) -> Iterator[tuple[int, _Indexed]]:
     current, indexed = -1, _Indexed()
-    for ledger_id, entry_id, location in bookie.index.locations():
-        if ledger_id != current:
-            if current >= 0:
-                yield current, indexed
-            current, indexed = ledger_id, _Indexed()
-        _note(indexed, entry_id, location.length, location.log_id)
+    for page in location_pages(bookie.index):
+        for ledger_id, entry_id, location in page:
+            if ledger_id != current:
+                if current >= 0:
+                    yield current, indexed
+                current, indexed = ledger_id, _Indexed()
+            _note(indexed, entry_id, location.length, location.log_id)
     if current >= 0:
         yield current, indexed
 
@@ -117,7 +119,7 @@ def _summary(
     entries, size = len(indexed.ids), indexed.bytes
     new_entries = 0
     if waiting is not None:
-        known = known.merged(waiting.record())
+        known = known.merged(waiting.record)
         for first, last in waiting.ids.ranges():
             new_entries += sum(map(indexed.ids.add, range(first, last + 1)))
     if known.deleted_at_ms:

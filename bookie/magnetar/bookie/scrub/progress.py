@@ -1,6 +1,6 @@
 """When each file was last verified, stored across restarts: a bookie that restarts every hour still gets through its data.
 
-    DATA/scrub:  b"MAGSCRUB" | u32 version | u32 n | n bytes: msgpack map | u64 xxh3-64 of all before it
+    DATA/scrub, a sealed file (`sealed_file`):
 
     "verified":  {unit: ms since the epoch}; a unit is "log 0000002a", "index 000123.sst" or "index walk"
     "tables":    {file of the index: [bytes, xxh3-64 of so many of its first bytes]}
@@ -13,24 +13,19 @@ read. So a damaged one is said aloud and begun anew.
 from __future__ import annotations
 
 import logging
-import struct
 from typing import Any
-
-import msgpack
-import xxhash
 
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.files import Files
 
 from ..disk_worker import DiskWorker
+from ..sealed_file import seal, unseal
 
 __all__ = ["ScrubProgress"]
 
 _log = logging.getLogger(__name__)
 _MAGIC = b"MAGSCRUB"
 _VERSION = 1
-_HEAD = struct.Struct(">8sII")
-_CHECKSUM = struct.Struct(">Q")
 
 
 class ScrubProgress:
@@ -93,18 +88,10 @@ class ScrubProgress:
 
 def encode_progress(fields: dict[str, Any]) -> bytes:
     """The file's bytes."""
-    body: bytes = msgpack.packb(fields)
-    data = _HEAD.pack(_MAGIC, _VERSION, len(body)) + body
-    return data + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(data))
+    return seal(_MAGIC, _VERSION, fields)
 
 
 def decode_progress(data: bytes) -> dict[str, Any]:
     """Raises ValueError."""
-    end = len(data) - _CHECKSUM.size
-    if end < _HEAD.size or _CHECKSUM.pack(xxhash.xxh3_64_intdigest(data[:end])) != data[end:]:
-        raise ValueError("its checksum does not match")
-    magic, version, length = _HEAD.unpack_from(data)
-    if (magic, version) != (_MAGIC, _VERSION) or _HEAD.size + length != end:
-        raise ValueError("another version of magnetar wrote it")
-    fields: dict[str, Any] = msgpack.unpackb(data[_HEAD.size : end])
+    fields: dict[str, Any] = unseal(data, _MAGIC, _VERSION)
     return fields
