@@ -113,7 +113,7 @@ class RocksLocationIndex:
 
         DataDirectoryError when it is missing or cannot be opened.
         """
-        if not os.path.exists(os.path.join(path, "CURRENT")):
+        if not OsFiles().exists(os.path.join(path, "CURRENT")):
             raise DataDirectoryError(f"the index {path} is missing; {REBUILD}", path=path)
         links = LinkedFiles(path)
         try:

@@ -12,7 +12,7 @@ from ..entry_log.records import RECORD_HEADER_BYTES, STATE_ENTRY, SYNCED_ENTRY, 
 from ..entry_log.scan import LogScan, scan_log
 from ..index import LedgerRecord, Location, LocationIndex, decode_ledger_record
 from .journals import Progress, no_progress
-from .stopped import LogFile, StoppedBookie
+from .stopped import BookieData, LogFile
 
 __all__ = [
     "LogBroken",
@@ -90,7 +90,7 @@ class LogEnd(NamedTuple):
     damage: str
 
 
-def find_log(bookie: StoppedBookie, text: str) -> LogFile:
+def find_log(bookie: BookieData, text: str) -> LogFile:
     """Finds a log by id (hexadecimal), name or path. DataDirectoryError when there is none."""
     logs = bookie.logs()
     name = text.rpartition("/")[2]
@@ -109,7 +109,7 @@ def find_log(bookie: StoppedBookie, text: str) -> LogFile:
 
 
 def walk_entry_log(
-    bookie: StoppedBookie,
+    bookie: BookieData,
     log: LogFile,
     *,
     index: LocationIndex | None = None,
@@ -129,7 +129,7 @@ def walk_entry_log(
 
 class _LogWalk:
     def __init__(
-        self, bookie: StoppedBookie, log: LogFile, index: LocationIndex | None, progress: Progress
+        self, bookie: BookieData, log: LogFile, index: LocationIndex | None, progress: Progress
     ) -> None:
         self._bookie = bookie
         self._log = log

@@ -8,7 +8,7 @@ from ..index import LedgerRecord
 from ..journal.records import RecordType
 from .entry_ids import EntryIds
 from .journals import JournalFileReport, JournalGap, JournalRecord, Progress, no_progress, walk_journals
-from .stopped import StoppedBookie
+from .stopped import BookieData
 
 __all__ = ["JournalPlace", "Journaled", "JournaledLedger"]
 
@@ -43,7 +43,7 @@ class Journaled:
 
     @classmethod
     def read(
-        cls, bookie: StoppedBookie, *, places_of: int | None = None, progress: Progress = no_progress
+        cls, bookie: BookieData, *, places_of: int | None = None, progress: Progress = no_progress
     ) -> Journaled:
         """Reads all journals from the mark on. DataDirectoryError for a damaged mark, StorageFailed."""
         found = cls()
@@ -61,7 +61,7 @@ class Journaled:
                 found.warnings.append(f"{item.path} is missing although the mark needs it")
         return found
 
-    def _note(self, bookie: StoppedBookie, record: JournalRecord, places_of: int | None) -> None:
+    def _note(self, bookie: BookieData, record: JournalRecord, places_of: int | None) -> None:
         if record.change is None:
             return
         ledger = self.ledgers.get(record.ledger_id)
@@ -69,10 +69,10 @@ class Journaled:
             known = bookie.index.get_ledger(record.ledger_id)
             ledger = JournaledLedger(known.deleted_at_ms if known is not None else 0)
             self.ledgers[record.ledger_id] = ledger
-        if record.kind == RecordType.ADD:
+        if record.type_number == RecordType.ADD:
             if ledger.record.deleted_at_ms:
                 return  # rule 7: a start skips it as well
-            length = len(record.payload)
+            length = record.payload_bytes
             if (
                 ledger.ids.add(record.entry_id)
                 and bookie.index.get(record.ledger_id, record.entry_id) is None
@@ -80,6 +80,6 @@ class Journaled:
                 ledger.bytes += length
             if record.ledger_id == places_of:
                 self.places[record.entry_id] = JournalPlace(record.path, record.position, length)
-        elif record.kind == RecordType.DELETED:
+        elif record.type_number == RecordType.DELETED:
             ledger.ids, ledger.bytes = EntryIds(), 0
         ledger.record = ledger.record.merged(record.change)

@@ -14,7 +14,7 @@ from ..journal.records import Gap, Record, RecordType, holds_trace, incarnation_
 from ..journal.recovery import GapVerdict, NeededFile, begun_files, journal_files, walk_journal
 from ..layout import journal_path
 from ..mark import JournalPosition, decode_mark
-from .stopped import StoppedBookie
+from .stopped import BookieData
 
 __all__ = [
     "JournalDirectory",
@@ -63,7 +63,7 @@ class JournalFileReport(NamedTuple):
 
 
 class JournalRecord(NamedTuple):
-    """A good record. Ids and last_add_confirmed are -1 where its type has none; `payload` follows its header."""
+    """A good record. Ids and last_add_confirmed are -1 where its type has none; the payload follows its header."""
 
     journal: int
     path: str
@@ -78,8 +78,8 @@ class JournalRecord(NamedTuple):
     deleted_at_ms: int
     # Before the mark: a start reads over it.
     below_mark: bool
-    payload: bytes
-    kind: int
+    payload_bytes: int
+    type_number: int
     # What it adds to the record of its ledger; None for those that the journal writes for itself, and unknown types.
     change: LedgerRecord | None
 
@@ -111,13 +111,13 @@ class JournalGap(NamedTuple):
         return self.verdict in (GapVerdict.DAMAGE.value, GapVerdict.TORN_TAIL.value)
 
 
-def read_mark(bookie: StoppedBookie) -> dict[str, JournalPosition] | None:
+def read_mark(bookie: BookieData) -> dict[str, JournalPosition] | None:
     """Positions by the directory's name; None without a mark. DataDirectoryError when it is damaged."""
     path = bookie.layout.mark
     return decode_mark(bookie.files.read(path), path) if bookie.files.exists(path) else None
 
 
-def journal_directories(bookie: StoppedBookie) -> list[JournalDirectory]:
+def journal_directories(bookie: BookieData) -> list[JournalDirectory]:
     """Numbered in the order of the settings; what only mark or cookie name comes after. DataDirectoryError (mark)."""
     layout = bookie.layout
     mark = read_mark(bookie) or {}
@@ -135,7 +135,7 @@ def journal_directories(bookie: StoppedBookie) -> list[JournalDirectory]:
 
 
 def walk_journals(
-    bookie: StoppedBookie,
+    bookie: BookieData,
     *,
     journal: int | None = None,
     file: str = "",
@@ -172,7 +172,7 @@ class _DirectoryWalk:
 
     def __init__(
         self,
-        bookie: StoppedBookie,
+        bookie: BookieData,
         directory: JournalDirectory,
         file: str,
         from_mark: bool,
@@ -273,8 +273,8 @@ def _record(number: int, path: str, record: Record, below_mark: bool) -> Journal
         last_add_confirmed=max(known.last_add_confirmed, known.explicit_lac),
         deleted_at_ms=known.deleted_at_ms,
         below_mark=below_mark,
-        payload=record.payload,
-        kind=record.type,
+        payload_bytes=len(record.payload),
+        type_number=record.type,
         change=change,
     )
 

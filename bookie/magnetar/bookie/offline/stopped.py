@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
 from magnetar.runtime.files import FileLock, Files, file_size, wait_for_lock
 
 from ..cookie import Cookie, decode_cookie
-from ..index import RocksLocationIndex
+from ..index import LocationIndex, RocksLocationIndex
 from ..index.locations import REBUILD
 from ..layout import DataLayout
 from ..settings import BookieSettings
 
-__all__ = ["LogFile", "StoppedBookie", "lock_stopped"]
+__all__ = ["BookieData", "LogFile", "StoppedBookie", "lock_stopped"]
 
 # Helpers of a daemon that was killed end within some milliseconds.
 _WAIT_FOR_HELPERS_S = 1.0
@@ -27,6 +27,32 @@ class LogFile(NamedTuple):
     log_id: int
     path: str
     bytes: int
+
+
+class BookieData(Protocol):
+    """What the tools read: the data of a stopped bookie, or of a running one that answers for itself (`shell`)."""
+
+    settings: BookieSettings
+    files: Files
+    layout: DataLayout
+
+    @property
+    def cookie(self) -> Cookie:
+        """Whose data it is. DataDirectoryError when the cookie is missing or damaged."""
+        ...
+
+    @property
+    def index(self) -> LocationIndex:
+        """DataDirectoryError when it is missing, damaged or another bookie's."""
+        ...
+
+    def logs(self) -> list[LogFile]:
+        """Every entry log, by id."""
+        ...
+
+    def log_path(self, log_id: int) -> str | None:
+        """Where a log is; None: there is none."""
+        ...
 
 
 class StoppedBookie:

@@ -50,6 +50,8 @@ SOUND = "sound"
 TORN = "torn tail"
 DAMAGE = "damage"
 NOT_CHECKED = "not checked"
+# By a running bookie, whose scrub has not come to it yet.
+WAITING = "waiting"
 
 
 class Finding(NamedTuple):
@@ -64,7 +66,7 @@ class Finding(NamedTuple):
 
 
 class VerifiedPart(NamedTuple):
-    """The result for one part. `verdict`: "sound", "torn tail" (sound as well), "damage" or "not checked"."""
+    """The result for one part. `verdict`: "sound", "torn tail" and "waiting" (sound as well), "damage" or "not checked"."""
 
     part: str
     path: str
@@ -85,7 +87,7 @@ class Verification:
     @property
     def sound(self) -> bool:
         """True if nothing is damaged and everything was checked."""
-        return not self.damage_found and all(check.verdict in (SOUND, TORN) for check in self.checks)
+        return not self.damage_found and all(check.verdict in (SOUND, TORN, WAITING) for check in self.checks)
 
     def found(
         self,
@@ -200,7 +202,10 @@ class _Verify:
             elif isinstance(item, JournalRecord):
                 records += 1
                 if item.type not in RecordType.__members__ and not item.below_mark:
-                    verdict, note = DAMAGE, f"a record of type {item.kind}, which this program does not know"
+                    verdict, note = (
+                        DAMAGE,
+                        f"a record of type {item.type_number}, which this program does not know",
+                    )
                     self._result.found("journal", item.path, note, position=item.position)
                 if item.change is not None and not item.below_mark and not ended:
                     known = self._replayed.get(item.ledger_id, LedgerRecord())

@@ -99,6 +99,10 @@ class Scrubber:
         """Bytes of the log's records that the index had there when it was last scanned; None: not yet."""
         return self._live.get(log_id)
 
+    def verified(self) -> list[tuple[str, int, int]]:
+        """(unit, its bytes, when it was verified last, ms since the epoch; 0: not yet) of all that there is now."""
+        return [(unit.name, unit.bytes, self._progress.verified.get(unit.name, 0)) for unit in self._units()]
+
     def figures(self) -> dict[str, int]:
         """For metrics. `scrub_oldest_s`: how long ago what waits longest was verified."""
         return {
