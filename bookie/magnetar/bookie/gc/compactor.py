@@ -36,7 +36,7 @@ from ..index import (
     decode_ledger_record,
     encode_ledger_record,
 )
-from ..index.walks import location_pages
+from ..index.walks import location_pages, locations_of
 from .compaction_files import (
     compacting_path,
     decode_replaces,
@@ -46,7 +46,6 @@ from .compaction_files import (
     unfinished_log_id,
 )
 from .decisions import CompactionBatch
-from .entry_locations import locations_of
 from .parts import StorageParts
 
 __all__ = ["Compactor", "IndexFailed", "IndexUnreadable", "OutputFailed", "SourceDamaged", "raising"]

@@ -11,9 +11,9 @@ from magnetar.runtime.files import Files, file_size
 
 from ..cookie import FORMAT_VERSION, JOURNAL_ROLE, LEDGERS_ROLE, Cookie, decode_cookie
 from ..directories import (
+    check_data_directory,
     data_names,
     forget_ledger_directory,
-    open_data_directory,
     rename_directory,
     replace_cookie,
 )
@@ -21,7 +21,6 @@ from ..layout import DataLayout
 from ..read_only import read_only_reason
 from ..settings import BookieSettings
 from .journals import read_mark
-from .look_only import LookOnlyFiles
 from .stopped import BookieData, StoppedBookie, lock_stopped
 
 __all__ = [
@@ -154,9 +153,7 @@ def _identity_of(cookie: Cookie) -> dict[str, Any]:
 def check_identity(bookie: BookieData) -> str:
     """Why a start would refuse cookie or directories; empty: it would not. Changes nothing."""
     try:
-        open_data_directory(
-            LookOnlyFiles(bookie.files), bookie.layout, bookie.settings.bookie_id, random.Random(0)
-        )
+        check_data_directory(bookie.files, bookie.layout, bookie.settings.bookie_id, random.Random(0))
     except MagnetarError as error:
         return error.message
     return ""

@@ -51,7 +51,7 @@ from ..index import (
     decode_ledger_record,
 )
 from ..index.linked_files import remove_empty_directory
-from ..index.walks import ledgers_of, location_pages
+from ..index.walks import ledgers_of, location_pages, locations_of
 from .identity import check_identity
 from .journals import Progress, no_progress
 from .stopped import StoppedBookie
@@ -275,6 +275,11 @@ def _clear(files: Files, path: str) -> None:
             files.delete(os.path.join(path, name))
 
 
+class _Entry(NamedTuple):
+    ledger_id: int
+    entry_id: int
+
+
 class _Rebuild:
     """Puts together the new index."""
 
@@ -286,7 +291,7 @@ class _Rebuild:
         self._records: dict[int, LedgerRecord] = dict(old.ledgers)
         self._paths: dict[int, str] = {}
         # Of the batch: last add confirmed and place by key.
-        self._batch: dict[tuple[int, int], tuple[int, Location]] = {}
+        self._batch: dict[_Entry, tuple[int, Location]] = {}
         # Ledgers that lost records, and logs whose ledgers are not known.
         self._short: dict[int, None] = {}
         self._not_told: list[str] = ["a lost directory"] if logs_lost else []
@@ -322,8 +327,7 @@ class _Rebuild:
             if record.entry_id == STATE_ENTRY:
                 self._take_state(path, record.ledger_id, record.data)
             else:
-                place = Location(scan.log_id, record.offset, record.length)
-                self._take_entry(record.ledger_id, record.entry_id, place, record.data)
+                self._take_entry(record, scan.log_id)
         self._put_batch()
         if lost and scan.footer is not None:
             for ledger_id, count in scan.footer.ledgers.items():
@@ -361,50 +365,37 @@ class _Rebuild:
         if not self._records.get(ledger_id, LedgerRecord()).deleted_at_ms:
             self._merge(ledger_id, record)
 
-    def _take_entry(self, ledger_id: int, entry_id: int, place: Location, data: bytes) -> None:
-        confirmed = _last_add_confirmed(data)
-        key = (ledger_id, entry_id)
+    def _take_entry(self, record: Scanned, log_id: int) -> None:
+        confirmed = _last_add_confirmed(record.data or b"")
+        key = _Entry(record.ledger_id, record.entry_id)
         known = self._batch.get(key)
         if known is not None:
             self.report.duplicates += 1
         if known is None or confirmed >= known[0]:
-            self._batch[key] = (confirmed, place)
+            self._batch[key] = (confirmed, Location(log_id, record.offset, record.length))
         if len(self._batch) >= BATCH_ENTRIES:
             self._put_batch()
 
     def _put_batch(self) -> None:
         rows: list[tuple[int, int, Location]] = []
-        found = self._places()
-        for (ledger_id, entry_id), (confirmed, place) in self._batch.items():
-            known = self._records.get(ledger_id)
-            if known is None or entry_id > known.last_entry or confirmed > known.last_add_confirmed:
-                self._merge(ledger_id, LedgerRecord(last_entry=entry_id, last_add_confirmed=confirmed))
-            before = found.get((ledger_id, entry_id))
+        # Where earlier logs had them.
+        found = locations_of(self._index, list(self._batch))
+        for (key, (confirmed, place)), before in zip(self._batch.items(), found, strict=True):
+            known = self._records.get(key.ledger_id)
+            if known is None or key.entry_id > known.last_entry or confirmed > known.last_add_confirmed:
+                self._merge(
+                    key.ledger_id, LedgerRecord(last_entry=key.entry_id, last_add_confirmed=confirmed)
+                )
             if before is not None:
                 self.report.duplicates += 1
                 if self._confirmed_at(before) > confirmed:
                     continue
             else:
                 self.report.entries += 1
-            rows.append((ledger_id, entry_id, place))
+            rows.append((*key, place))
         self._batch.clear()
         if rows:
             self._index.put_locations(rows)
-
-    def _places(self) -> dict[tuple[int, int], Location]:
-        """Where earlier logs had the entries of the batch. A run of a ledger is one look-up."""
-        found: dict[tuple[int, int], Location] = {}
-        keys = list(self._batch)
-        start = 0
-        while start < len(keys):
-            ledger_id, first = keys[start]
-            end = start + 1
-            while end < len(keys) and keys[end] == (ledger_id, first + end - start):
-                end += 1
-            for entry_id, place in self._index.get_range(ledger_id, first, end - start):
-                found[ledger_id, entry_id] = place
-            start = end
-        return found
 
     def _confirmed_at(self, place: Location) -> int:
         """Last add confirmed of a good entry of an earlier log."""

@@ -30,11 +30,10 @@ from magnetar.proto.ledger_entry import NO_ENTRY
 from ..entry_log import RECORD_HEADER_BYTES, STATE_ENTRY, LogInfo, Scanned
 from ..entry_log.records import SYNCED_ENTRY
 from ..entry_log.scan import MOST_UNREADABLE_PAGES, LogScan, scan_log_in_slices
-from ..gc.entry_locations import locations_of
 from ..gc.parts import StorageParts
 from ..index import Location
 from ..index.locations import REBUILD
-from ..index.walks import location_pages
+from ..index.walks import location_pages, locations_of
 from ..write_cache import WriteCache
 from .disk_reader import DiskReader
 from .index_files import IndexFiles
