@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from magnetar.proto.errors import DataDirectoryError
-from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, NO_ENTRY
 
 from ..index import LedgerRecord
 from .records import DELETED, FENCE, LAST_CONFIRMED, Record, RecordType
@@ -22,7 +22,7 @@ def ledger_change(record: Record) -> tuple[int, LedgerRecord] | None:
     try:
         if kind == RecordType.ADD:
             ledger_id, entry_id, confirmed, _ = LEDGER_ENTRY_FIELDS.unpack_from(payload)
-            return ledger_id, LedgerRecord(last_entry=entry_id, last_add_confirmed=confirmed)
+            return ledger_id, LedgerRecord(False, NO_ENTRY, entry_id, confirmed)
         if kind == RecordType.FENCE:
             return FENCE.unpack(payload)[0], LedgerRecord(fenced=True)
         if kind == RecordType.LAST_CONFIRMED:

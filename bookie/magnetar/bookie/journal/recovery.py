@@ -144,16 +144,17 @@ def walk_journal(
     elif not begun and mark.offset > mark.base:
         # Everything in the marked file is lost, its BEGIN record too.
         yield JudgedGap(marked, Gap(mark.base, 0, None, -1), GapVerdict.DAMAGE)
-    expected = mark.base
+    last: Record | None = None
     for found, later in zip_longest(begun, begun[1:]):
         yield NeededFile(
             found.sequence, found.path, sizes[found.sequence], -1 if found.base is None else found.base
         )
         with closing(files.open(found.path, read_only=True)) as file:
             incarnation = incarnation_of(instance, found.sequence)
+            expected = mark.base if last is None else last.end
             for item in scan_journal(file.read_at, file.size(), incarnation, expected):
                 if isinstance(item, Record):
-                    expected = item.end
+                    last = item
                     yield item
                 else:
                     later_base = later.base if later is not None else None
@@ -180,10 +181,11 @@ async def replay_journals(
     for damage, for a missing marked journal and for an unknown format; changes nothing.
     """
     needed = {mark.sequence}
-    end_offset, records, warnings = mark.offset, 0, []
+    last: Record | None = None
+    records, warnings = 0, []
     for item in walk_journal(files, directory, instance, mark):
         if isinstance(item, Record):
-            end_offset = item.end
+            last = item
             if item.offset >= mark.offset and item.type not in _WITHOUT_CONTENT:
                 while not apply(item):
                     await make_room()
@@ -209,7 +211,8 @@ async def replay_journals(
             break
     sizes = journal_files(files, directory)
     unneeded = [old for old in sizes if old[0] not in needed]
-    return Recovered(max(end_offset, mark.offset), sizes, unneeded, records, warnings)
+    end_offset = mark.offset if last is None else max(last.end, mark.offset)
+    return Recovered(end_offset, sizes, unneeded, records, warnings)
 
 
 def journal_files(files: Files, directory: str) -> list[tuple[int, int]]:

@@ -30,6 +30,8 @@ __all__ = [
 
 # (label, bytes done, bytes in all)
 Progress = Callable[[str, int, int], None]
+_TYPE_NAMES = {int(known): known.name for known in RecordType}
+_NOTHING = LedgerRecord()
 
 
 def no_progress(label: str, done: int, total: int) -> None:
@@ -259,23 +261,22 @@ def _record(number: int, path: str, record: Record, below_mark: bool) -> Journal
         ledger_id, change = ledger_change(record) or (-1, None)
     except DataDirectoryError:
         ledger_id, change = -1, None
-    known = change or LedgerRecord()
-    is_known = record.type in RecordType.__members__.values()
+    known = change or _NOTHING
     return JournalRecord(
-        journal=number,
-        path=path,
-        position=record.position,
-        offset=record.offset,
-        synced_to=record.synced_to,
-        type=RecordType(record.type).name if is_known else f"UNKNOWN {record.type}",
-        ledger_id=ledger_id,
-        entry_id=known.last_entry,
-        last_add_confirmed=max(known.last_add_confirmed, known.explicit_lac),
-        deleted_at_ms=known.deleted_at_ms,
-        below_mark=below_mark,
-        payload_bytes=len(record.payload),
-        type_number=record.type,
-        change=change,
+        number,
+        path,
+        record.position,
+        record.offset,
+        record.synced_to,
+        _TYPE_NAMES.get(record.type) or f"UNKNOWN {record.type}",
+        ledger_id,
+        known.last_entry,
+        max(known.last_add_confirmed, known.explicit_lac),
+        known.deleted_at_ms,
+        below_mark,
+        len(record.payload),
+        record.type,
+        change,
     )
 
 

@@ -108,7 +108,7 @@ def test_a_damaged_cookie_or_mark(killed: Path, name: str) -> None:
     assert verdicts(result, name.replace("-", " ")) == {"damage"}
 
 
-@pytest.mark.parametrize("name", ["cookie", "mark", "index", "journal", "ledgers"])
+@pytest.mark.parametrize("name", ["cookie", "mark", "log-ids", "index", "journal", "ledgers"])
 def test_what_is_missing(killed: Path, name: str) -> None:
     path = killed / name
     if path.is_dir():
