@@ -124,10 +124,6 @@ class LocationIndex(Protocol):
         """Locations of these entries, in the order asked for, without those that are in no entry log. About 0.6 us each."""
         ...
 
-    def get_range(self, ledger_id: int, first: int, count: int) -> list[tuple[int, Location]]:
-        """Locations of up to `count` entries from `first` on, in order. About 0.6 us an entry."""
-        ...
-
     def list_locations(
         self, ledger_id: int, after: int = NO_ENTRY, count: int = 1000
     ) -> list[tuple[int, Location]]:

@@ -213,10 +213,6 @@ class RocksLocationIndex:
             if value is not None
         ]
 
-    def get_range(self, ledger_id: int, first: int, count: int) -> list[tuple[int, Location]]:
-        """See `LocationIndex`."""
-        return self.get_each(ledger_id, range(first, first + count))
-
     def list_locations(
         self, ledger_id: int, after: int = NO_ENTRY, count: int = 1000
     ) -> list[tuple[int, Location]]:

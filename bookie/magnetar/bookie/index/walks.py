@@ -76,7 +76,7 @@ def locations_of(index: LocationIndex, records: Sequence[EntryKey]) -> list[Loca
         if end == start + 1:
             places.append(index.get(ledger_id, first))
         else:
-            found = dict(index.get_range(ledger_id, first, records[end - 1].entry_id - first + 1))
+            found = dict(index.get_each(ledger_id, range(first, records[end - 1].entry_id + 1)))
             places += [found.get(record.entry_id) for record in records[start:end]]
         start = end
     return places

@@ -44,7 +44,6 @@ from .records import (
 )
 
 __all__ = [
-    "BegunFile",
     "GapVerdict",
     "JudgedGap",
     "NeededFile",
@@ -100,22 +99,14 @@ class Recovered(NamedTuple):
     warnings: list[str]
 
 
-class BegunFile(NamedTuple):
-    """A file that a start reads."""
-
-    sequence: int
-    path: str
-    # Offset of its BEGIN record, None when that cannot be read although later records can.
-    base: int | None
-
-
 class NeededFile(NamedTuple):
-    """A file that a start reads; its records and gaps follow. `base` is -1 if its BEGIN cannot be read."""
+    """A file that a start reads; in a walk its records and gaps follow."""
 
     sequence: int
     path: str
     bytes: int
-    base: int
+    # Offset of its BEGIN record, None when that cannot be read although later records can.
+    base: int | None
     # The mark needs it, and it is not there.
     missing: bool = False
 
@@ -140,19 +131,17 @@ def walk_journal(
     marked = journal_path(directory, mark.sequence)
     begun = begun_files(files, directory, instance, [one for one in sizes if one >= mark.sequence])
     if mark.sequence not in sizes:
-        yield NeededFile(mark.sequence, marked, 0, -1, missing=True)
+        yield NeededFile(mark.sequence, marked, 0, None, missing=True)
     elif not begun and mark.offset > mark.base:
         # Everything in the marked file is lost, its BEGIN record too.
         yield JudgedGap(marked, Gap(mark.base, 0, None, -1), GapVerdict.DAMAGE)
     last: Record | None = None
     for found, later in zip_longest(begun, begun[1:]):
-        yield NeededFile(
-            found.sequence, found.path, sizes[found.sequence], -1 if found.base is None else found.base
-        )
+        yield found
         with closing(files.open(found.path, read_only=True)) as file:
             incarnation = incarnation_of(instance, found.sequence)
             expected = mark.base if last is None else last.end
-            for item in scan_journal(file.read_at, file.size(), incarnation, expected):
+            for item in scan_journal(file.read_at, found.bytes, incarnation, expected):
                 if isinstance(item, Record):
                     last = item
                     yield item
@@ -237,26 +226,28 @@ def _damage(path: str, gap: Gap) -> DataDirectoryError:
     )
 
 
-def begun_files(files: Files, directory: str, instance: int, sequences: list[int]) -> list[BegunFile]:
+def begun_files(files: Files, directory: str, instance: int, sequences: list[int]) -> list[NeededFile]:
     """Files with a good BEGIN, and the one after the last of them if it holds any good record.
 
     Files are begun in order and each is synced before the next, so no other one can hold anything.
     """
-    found: list[BegunFile] = []
+    found: list[NeededFile] = []
     following: int | None = None
     for sequence in sequences:
         path = journal_path(directory, sequence)
         with closing(files.open(path, read_only=True)) as file:
-            begin = probe_begin(file.read_at, file.size(), incarnation_of(instance, sequence))
+            size = file.size()
+            begin = probe_begin(file.read_at, size, incarnation_of(instance, sequence))
         if begin is not None:
             decode_begin(begin.payload, path)
-            found.append(BegunFile(sequence, path, begin.offset))
+            found.append(NeededFile(sequence, path, size, begin.offset))
             following = None
         elif following is None:
             following = sequence
     if following is not None:
         path = journal_path(directory, following)
         with closing(files.open(path, read_only=True)) as file:
-            if holds_records(file.read_at, file.size(), incarnation_of(instance, following)):
-                found.append(BegunFile(following, path, None))
+            size = file.size()
+            if holds_records(file.read_at, size, incarnation_of(instance, following)):
+                found.append(NeededFile(following, path, size, None))
     return found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..entry_ids import EntryIds
 from ..index import LedgerRecord
 from ..journal.records import RecordType
-from .entry_ids import EntryIds
 from .journals import JournalFileReport, JournalGap, JournalRecord, Progress, no_progress, walk_journals
 from .stopped import BookieData
 

@@ -217,7 +217,7 @@ class _DirectoryWalk:
             if isinstance(item, NeededFile):
                 before += report.bytes
                 state = "missing" if item.missing else "needed"
-                report = JournalFileReport(number, item.sequence, item.path, item.bytes, state, item.base)
+                report = _report(number, item, state)
                 if self._wanted(item.path):
                     yield report
             elif isinstance(item, Record):
@@ -242,18 +242,22 @@ class _DirectoryWalk:
             return
         instance = self._bookie.cookie.instance
         begun = begun_files(self._bookie.files, self._directory.path, instance, [sequence])
-        base = begun[0].base if begun else None
-        state = "unneeded" if begun else "prepared"
+        found = begun[0] if begun else NeededFile(sequence, path, size, None)
         if not self._from_mark:
-            yield JournalFileReport(number, sequence, path, size, state, -1 if base is None else base)
-        if not self._file or base is None:
+            yield _report(number, found, "unneeded" if begun else "prepared")
+        if not self._file or found.base is None:
             return
         with closing(self._bookie.files.open(path, read_only=True)) as file:
-            for item in scan_journal(file.read_at, size, incarnation_of(instance, sequence), base):
+            for item in scan_journal(file.read_at, size, incarnation_of(instance, sequence), found.base):
                 if isinstance(item, Record):
                     yield _record(number, path, item, True)
                 else:
                     yield _gap(number, path, item, "not needed")
+
+
+def _report(number: int, file: NeededFile, state: str) -> JournalFileReport:
+    base = -1 if file.base is None else file.base
+    return JournalFileReport(number, file.sequence, file.path, file.bytes, state, base)
 
 
 def _record(number: int, path: str, record: Record, below_mark: bool) -> JournalRecord:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from magnetar.proto.errors import LedgerNotFound
 
+from ..entry_ids import EntryIds
 from ..index import LedgerRecord, Location
 from ..index.walks import ledgers_of, location_pages, locations_of_ledger
-from .entry_ids import EntryIds
 from .journaled import Journaled, JournaledLedger
 from .stopped import BookieData
 

@@ -52,6 +52,11 @@ class EntryIds:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def range_count(self) -> int:
+        """How many ranges they are."""
+        return len(self._firsts)
+
     def ranges(self) -> list[tuple[int, int]]:
         """(first, last), both included."""
         return list(zip(self._firsts, self._lasts, strict=True))
