@@ -2,7 +2,8 @@
 
 Each command takes texts and answers with objects: the fields of the tools' types and "kind", the name of the type. A walk
 runs in slices of the loop, and the disk worker brings its file into the page cache before it. What changes meanwhile may or
-may not be in the answer: the newest bytes of a journal or of a current entry log look torn.
+may not be in the answer: the newest bytes of a journal or of a current entry log look torn. Journals that a checkpoint
+releases while they are read are not taken for damaged ones: who asks is told to ask again.
 
 What the next start would replay from the journals is in memory here; `verify` does not read everything again but tells what
 the scrub has verified, and when.
@@ -17,7 +18,14 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from magnetar.proto.errors import EntryDamaged, EntryNotFound, InvalidArgument, MagnetarError
+from magnetar.proto.errors import (
+    DataDirectoryError,
+    EntryDamaged,
+    EntryNotFound,
+    InvalidArgument,
+    MagnetarError,
+    ServiceNotReady,
+)
 
 from .cookie import Cookie
 from .disk_worker import DiskWorker
@@ -27,7 +35,7 @@ from .offline.entries import StoredEntry, stored_entry
 from .offline.entry_logs import find_log, walk_entry_log
 from .offline.identity import describe, describe_cookie
 from .offline.journaled import Journaled, JournaledLedger
-from .offline.journals import JournalFileReport, JournalRecord, walk_journals
+from .offline.journals import JournalFileReport, JournalGap, JournalRecord, walk_journals
 from .offline.ledgers import walk_ledgers
 from .offline.stopped import LogFile
 from .offline.verify import DAMAGE, SOUND, WAITING, Verification, VerifiedPart
@@ -128,20 +136,37 @@ class BookieShell:
         return stored_entry(ledger_id, entry_id, source, path, position, data, damage)
 
     async def _journal(self, arguments: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
+        bookie = self._bookie
         items = walk_journals(
             self._data,
             journal=_number(arguments, "journal", None),
             file=arguments.get("file", ""),
             from_mark=bool(arguments.get("from_mark")),
         )
-        warmer = _Warmer(self._bookie.components.disk_worker, "", 0)
-        async for item in _in_slices(items):
-            if isinstance(item, JournalFileReport):
-                warmer = _Warmer(self._bookie.components.disk_worker, item.path, item.bytes)
-                await warmer.reach(0)
-            elif isinstance(item, JournalRecord):
-                await warmer.reach(item.position)
-            yield _fields(item) | ({"change": None} if isinstance(item, JournalRecord) else {})
+        mark = bookie.checkpointer.mark
+        # Files from these sequences on are written to while they are read.
+        written = {one.directory: one.durable_position().sequence for one in bookie.journals.all}
+        warmer, being_written = _Warmer(bookie.components.disk_worker, "", 0), False
+        try:
+            async for item in _in_slices(items):
+                if isinstance(item, JournalFileReport):
+                    first = written.get(os.path.dirname(item.path))
+                    being_written = first is not None and item.sequence >= first
+                    warmer = _Warmer(bookie.components.disk_worker, item.path, item.bytes)
+                    await warmer.reach(0)
+                elif isinstance(item, JournalRecord):
+                    await warmer.reach(item.position)
+                    item = item._replace(change=None)
+                elif isinstance(item, JournalGap) and item.is_damage:
+                    if bookie.checkpointer.mark != mark:
+                        raise _released()
+                    if being_written:
+                        item = item._replace(verdict="being written")
+                yield _fields(item)
+        except DataDirectoryError as error:
+            if bookie.checkpointer.mark != mark:
+                raise _released() from error
+            raise
 
     async def _entry_log(self, arguments: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
         log = find_log(self._data, arguments.get("log", ""))
@@ -241,6 +266,10 @@ async def _in_slices(items: Iterator[T]) -> AsyncIterator[T]:
         yield item
         if not number % _SLICE_ITEMS:
             await asyncio.sleep(0)
+
+
+def _released() -> ServiceNotReady:
+    return ServiceNotReady("a checkpoint released journal files while they were read; ask again")
 
 
 def _fields(item: Any) -> dict[str, Any]:

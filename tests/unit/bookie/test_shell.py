@@ -11,8 +11,14 @@ import pytest
 from magnetar.bookie import Bookie
 from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.shell import BookieShell
-from magnetar.proto.errors import BookieReadOnly, DataDirectoryError, InvalidArgument, LedgerNotFound
-from support.bookie_kit import add, add_all, entry, open_inline, open_real
+from magnetar.proto.errors import (
+    BookieReadOnly,
+    DataDirectoryError,
+    InvalidArgument,
+    LedgerNotFound,
+    ServiceNotReady,
+)
+from support.bookie_kit import KIB, add, add_all, entry, open_inline, open_real
 
 
 async def asked(bookie: Bookie, command: str, **arguments: Any) -> list[dict[str, Any]]:
@@ -47,6 +53,39 @@ async def test_what_is_in_memory_and_what_was_flushed(tmp_path: Path) -> None:
     assert (log[0]["kind"], log[-1]["kind"], log[-1]["live"]) == ("LogHeader", "LogEnd", 10)
     (info,) = await asked(bookie, "info")
     assert (info["running"], info["problem"]) == (True, "")
+    await bookie.close()
+
+
+async def test_journals_that_are_released_and_written_meanwhile_are_not_called_damaged(
+    tmp_path: Path,
+) -> None:
+    bookie = await open_real(str(tmp_path), checkpoint_interval_s=1000.0, journal_file_bytes=16 * KIB)
+
+    async def fill(first: int) -> None:
+        for start in range(first, first + 60, 10):
+            assert not any(await add_all(bookie, [entry(1, n, bytes(500)) for n in range(start, start + 10)]))
+
+    await fill(0)
+    shell = BookieShell(bookie)
+    outcomes: list[str] = []
+    for turn in range(3):
+        walk = shell.queries()["journal"]({})
+        kinds: list[str] = []
+        try:
+            async for found in walk:
+                kinds.append(found["kind"])
+                assert not (found["kind"] == "JournalGap" and found["verdict"].startswith("damage")), found
+                if len(kinds) == 5:
+                    await fill(60 * (turn + 1))
+                    if turn:
+                        await bookie.checkpoint()
+                        await fill(600 + 60 * turn)
+                        await bookie.checkpoint()
+            outcomes.append("whole")
+        except ServiceNotReady as error:
+            outcomes.append("released" if "ask again" in error.message else error.message)
+    assert outcomes[0] == "whole"
+    assert set(outcomes) <= {"whole", "released"}
     await bookie.close()
 
 

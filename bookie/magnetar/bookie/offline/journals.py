@@ -90,8 +90,8 @@ class JournalGap(NamedTuple):
     """A place without the record that should be there.
 
     `verdict`: "clean end", "complete" (the next file goes on here), "torn tail" (never acknowledged), "damage", "damage
-    below the mark" (the entry logs have what was there), "not needed". `resumes_at` is the offset of the next good
-    record, -1 if there is none.
+    below the mark" (the entry logs have what was there), "not needed", "being written" (by a running bookie). `resumes_at`
+    is the offset of the next good record, -1 if there is none.
     """
 
     journal: int
