@@ -56,19 +56,25 @@ class LogScans:
     ) -> AsyncIterator[list[Scanned]]:
         """See `EntryLogs.scan`."""
 
-        async def read(offset: int, length: int) -> bytes:
+        offset = length = 0  # of the last read
+
+        async def read(start: int, count: int) -> bytes:
+            nonlocal offset, length
+            offset, length = start, count
             if fresh:
                 self._reader.drop_cache(log_id, offset, length)
             return await self._reader.span(log_id, offset, length, ahead=False)
 
         walk = LogScan(log_id, size, current=current, most_unreadable_pages=MOST_UNREADABLE_PAGES)
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        begun, done = loop.time(), 0
         async for found in scan_log_in_slices(read, walk):
             found = [record for record in found if record.entry_id != SYNCED_ENTRY]
             if found:
                 yield found
-            ahead = begun + walk.walked / bytes_per_s - loop.time() if bytes_per_s else 0
+            after = walk.wanted()
+            done += min(length, after[0] - offset) if after is not None and after[0] > offset else 0
+            ahead = begun + done / bytes_per_s - loop.time() if bytes_per_s else 0
             await asyncio.sleep(max(ahead, 0))
 
     async def statistics(self, log_id: int, size: int, *, bytes_per_s: float) -> LogStatistics:
