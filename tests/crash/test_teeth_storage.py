@@ -17,18 +17,17 @@ import xxhash
 from magnetar.bookie import replay as replay_module
 from magnetar.bookie import startup
 from magnetar.bookie.checkpoint import Checkpointer
-from magnetar.bookie.disk_worker import InlineDiskWorker
 from magnetar.bookie.engine import Bookie
 from magnetar.bookie.entry_log import EntryLogs
-from magnetar.bookie.journal import journal as journal_module
 from magnetar.bookie.journal import changes, records, recovery
-from magnetar.bookie.journal.inline import InlineJournalDevice
+from magnetar.bookie.journal import journal as journal_module
 from magnetar.bookie.journal.journal import Journal
 from magnetar.bookie.journal.recovery import GapVerdict
 from magnetar.bookie.ledgers import LedgerDescriptors
 from magnetar.bookie.write_cache import WriteCache
 from magnetar.proto.errors import StorageFailed
 from magnetar.runtime.files import File
+from support.inline_devices import InlineDiskWorker, InlineJournalDevice
 from support.sim import SimFiles
 from support.storage_check import Machine
 from support.storage_index import CountedIndex

@@ -7,11 +7,12 @@ import pytest
 
 from magnetar.bookie.cookie import Cookie, CookieDirectory, decode_cookie, encode_cookie
 from magnetar.bookie.entry_log import decode_footer, encode_footer, encode_log_header, encode_record_header
-from magnetar.bookie.index import LedgerRecord, ModelStorage, decode_ledger_record, encode_ledger_record
+from magnetar.bookie.index import LedgerRecord, decode_ledger_record, encode_ledger_record
 from magnetar.bookie.mark import JournalPosition, decode_mark, encode_mark, mark_moves_forward
 from magnetar.bookie.sealed_file import seal
 from magnetar.proto.errors import DataDirectoryError, StorageFailed
 from support.bookie_kit import add, crash, entry, open_inline, open_real
+from support.index_model import ModelStorage
 
 COOKIE = Cookie(
     0x0123456789ABCDEF,

@@ -9,13 +9,12 @@ from magnetar.bookie.index import (
     LedgerRecord,
     Location,
     LocationIndex,
-    ModelLocationIndex,
-    ModelStorage,
     RocksLocationIndex,
     decode_ledger_record,
     encode_ledger_record,
 )
 from magnetar.proto.errors import DataDirectoryError, StorageFailed
+from support.index_model import ModelLocationIndex, ModelStorage
 
 
 @pytest.fixture(params=["rocks", "model"])

@@ -13,14 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from magnetar.bookie.index import (
-    LedgerRecord,
-    Location,
-    LocationIndex,
-    ModelLocationIndex,
-    ModelStorage,
-    RocksLocationIndex,
-)
+from magnetar.bookie.index import LedgerRecord, Location, LocationIndex, RocksLocationIndex
+from support.index_model import ModelLocationIndex, ModelStorage
 
 ledger_ids = st.sampled_from([0, 1, 2, 2**64 - 1])
 entry_ids = st.sampled_from([0, 1, 2, 3, 7, 2**64 - 2])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from magnetar.bookie import Bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.shell import BookieShell
 from magnetar.proto.errors import (
     BookieReadOnly,
@@ -19,6 +18,7 @@ from magnetar.proto.errors import (
     ServiceNotReady,
 )
 from support.bookie_kit import KIB, add, add_all, entry, open_inline, open_real
+from support.index_model import ModelStorage
 
 
 async def asked(bookie: Bookie, command: str, **arguments: Any) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The location index: (ledger, entry) -> (log, offset, length), and the ledger index: what is known of each ledger.
 
 Both implement `LocationIndex`. What `put_*`, `replace_*` and `delete_*` wrote is readable at once, and durable after
-`flush_*`, which a checkpoint awaits and no request does. `RocksLocationIndex` is the real one; `ModelLocationIndex` loses
+`flush_*`, which a checkpoint awaits and no request does. `RocksLocationIndex` is the real one; that of the simulation loses
 in a crash what was not flushed, as RocksDB without a write-ahead log does. FORMATS.md draws keys and values.
 
 Two rules for those who write to it:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.files import file_size
 
-from ..disk_worker import InlineDiskWorker
 from ..index.database_files import DatabaseFileCheck, database_file_names
 from ..scrub.progress import ScrubProgress
 from .journals import Progress, no_progress
@@ -37,7 +36,7 @@ class IndexFile(NamedTuple):
 def check_index_files(bookie: StoppedBookie, progress: Progress = no_progress) -> Iterator[IndexFile]:
     """CURRENT, MANIFEST and tables, by name. Whatever cannot be read is damage."""
     files, directory = bookie.files, bookie.layout.index
-    scrubbed = ScrubProgress(files, InlineDiskWorker(files), bookie.layout.scrub)
+    scrubbed = ScrubProgress(files, bookie.layout.scrub)
     scrubbed.load()
     names = database_file_names(files, directory)
     sizes = {name: file_size(files, os.path.join(directory, name)) for name in names}

@@ -31,9 +31,8 @@ _VERSION = 1
 class ScrubProgress:
     """See the module."""
 
-    def __init__(self, files: Files, worker: DiskWorker, path: str) -> None:
+    def __init__(self, files: Files, path: str) -> None:
         self._files = files
-        self._worker = worker
         self._path = path
         self.verified: dict[str, int] = {}
         self.tables: dict[str, tuple[int, int]] = {}
@@ -60,12 +59,12 @@ class ScrubProgress:
             self.tables.clear()
             self.unit, self.offset = "", 0
 
-    async def save(self) -> None:
+    async def save(self, worker: DiskWorker) -> None:
         """Durable when it returns. Raises StorageFailed or DiskFull; then it is tried again with the next change."""
         fields = {"verified": self.verified, "tables": self.tables, "at": [self.unit, self.offset]}
         self.dirty = False
         try:
-            await self._worker.replace(self._path, encode_progress(fields))
+            await worker.replace(self._path, encode_progress(fields))
         except MagnetarError:
             self.dirty = True
             raise

@@ -80,7 +80,7 @@ class Scrubber:
         self._damage = parts.damage
         self._clock = parts.clock
         self._interval_ms = int(settings.scrub_interval_s * 1000)
-        self._progress = ScrubProgress(parts.files, parts.worker, parts.layout.scrub)
+        self._progress = ScrubProgress(parts.files, parts.layout.scrub)
         self._pace = Pace(settings.scrub_interval_s, settings.scrub_bytes_per_s, busy)
         self._index_files = IndexFiles(parts.files, parts.worker, parts.layout.index, self._progress.tables)
         # Bytes of records in each closed log that the index has there, when it was last scanned as a whole.
@@ -195,7 +195,7 @@ class Scrubber:
         if self._progress.dirty and (soon or now - self._saved_at >= _SAVE_INTERVAL_S):
             self._saved_at = now
             try:
-                await self._progress.save()
+                await self._progress.save(self._worker)
             except MagnetarError as error:
                 _log.warning("the progress of the scrub is not saved: %s", error)
 

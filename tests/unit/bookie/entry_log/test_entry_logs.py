@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from magnetar.bookie.disk_worker import InlineDiskWorker
 from magnetar.bookie.entry_log import STATE_ENTRY, DirectoryState, EntryLogs, LogInfo, LogWriter, Scanned
 from magnetar.bookie.entry_log.log_ids import encode_log_ids
 from magnetar.bookie.entry_log.log_writer import PlacedSlice
@@ -17,6 +16,7 @@ from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.write_cache import MemTable, WriteCache
 from magnetar.proto.errors import DataDirectoryError, DiskFull, EntryDamaged, MagnetarError, StorageFailed
 from support.bookie_kit import entry
+from support.inline_devices import InlineDiskWorker
 from support.sim import SimDisk
 from support.sim.files import SimFile
 

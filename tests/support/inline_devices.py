@@ -1,22 +1,29 @@
-"""A journal device that writes and syncs in the loop, over `files`: for the simulation.
+"""Journal device and disk worker that do their work in the loop, over `files`: for the simulation, and tests.
 
-Each sync stops the loop for as long as the disk takes (0.1 to 10 ms), which is why the daemon uses the ring.
+Each sync stops the loop for as long as the disk takes (0.1 to 10 ms), which is why the daemon has processes for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
-from magnetar.runtime.files import File, Files
+from magnetar.bookie.components import BookieComponents
+from magnetar.bookie.index import LocationIndex
+from magnetar.bookie.journal import JournalDevice
+from magnetar.bookie.journal.device import StreamOffsets, ignore_failure
+from magnetar.bookie.journal.records import GROUP_ALIGNMENT
+from magnetar.bookie.layout import journal_path
+from magnetar.bookie.settings import BookieSettings
+from magnetar.proto.errors import DataDirectoryError, DiskFull, MagnetarError, StorageFailed
+from magnetar.runtime.files import File, FileLock, Files
 
-from .device import StreamOffsets
-from .records import GROUP_ALIGNMENT
+__all__ = ["InlineDiskWorker", "InlineJournalDevice", "inline_components"]
 
-__all__ = ["InlineJournalDevice"]
-
+_WARM_STEP_BYTES = 1 << 20
 _RETRY_FULL_S = 0.5
 
 
@@ -181,3 +188,114 @@ class InlineJournalDevice(StreamOffsets):
             self.sync_seconds.observe(clock() - before)
         self.group_bytes.observe(size)
         self._position += size + padding
+
+
+class InlineDiskWorker:
+    """Does the work in the loop."""
+
+    def __init__(self, files: Files) -> None:
+        self.on_failure: Callable[[MagnetarError], None] = ignore_failure
+        self._files = files
+
+    async def start(self, lock: FileLock) -> None:
+        """See `DiskWorker`."""
+
+    async def sync(self, path: str) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        try:
+            file = self._files.open(path)
+        except DataDirectoryError:  # a directory
+            self._files.sync_directory(path)
+            return
+        try:
+            file.sync()
+        finally:
+            file.close()
+
+    async def create(self, path: str) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        self._files.open(path, exclusive=True).close()
+
+    async def write(self, path: str, position: int, parts: Sequence[bytes]) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        file = self._files.open(path)
+        try:
+            file.write_at(position, parts)
+        finally:
+            file.close()
+
+    async def truncate(self, path: str, size: int) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        file = self._files.open(path)
+        try:
+            file.truncate(size)
+        finally:
+            file.close()
+
+    async def warm(self, path: str, offset: int, length: int) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        file = self._files.open(path, read_only=True)
+        try:
+            for start in range(offset, offset + length, _WARM_STEP_BYTES):
+                file.read_at(start, min(_WARM_STEP_BYTES, offset + length - start))
+        finally:
+            file.close()
+
+    async def prepare(self, path: str, size: int, source: str = "", *, hurry: bool = False) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        if source:
+            self._files.rename(source, path)
+        file = self._files.open(path, create=True)
+        try:
+            present = file.size()
+            if present < size:
+                file.zero_fill(present, size - present)
+            elif present > size:
+                file.truncate(size)
+            file.sync()
+        finally:
+            file.close()
+        self._files.sync_directory(os.path.dirname(path))
+
+    async def replace(self, path: str, data: bytes) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        self._files.write_atomically(path, data)
+
+    async def rename(self, source: str, target: str) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        self._files.rename(source, target)
+
+    async def delete(self, path: str) -> None:
+        """See `DiskWorker`."""
+        await asyncio.sleep(0)
+        self._files.delete(path)
+
+    async def close(self) -> None:
+        """See `DiskWorker`."""
+
+
+def inline_components(
+    files: Files, rng: random.Random, open_index: Callable[[str], LocationIndex]
+) -> BookieComponents:
+    """Components of the simulation: all work happens in the event loop, over `files`."""
+
+    def make_device(settings: BookieSettings, directory: str, lock: FileLock) -> JournalDevice:
+        return InlineJournalDevice(
+            files,
+            lambda sequence: journal_path(directory, sequence),
+            capacity_bytes=settings.journal_ring_bytes,
+            sync_data=settings.journal_sync_data,
+            alignment_bytes=settings.journal_alignment_bytes,
+            group_max_wait_ms=settings.journal_group_max_wait_ms,
+            group_max_bytes=settings.journal_group_max_bytes,
+        )
+
+    return BookieComponents(files, rng, InlineDiskWorker(files), make_device, open_index)

@@ -7,9 +7,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+from magnetar.bookie.index import LedgerRecord, Location
 from magnetar.proto.ledger_entry import NO_ENTRY
-
-from .locations import LedgerRecord, Location
 
 __all__ = ["ModelLocationIndex", "ModelStorage"]
 
