@@ -316,7 +316,7 @@ def test_what_a_flush_put_into_a_directory_that_a_compaction_gives_up_is_written
 
 def test_rule_12a_a_start_settles_the_cookies_of_directories_before_it_names_them() -> None:
     """The cookie of DATA said that a directory has one, which only the page cache had."""
-    crash_and_verify(2, 44, power=False, again=11, case=ADDS_BESIDE)
+    crash_and_verify(2, 37, power=False, again=18, case=ADDS_BESIDE)
 
 
 async def test_rule_04_a_sync_that_failed_for_want_of_space_is_not_tried_again() -> None:

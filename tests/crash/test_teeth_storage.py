@@ -17,18 +17,17 @@ import xxhash
 from magnetar.bookie import replay as replay_module
 from magnetar.bookie import startup
 from magnetar.bookie.checkpoint import Checkpointer
-from magnetar.bookie.disk_worker import InlineDiskWorker
 from magnetar.bookie.engine import Bookie
 from magnetar.bookie.entry_log import EntryLogs
+from magnetar.bookie.journal import changes, records, recovery
 from magnetar.bookie.journal import journal as journal_module
-from magnetar.bookie.journal import records, recovery
-from magnetar.bookie.journal.inline import InlineJournalDevice
 from magnetar.bookie.journal.journal import Journal
 from magnetar.bookie.journal.recovery import GapVerdict
 from magnetar.bookie.ledgers import LedgerDescriptors
 from magnetar.bookie.write_cache import WriteCache
 from magnetar.proto.errors import StorageFailed
 from magnetar.runtime.files import File
+from support.inline_devices import InlineDiskWorker, InlineJournalDevice
 from support.sim import SimFiles
 from support.storage_check import Machine
 from support.storage_index import CountedIndex
@@ -198,7 +197,7 @@ def torn_tail_is_damage(patch: Patch) -> None:
 
 def incarnation_never_changes(patch: Patch) -> None:
     """Rule 5: what a recycled file holds of its earlier life counts."""
-    for module in (records, recovery, journal_module, startup):
+    for module in (records, recovery, journal_module):
         patch.setattr(module, "incarnation_of", lambda instance, sequence: 7)
 
 
@@ -229,9 +228,7 @@ def prepared_in_the_page_cache(patch: Patch) -> None:
 
 def last_confirmed_not_replayed(patch: Patch) -> None:
     """An explicit LAC is in the journal, and stays there."""
-    patch.setattr(
-        replay_module, "LAST_CONFIRMED", type("Blind", (), {"unpack": lambda self, data: (1, -1)})()
-    )
+    patch.setattr(changes, "LAST_CONFIRMED", type("Blind", (), {"unpack": lambda self, data: (1, -1)})())
 
 
 def replay_in_front_of_the_newer_copy(patch: Patch) -> None:

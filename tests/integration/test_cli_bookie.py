@@ -2,58 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from magnetar.cli.app import app
 from magnetar.client.blocking import connect
+from support.bookie_commands import Run
 from support.offline_kit import entry_logs, flip, trace_of
 from support.service import Service
 
 EXIT_CONFIG = 78
 PAGE = Path(__file__).parents[2] / "docs" / "bookie-operations.md"
-
-
-class Run:
-    """One run of `magnetar bookie ...` in this process; `as_process` goes the whole way."""
-
-    def __init__(
-        self, *arguments: str | int | Path, data: Path | None = None, as_process: bool = False
-    ) -> None:
-        line = ["bookie", *map(str, arguments)]
-        if data is not None:
-            line += ["--data", str(data)]
-        if as_process:
-            command = [sys.executable, "-m", "magnetar.cli.main", *line]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
-            self.code, self.out, self.errors = done.returncode, done.stdout, done.stderr
-        else:
-            result = CliRunner().invoke(app, line)
-            if result.exception is not None and not isinstance(result.exception, SystemExit):
-                raise result.exception
-            self.code, self.out, self.errors = result.exit_code, result.stdout, result.stderr
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        """JSON lines."""
-        return [json.loads(line) for line in self.out.splitlines()]
-
-    @property
-    def complaint(self) -> str:
-        """The one line on standard error."""
-        assert self.errors.count("\n") == 1, self.errors
-        assert self.errors.startswith("magnetar: ")
-        return self.errors.strip()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     service = Service(directory)
     service.start()
     try:
-        running_is_refused(directory, service.daemon_pid)
+        running_is_not_changed(directory, service.daemon_pid)
         with connect(service.url) as client:
             with client.create_producer("orders") as producer:
                 for value in (b"first", b"second", b"third"):
@@ -76,9 +40,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def running_is_refused(directory: Path, pid: int) -> None:
-    for command in (["ledgers"], ["verify"], ["convert-to-read-only"], ["index", "rebuild", "--yes"]):
-        refused = Run(*command, data=directory, as_process=command == ["ledgers"])
+def running_is_not_changed(directory: Path, pid: int) -> None:
+    for command in (["cookie", "--lost-directory", "x", "--yes"], ["index", "rebuild", "--yes"]):
+        refused = Run(*command, data=directory, as_process=command[0] == "index")
         assert refused.code == 1
         assert f"in use by process {pid}" in refused.complaint
         assert f"kill {pid}" in refused.complaint

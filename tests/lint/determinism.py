@@ -140,7 +140,7 @@ ALLOWED: tuple[Allow, ...] = (
         "the journal writer and the disk worker: processes behind device seams, and the daemon's side of them",
     ),
     _allow(
-        "bookie/magnetar/bookie/offline/index_view.py",
+        "bookie/magnetar/bookie/index/linked_files.py",
         "file",
         "shows RocksDB, which knows no seam, a directory of links; for commands only, never in a daemon",
     ),

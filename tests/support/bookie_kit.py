@@ -7,17 +7,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from magnetar.bookie import (
-    Bookie,
-    BookieComponents,
-    BookieSettings,
-    inline_components,
-    open_bookie,
-    os_components,
-)
-from magnetar.bookie.index import ModelLocationIndex, ModelStorage
+from magnetar.bookie import Bookie, BookieComponents, BookieSettings, open_bookie, os_components
 from magnetar.proto.ledger_entry import encode_ledger_entry
 from magnetar.runtime.files import Files, OsFiles
+from support.index_model import ModelLocationIndex, ModelStorage
+from support.inline_devices import inline_components
 
 KIB = 1024
 MIB = 1024 * KIB

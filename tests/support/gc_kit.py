@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from magnetar.bookie import Bookie, open_bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.files import Files, OsFiles
 from support.bookie_kit import KIB, add_all, crash, entry, model_components, small_settings
 from support.bookies import StillClock
+from support.index_model import ModelStorage
 
 DAY_MS = 86_400_000
 

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 from magnetar.bookie import Bookie, open_bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger import LedgerClient, LedgerSettings, StaticBookies, StoredIdentities, TcpTransport
 from magnetar.metadata import MetadataStore
@@ -18,6 +17,7 @@ from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_kit import model_components, small_settings
+from support.index_model import ModelStorage
 from support.service import held_port
 
 

@@ -24,12 +24,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from magnetar.bookie import Bookie, BookieSettings, inline_components, open_bookie
+from magnetar.bookie import Bookie, BookieSettings, open_bookie
 from magnetar.bookie.cookie import decode_cookie
-from magnetar.bookie.index import ModelLocationIndex, ModelStorage
-from magnetar.bookie.index.rebuild import RebuildReport, rebuild_index
 from magnetar.bookie.layout import DataLayout
+from magnetar.bookie.offline.index_rebuild import RebuildReport, rebuild_index
 from magnetar.proto.errors import MagnetarError, RequestTimeout
+from support.index_model import ModelLocationIndex, ModelStorage
+from support.inline_devices import inline_components
 from support.sim import SimClock, SimDisk, SimLoop, SimProcess
 from support.storage_index import CountedIndex
 from support.storage_session import Key, Promises, Session

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from magnetar.bookie.index import LedgerRecord, Location, ModelLocationIndex, ModelStorage
+from magnetar.bookie.index import LedgerRecord, Location
 from magnetar.proto.errors import StorageFailed
+from support.index_model import ModelLocationIndex, ModelStorage
 from support.sim import SimFiles
 
 # Chance that what was just put is durable at once: RocksDB flushes when it likes.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.bookie.checkpoint import Checkpointer
-from magnetar.bookie.journal.inline import InlineJournalDevice
+from support.inline_devices import InlineJournalDevice
 from support.sim import SimulationFailed
 from support.storage_check import Broken
 

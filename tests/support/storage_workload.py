@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from magnetar.bookie import BookieSettings
-from magnetar.bookie.index.rebuild import RebuildReport
+from magnetar.bookie.offline.index_rebuild import RebuildReport
 from magnetar.proto.errors import MagnetarError, StorageFailed
 from support.storage_check import KIB, SETTINGS, WIDE, Machine, Script, Session
 

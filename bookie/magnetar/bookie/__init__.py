@@ -4,7 +4,7 @@ bookie/ARCHITECTURE.md explains the room; FORMATS.md draws every file. The rules
 12b of the project's correctness rules; their tests are named after them.
 """
 
-from .components import BookieComponents, inline_components, os_components
+from .components import BookieComponents, os_components
 from .engine import Bookie
 from .settings import BookieSettings
 from .startup import open_bookie
@@ -13,7 +13,6 @@ __all__ = [
     "Bookie",
     "BookieComponents",
     "BookieSettings",
-    "inline_components",
     "open_bookie",
     "os_components",
 ]

@@ -1,4 +1,4 @@
-"""The components that are injected into a bookie: the real ones, and those of the simulation."""
+"""The components that are injected into a bookie; the simulation and tests have others."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from magnetar.runtime.clock import Clock, SystemClock
 from magnetar.runtime.files import FileLock, Files, OsFiles
 
 from .device import ProcessDiskWorker, RingJournalDevice
-from .disk_worker import DiskWorker, InlineDiskWorker
+from .disk_worker import DiskWorker
 from .gc.assignments import Assignments
 from .gc.existing_ledgers import ExistingLedgers
 from .index import LocationIndex, RocksLocationIndex
 from .journal.device import JournalDevice
-from .journal.inline import InlineJournalDevice
-from .layout import journal_path
 from .scrub.damage import RepairQueue
 from .settings import BookieSettings
 
-__all__ = ["BookieComponents", "inline_components", "os_components"]
+__all__ = ["BookieComponents", "os_components"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +70,3 @@ def os_components(rng: random.Random, *, writer_mode: str = "sync") -> BookieCom
         return files.exists(os.path.join(path, "CURRENT"))
 
     return BookieComponents(files, rng, ProcessDiskWorker(), make_device, RocksLocationIndex, index_exists)
-
-
-def inline_components(
-    files: Files, rng: random.Random, open_index: Callable[[str], LocationIndex]
-) -> BookieComponents:
-    """Components of the simulation: all work happens in the event loop, over `files`."""
-
-    def make_device(settings: BookieSettings, directory: str, lock: FileLock) -> JournalDevice:
-        return InlineJournalDevice(
-            files,
-            lambda sequence: journal_path(directory, sequence),
-            capacity_bytes=settings.journal_ring_bytes,
-            sync_data=settings.journal_sync_data,
-            alignment_bytes=settings.journal_alignment_bytes,
-            group_max_wait_ms=settings.journal_group_max_wait_ms,
-            group_max_bytes=settings.journal_group_max_bytes,
-        )
-
-    return BookieComponents(files, rng, InlineDiskWorker(files), make_device, open_index)

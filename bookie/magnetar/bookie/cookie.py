@@ -1,24 +1,19 @@
 """The cookie: the identity of a bookie, the format of its data, and the list of its directories.
 
-    b"MAGNETAR-BOOKIE\\n" | u32 length | msgpack map | u64 xxh3-64 of all before it
-
-DATA/cookie is the one that counts. Every journal and ledger directory carries a copy that names its role and itself, so that
-a disk that is missing, empty, swapped or another bookie's shows at a start (`directories`). The content of a directory
-without a readable cookie is never overwritten (rule 9).
+It is a sealed file (`sealed_file`). DATA/cookie is the one that counts. Every journal and ledger directory carries a copy
+that names its role and itself, so that a disk that is missing, empty, swapped or another bookie's shows at a start
+(`directories`). The content of a directory without a readable cookie is never overwritten (rule 9).
 """
 
 from __future__ import annotations
 
-import struct
 from typing import Any, NamedTuple
-
-import msgpack
-import xxhash
 
 from magnetar.proto.errors import DataDirectoryError
 from magnetar.runtime.files import Files
 
 from .layout import DataLayout
+from .sealed_file import open_sealed, seal
 
 __all__ = [
     "DATA_ROLE",
@@ -35,14 +30,13 @@ __all__ = [
     "write_cookie",
 ]
 
-FORMAT_VERSION = 2
+# Of everything in the directories.
+FORMAT_VERSION = 1
 MAX_INCARNATIONS = 256
 DATA_ROLE = "data"
 JOURNAL_ROLE = "journal"
 LEDGERS_ROLE = "ledgers"
 _MAGIC = b"MAGNETAR-BOOKIE\n"
-_LENGTH = struct.Struct(">I")
-_CHECKSUM = struct.Struct(">Q")
 
 
 class CookieDirectory(NamedTuple):
@@ -56,8 +50,6 @@ class CookieDirectory(NamedTuple):
 class Cookie(NamedTuple):
     """Identity of a bookie. In the copy in a journal or ledger directory the lists are empty."""
 
-    # Of everything in the directories: 1 knew one journal directory, one ledger directory and no copies.
-    format_version: int
     # 64 random bits: the seed of every journal incarnation.
     instance: int
     bookie_id: str
@@ -84,52 +76,26 @@ class Cookie(NamedTuple):
 
 def encode_cookie(cookie: Cookie) -> bytes:
     """The file's bytes."""
-    fields = cookie._asdict()
-    if not cookie.lost_logs:  # written only when true
-        del fields["lost_logs"]
-    body: bytes = msgpack.packb(fields)
-    head = _MAGIC + _LENGTH.pack(len(body)) + body
-    return head + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head))
+    return seal(_MAGIC, FORMAT_VERSION, cookie._asdict())
 
 
 def decode_cookie(data: bytes, path: str) -> Cookie:
-    """Raises DataDirectoryError when the bytes are damaged or of a newer format."""
-    start = len(_MAGIC) + _LENGTH.size
-    try:
-        if data[: len(_MAGIC)] != _MAGIC:
-            raise ValueError("it does not begin as a cookie does")
-        end = start + _LENGTH.unpack_from(data, len(_MAGIC))[0]
-        if len(data) != end + 8 or _CHECKSUM.unpack_from(data, end)[0] != xxhash.xxh3_64_intdigest(
-            data[:end]
-        ):
-            raise ValueError("its checksum does not match")
-        fields: dict[str, Any] = msgpack.unpackb(data[start:end])
-        version = int(fields["format_version"])
-        cookie = _from_fields(fields) if version <= FORMAT_VERSION else None
-    except (ValueError, KeyError, TypeError, struct.error, msgpack.UnpackException) as error:
-        raise DataDirectoryError(
-            f"the cookie {path} is damaged ({error}); restore it from a backup of this directory, "
-            "or start with another data directory",
-            path=path,
-        ) from error
-    if cookie is None:
-        raise DataDirectoryError(
-            f"the data directory has format version {version}, this program reads 1 to {FORMAT_VERSION}; "
-            f"run the version of magnetar that wrote it ({path})",
-            path=path,
-            format_version=version,
-        )
-    return cookie
+    """Raises DataDirectoryError when the bytes are damaged or of another format version."""
+    return open_sealed(
+        data,
+        _MAGIC,
+        FORMAT_VERSION,
+        _from_fields,
+        name="the cookie",
+        path=path,
+        cure="restore it from a backup of this directory, or start with another data directory",
+    )
 
 
 def _from_fields(fields: dict[str, Any]) -> Cookie:
-    identity = (int(fields["format_version"]), int(fields["instance"]), str(fields["bookie_id"]))
-    if identity[0] == 1:
-        return Cookie(
-            *identity, journal_directories=("journal",), ledger_directories=(CookieDirectory("ledgers"),)
-        )
     return Cookie(
-        *identity,
+        instance=int(fields["instance"]),
+        bookie_id=str(fields["bookie_id"]),
         cluster=int(fields["cluster"]),
         role=str(fields["role"]),
         directory=str(fields["directory"]),
@@ -138,16 +104,16 @@ def _from_fields(fields: dict[str, Any]) -> Cookie:
             CookieDirectory(str(name), bool(lost)) for name, lost in fields["ledger_directories"]
         ),
         repairing=bool(fields["repairing"]),
-        starts=int(fields.get("starts", 0)),
-        incarnations=tuple(map(int, fields.get("incarnations", ()))),
-        next_ledger_id=int(fields.get("next_ledger_id", 0)),
-        lost_logs=bool(fields.get("lost_logs", False)),
+        starts=int(fields["starts"]),
+        incarnations=tuple(map(int, fields["incarnations"])),
+        next_ledger_id=int(fields["next_ledger_id"]),
+        lost_logs=bool(fields["lost_logs"]),
     )
 
 
 def copy_for(cookie: Cookie, role: str, name: str) -> Cookie:
     """The copy for directory `name`."""
-    return Cookie(FORMAT_VERSION, cookie.instance, cookie.bookie_id, cookie.cluster, role, name)
+    return Cookie(cookie.instance, cookie.bookie_id, cookie.cluster, role, name)
 
 
 def read_cookie(files: Files, layout: DataLayout) -> Cookie | None:
@@ -165,7 +131,6 @@ def read_cookie(files: Files, layout: DataLayout) -> Cookie | None:
 
 
 def write_cookie(files: Files, layout: DataLayout, cookie: Cookie) -> Cookie:
-    """Replaces the cookie of DATA, in the newest format. Durable when it returns."""
-    cookie = cookie._replace(format_version=FORMAT_VERSION)
+    """Replaces the cookie of DATA, and returns it. Durable when it returns."""
     files.write_atomically(layout.cookie, encode_cookie(cookie))
     return cookie

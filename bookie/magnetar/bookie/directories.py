@@ -7,13 +7,13 @@ is a copy of this bookie's cookie with this role and name.
     |------------|-------------|-----------|------------|--------------------------------------------------------|
     | yes        | yes         | ours      | any        | takes it                                               |
     | yes, lost  | yes         | none      | no         | takes it as new: what was in it is damage              |
-    | yes        | yes         | none      | any        | refused, unless the cookie has format 1 (no copies yet) |
+    | yes        | yes         | none      | any        | refused: an empty disk                                 |
     | any        | yes         | not ours  | any        | refused: swapped, moved, or another bookie's           |
     | no         | yes         | none/ours | no         | takes it as new                                        |
     | no         | yes         | none      | yes        | refused: whose data is it?                             |
     | no         | yes         | ours      | logs       | refused: it was declared lost, or taken out            |
     | yes, lost  | no          | any       | any        | forgets it: what was in it is damage                   |
-    | ledgers    | no          | ours/v1   | no         | forgets it                                             |
+    | ledgers    | no          | ours      | no         | forgets it                                             |
     | ledgers    | no          | any       | any        | refused: it has entries                                |
     | journal    | no          | any       | any        | replays what the mark needs of it, then forgets it     |
 
@@ -26,12 +26,12 @@ from __future__ import annotations
 import logging
 import os
 import random
+from typing import NamedTuple
 
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
 from magnetar.runtime.files import Files
 
 from .cookie import (
-    FORMAT_VERSION,
     JOURNAL_ROLE,
     LEDGERS_ROLE,
     Cookie,
@@ -46,6 +46,8 @@ from .layout import DataLayout
 from .mark import decode_mark, encode_mark
 
 __all__ = [
+    "Checked",
+    "check_data_directory",
     "data_names",
     "forget_journal_directory",
     "forget_ledger_directory",
@@ -60,20 +62,30 @@ _COPY = "cookie"
 _SETTINGS = {JOURNAL_ROLE: "journal_directories", LEDGERS_ROLE: "ledger_directories"}
 
 
-def open_data_directory(
+class Checked(NamedTuple):
+    """What a start makes of cookie and directories that it accepts."""
+
+    # As it will be, and as it was found; None: there is none yet.
+    cookie: Cookie
+    found: Cookie | None
+    # Role and path of the directories that become this bookie's, and the names of those that it forgets.
+    new: list[tuple[str, str]]
+    emptied: list[str]
+
+
+def check_data_directory(
     files: Files, layout: DataLayout, bookie_id: str, rng: random.Random, *, cluster: int = 0
-) -> Cookie:
-    """Reads the cookie, or makes a new one in empty directories, and checks every directory. Durable when it returns.
+) -> Checked:
+    """Reads the cookie, or draws up a new one for empty directories, and checks every directory. Changes nothing.
 
     Raises DataDirectoryError for damage, for data without a cookie, for another bookie's or cluster's data, and for a
     directory that is missing, empty, swapped or left out.
     """
-    cookie = read_cookie(files, layout)
+    found = cookie = read_cookie(files, layout)
     if cookie is None:
         _refuse_foreign_data(files, layout)
         instance = rng.getrandbits(64)
-        name = bookie_id or f"bookie-{instance:016x}"
-        cookie = write_cookie(files, layout, Cookie(FORMAT_VERSION, instance, name, cluster))
+        cookie = Cookie(instance, bookie_id or f"bookie-{instance:016x}", cluster)
     if bookie_id and bookie_id != cookie.bookie_id:
         raise DataDirectoryError(
             f"{layout.root} belongs to bookie {cookie.bookie_id!r}, not to {bookie_id!r}; "
@@ -87,24 +99,44 @@ def open_data_directory(
             "it, correct its address, or start with another data directory",
             path=layout.root,
         )
-    journals = [_take(files, layout, cookie, JOURNAL_ROLE, path) for path in layout.journals]
-    ledgers = [_take(files, layout, cookie, LEDGERS_ROLE, path) for path in layout.ledgers]
+    named = [(JOURNAL_ROLE, path) for path in layout.journals]
+    named += [(LEDGERS_ROLE, path) for path in layout.ledgers]
+    new = [(role, path) for role, path in named if _is_new(files, layout, cookie, role, path)]
+    journals = [layout.name_of(path) for path in layout.journals]
+    ledgers = [layout.name_of(path) for path in layout.ledgers]
     # Journals that the settings leave out are forgotten when what they hold was replayed and flushed.
     left = [name for name in cookie.journal_directories if name not in journals]
     emptied = [row.name for row in cookie.ledger_directories if row.name not in ledgers and not row.lost]
     for name in emptied:
         _check_left_out(files, layout, cookie, name)
     checked = cookie._replace(
-        format_version=FORMAT_VERSION,
         cluster=cookie.cluster or cluster,
         journal_directories=(*journals, *left),
         ledger_directories=tuple(map(CookieDirectory, ledgers)),
     )
-    if checked != cookie:
-        write_cookie(files, layout, checked)
+    return Checked(checked, found, new, emptied)
+
+
+def open_data_directory(
+    files: Files, layout: DataLayout, bookie_id: str, rng: random.Random, *, cluster: int = 0
+) -> Cookie:
+    """`check_data_directory`, and makes it so: the cookie, new directories with their copies. Durable when it returns."""
+    cookie, found, new, emptied = check_data_directory(files, layout, bookie_id, rng, cluster=cluster)
+    if found is None:
+        write_cookie(files, layout, cookie._replace(journal_directories=(), ledger_directories=()))
+    for role, path in new:
+        name = layout.name_of(path)
+        if CookieDirectory(name, lost=True) in (found or cookie).ledger_directories:
+            _log.warning(
+                "%s was declared lost: a new directory takes its place, what it held is damage", path
+            )
+        files.make_directory(path)
+        files.write_atomically(os.path.join(path, _COPY), encode_cookie(copy_for(cookie, role, name)))
+    if cookie != found:
+        write_cookie(files, layout, cookie)
         for name in emptied:
             _forget(files, layout.directory(name))
-    return checked
+    return cookie
 
 
 def forget_journal_directory(files: Files, layout: DataLayout, cookie: Cookie, name: str) -> Cookie:
@@ -163,7 +195,7 @@ def replace_cookie(
         )
     files.make_directory(layout.root)
     _refuse_foreign_data(files, layout)
-    cookie = Cookie(FORMAT_VERSION, rng.getrandbits(64), bookie_id, cluster, repairing=True)
+    cookie = Cookie(rng.getrandbits(64), bookie_id, cluster, repairing=True)
     return write_cookie(files, layout, cookie)
 
 
@@ -207,12 +239,6 @@ def _known_cookie(files: Files, layout: DataLayout) -> Cookie:
     if cookie is None:
         raise DataDirectoryError(
             f"{layout.root} holds no bookie: there is no {layout.cookie}", path=layout.root
-        )
-    if cookie.format_version != FORMAT_VERSION:
-        raise DataDirectoryError(
-            f"{layout.root} has format version {cookie.format_version}; start this bookie once, which brings it to "
-            f"{FORMAT_VERSION}",
-            path=layout.root,
         )
     return cookie
 
@@ -273,8 +299,8 @@ def _holds_something(files: Files, path: str) -> bool:
         return True
 
 
-def _take(files: Files, layout: DataLayout, cookie: Cookie, role: str, path: str) -> str:
-    """Checks a directory of the settings, makes it if it is new, and returns its name. See the module's table."""
+def _is_new(files: Files, layout: DataLayout, cookie: Cookie, role: str, path: str) -> bool:
+    """Checks a directory of the settings; True if a start takes it as new. See the module's table."""
     name = layout.name_of(path)
     known, lost = _known(cookie, role, name)
     copy = _read_copy(files, path)
@@ -284,7 +310,7 @@ def _take(files: Files, layout: DataLayout, cookie: Cookie, role: str, path: str
     held = [] if missing else data_names(files, path)
     if copy is not None:
         if known or role == JOURNAL_ROLE or not held:
-            return name
+            return False
         raise DataDirectoryError(
             f"{path} holds entry logs of this bookie, but was declared lost or taken out; empty it, or leave it out of "
             f"{_SETTINGS[role]}",
@@ -297,22 +323,17 @@ def _take(files: Files, layout: DataLayout, cookie: Cookie, role: str, path: str
                 f"restore the directory (is its disk mounted?){_cure(role)}",
                 path=path,
             )
-        if cookie.format_version > 1:
-            raise DataDirectoryError(
-                f"{path} is not the {role} directory that this bookie knows: its cookie is missing, as on an empty disk. "
-                f"Mount the right disk or restore the directory{_cure(role)}",
-                path=path,
-            )
-    elif held:
+        raise DataDirectoryError(
+            f"{path} is not the {role} directory that this bookie knows: its cookie is missing, as on an empty disk. "
+            f"Mount the right disk or restore the directory{_cure(role)}",
+            path=path,
+        )
+    if held:
         raise DataDirectoryError(
             f"{path} holds data ({held[0]}) that {layout.cookie} knows nothing of; correct {_SETTINGS[role]}, or empty it",
             path=path,
         )
-    if lost:
-        _log.warning("%s was declared lost: a new directory takes its place, what it held is damage", path)
-    files.make_directory(path)
-    files.write_atomically(os.path.join(path, _COPY), encode_cookie(copy_for(cookie, role, name)))
-    return name
+    return True
 
 
 def _known(cookie: Cookie, role: str, name: str) -> tuple[bool, bool]:
@@ -354,7 +375,7 @@ def _check_left_out(files: Files, layout: DataLayout, cookie: Cookie, name: str)
             "(magnetar bookie cookie --lost-directory) and let its entries be repaired",
             path=path,
         )
-    if not there or (cookie.format_version > 1 and not is_ours(files, layout, cookie, LEDGERS_ROLE, path)):
+    if not there or not is_ours(files, layout, cookie, LEDGERS_ROLE, path):
         raise DataDirectoryError(
             f"ledger_directories no longer names {path}, and it cannot be seen to be empty (is its disk mounted?); "
             "mount it, name it again, or declare it lost (magnetar bookie cookie --lost-directory)",

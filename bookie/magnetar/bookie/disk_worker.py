@@ -1,7 +1,7 @@
 """The seam for disk work that blocks: writing entry logs, syncing, warming the page cache, preparing files.
 
 No thread of the daemon does it (a thread that comes back under a busy loop waits for the interpreter, 0.1 to 6 s):
-`device.ProcessDiskWorker` asks a process over a socket, `InlineDiskWorker` works in the loop over `files`.
+`device.ProcessDiskWorker` asks a process over a socket; that of the simulation works in the loop over `files`.
 
 A failed write or sync raises StorageFailed, whatever the reason; after it that file must not be written or synced again
 (rule 4). The exception is a write that finds no space: DiskFull, of which nothing counts. A worker process that dies
@@ -10,19 +10,13 @@ takes unknown outcomes with it, so `on_failure` stops the daemon as well.
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from magnetar.proto.errors import DataDirectoryError, MagnetarError
-from magnetar.runtime.files import FileLock, Files
+from magnetar.proto.errors import MagnetarError
+from magnetar.runtime.files import FileLock
 
-from .journal.device import ignore_failure
-
-__all__ = ["DiskWorker", "InlineDiskWorker"]
-
-_WARM_STEP_BYTES = 1 << 20
+__all__ = ["DiskWorker"]
 
 
 class DiskWorker(Protocol):
@@ -80,95 +74,3 @@ class DiskWorker(Protocol):
     async def close(self) -> None:
         """Ends it; what is still asked for fails."""
         ...
-
-
-class InlineDiskWorker:
-    """Does the work in the loop."""
-
-    def __init__(self, files: Files) -> None:
-        self.on_failure: Callable[[MagnetarError], None] = ignore_failure
-        self._files = files
-
-    async def start(self, lock: FileLock) -> None:
-        """See `DiskWorker`."""
-
-    async def sync(self, path: str) -> None:
-        """See `DiskWorker`."""
-        await asyncio.sleep(0)
-        try:
-            file = self._files.open(path)
-        except DataDirectoryError:  # a directory
-            self._files.sync_directory(path)
-            return
-        try:
-            file.sync()
-        finally:
-            file.close()
-
-    async def create(self, path: str) -> None:
-        """See `DiskWorker`."""
-        await asyncio.sleep(0)
-        self._files.open(path, exclusive=True).close()
-
-    async def write(self, path: str, position: int, parts: Sequence[bytes]) -> None:
-        """See `DiskWorker`."""
-        await asyncio.sleep(0)
-        file = self._files.open(path)
-        try:
-            file.write_at(position, parts)
-        finally:
-            file.close()
-
-    async def truncate(self, path: str, size: int) -> None:
-        """See `DiskWorker`."""
-        await asyncio.sleep(0)
-        file = self._files.open(path)
-        try:
-            file.truncate(size)
-        finally:
-            file.close()
-
-    async def warm(self, path: str, offset: int, length: int) -> None:
-        """See `DiskWorker`."""
-        await asyncio.sleep(0)
-        file = self._files.open(path, read_only=True)
-        try:
-            for start in range(offset, offset + length, _WARM_STEP_BYTES):
-                file.read_at(start, min(_WARM_STEP_BYTES, offset + length - start))
-        finally:
-            file.close()
-
-    async def prepare(self, path: str, size: int, source: str = "", *, hurry: bool = False) -> None:
-        """See `DiskWorker`."""
-        await asyncio.sleep(0)
-        if source:
-            self._files.rename(source, path)
-        file = self._files.open(path, create=True)
-        try:
-            present = file.size()
-            if present < size:
-                file.zero_fill(present, size - present)
-            elif present > size:
-                file.truncate(size)
-            file.sync()
-        finally:
-            file.close()
-        self._files.sync_directory(os.path.dirname(path))
-
-    async def replace(self, path: str, data: bytes) -> None:
-        """See `DiskWorker`."""
-        await asyncio.sleep(0)
-        self._files.write_atomically(path, data)
-
-    async def rename(self, source: str, target: str) -> None:
-        """See `DiskWorker`."""
-        await asyncio.sleep(0)
-        self._files.rename(source, target)
-
-    async def delete(self, path: str) -> None:
-        """See `DiskWorker`."""
-        await asyncio.sleep(0)
-        self._files.delete(path)
-
-    async def close(self) -> None:
-        """See `DiskWorker`."""

@@ -47,6 +47,7 @@ from .listing import EntryRange, Listing, StoredLedger
 from .mark import Mark
 from .metrics import Distribution
 from .read_cache import ReadCache
+from .read_only import clear_read_only, set_read_only
 from .reads import LongPollResult, Reads
 from .scrub import Damage
 from .scrub.scrubber import Scrubber
@@ -306,6 +307,11 @@ class Bookie:
 
     # --- state and maintenance ------------------------------------------------------------------------------------------
 
+    @property
+    def index(self) -> LocationIndex:
+        """Where each entry is, for the tools that look at it."""
+        return self._index
+
     def introduce(self, expected: BookieIdentity | None) -> BookieIdentity:
         """Who this bookie is, for a ledger client that expects `expected`. WrongBookie: the peer means another one."""
         self._check_alive()
@@ -314,6 +320,15 @@ class Bookie:
     def change_cookie(self, cookie: Cookie) -> None:
         """Durable when it returns. Blocks for some ms."""
         self.cookie = write_cookie(self.components.files, self.layout, cookie)
+
+    def convert_to_read_only(self, reason: str | None) -> None:
+        """Sets the operator's marker, which survives restarts, or takes it away (None): at once. Blocks for some ms."""
+        self._check_alive()
+        if reason is None:
+            clear_read_only(self.components.files, self.layout)
+        else:
+            set_read_only(self.components.files, self.layout, reason)
+        self._check_disk()
 
     def info(self) -> dict[str, Any]:
         """What BookieInfo answers: identity, disks, load (WIRE.md)."""

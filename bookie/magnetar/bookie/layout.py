@@ -4,6 +4,8 @@ DATA/LOCK           held by the daemon, its journal writers and its disk worker
 DATA/cookie         identity, format version and the list of the directories below
 DATA/mark           checkpoint mark: a vector with one position per journal directory
 DATA/log-ids        numbers of entry logs that were given out
+DATA/scrub          what was verified when
+DATA/http-address   where the daemon answers `magnetar bookie ...` while it runs
 JOURNAL/journal-<sequence, 16 hex digits>.log      sequences are unique over all journal directories
 LEDGERS/entrylog-<log id, 8 hex digits>.log        log ids are unique over all ledger directories
 JOURNAL/cookie, LEDGERS/cookie                     copies of the cookie, each with the directory's role and name
@@ -85,6 +87,16 @@ class DataLayout:
     def log_ids(self) -> str:
         """Numbers of entry logs that were given out."""
         return os.path.join(self.root, "log-ids")
+
+    @property
+    def scrub(self) -> str:
+        """What the scrub has verified."""
+        return os.path.join(self.root, "scrub")
+
+    @property
+    def http_address(self) -> str:
+        """Where the daemon that was started last answers HTTP: "host:port"."""
+        return os.path.join(self.root, "http-address")
 
     def name_of(self, directory: str) -> str:
         """What cookie and mark call a directory: a data directory that was moved as a whole keeps its names."""

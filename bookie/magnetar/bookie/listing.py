@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from magnetar.proto.errors import LedgerNotFound, UnknownLedgerState
 
+from .entry_ids import EntryIds
 from .index import LocationIndex
 from .ledgers import LedgerDescriptor, LedgerDescriptors
 from .write_cache import WriteCache
@@ -84,36 +85,21 @@ class Listing:
         count = min(max(count, 1), _MAX_RANGES)
         cached = [number for number in self._cache.entry_ids(ledger_id) if number >= first]
         cached.reverse()  # ascending from the end
-        ranges: list[EntryRange] = []
+        found_ids = EntryIds()
         after, scanned = first - 1, 0
         while True:
             found = self._index.list_locations(ledger_id, after, _SLICE)
             scanned += len(found)
             whole = len(found) < _SLICE
-            numbers = dict.fromkeys(number for number, _ in found)
+            for number, _ in found:
+                found_ids.add(number)
             after = found[-1][0] if found else after
             while cached and (whole or cached[-1] <= after):
-                numbers[cached.pop()] = None
-            _extend(ranges, sorted(numbers))
-            if len(ranges) > count:
-                return ranges[:count], ranges[count].first
-            if whole:
-                return ranges, -1
-            if scanned >= _MAX_SCANNED:
-                return ranges, after + 1
+                found_ids.add(cached.pop())
+            if whole or found_ids.range_count > count or scanned >= _MAX_SCANNED:
+                break
             await asyncio.sleep(0)
-
-
-def _extend(ranges: list[EntryRange], numbers: list[int]) -> None:
-    """Appends ascending entry ids, all above those in `ranges`, and merges adjacent ranges."""
-    if not numbers:
-        return
-    begin = last = numbers[0]
-    if ranges and ranges[-1].last == begin - 1:
-        begin = ranges.pop().first
-    for number in numbers[1:]:
-        if number != last + 1:
-            ranges.append(EntryRange(begin, last))
-            begin = number
-        last = number
-    ranges.append(EntryRange(begin, last))
+        ranges = [EntryRange(*ends) for ends in found_ids.ranges()]
+        if len(ranges) > count:
+            return ranges[:count], ranges[count].first
+        return ranges, -1 if whole else after + 1

@@ -8,6 +8,7 @@ A bookie that finds it takes no adds; reads, fencing and recovery adds go on, as
 from __future__ import annotations
 
 import os
+from contextlib import closing
 
 from magnetar.runtime.files import Files
 
@@ -29,11 +30,8 @@ def read_only_reason(files: Files, layout: DataLayout) -> str:
     path = marker_path(layout)
     if not files.exists(path):
         return ""
-    file = files.open(path, read_only=True)
-    try:
+    with closing(files.open(path, read_only=True)) as file:
         text = file.read_at(0, _MAX_REASON_BYTES)
-    finally:
-        file.close()
     return " ".join(text.decode(errors="replace").split()) or _NO_REASON
 
 

@@ -10,10 +10,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from magnetar.proto.errors import DataDirectoryError
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS
 
-from .journal.records import DELETED, FENCE, LAST_CONFIRMED, Record, RecordType
+from .journal.changes import ledger_change
+from .journal.records import Record, RecordType
 from .journal.recovery import Recovered, replay_journals
 from .mark import Mark
 
@@ -65,7 +65,7 @@ class _Target:
         """False if the write cache has no room for it. 2 us for an entry."""
         payload = record.payload
         if record.type != _ADD:
-            self._apply_other(record.type, payload)
+            self._apply_state(record)
             return True
         ledger_id, entry_id, last_add_confirmed, _ = LEDGER_ENTRY_FIELDS.unpack_from(payload)
         ledgers, cache = self._ledgers, self._cache
@@ -78,26 +78,17 @@ class _Target:
         ledgers.note_entry(state, ledger_id, entry_id, last_add_confirmed)
         return True
 
-    def _apply_other(self, record_type: int, payload: bytes) -> None:
-        ledgers = self._ledgers
-        if record_type == RecordType.FENCE:
-            (ledger_id,) = FENCE.unpack(payload)
-            state = ledgers.load(ledger_id)
-            state.fenced = True
-            ledgers.mark_dirty(state, ledger_id)
-        elif record_type == RecordType.LAST_CONFIRMED:
-            ledger_id, explicit = LAST_CONFIRMED.unpack(payload)
-            state = ledgers.load(ledger_id)
-            state.explicit_lac = max(state.explicit_lac, explicit)
-            ledgers.mark_dirty(state, ledger_id)
-        elif record_type == RecordType.DELETED:
-            ledger_id, deleted_at_ms = DELETED.unpack(payload)
-            self._bookie.deletion.apply(ledger_id, deleted_at_ms)
-        else:
-            raise DataDirectoryError(
-                f"a journal holds a record of type {record_type}, which this program does not know; "
-                "run the version of magnetar that wrote it"
-            )
+    def _apply_state(self, record: Record) -> None:
+        change = ledger_change(record)
+        assert change is not None, "a replay leaves out what the journal writes for itself"
+        ledger_id, added = change
+        if added.deleted_at_ms:
+            self._bookie.deletion.apply(ledger_id, added.deleted_at_ms)
+            return
+        state = self._ledgers.load(ledger_id)
+        state.fenced = state.fenced or added.fenced
+        state.explicit_lac = max(state.explicit_lac, added.explicit_lac)
+        self._ledgers.mark_dirty(state, ledger_id)
 
     async def make_room(self) -> None:
         """Begins a flush of what is there, once the one before has ended; returns when its memtable has been swapped."""

@@ -20,9 +20,9 @@ from .cookie import JOURNAL_ROLE, MAX_INCARNATIONS, Cookie
 from .directories import data_names, forget_journal_directory, is_ours, open_data_directory
 from .engine import Bookie
 from .index import ALL_LEDGERS, LocationIndex
+from .index.walks import ledger_pages
 from .journal import Journal, Journals
-from .journal.records import incarnation_of, probe_begin
-from .journal.recovery import Recovered, journal_files
+from .journal.recovery import Recovered, begun_files, journal_files
 from .layout import DataLayout, journal_path
 from .mark import JournalPosition, Mark, decode_mark, encode_mark
 from .replay import replay
@@ -33,7 +33,7 @@ __all__ = ["open_bookie"]
 _log = logging.getLogger(__name__)
 # A start that finds no old file to take over waits for this part of a new one to be zero-filled.
 _FIRST_FILE_PART = 8
-# Ledgers whose state goes to entry logs in one flush of a first start after an upgrade.
+# Ledgers whose state goes to entry logs in one flush of a first start after a rebuild.
 _STATES_AT_ONCE = 10_000
 
 
@@ -132,18 +132,18 @@ def _count_start(bookie: Bookie) -> None:
 
 
 async def _log_states(bookie: Bookie, index: LocationIndex) -> None:
-    """Once in the life of an index: what it alone knows of ledgers (fences of the first release) goes to entry logs.
+    """Once in the life of an index: what it alone knows of ledgers goes to entry logs.
 
-    Without it a rebuild of the index from entry logs would let stale writers in again.
+    A rebuild found some of it in the old index only, or made it: fences of ledgers that lost entries. The next rebuild may
+    have neither that index nor the damaged log, and would let stale writers in again.
     """
     if index.states_are_logged():
         return
-    after = -1
     with contextlib.suppress(DiskFull):  # the next start tries again
-        while rows := index.list_ledgers(after, _STATES_AT_ONCE):
-            for after, record in rows:
+        for rows in ledger_pages(index, _STATES_AT_ONCE):
+            for ledger_id, record in rows:
                 if record.fenced or record.explicit_lac != NO_ENTRY or record.deleted_at_ms or record.unknown:
-                    bookie.ledgers.rewrite_state(after)
+                    bookie.ledgers.rewrite_state(ledger_id)
             await bookie.checkpointer.run(None)
         index.set_states_logged()
 
@@ -194,14 +194,8 @@ async def _read_mark(components: BookieComponents, layout: DataLayout, cookie: C
 
 def _begun(files: Files, directory: str, instance: int) -> bool:
     """True if a journal file in the directory holds records of this bookie."""
-    for sequence, size in journal_files(files, directory):
-        file = files.open(journal_path(directory, sequence), read_only=True)
-        try:
-            if probe_begin(file.read_at, size, incarnation_of(instance, sequence)) is not None:
-                return True
-        finally:
-            file.close()
-    return False
+    sequences = [sequence for sequence, _ in journal_files(files, directory)]
+    return bool(begun_files(files, directory, instance, sequences))
 
 
 def _check_index(

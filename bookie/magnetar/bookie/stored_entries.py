@@ -18,7 +18,6 @@ from magnetar.proto.stripe import Stripe
 
 from .entry_log import RECORD_HEADER_BYTES, EntryLogs
 from .index import Location, LocationIndex
-from .index.locations import REBUILD
 from .read_budget import ReadGrant
 from .read_cache import ReadCache
 from .scrub import Damage
@@ -70,7 +69,7 @@ class StoredEntries:
             try:
                 wanted = self._run(ledger_id, ids, max_bytes, ahead)
             except StorageFailed as error:
-                self._damage.report_file("index", f"{error}; {REBUILD}")
+                self._damage.report_file("index", str(error))
                 raise
             if not wanted:
                 return []

@@ -1,6 +1,7 @@
 """`magnetar bookie SUBCOMMAND`: names, options and help of the operator's commands. The work is in bookie_tools_*.
 
-Plain `magnetar bookie [flags]` is the daemon: see `main.main`, which sends it past typer.
+Plain `magnetar bookie [flags]` is the daemon: see `main.main`, which sends it past typer. Commands that take --bookie ask a
+bookie that runs, also when --data names its directory.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from typing import Annotated
 
 import typer
 
+from .bookie_target import Target
 from .options import Json, Yes
 
 tools_app = typer.Typer(no_args_is_help=False, rich_markup_mode="rich")
 journal_app = typer.Typer(no_args_is_help=True, help="The journals: what a start would replay.")
 entrylog_app = typer.Typer(no_args_is_help=True, help="The entry logs: where entries stay.")
 index_app = typer.Typer(no_args_is_help=True, help="The index: where each entry is.")
-_LOOK = "Look at a stopped bookie"
-_CHANGE = "Change a stopped bookie"
+_LOOK = "Look at a bookie, running or stopped"
+_CHANGE = "Change a bookie"
 tools_app.add_typer(journal_app, name="journal", rich_help_panel=_LOOK)
 tools_app.add_typer(entrylog_app, name="entrylog", rich_help_panel=_LOOK)
 tools_app.add_typer(index_app, name="index", rich_help_panel=_CHANGE)
@@ -35,15 +37,29 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="As the daemon takes it; may be repeated.", metavar="SECTION.NAME=VALUE"),
 ]
+Running = Annotated[
+    str | None,
+    typer.Option(
+        "--bookie",
+        help="Ask the bookie that answers HTTP there, in place of --data.",
+        metavar="HOST:PORT",
+    ),
+]
 JsonLines = Annotated[bool, typer.Option("--json", help="JSON lines on standard output, for scripts.")]
 
 
 @tools_app.command("info", rich_help_panel=_LOOK)
-def info(data: Data = None, config: Config = None, assignments: Set = None, as_json: Json = False) -> None:
+def info(
+    bookie: Running = None,
+    data: Data = None,
+    config: Config = None,
+    assignments: Set = None,
+    as_json: Json = False,
+) -> None:
     """Identity, directories, sizes, mark, read-only: the first look."""
     from . import bookie_tools_identity as work
 
-    work.info(data, config, assignments, as_json=as_json)
+    work.info(Target(data, config, assignments, bookie), as_json=as_json)
 
 
 @tools_app.command("ledgers", rich_help_panel=_LOOK)
@@ -51,6 +67,7 @@ def ledgers(
     ledger: Annotated[
         int | None, typer.Option("--ledger", min=0, help="This one in detail.", metavar="N")
     ] = None,
+    bookie: Running = None,
     data: Data = None,
     config: Config = None,
     assignments: Set = None,
@@ -59,7 +76,7 @@ def ledgers(
     """What each ledger has here: state, last entry, last add confirmed, entries, bytes, entry logs."""
     from . import bookie_tools_ledgers as work
 
-    work.ledgers(data, config, assignments, ledger=ledger, as_json=as_json)
+    work.ledgers(Target(data, config, assignments, bookie), ledger=ledger, as_json=as_json)
 
 
 @tools_app.command("read", rich_help_panel=_LOOK)
@@ -76,6 +93,7 @@ def read(
         str | None,
         typer.Option("--raw", help="Write the payloads, one after another, to this file.", metavar="FILE"),
     ] = None,
+    bookie: Running = None,
     data: Data = None,
     config: Config = None,
     assignments: Set = None,
@@ -85,9 +103,7 @@ def read(
     from . import bookie_tools_read as work
 
     work.read(
-        data,
-        config,
-        assignments,
+        Target(data, config, assignments, bookie),
         ledger=ledger,
         entries=entries,
         as_hex=as_hex,
@@ -107,6 +123,7 @@ def journal_dump(
     ] = None,
     from_mark: Annotated[bool, typer.Option("--from-mark", help="Only what a start would replay.")] = False,
     summary: Annotated[bool, typer.Option("--summary", help="Files and gaps, no records.")] = False,
+    bookie: Running = None,
     data: Data = None,
     config: Config = None,
     assignments: Set = None,
@@ -116,9 +133,7 @@ def journal_dump(
     from . import bookie_tools_dump as work
 
     work.journal(
-        data,
-        config,
-        assignments,
+        Target(data, config, assignments, bookie),
         file=file,
         journal=journal,
         from_mark=from_mark,
@@ -133,6 +148,7 @@ def entrylog_dump(
         str, typer.Argument(metavar="LOG", help="A log id (hexadecimal, as in its name) or a path.")
     ],
     summary: Annotated[bool, typer.Option("--summary", help="Statistics and damage, no records.")] = False,
+    bookie: Running = None,
     data: Data = None,
     config: Config = None,
     assignments: Set = None,
@@ -141,7 +157,7 @@ def entrylog_dump(
     """Header, records with whether the index points to them, damage, footer, bytes by ledger."""
     from . import bookie_tools_dump as work
 
-    work.entry_log(data, config, assignments, log=log, summary=summary, as_json=as_json)
+    work.entry_log(Target(data, config, assignments, bookie), log=log, summary=summary, as_json=as_json)
 
 
 @index_app.command("rebuild")
@@ -158,15 +174,21 @@ def index_rebuild(
     """Make the index anew from the entry logs. The old one stays until the new one is complete."""
     from . import bookie_tools_verify as work
 
-    work.rebuild(data, config, assignments, dry_run=dry_run, yes=yes, as_json=as_json)
+    work.rebuild(Target(data, config, assignments), dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @tools_app.command("verify", rich_help_panel=_LOOK)
-def verify(data: Data = None, config: Config = None, assignments: Set = None, as_json: Json = False) -> None:
+def verify(
+    bookie: Running = None,
+    data: Data = None,
+    config: Config = None,
+    assignments: Set = None,
+    as_json: Json = False,
+) -> None:
     """Check every byte that a start or a scrub would. Exit code 0: sound; 1: damage. A torn tail is no damage."""
     from . import bookie_tools_verify as work
 
-    work.verify(data, config, assignments, as_json=as_json)
+    work.verify(Target(data, config, assignments, bookie), as_json=as_json)
 
 
 @tools_app.command("convert-to-read-only", rich_help_panel=_CHANGE)
@@ -175,15 +197,18 @@ def convert_to_read_only(
     reason: Annotated[
         str, typer.Option("--reason", help="What the bookie tells who asks why.", metavar="TEXT")
     ] = "",
+    bookie: Running = None,
     data: Data = None,
     config: Config = None,
     assignments: Set = None,
     as_json: Json = False,
 ) -> None:
-    """From its next start on the bookie takes no adds; reads, fencing and recoveries go on."""
+    """The bookie takes no adds, now and after restarts; reads, fencing and recoveries go on."""
     from . import bookie_tools_identity as work
 
-    work.convert_to_read_only(data, config, assignments, undo=undo, reason=reason, as_json=as_json)
+    work.convert_to_read_only(
+        Target(data, config, assignments, bookie), undo=undo, reason=reason, as_json=as_json
+    )
 
 
 @tools_app.command("cookie", rich_help_panel=_CHANGE)
@@ -215,6 +240,7 @@ def cookie(
         ),
     ] = None,
     yes: Yes = False,
+    bookie: Running = None,
     data: Data = None,
     config: Config = None,
     assignments: Set = None,
@@ -224,9 +250,7 @@ def cookie(
     from . import bookie_tools_identity as work
 
     work.cookie(
-        data,
-        config,
-        assignments,
+        Target(data, config, assignments, bookie),
         check=check,
         lost=lost,
         moved=moved,

@@ -6,7 +6,6 @@ says what it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from magnetar.bookie.offline import (
@@ -18,22 +17,18 @@ from magnetar.bookie.offline import (
     LogEnd,
     LogHeader,
     LogRecord,
-    StoppedBookie,
-    find_log,
-    walk_entry_log,
-    walk_journals,
 )
 
-from .bookie_tools_open import Meter, number, print_table, with_bookie
+from .bookie_target import Target
+from .bookie_tools_open import Meter, number, print_table, with_tool
+from .bookie_tools_running import Tool
 from .session import EXIT_FAILED, print_json
 
 _LEDGERS_SHOWN = 20
 
 
 def journal(
-    data: str | None,
-    config: str | None,
-    assignments: Sequence[str] | None,
+    target: Target,
     *,
     file: str,
     journal: int | None,
@@ -43,12 +38,10 @@ def journal(
 ) -> None:
     """Exit code 1 when there is damage."""
 
-    def work(bookie: StoppedBookie) -> int:
+    def work(tool: Tool) -> int:
         damaged = False
         with Meter(quiet=as_json or not summary) as meter:
-            for item in walk_journals(
-                bookie, journal=journal, file=file, from_mark=from_mark, progress=meter
-            ):
+            for item in tool.journal(journal, file, from_mark, meter):
                 damaged = damaged or (isinstance(item, JournalGap) and item.is_damage)
                 damaged = damaged or (isinstance(item, JournalFileReport) and item.state == "missing")
                 if summary and isinstance(item, JournalRecord):
@@ -59,7 +52,7 @@ def journal(
                     print(_journal_line(item))
         return EXIT_FAILED if damaged else 0
 
-    with_bookie(data, config, assignments, work)
+    with_tool(target, work)
 
 
 def _journal_line(item: JournalDirectory | JournalFileReport | JournalRecord | JournalGap) -> str:
@@ -87,7 +80,7 @@ def _journal_line(item: JournalDirectory | JournalFileReport | JournalRecord | J
     below = "  below mark" if item.below_mark else ""
     return (
         f"    {item.position:>12}  offset {item.offset:<12} synced_to {item.synced_to:<12} "
-        f"{item.type:<14} {_subject(item)}{len(item.payload)} bytes{below}"
+        f"{item.type:<14} {_subject(item)}{item.payload_bytes} bytes{below}"
     )
 
 
@@ -111,15 +104,12 @@ def _journal_record(
     if isinstance(item, JournalGap):
         return {"kind": "gap"} | item._asdict() | {"damage": item.is_damage}
     fields = item._asdict()
-    payload = fields.pop("payload")
-    fields["type_number"] = fields.pop("kind")
-    return {"kind": "record"} | fields | {"payload_bytes": len(payload)}
+    del fields["change"]  # its ids and times are fields of their own
+    return {"kind": "record"} | fields
 
 
 def entry_log(
-    data: str | None,
-    config: str | None,
-    assignments: Sequence[str] | None,
+    target: Target,
     *,
     log: str,
     summary: bool,
@@ -127,10 +117,10 @@ def entry_log(
 ) -> None:
     """Exit code 1 when there is damage."""
 
-    def work(bookie: StoppedBookie) -> int:
+    def work(tool: Tool) -> int:
         damaged = False
         with Meter(quiet=as_json or not summary) as meter:
-            for item in walk_entry_log(bookie, find_log(bookie, log), progress=meter):
+            for item in tool.entry_log(log, meter):
                 damaged = damaged or (isinstance(item, LogHeader | LogEnd) and bool(item.damage))
                 damaged = damaged or (isinstance(item, LogBroken) and not item.torn)
                 if summary and isinstance(item, LogRecord):
@@ -144,15 +134,13 @@ def entry_log(
                     print(_log_line(item))
         return EXIT_FAILED if damaged else 0
 
-    with_bookie(data, config, assignments, work)
+    with_tool(target, work)
 
 
 def _log_line(item: LogHeader | LogRecord | LogBroken) -> str:
     if isinstance(item, LogHeader):
         damage = f"  DAMAGED: {item.damage}" if item.damage else ""
-        return (
-            f"entry log {item.log_id:08x}  {item.path}  {item.bytes:,} bytes, version {item.version}{damage}"
-        )
+        return f"entry log {item.log_id:08x}  {item.path}  {item.bytes:,} bytes{damage}"
     if isinstance(item, LogBroken):
         claim = f", its first bytes say {item.ledger_id}:{item.entry_id}" if item.ledger_id >= 0 else ""
         live = f", the index has {item.live} entries there" if item.live else ""

@@ -1,16 +1,16 @@
-"""`magnetar bookie ledgers`: what a stopped bookie has of each ledger."""
+"""`magnetar bookie ledgers`: what a bookie has of each ledger."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from magnetar.bookie.offline import Journaled, LedgerSummary, StoppedBookie, list_ledgers
+from magnetar.bookie.offline import LedgerSummary
 
-from .bookie_tools_open import Meter, counted, number, print_table, with_bookie
+from .bookie_target import Target
+from .bookie_tools_open import Meter, counted, number, print_table, with_tool
+from .bookie_tools_running import Tool
 from .session import print_json
 
 _COLUMNS = ("ledger", "state", "entries", "bytes", "last entry", "LAC", "explicit LAC", "in journals", "logs")
@@ -19,20 +19,16 @@ _LOGS_SHOWN = 4
 
 
 def ledgers(
-    data: str | None,
-    config: str | None,
-    assignments: Sequence[str] | None,
+    target: Target,
     *,
     ledger: int | None,
     as_json: bool,
 ) -> None:
     """Every ledger, a row or a line of JSON each; or one of them in detail."""
 
-    def work(bookie: StoppedBookie) -> None:
+    def work(tool: Tool) -> None:
         with Meter(quiet=as_json) as meter:
-            journaled = Journaled.read(bookie, progress=meter)
-        warn(journaled)
-        found = list_ledgers(bookie, journaled, ledger)
+            found = tool.ledgers(ledger, meter)
         if as_json:
             for summary in found:
                 print_json(as_record(summary))
@@ -42,13 +38,7 @@ def ledgers(
             count = print_table("", _COLUMNS, map(_row, found), right=(0, 2, 3, 4, 5, 6, 7))
             print(counted(count, "ledger", "ledgers"))
 
-    with_bookie(data, config, assignments, work)
-
-
-def warn(journaled: Journaled) -> None:
-    """What the journals could not tell, on standard error."""
-    for warning in journaled.warnings:
-        print(f"magnetar: {warning}", file=sys.stderr)
+    with_tool(target, work)
 
 
 def as_record(summary: LedgerSummary) -> dict[str, Any]:

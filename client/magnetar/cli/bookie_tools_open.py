@@ -1,4 +1,4 @@
-"""How an operator's command begins and ends: the daemon's settings, the stopped bookie, one line for one failure."""
+"""How an operator's command begins and ends: the settings, the bookie, stopped or running, one line for one failure."""
 
 from __future__ import annotations
 
@@ -7,57 +7,107 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
+from magnetar.bookie.cookie import read_cookie
+from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.offline import StoppedBookie
 from magnetar.bookie.settings import BookieSettings
-from magnetar.proto.errors import InvalidSetting
-from magnetar.runtime.files import OsFiles
+from magnetar.proto.errors import DataDirectoryError, InvalidSetting, MagnetarError
+from magnetar.runtime.files import Files, OsFiles
 
+from .bookie_address import read_http_address
+from .bookie_target import Target
+from .bookie_tools_running import RunningTool, StoppedTool, Tool
 from .config import EXIT_CONFIG
 from .progress import ProgressMeter
-from .session import fail, run
+from .session import EXIT_USAGE, fail, run
 from .settings import SettingSources, parse_assignment, service_settings
 
 TABLE_ROWS = 2000
 PLAIN_WIDTH = 200
 
 
-def bookie_settings(
-    data: str | None, config: str | None, assignments: Sequence[str] | None
-) -> BookieSettings:
+def bookie_settings(target: Target) -> BookieSettings:
     """What the daemon would use with the same flags, file and environment. Ends the process when they are wrong."""
     try:
         flags: dict[str, dict[str, Any]] = {}
-        if data is not None:
-            flags["daemon"] = {"data": data}
-        for assignment in assignments or ():
+        if target.data is not None:
+            flags["daemon"] = {"data": target.data}
+        for assignment in target.assignments or ():
             section, name, value = parse_assignment(assignment)
             flags.setdefault(section, {})[name] = value
-        return service_settings(SettingSources.of_process(flags, config), "bookie").bookie
+        return service_settings(SettingSources.of_process(flags, target.config), "bookie").bookie
     except InvalidSetting as error:
         fail(error.message, EXIT_CONFIG)
 
 
-def with_bookie(
-    data: str | None,
-    config: str | None,
-    assignments: Sequence[str] | None,
-    work: Callable[[StoppedBookie], int | Coroutine[Any, Any, int] | None],
+def with_stopped(
+    target: Target, work: Callable[[StoppedBookie], int | Coroutine[Any, Any, int] | None]
 ) -> None:
     """Opens the stopped bookie, works, and ends with the exit code that `work` returns or awaits."""
-    settings = bookie_settings(data, config, assignments)
+    settings = bookie_settings(target)
 
-    async def main() -> None:
-        # The work blocks the loop, which has nothing else to do; Ctrl-C must not wait for its next turn.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    async def main() -> int | None:
         with await StoppedBookie.open(settings, OsFiles()) as bookie:
             code = work(bookie)
-            if isinstance(code, Coroutine):
-                code = await code
-            sys.stdout.flush()
+            return await code if isinstance(code, Coroutine) else code
+
+    _run(main())
+
+
+def with_tool(target: Target, work: Callable[[Tool], int | None]) -> None:
+    """Asks the running bookie of the target, or opens the stopped one; ends with the exit code that `work` returns."""
+    if target.bookie is not None and target.data is not None:
+        fail("--bookie and --data exclude each other", EXIT_USAGE)
+    settings = bookie_settings(target)
+
+    async def main() -> int | None:
+        if target.bookie is not None:
+            return work(RunningTool(target.bookie))
+        files = OsFiles()
+        try:
+            bookie = await StoppedBookie.open(settings, files)
+        except DataDirectoryError as error:
+            if not error.details.get("locked"):
+                raise
+            return work(_running(files, DataLayout.of(settings), error))
+        with bookie:
+            return work(StoppedTool(bookie))
+
+    _run(main())
+
+
+def _running(files: Files, layout: DataLayout, locked: DataDirectoryError) -> RunningTool:
+    """The bookie that runs on this directory, if it is certain that it is the one. Raises DataDirectoryError."""
+    address = read_http_address(files, layout)
+    if not address:
+        raise locked
+    tool = RunningTool(address)
+    cookie = read_cookie(files, layout)
+    try:
+        answered = tool.info()
+    except MagnetarError as error:
+        raise DataDirectoryError(
+            f"{locked.message}. It could not be asked either ({error.message}): it starts, stops or hangs, or is another "
+            "command"
+        ) from error
+    if cookie is None or answered["instance"] != f"{cookie.instance:016x}":
+        raise DataDirectoryError(
+            f"{locked.message}. At http://{address}, where a bookie ran on it before, answers bookie "
+            f"{answered['bookie_id']} now"
+        )
+    return tool
+
+
+def _run(main: Coroutine[Any, Any, int | None]) -> None:
+    async def interruptible() -> None:
+        # The work blocks the loop, which has nothing else to do; Ctrl-C must not wait for its next turn.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = await main
+        sys.stdout.flush()
         if code:
             raise SystemExit(code)
 
-    run(main())
+    run(interruptible())
 
 
 class Meter:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import IO, Any
 
-from magnetar.bookie.offline import Journaled, StoppedBookie, StoredEntry, list_ledgers, read_entries
+from magnetar.bookie.offline import StoredEntry
+from magnetar.bookie.offline.journals import no_progress
 from magnetar.proto.batch import decode_batch
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import EntryNotFound, InvalidArgument, MagnetarError
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
-from .bookie_tools_ledgers import warn
-from .bookie_tools_open import Meter, counted, with_bookie
+from .bookie_target import Target
+from .bookie_tools_open import Meter, counted, with_tool
+from .bookie_tools_running import Tool
 from .session import EXIT_FAILED, EXIT_USAGE, fail, print_json
 
 _RANGE = re.compile(r"([0-9]+)(?:(-)([0-9]*))?")
@@ -26,9 +28,7 @@ _TEXT_BYTES = 1000
 
 
 def read(
-    data: str | None,
-    config: str | None,
-    assignments: Sequence[str] | None,
+    target: Target,
     *,
     ledger: int,
     entries: str,
@@ -42,14 +42,13 @@ def read(
     if as_hex + messages > 1:
         fail("--hex and --messages exclude each other", EXIT_USAGE)
 
-    def work(bookie: StoppedBookie) -> int:
+    def work(tool: Tool) -> int:
         with Meter(quiet=as_json) as meter:
-            journaled = Journaled.read(bookie, places_of=ledger, progress=meter)
-        warn(journaled)
+            found = tool.entries(ledger, first, last, meter)
         shown = damaged = 0
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(_open_output(raw)) if raw is not None else None
-            for entry in read_entries(bookie, journaled.places, ledger, first, last):
+            for entry in found:
                 shown += 1
                 damaged += bool(entry.damage)
                 payload = entry.data[LEDGER_ENTRY_HEADER_BYTES:]
@@ -60,12 +59,12 @@ def read(
                 else:
                     _print(entry, payload, as_hex, messages, with_payload=output is None)
         if not shown:
-            _explain_nothing(bookie, journaled, ledger, first, last)
+            _explain_nothing(tool, ledger, first, last)
         if not as_json:
             print(counted(shown, "entry", "entries") + (f", {damaged:,} of them damaged" if damaged else ""))
         return EXIT_FAILED if damaged else 0
 
-    with_bookie(data, config, assignments, work)
+    with_tool(target, work)
 
 
 def parse_range(text: str) -> tuple[int, int | None]:
@@ -89,11 +88,9 @@ def _open_output(path: str) -> IO[bytes]:
         raise InvalidArgument(f"cannot write {path}: {error.strerror}") from None
 
 
-def _explain_nothing(
-    bookie: StoppedBookie, journaled: Journaled, ledger: int, first: int, last: int | None
-) -> None:
+def _explain_nothing(tool: Tool, ledger: int, first: int, last: int | None) -> None:
     """Raises LedgerNotFound for a ledger that is not known here, EntryNotFound else."""
-    summary = next(list_ledgers(bookie, journaled, ledger))
+    summary = next(tool.ledgers(ledger, no_progress))
     here = " ".join(f"{begin}-{end}" for begin, end in summary.ranges[:10])
     if last == first:
         wanted = f"no entry {first}"

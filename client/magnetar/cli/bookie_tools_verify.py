@@ -6,25 +6,26 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from magnetar.bookie.index.rebuild import RebuildReport
 from magnetar.bookie.offline import StoppedBookie, Verification
 from magnetar.bookie.offline import rebuild as rebuild_index
-from magnetar.bookie.offline import verify as verify_bookie
+from magnetar.bookie.offline.index_rebuild import RebuildReport
 
 from .admin import confirm
-from .bookie_tools_open import Meter, counted, number, print_table, with_bookie
+from .bookie_target import Target
+from .bookie_tools_open import Meter, counted, number, print_table, with_stopped, with_tool
+from .bookie_tools_running import Tool
 from .session import EXIT_FAILED, print_json
 
 # Rows of the table; --json prints all findings that were recorded.
 _FINDINGS_SHOWN = 50
 
 
-def verify(data: str | None, config: str | None, assignments: Sequence[str] | None, *, as_json: bool) -> None:
+def verify(target: Target, *, as_json: bool) -> None:
     """Exit code 0: sound, 1: damage."""
 
-    def work(bookie: StoppedBookie) -> int:
+    def work(tool: Tool) -> int:
         with Meter(quiet=as_json) as meter:
-            result = verify_bookie(bookie, meter)
+            result = tool.verify(meter)
         if as_json:
             print_json(
                 {
@@ -35,14 +36,15 @@ def verify(data: str | None, config: str | None, assignments: Sequence[str] | No
                 }
             )
         else:
-            _print(bookie, result)
+            _print(str(tool.info()["data_directory"]), result)
+            if tool.running:
+                print("it runs: this is what its scrub has verified so far")
         return 0 if result.sound else EXIT_FAILED
 
-    with_bookie(data, config, assignments, work)
+    with_tool(target, work)
 
 
-def _print(bookie: StoppedBookie, result: Verification) -> None:
-    root = bookie.layout.root
+def _print(root: str, result: Verification) -> None:
     print_table(
         "",
         ("part", "file", "records", "bytes", "verdict", ""),
@@ -99,9 +101,7 @@ def _entry(ledger_id: int, entry_id: int) -> str:
 
 
 def rebuild(
-    data: str | None,
-    config: str | None,
-    assignments: Sequence[str] | None,
+    target: Target,
     *,
     dry_run: bool,
     yes: bool,
@@ -122,7 +122,7 @@ def rebuild(
             _print_report(bookie, report, dry_run)
         return 0
 
-    with_bookie(data, config, assignments, work)
+    with_stopped(target, work)
 
 
 def _ask(bookie: StoppedBookie, yes: bool) -> None:

@@ -20,6 +20,7 @@ from magnetar.proto.errors import InvalidSetting
 from magnetar.runtime.allocator import keep_large_buffers
 from magnetar.runtime.lifecycle import EXIT_CONFIG, Daemon, run_daemon
 
+from .bookie_address import note_http_address
 from .flags import UsageError, parse_flags
 from .lazy_imports import LazyHttp, LazyLogs
 from .settings import ServiceSettings, SettingSources, check_bookie_count, format_host, service_settings
@@ -27,6 +28,7 @@ from .settings import ServiceSettings, SettingSources, check_bookie_count, forma
 if TYPE_CHECKING:
     from magnetar.bookie import Bookie
     from magnetar.broker import Broker
+    from magnetar.runtime.http import Command
     from magnetar.runtime.metrics import Metrics
 
     from .standalone import Address
@@ -42,6 +44,8 @@ class Started(NamedTuple):
     addresses: dict[str, Address]
     metrics: Callable[[], Metrics]
     warnings: Callable[[], Mapping[str, str]] = dict
+    # The bookie in this process, which answers `magnetar bookie ...` over HTTP.
+    bookie: Bookie | None = None
 
 
 Starter = Callable[[ServiceSettings, Daemon], Awaitable[Started]]
@@ -69,12 +73,21 @@ def main(command: str, line: Sequence[str]) -> int:
     data = os.path.abspath(settings.daemon.data)
 
     async def start(daemon: Daemon) -> None:
-        addresses, metrics, warnings = await starter(settings, daemon)
+        addresses, metrics, warnings, bookie = await starter(settings, daemon)
         host, port = settings.daemon.host, settings.daemon.http_port
         http = LazyHttp.bind(
-            host, port, metrics=metrics, ready=lambda: daemon.ready, checks={}, warnings=warnings
+            host,
+            port,
+            metrics=metrics,
+            ready=lambda: daemon.ready,
+            checks={},
+            warnings=warnings,
+            commands=lambda: {} if bookie is None else _bookie_commands(bookie),
+            imports=() if bookie is None else ("magnetar.bookie.shell",),
         )
         daemon.on_stop("http", http.close)
+        if bookie is not None:
+            note_http_address(bookie, http.address)
         urls = [f"{scheme}://{format_host(host)}:{port}" for scheme, (host, port) in addresses.items()]
         urls.append(f"http://{format_host(http.address[0])}:{http.address[1]}")
         print(f"magnetar {command} is ready: {' '.join(urls)} data={data}", flush=True)
@@ -89,6 +102,17 @@ def main(command: str, line: Sequence[str]) -> int:
     code = run_daemon(command, start, drain_seconds=settings.daemon.drain_s)
     logs.flush()
     return code
+
+
+def _bookie_commands(bookie: Bookie) -> Mapping[tuple[str, str], Command]:
+    """For `magnetar bookie ...` (WIRE.md, HTTP of a bookie)."""
+    from magnetar.bookie.shell import BookieShell
+
+    shell = BookieShell(bookie)
+    commands: dict[tuple[str, str], Command] = {}
+    for method, named in (("GET", shell.queries()), ("POST", shell.changes())):
+        commands |= {(method, f"/bookie/{name}"): command for name, command in named.items()}
+    return commands
 
 
 async def _start_standalone(settings: ServiceSettings, daemon: Daemon) -> Started:
@@ -106,6 +130,7 @@ async def _start_standalone(settings: ServiceSettings, daemon: Daemon) -> Starte
         {"magnetar": addresses.broker, "bookie": addresses.bookie},
         lambda: service_metrics(standalone.broker, bookie),
         bookie.problems,
+        bookie,
     )
 
 
@@ -121,7 +146,9 @@ async def _start_bookie(settings: ServiceSettings, daemon: Daemon) -> Started:
         repairs = None
     from .metrics import service_metrics
 
-    return Started({"bookie": address}, lambda: service_metrics(None, bookie, repairs), bookie.problems)
+    return Started(
+        {"bookie": address}, lambda: service_metrics(None, bookie, repairs), bookie.problems, bookie
+    )
 
 
 async def _run_bookie_alone(

@@ -15,14 +15,14 @@ import importlib
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal
 
 from magnetar.runtime.connection.addresses import listen_error
 
 if TYPE_CHECKING:
-    from magnetar.runtime.http import HttpServer
+    from magnetar.runtime.http import Command, HttpServer
     from magnetar.runtime.metrics import Metrics
 
 _MAX_RECORDS = 1000
@@ -106,7 +106,10 @@ class LazyLogs(logging.Handler):
 
 
 class LazyHttp:
-    """/metrics, /health and /ready. Made by `bind`; `metrics` is called once, at the first connection."""
+    """/metrics, /health, /ready and `commands`. Made by `bind`.
+
+    At the first connection `imports` are imported, and then `metrics` and `commands` called, once.
+    """
 
     def __init__(
         self,
@@ -115,6 +118,8 @@ class LazyHttp:
         ready: Callable[[], bool],
         checks: Mapping[str, Callable[[], str]],
         warnings: Callable[[], Mapping[str, str]] = dict,
+        commands: Callable[[], Mapping[tuple[str, str], Command]] = dict,
+        imports: Sequence[str] = (),
     ) -> None:
         self.address: tuple[str, int] = listening.getsockname()[:2]
         self._socket = listening
@@ -122,6 +127,8 @@ class LazyHttp:
         self._ready = ready
         self._checks = checks
         self._warnings = warnings
+        self._commands = commands
+        self._imports = imports
         self._loop = asyncio.get_running_loop()
         self._starting: asyncio.Task[HttpServer] | None = None
         self._loop.add_reader(listening.fileno(), self._first_connection)
@@ -136,6 +143,8 @@ class LazyHttp:
         ready: Callable[[], bool],
         checks: Mapping[str, Callable[[], str]],
         warnings: Callable[[], Mapping[str, str]] = dict,
+        commands: Callable[[], Mapping[tuple[str, str], Command]] = dict,
+        imports: Sequence[str] = (),
     ) -> LazyHttp:
         """Listens. Raises InvalidSetting when the port is taken."""
         try:
@@ -151,7 +160,7 @@ class LazyHttp:
                 raise
         except OSError as error:
             raise listen_error(error, host, port, "http_port") from error
-        return cls(listening, metrics, ready, checks, warnings)
+        return cls(listening, metrics, ready, checks, warnings, commands, imports)
 
     def _first_connection(self) -> None:
         self._loop.remove_reader(self._socket.fileno())
@@ -159,7 +168,7 @@ class LazyHttp:
         self._starting.add_done_callback(_log_failure)
 
     async def _start(self) -> HttpServer:
-        await import_in_thread("magnetar.runtime.http")
+        await import_in_thread("magnetar.runtime.http", *self._imports)
         from magnetar.runtime.http import HttpServer
 
         return await HttpServer.start(
@@ -168,6 +177,7 @@ class LazyHttp:
             ready=self._ready,
             checks=self._checks,
             warnings=self._warnings,
+            commands=self._commands(),
         )
 
     async def close(self) -> None:

@@ -33,7 +33,7 @@ from .storage_error import storage_error
 if sys.platform == "darwin":
     import fcntl
 
-__all__ = ["File", "FileLock", "Files", "OsFile", "OsFiles", "wait_for_lock"]
+__all__ = ["File", "FileLock", "Files", "OsFile", "OsFiles", "file_size", "wait_for_lock"]
 
 _MAX_PARTS = 1024  # IOV_MAX on Linux and macOS
 _ZEROS = bytes(1 << 20)
@@ -148,6 +148,12 @@ class Files(Protocol):
     def lock(self, path: str) -> FileLock:
         """Takes the exclusive lock or raises DataDirectoryError with details["locked"] = True; never waits."""
         ...
+
+
+def file_size(files: Files, path: str) -> int:
+    """Bytes of a file. DataDirectoryError when it is missing."""
+    with contextlib.closing(files.open(path, read_only=True)) as file:
+        return file.size()
 
 
 async def wait_for_lock(files: Files, path: str, timeout_s: float) -> FileLock:

@@ -14,7 +14,6 @@ from magnetar.bookie.gc import MetadataLedgers
 from magnetar.bookie.gc.compactor import Compactor
 from magnetar.bookie.gc.deletion import Deletion
 from magnetar.bookie.gc.survey import Survey
-from magnetar.bookie.journal.inline import InlineJournalDevice
 from magnetar.bookie.journal.records import RecordType
 from magnetar.bookie.reads import Reads
 from magnetar.bookie.replay import _Target
@@ -26,6 +25,7 @@ from magnetar.proto.errors import (
     MagnetarError,
 )
 from sim.defects.registry import defect
+from support.inline_devices import InlineJournalDevice
 
 _adds: Any = Adds
 _fencing: Any = Fencing

@@ -17,12 +17,11 @@ from typing import Any
 
 from magnetar.bookie import BookieSettings
 from magnetar.bookie.components import BookieComponents
-from magnetar.bookie.disk_worker import InlineDiskWorker
 from magnetar.bookie.journal.device import JournalDevice
-from magnetar.bookie.journal.inline import InlineJournalDevice
 from magnetar.bookie.layout import journal_path
 from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
 from magnetar.runtime.files import FileLock, Files
+from support.inline_devices import InlineDiskWorker, InlineJournalDevice
 
 _RETRY_FULL_S = 0.5
 # Usually at once, at times long enough for a checkpoint to pass.

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from magnetar.bookie import Bookie, BookieSettings, inline_components, open_bookie
+from magnetar.bookie import Bookie, BookieSettings, open_bookie
 from magnetar.bookie.gc import Assignments, MetadataLedgers
-from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.read_only import clear_read_only, marker_path, set_read_only
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
@@ -27,6 +26,8 @@ from sim.ledgers.disk_processes import with_processes
 from sim.ledgers.metadata import MetadataService, ServiceClient, ServiceSession
 from sim.ledgers.plan import Storage
 from sim.scenarios.standalone import EagerIndex
+from support.index_model import ModelStorage
+from support.inline_devices import inline_components
 from support.sim import SimClock, SimDisk, SimLoop, SimProcess
 from support.sim.namespace import Namespace
 

@@ -12,8 +12,8 @@ import errno
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from magnetar.bookie import BookieSettings, inline_components
-from magnetar.bookie.index import Location, ModelLocationIndex, ModelStorage
+from magnetar.bookie import BookieSettings
+from magnetar.bookie.index import Location
 from magnetar.broker import BrokerSettings
 from magnetar.cli.settings import DaemonSettings, ServiceSettings
 from magnetar.cli.standalone import ServiceComponents, Standalone
@@ -23,6 +23,8 @@ from magnetar.metadata.key_value import KeyValue, ModelKeyValue
 from magnetar.metadata.local import LocalMetadataStore
 from magnetar.proto.errors import MagnetarError, StorageFailed
 from sim.storm import PORT, play_storm
+from support.index_model import ModelLocationIndex, ModelStorage
+from support.inline_devices import inline_components
 from support.sim import ProcessKilled, SimClock, SimDisk, SimFiles, SimLoop, SimProcess, Trace
 
 EXPECTED_FAULTS = (

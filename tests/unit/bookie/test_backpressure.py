@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie import Bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger import LedgerClient, LedgerSettings, LocalTransport, StaticBookies, TcpTransport
 from magnetar.metadata.ledgers import StoredLedgers
@@ -18,6 +17,7 @@ from magnetar.proto.ledger_entry import encode_ledger_entry
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_kit import KIB, entry, open_inline, until
 from support.bookies import Confirmations, StillClock
+from support.index_model import ModelStorage
 
 ADD_TIMEOUT_S = 0.4
 SETTINGS = LedgerSettings(

@@ -7,9 +7,10 @@ import pytest
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.entry_log import STATE_ENTRY
-from magnetar.bookie.index import LedgerRecord, ModelStorage, decode_ledger_record
+from magnetar.bookie.index import LedgerRecord, decode_ledger_record
 from magnetar.proto.errors import StorageFailed
 from support.bookie_kit import add, entry, open_inline
+from support.index_model import ModelStorage
 
 
 @pytest.fixture

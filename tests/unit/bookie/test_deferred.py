@@ -13,7 +13,6 @@ import pytest
 import pytest_asyncio
 
 from magnetar.bookie import Bookie, BookieSettings, open_bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.journal.journal import Journal
 from magnetar.bookie.server import BookieServer
 from magnetar.proto.commands import (
@@ -39,6 +38,7 @@ from support.bookie_kit import (
     small_settings,
     until,
 )
+from support.index_model import ModelStorage
 from support.sim import SimDisk, SimLoop
 
 NEVER_S = 3600.0  # nothing is synced by time

@@ -18,7 +18,6 @@ from magnetar.bookie.directories import (
     rename_directory,
     replace_cookie,
 )
-from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.layout import DataLayout
 from magnetar.proto.errors import (
     DataDirectoryError,
@@ -30,6 +29,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import add, add_all, crash, entry, model_components, open_real, small_settings
+from support.index_model import ModelStorage
 
 FILES = OsFiles()
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from magnetar.bookie import Bookie, open_bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.proto.errors import DataDirectoryError
 from support.bookie_kit import add, add_all, crash, entry, model_components, small_settings
+from support.index_model import ModelStorage
 from support.sim import SimDisk, SimLoop
 
 LEDGERS = 3

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from magnetar.bookie import open_bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.proto.errors import BookieReadOnly, DiskFull, MagnetarError
 from support.bookie_kit import KIB, add, entry, model_components, small_settings, until
+from support.index_model import ModelStorage
 from support.sim import SimDisk, SimLoop
 
 SETTINGS = small_settings("/data/bookie", journal_file_bytes=64 * KIB, disk_check_interval_s=0.05)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie.device import ProcessDiskWorker
-from magnetar.bookie.disk_worker import DiskWorker, InlineDiskWorker
+from magnetar.bookie.disk_worker import DiskWorker
 from magnetar.proto.errors import DataDirectoryError, DiskFull, StorageFailed
 from magnetar.runtime.files import OsFiles
+from support.inline_devices import InlineDiskWorker
 
 SLOT = 4096
 

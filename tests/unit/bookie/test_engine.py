@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie import Bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.proto.errors import (
     BookieReadOnly,
     DataDirectoryError,
@@ -34,6 +33,7 @@ from support.bookie_kit import (
     small_settings,
     until,
 )
+from support.index_model import ModelStorage
 
 
 class Opener:

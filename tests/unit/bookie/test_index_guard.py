@@ -49,7 +49,7 @@ def judge(path: Path) -> str:
         for ledger_id in range(LEDGERS):
             for start in range(0, ENTRIES, 100):
                 try:
-                    found = index.get_range(ledger_id, start, 100)
+                    found = index.get_each(ledger_id, range(start, start + 100))
                     assert found == [(n, Location(1, n * 100, ledger_id)) for n in range(start, start + 100)]
                     assert len(index.list_locations(ledger_id, start - 1, 100)) == 100
                 except StorageFailed:

@@ -14,11 +14,10 @@ import pytest
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.cookie import decode_cookie
-from magnetar.bookie.entry_log import encode_footer, encode_log_header, encode_record_header
 from magnetar.bookie.index import LedgerRecord, RocksLocationIndex
-from magnetar.bookie.index import rebuild as rebuild_module
-from magnetar.bookie.index.rebuild import RebuildReport, rebuild_index
 from magnetar.bookie.layout import DataLayout
+from magnetar.bookie.offline import index_rebuild as rebuild_module
+from magnetar.bookie.offline.index_rebuild import RebuildReport, rebuild_index
 from magnetar.proto.errors import (
     DataDirectoryError,
     EntryDamaged,
@@ -253,7 +252,6 @@ async def test_a_lost_log_is_told_by_the_old_index(tmp_path: Path) -> None:
 
 
 async def test_what_the_logs_do_not_tell_is_taken_from_the_old_index(tmp_path: Path) -> None:
-    """The first release wrote no state records."""
     await fill(tmp_path)
     index = RocksLocationIndex(str(tmp_path / "index"))
     index.put_ledgers([(3, LedgerRecord(True, 71, COUNT - 1, 58)), (80, LedgerRecord(True))])
@@ -284,27 +282,8 @@ async def test_rule_08_logs_of_a_lost_directory(tmp_path: Path, old: str) -> Non
     await bookie.close()
 
 
-async def test_rule_08_ledgers_of_the_first_release_are_fenced_if_nobody_can_tell(tmp_path: Path) -> None:
-    path = tmp_path / "entrylog-00000001.log"
-    data = entry(9, 0)
-    path.write_bytes(
-        encode_log_header(1, 1)
-        + encode_record_header(1, 9, 0, data)
-        + data
-        + encode_footer(1, {9: 32 + len(data)}, 64 + 32 + len(data), 1)
-    )
-    report = await rebuild_index(
-        OsFiles(), str(tmp_path / "index"), {1: str(path)}, 5, open_index=RocksLocationIndex
-    )
-    assert (report.entries, report.damaged_bytes, report.torn_bytes) == (1, 0, 0)
-    index = RocksLocationIndex(str(tmp_path / "index"))
-    assert index.get_ledger(9) == LedgerRecord(True, -1, 0, -1)
-    assert index.instance() == 5
-    index.close()
-
-
-async def test_an_index_of_the_first_release_tells_its_fences_to_the_logs(tmp_path: Path) -> None:
-    """Else they would be gone with it: a stale writer could write again."""
+async def test_what_a_rebuilt_index_alone_knows_is_told_to_the_logs(tmp_path: Path) -> None:
+    """Else it would be gone with that index: a stale writer could write again."""
     entries = await fill(tmp_path)
     index = RocksLocationIndex(str(tmp_path / "index"))
     index.put_ledgers([(80, LedgerRecord(True)), (81, LedgerRecord(explicit_lac=7)), (82, LedgerRecord())])

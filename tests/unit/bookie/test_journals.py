@@ -23,8 +23,6 @@ from magnetar.bookie.device.writer_process import (
     JournalWriter,
     PlainDisk,
 )
-from magnetar.bookie.index import ModelStorage
-from magnetar.bookie.journal import InlineJournalDevice
 from magnetar.bookie.journal.records import Record, RecordType, incarnation_of, scan_journal
 from magnetar.proto.errors import (
     BookieReadOnly,
@@ -48,6 +46,8 @@ from support.bookie_kit import (
     small_settings,
     until,
 )
+from support.index_model import ModelStorage
+from support.inline_devices import InlineJournalDevice
 from support.sim import SimDisk, SimLoop
 
 DIRECTORY = "/data/bookie"

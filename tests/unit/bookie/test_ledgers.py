@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from magnetar.bookie import ledgers as module
-from magnetar.bookie.index import LedgerRecord, ModelLocationIndex, ModelStorage
+from magnetar.bookie.index import LedgerRecord
 from magnetar.bookie.ledgers import LedgerDescriptors
 from magnetar.bookie.waiters import Waiters
+from support.index_model import ModelLocationIndex, ModelStorage
 
 
 @pytest.fixture

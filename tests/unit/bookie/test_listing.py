@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie import Bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.proto.errors import LedgerNotFound
 from support.bookie_kit import add, add_all, entry, open_inline
+from support.index_model import ModelStorage
 
 
 @pytest.fixture

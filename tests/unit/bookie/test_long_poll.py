@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie import Bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.reads import LongPollResult
 from magnetar.proto.errors import LedgerNotFound, ServiceNotReady, StorageFailed, TooManyRequests
 from support.bookie_kit import add, add_all, entry, open_inline, until
+from support.index_model import ModelStorage
 
 
 @pytest.fixture

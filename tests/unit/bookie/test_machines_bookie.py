@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from magnetar.bookie.journal.inline import InlineJournalDevice
 from magnetar.proto.errors import MagnetarError
+from support.inline_devices import InlineJournalDevice
 from support.storage_check import SETTINGS, WIDE, Broken, Machine, Session
 from support.storage_index import CountedIndex
 

@@ -8,11 +8,12 @@ import pytest
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.entry_log import RECORD_HEADER_BYTES
-from magnetar.bookie.index import Location, ModelStorage
+from magnetar.bookie.index import Location
 from magnetar.bookie.read_budget import ReadBudget, ReadGrant
 from magnetar.bookie.read_cache import ReadCache
 from magnetar.proto.errors import EntryDamaged, EntryNotFound, LedgerNotFound, UnknownLedgerState
 from support.bookie_kit import KIB, add, add_all, entry, open_inline
+from support.index_model import ModelStorage
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie.device import ProcessDiskWorker, RingJournalDevice
-from magnetar.bookie.disk_worker import DiskWorker, InlineDiskWorker
+from magnetar.bookie.disk_worker import DiskWorker
 from magnetar.bookie.journal.records import GROUP_ALIGNMENT
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFailed
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import until
+from support.inline_devices import InlineDiskWorker
 
 pytestmark = pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
 RING = 64 * 1024

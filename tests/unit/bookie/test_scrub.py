@@ -10,8 +10,9 @@ from unittest.mock import ANY
 
 import pytest
 
-from magnetar.bookie import Bookie, inline_components, open_bookie
-from magnetar.bookie.index import LedgerRecord, Location, ModelLocationIndex, ModelStorage
+from magnetar.bookie import Bookie, open_bookie
+from magnetar.bookie.index import LedgerRecord, Location
+from magnetar.bookie.index.locations import REBUILD
 from magnetar.bookie.scrub import scrubber as scrubber_module
 from magnetar.bookie.scrub.pace import Pace
 from magnetar.bookie.scrub.progress import ScrubProgress, decode_progress
@@ -19,6 +20,8 @@ from magnetar.bookie.write_cache import MemTable
 from magnetar.proto.errors import EntryDamaged, EntryNotFound, StorageFailed
 from magnetar.runtime.files import OsFile, OsFiles
 from support.bookie_kit import add, add_all, crash, entry, open_inline, open_real, small_settings, until
+from support.index_model import ModelLocationIndex, ModelStorage
+from support.inline_devices import inline_components
 from support.sim import SimClock, SimDisk, SimLoop
 
 PAGE_BYTES = 4096
@@ -476,8 +479,8 @@ async def test_a_damaged_progress_is_said_and_begun_anew(
     progress.at("log 00000001", 640)
     progress.verified["log 00000002"] = 5
     progress.tables["000012.sst"] = (10, 2**64 - 1)
-    await progress.save()
-    again = ScrubProgress(OsFiles(), bookie.components.disk_worker, str(tmp_path / "scrub"))
+    await progress.save(bookie.components.disk_worker)
+    again = ScrubProgress(OsFiles(), str(tmp_path / "scrub"))
     again.load()
     assert (again.unit, again.offset, again.verified, again.tables) == (
         "log 00000001",
@@ -516,7 +519,7 @@ async def test_a_failing_index_does_not_end_the_scrub(
     bookie, _ = await filled(tmp_path, storage)
 
     def fail(*_: Any) -> Any:
-        raise StorageFailed("the index failed: Corruption")
+        raise StorageFailed(f"the index failed: Corruption; {REBUILD}")
 
     monkeypatch.setattr(bookie._index, "walk", fail)
     await bookie.scrubber.verify_everything()

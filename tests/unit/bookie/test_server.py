@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie import Bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.server import BookieServer
 from magnetar.proto.commands import (
     ADD_DONE_ROW,
@@ -33,6 +32,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.frames import Run, encode_frames
 from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection
 from support.bookie_kit import KIB, entry, open_inline, until
+from support.index_model import ModelStorage
 
 ADD = AddEntry(0).encode()
 RECOVERY_ADD = AddEntry(0, recovery=True).encode()

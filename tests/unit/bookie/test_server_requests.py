@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from magnetar.bookie import Bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.server import BookieServer
 from magnetar.proto.commands import (
     ENTRY_RANGE_ROW,
@@ -27,6 +26,7 @@ from magnetar.proto.errors import InvalidArgument, LedgerFenced, LedgerNotFound,
 from magnetar.proto.frames import Run
 from magnetar.runtime.connection import Connection, ConnectionOptions, Reply, open_connection
 from support.bookie_kit import KIB, add, add_all, entry, open_inline, until
+from support.index_model import ModelStorage
 
 
 class Client:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie import open_bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.metrics import Histogram
 from magnetar.bookie.read_only import clear_read_only, set_read_only
 from magnetar.bookie.status import RISING_FIGURES
@@ -25,6 +24,7 @@ from support.bookie_kit import (
     small_settings,
     until,
 )
+from support.index_model import ModelStorage
 from support.sim import SimDisk, SimLoop
 from unit.bookie.test_disk_faults import simulate
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from magnetar.bookie import Bookie, stored_entries
 from magnetar.bookie.entry_log import RECORD_HEADER_BYTES
-from magnetar.bookie.index import Location, ModelStorage
+from magnetar.bookie.index import Location
 from magnetar.proto.errors import (
     EntryDamaged,
     EntryNotFound,
@@ -23,6 +23,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.stripe import Stripe
 from support.bookie_kit import KIB, add_all, entry, open_inline
+from support.index_model import ModelStorage
 
 BIG: dict[str, Any] = {
     "entry_log_bytes": 1024 * KIB,

@@ -9,7 +9,6 @@ import pytest
 
 from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.directories import replace_cookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.layout import DataLayout
 from magnetar.cli.bookie_identity import introduce_bookie
 from magnetar.metadata.identity import cluster_instance, registered_cookie
@@ -18,6 +17,7 @@ from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import DataDirectoryError, LedgerFenced, UnknownLedgerState, WrongBookie
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import add, entry, model_components, small_settings
+from support.index_model import ModelStorage
 
 
 async def start(path: Path, metadata: MemoryMetadataStore, storage: ModelStorage, seed: int = 1) -> Bookie:

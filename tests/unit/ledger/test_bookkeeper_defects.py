@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.bookie.index import ModelStorage
 from magnetar.ledger import LedgerSettings
 from magnetar.ledger.core.events import (
     AddFailed,
@@ -41,6 +40,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, encode_ledger_entry
 from support.bookie_kit import add, crash, open_inline
 from support.bookies import Bookies, Confirmations
+from support.index_model import ModelStorage
 
 NO_LAC = LedgerSettings(explicit_lac_interval_s=0)
 LEDGER = 7

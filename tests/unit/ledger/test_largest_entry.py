@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger import LedgerClient, LedgerSettings, StaticBookies, TcpTransport
 from magnetar.metadata.ledgers import StoredLedgers
@@ -17,6 +16,7 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_kit import open_inline
 from support.bookies import Bookies, Confirmations
+from support.index_model import ModelStorage
 
 LARGEST = 100_000
 PAYLOAD = LARGEST - LEDGER_ENTRY_HEADER_BYTES

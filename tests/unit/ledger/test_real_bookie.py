@@ -9,7 +9,6 @@ import pytest
 import pytest_asyncio
 
 from magnetar.bookie import Bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger import (
     BookieTransport,
@@ -27,6 +26,7 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_kit import crash, open_inline
 from support.bookies import Confirmations
+from support.index_model import ModelStorage
 
 
 class Standalone:

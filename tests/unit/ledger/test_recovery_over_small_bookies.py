@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie import Bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.bookie.server import BookieServer
 from magnetar.ledger import LedgerClient, LedgerSettings, StaticBookies, TcpTransport
 from magnetar.metadata.ledgers import StoredLedgers
@@ -19,6 +18,7 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_kit import KIB, open_inline
 from support.bookies import Confirmations
+from support.index_model import ModelStorage
 
 COUNT, SIZE, AT_ONCE = 120, 2000, 10
 

@@ -5,11 +5,12 @@ import random
 
 import pytest
 
-from magnetar.bookie.index import LedgerRecord, ModelLocationIndex, ModelStorage
+from magnetar.bookie.index import LedgerRecord
 from magnetar.metadata.key_value import ModelKeyValue
 from magnetar.proto.errors import MagnetarError, StorageFailed
 from sim.ledgers.metadata import MetadataService, ServiceClient
 from sim.scenarios.standalone import EagerIndex, SyncedKeyValue
+from support.index_model import ModelLocationIndex, ModelStorage
 from support.sim import ProcessKilled, SimDisk, SimLoop
 
 

@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
-
-import xxhash
 
 from magnetar.proto.errors import StorageFailed
 from magnetar.runtime.files import Files
 
 from ..disk_worker import DiskWorker
+from ..sealed_file import seal, unseal
 
 __all__ = ["LogIds", "decode_log_ids", "encode_log_ids"]
 
 _log = logging.getLogger(__name__)
-_FIELDS = struct.Struct(">8sII")
-_CHECKSUM = struct.Struct(">Q")
 _MAGIC = b"MAGLOGS\n"
 _VERSION = 1
 _RESERVED = 64
@@ -34,17 +30,15 @@ _MAX_ID = 2**32 - 1
 
 def encode_log_ids(reserved: int) -> bytes:
     """The file's content."""
-    fields = _FIELDS.pack(_MAGIC, _VERSION, reserved)
-    return fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
+    return seal(_MAGIC, _VERSION, reserved)
 
 
 def decode_log_ids(data: bytes) -> int | None:
     """The first number that was not reserved; None if the file is damaged."""
-    if len(data) != _FIELDS.size + _CHECKSUM.size:
+    try:
+        return int(unseal(data, _MAGIC, _VERSION))
+    except (ValueError, TypeError):
         return None
-    magic, version, reserved = _FIELDS.unpack_from(data)
-    good = encode_log_ids(reserved) == data and (magic, version) == (_MAGIC, _VERSION)
-    return int(reserved) if good else None
 
 
 class LogIds:
@@ -59,15 +53,18 @@ class LogIds:
         self._reserving = asyncio.Lock()
 
     def open(self, highest: int) -> None:
-        """`highest`: of the logs that are there, 0 if there are none. A directory of version 1 never deleted a log."""
-        self._next = highest + 1
+        """`highest`: of the logs that are there, 0 if there are none."""
+        reserved: int | None = 1
         if self._files.exists(self._path):
             reserved = decode_log_ids(self._files.read(self._path))
-            if reserved is None:
-                _log.error("%s is damaged: log ids go on with a distance of %d", self._path, _STEP_OVER)
-                reserved = highest + _STEP_OVER
-            self._next = max(self._next, reserved)
-        self._reserved = self._next
+        elif highest:
+            reserved = None
+        if reserved is None:
+            _log.error(
+                "%s is missing or damaged: log ids go on with a distance of %d", self._path, _STEP_OVER
+            )
+            reserved = highest + _STEP_OVER
+        self._next = self._reserved = max(highest + 1, reserved)
 
     async def take(self) -> int:
         """The next number, durably reserved. The disk worker writes: the loop goes on meanwhile."""

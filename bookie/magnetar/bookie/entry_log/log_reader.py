@@ -6,13 +6,14 @@ import errno
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from magnetar.proto.errors import DataDirectoryError, EntryDamaged, MagnetarError
-from magnetar.runtime.files import File, Files
+from magnetar.runtime.files import File, Files, file_size
 
 from ..disk_worker import DiskWorker
 from ..index import Location
-from .records import LOG_HEADER_BYTES, LOG_VERSIONS, RECORD_HEADER_BYTES, log_version, record_entry
+from .records import LOG_HEADER_BYTES, RECORD_HEADER_BYTES, header_fault, record_entry
 
 __all__ = ["LogReader"]
 
@@ -90,33 +91,23 @@ class LogReader:
         file = self._open.get(log_id)
         if file is not None:
             return file.size()
-        file = self._files.open(self._path(log_id), read_only=True)
-        try:
-            return file.size()
-        finally:
-            file.close()
+        return file_size(self._files, self._path(log_id))
 
     async def header_fault(self, log_id: int) -> str:
         """What is wrong with the first bytes of a log; "" if nothing is, or if a crash left it without any."""
         path = self._path(log_id)
-        file = self._files.open(path, read_only=True)
-        try:
+        with closing(self._files.open(path, read_only=True)) as file:
             header = file.read_cached(0, LOG_HEADER_BYTES)
             if header is None:
                 await self._worker.warm(path, 0, LOG_HEADER_BYTES)
                 header = file.read_at(0, LOG_HEADER_BYTES)
-        finally:
-            file.close()
-        return _fault(header, log_id) if header else ""
+        return header_fault(header, log_id) if header else ""
 
     def check_header(self, log_id: int) -> None:
         """Raises DataDirectoryError unless the log begins as one. May wait for the disk."""
         path = self._path(log_id)
-        file = self._files.open(path, read_only=True)
-        try:
-            fault = _fault(file.read_at(0, LOG_HEADER_BYTES), log_id)
-        finally:
-            file.close()
+        with closing(self._files.open(path, read_only=True)) as file:
+            fault = header_fault(file.read_at(0, LOG_HEADER_BYTES), log_id)
         if fault:
             raise DataDirectoryError(f"{path} {fault}", path=path)
 
@@ -152,17 +143,6 @@ class LogReader:
         for file in self._open.values():
             file.close()
         self._open.clear()
-
-
-def _fault(header: bytes, log_id: int) -> str:
-    version = log_version(header, log_id)
-    if version in LOG_VERSIONS:
-        return ""
-    if version:
-        return f"is an entry log of version {version}, which this program does not know"
-    return (
-        f"does not begin as entry log {log_id:08x} does: its header is damaged, or it is another log's file"
-    )
 
 
 def _log_damage(log_id: int, reason: str) -> None:

@@ -20,13 +20,10 @@ from .records import (
     decode_footer,
     footer_bytes,
 )
-from .scan import LogScan
+from .scan import MOST_UNREADABLE_PAGES, LogScan, scan_log_in_slices
 
 __all__ = ["LogScans", "LogStatistics"]
 
-_PAGE_BYTES = 4096
-# After this many unreadable pages the rest of a log is not tried.
-_UNREADABLE_PAGES = 256
 # Bound of the cached statistics, in rows of about 100 bytes.
 _KEPT_ROWS = 200_000
 
@@ -58,45 +55,27 @@ class LogScans:
         self, log_id: int, size: int, *, current: bool, bytes_per_s: float, fresh: bool = False
     ) -> AsyncIterator[list[Scanned]]:
         """See `EntryLogs.scan`."""
-        walk = LogScan(log_id, size, current=current)
-        unreadable = 0
-        loop = asyncio.get_running_loop()
-        begun, read = loop.time(), 0
-        while (span := walk.wanted()) is not None:
-            offset, length = span
+
+        offset = length = 0  # of the last read
+
+        async def read(start: int, count: int) -> bytes:
+            nonlocal offset, length
+            offset, length = start, count
             if fresh:
                 self._reader.drop_cache(log_id, offset, length)
-            data, bad = await self._bytes(log_id, offset, length)
-            unreadable += bad
-            found = walk.take(data) if unreadable <= _UNREADABLE_PAGES else walk.give_up()
+            return await self._reader.span(log_id, offset, length, ahead=False)
+
+        walk = LogScan(log_id, size, current=current, most_unreadable_pages=MOST_UNREADABLE_PAGES)
+        loop = asyncio.get_running_loop()
+        begun, done = loop.time(), 0
+        async for found in scan_log_in_slices(read, walk):
             found = [record for record in found if record.entry_id != SYNCED_ENTRY]
             if found:
                 yield found
             after = walk.wanted()
-            read += min(length, after[0] - offset) if after is not None and after[0] > offset else 0
-            ahead = begun + read / bytes_per_s - loop.time() if bytes_per_s else 0
+            done += min(length, after[0] - offset) if after is not None and after[0] > offset else 0
+            ahead = begun + done / bytes_per_s - loop.time() if bytes_per_s else 0
             await asyncio.sleep(max(ahead, 0))
-
-    async def _bytes(self, log_id: int, offset: int, length: int) -> tuple[bytes, int]:
-        """A span of a log, unreadable pages as zeros, and how many they are."""
-        try:
-            data = await self._reader.span(log_id, offset, length, ahead=False)
-            return data.ljust(length, b"\0"), 0
-        except StorageFailed:
-            parts: list[bytes] = []
-            bad = 0
-            end = offset + length
-            while offset < end:
-                count = min(_PAGE_BYTES - offset % _PAGE_BYTES, end - offset)
-                data = bytes(count)
-                if bad <= _UNREADABLE_PAGES:
-                    try:
-                        data = await self._reader.span(log_id, offset, count, ahead=False)
-                    except StorageFailed:
-                        bad += 1
-                parts.append(data.ljust(count, b"\0"))
-                offset += count
-            return b"".join(parts), bad
 
     async def statistics(self, log_id: int, size: int, *, bytes_per_s: float) -> LogStatistics:
         """Statistics of a log that is not current, from its footer, else by a scan. They are cached."""

@@ -41,6 +41,7 @@ __all__ = [
     "encode_footer",
     "encode_log_header",
     "encode_record_header",
+    "header_fault",
     "record_entry",
 ]
 
@@ -58,9 +59,7 @@ FOOTER_ROW_BYTES = 16
 LOG_LEDGERS = 1 << 15
 _LOG_MAGIC = b"MAGELOG\n"
 _FOOTER_MAGIC = b"MAGELFTR"
-LOG_VERSION = 2
-# A log of version 1 has neither states nor SYNCED records; all else is the same.
-LOG_VERSIONS = (1, 2)
+_LOG_VERSION = 1
 STATE_ENTRY = 2**64 - 1
 SYNCED_ENTRY = 2**64 - 2
 
@@ -89,20 +88,21 @@ class Footer(NamedTuple):
     start: int
 
 
-def encode_log_header(log_id: int, version: int = LOG_VERSION) -> bytes:
+def encode_log_header(log_id: int) -> bytes:
     """First 64 bytes of a log."""
-    return _LOG_HEADER.pack(_LOG_MAGIC, version, log_id)
+    return _LOG_HEADER.pack(_LOG_MAGIC, _LOG_VERSION, log_id)
 
 
-def log_version(header: bytes, log_id: int) -> int:
-    """Version of the log that begins with `header`; 0 if these are not the first bytes of log `log_id`.
-
-    Every byte counts. A version that is not in LOG_VERSIONS was written by a newer program, or is damage.
-    """
-    if len(header) < LOG_HEADER_BYTES:
-        return 0
+def header_fault(header: bytes, log_id: int) -> str:
+    """What is wrong with the first bytes of log `log_id`; "" if nothing is. Every byte counts."""
+    if header[:LOG_HEADER_BYTES] == encode_log_header(log_id):
+        return ""
     version = int.from_bytes(header[8:12], "big")
-    return version if header[:LOG_HEADER_BYTES] == encode_log_header(log_id, version) else 0
+    if header[:LOG_HEADER_BYTES] == _LOG_HEADER.pack(_LOG_MAGIC, version, log_id):
+        return f"is an entry log of version {version}, this program reads version {_LOG_VERSION}"
+    return (
+        f"does not begin as entry log {log_id:08x} does: its header is damaged, or it is another log's file"
+    )
 
 
 def encode_record_header(log_id: int, ledger_id: int, entry_id: int, entry: bytes) -> bytes:
@@ -113,7 +113,7 @@ def encode_record_header(log_id: int, ledger_id: int, entry_id: int, entry: byte
     return digest.digest() + rest
 
 
-def encode_footer(log_id: int, ledgers: dict[int, int], start: int, version: int = LOG_VERSION) -> bytes:
+def encode_footer(log_id: int, ledgers: dict[int, int], start: int) -> bytes:
     """Closes a log whose records end at `start`; `ledgers` maps ledger ids to their bytes."""
     ids = sorted(ledgers)
     columns = array("Q", bytes(len(ids) * FOOTER_ROW_BYTES))
@@ -121,7 +121,7 @@ def encode_footer(log_id: int, ledgers: dict[int, int], start: int, version: int
     columns[1::2] = array("Q", map(ledgers.__getitem__, ids))
     rows = _big_endian(columns).tobytes()
     checksum = xxhash.xxh3_64_intdigest(rows, log_id)
-    return rows + _FOOTER_END.pack(checksum, len(ledgers), version, start, _FOOTER_MAGIC)
+    return rows + _FOOTER_END.pack(checksum, len(ledgers), _LOG_VERSION, start, _FOOTER_MAGIC)
 
 
 def footer_bytes(end: bytes) -> int:
@@ -129,7 +129,7 @@ def footer_bytes(end: bytes) -> int:
     if len(end) < FOOTER_END_BYTES:
         return 0
     _, count, version, _, magic = _FOOTER_END.unpack(end[-FOOTER_END_BYTES:])
-    if magic != _FOOTER_MAGIC or version not in LOG_VERSIONS:
+    if magic != _FOOTER_MAGIC or version != _LOG_VERSION:
         return 0
     return int(count) * FOOTER_ROW_BYTES + FOOTER_END_BYTES
 

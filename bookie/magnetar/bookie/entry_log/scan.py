@@ -1,7 +1,8 @@
 """Walking through an entry log record by record, past whatever cannot be read.
 
-`LogScan` is the walk itself: it says which bytes it wants next and turns them into `Scanned` (no I/O). `scan_log` drives it
-over a plain read function, `EntryLogs.scan` in slices of the loop.
+`LogScan` is the walk itself: it says which bytes it wants next and turns them into `Scanned` (no I/O). Whoever reads a whole
+log drives it: `scan_log` (rebuild, offline tools) and `scan_log_in_slices` (garbage collection, scrub). What the disk does
+not give as a whole is asked for page by page, and an unreadable page counts as zeros, in which no record is good.
 
 Where a record is expected and none verifies, a range without records begins. It ends at the next record that verifies:
 first where the bad record's own length says, then wherever one is found, byte by byte. What the range is:
@@ -11,23 +12,22 @@ first where the bad record's own length says, then wherever one is found, byte b
     else                                                                        torn: nothing there was ever synced
 
 A header that is wrong, and not all zeros, is damage in any case. The second kind is what a power failure leaves of the
-last flush: pages of one unsynced flush persist in any order, so good records may follow it. A log of version 1 has
-no SYNCED records: there only the end can be torn.
+last flush: pages of one unsynced flush persist in any order, so good records may follow it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import NamedTuple
 
 import xxhash
 
+from magnetar.proto.errors import StorageFailed
+
 from .records import (
     FOOTER_END_BYTES,
     LOG_HEADER_BYTES,
-    LOG_VERSION,
-    LOG_VERSIONS,
     MAX_RECORD_BYTES,
     RECORD,
     RECORD_HEADER_BYTES,
@@ -38,10 +38,14 @@ from .records import (
     decode_footer,
     footer_bytes,
     footer_claims,
-    log_version,
+    header_fault,
 )
 
-__all__ = ["LogScan", "scan_log"]
+__all__ = ["MOST_UNREADABLE_PAGES", "LogScan", "scan_log", "scan_log_in_slices"]
+
+# For `most_unreadable_pages` of a bookie that runs: a dying disk takes seconds for each.
+MOST_UNREADABLE_PAGES = 256
+_PAGE_BYTES = 4096
 
 _WINDOW_BYTES = 256 << 10
 _LEAST_WINDOW_BYTES = 16 << 10
@@ -61,20 +65,36 @@ class _Gap(NamedTuple):
 
 
 class LogScan:
-    """One walk. `wanted` until it is None; each time `take` those bytes, all of them.
+    """One walk. `wanted` until it is None; each time `take` those bytes, or `refuse` if the disk does not give them.
 
     `current`: `size` is how far the log is synced, and more is being appended. `start`: a `position` of an earlier walk of
-    the same log; header and footer are looked at again, the records before it are not.
+    the same log; header and footer are looked at again, the records before it are not. After `most_unreadable_pages` the
+    rest is one range without records.
     """
 
-    def __init__(self, log_id: int, size: int, *, current: bool = False, start: int = 0) -> None:
+    def __init__(
+        self,
+        log_id: int,
+        size: int,
+        *,
+        current: bool = False,
+        start: int = 0,
+        most_unreadable_pages: int | None = None,
+    ) -> None:
         self.log_id = log_id
         self.size = size
-        # Known once the walk is over: 0 if the header is damaged.
-        self.version = 0
+        # What is wrong with the header, known once it was taken; "" if nothing is.
+        self.header_fault = ""
+        # Likewise. A footer that is found and not good is damaged.
+        self.footer_found = False
         self.footer: Footer | None = None
         # Bytes of records, and of ranges without, that were looked through.
         self.walked = 0
+        self.unreadable_pages = 0
+        self._most_unreadable = most_unreadable_pages
+        # Of a span that could not be read as a whole: the pages so far, and where the next one begins.
+        self._pages: list[bytes] | None = None
+        self._page_at = 0
         self._current = current
         self._start = max(start, LOG_HEADER_BYTES)
         # Where the records end, and the next one is expected.
@@ -105,24 +125,45 @@ class LogScan:
         """(offset, length) of the bytes to read next; None: the walk is over."""
         if self._over:
             return None
-        return self._at, min(self._want, self.size - self._at)
+        end = min(self._at + self._want, self.size)
+        if self._pages is None:
+            return self._at, end - self._at
+        return self._page_at, min(_PAGE_BYTES - self._page_at % _PAGE_BYTES, end - self._page_at)
 
     def take(self, data: bytes) -> list[Scanned]:
-        """What `wanted` asked for. Unreadable bytes may be given as zeros: no record verifies there."""
+        """What `wanted` asked for; shorter only if the file was cut meanwhile."""
+        span = self.wanted()
+        assert span is not None, "the walk is over"
+        data = data.ljust(span[1], b"\0")
+        if self._pages is not None:
+            self._pages.append(data)
+            self._page_at += len(data)
+            if self._page_at < min(self._at + self._want, self.size):
+                return []
+            data = b"".join(self._pages)
+            self._pages = None
         return self._take(data)
 
-    def give_up(self) -> list[Scanned]:
-        """The rest is counted as one range without records."""
+    def refuse(self) -> list[Scanned]:
+        """The disk does not give what `wanted` asked for."""
+        if self._pages is None:
+            self._pages, self._page_at = [], self._at
+            return []
+        self.unreadable_pages += 1
+        if self._most_unreadable is not None and self.unreadable_pages > self._most_unreadable:
+            return self._give_up()
+        return self.take(b"")
+
+    def _give_up(self) -> list[Scanned]:
         if self._gap_at < 0:
             self._gap_at, self._claims = self._at, (-1, -1)
         self._at = self._end
         return self._finish([])
 
     def _take_header(self, data: bytes) -> list[Scanned]:
-        version = log_version(data, self.log_id)
-        self.version = version if version in LOG_VERSIONS else 0
         found: list[Scanned] = []
-        if not self.version and self.size:
+        self.header_fault = header_fault(data, self.log_id) if self.size else ""
+        if self.header_fault:
             self._undecided.append(_Gap(0, min(LOG_HEADER_BYTES, self.size), -1, -1))
             # A header that was never written is all zeros; one that was written in part, by a bookie that was killed or had
             # no space for it, has nothing behind it.
@@ -144,6 +185,7 @@ class LogScan:
             self._at = self.size - length
             self._want = length
             return []
+        self.footer_found = 0 < length <= self.size
         self.footer = decode_footer(data, self.log_id, self.size) if length else None
         if self.footer is not None:
             self._end = self.footer.start
@@ -254,14 +296,14 @@ class LogScan:
         gap = _Gap(self._gap_at, offset - self._gap_at, *self._claims)
         self._gap_at = self._search_from = -1
         self._undecided.append(gap)
-        if self._sealed or (self.version == 1 and offset < self._end):
+        if self._sealed:
             self._decide(found)
 
     def _judge_gaps(self, found: list[Scanned], entry_id: int, offset: int) -> None:
         """A good record at `offset` may show that the ranges before it are damage."""
         # The header shares its sector with the first record: the disk has it, so it was written once.
         beside_header = offset == LOG_HEADER_BYTES
-        if beside_header or (entry_id == SYNCED_ENTRY and self.version != 1):
+        if beside_header or entry_id == SYNCED_ENTRY:
             self._decide(found)
 
     def _decide(self, found: list[Scanned], *, torn: bool = False) -> None:
@@ -284,17 +326,29 @@ class LogScan:
         return found
 
 
-def scan_log(read: Callable[[int, int], bytes], size: int, log_id: int) -> Iterator[Scanned]:
-    """Yields all of a log that is not written to; SYNCED records as well.
-
-    Blocks. `read(offset, length)` may raise StorageFailed.
-    """
-    scan = LogScan(log_id, size)
+def scan_log(read: Callable[[int, int], bytes], scan: LogScan) -> Iterator[Scanned]:
+    """Yields all that `scan` finds, SYNCED records as well. Blocks. What `read(offset, length)` refuses is StorageFailed."""
     while (span := scan.wanted()) is not None:
-        data = read(*span)
-        yield from scan.take(data.ljust(span[1], b"\0"))  # cut short meanwhile
+        try:
+            data = read(*span)
+        except StorageFailed:
+            yield from scan.refuse()
+        else:
+            yield from scan.take(data)
+
+
+async def scan_log_in_slices(
+    read: Callable[[int, int], Awaitable[bytes]], scan: LogScan
+) -> AsyncIterator[list[Scanned]]:
+    """The same for a loop that has other work: one item for each read, which may be empty; 0.5 ms of the loop each."""
+    while (span := scan.wanted()) is not None:
+        try:
+            data = await read(*span)
+        except StorageFailed:
+            yield scan.refuse()
+        else:
+            yield scan.take(data)
 
 
 # The rules above depend on it.
-assert LOG_VERSION == 2
 assert STATE_ENTRY > SYNCED_ENTRY

@@ -8,17 +8,16 @@ So a copy with its final name and a `.replaces` beside it replaces those logs: l
 them are changed to the copy, the logs are deleted, and `.replaces` is deleted last. A `.replaces` without the copy is
 ignored. A damaged one is deleted: then the copy is a log like any other, and no log is deleted because of it.
 
-    b"MAGCMPCT" | u32 version | u32 log id of the copy | u32 count | count x u32 log id | u64 xxh3-64 of all before it
+`.replaces` is a sealed file (`sealed_file`): [log id of the copy, [log id, ...]].
 """
 
 from __future__ import annotations
 
 import os
 import re
-import struct
 from collections.abc import Sequence
 
-import xxhash
+from ..sealed_file import seal, unseal
 
 __all__ = [
     "compacting_path",
@@ -31,9 +30,6 @@ __all__ = [
 
 _MAGIC = b"MAGCMPCT"
 _VERSION = 1
-_HEAD = struct.Struct(">8sIII")
-_LOG_ID = struct.Struct(">I")
-_CHECKSUM = struct.Struct(">Q")
 _COMPACTING = re.compile(r"entrylog-([0-9a-f]{8})\.compacting")
 _REPLACES = re.compile(r"entrylog-([0-9a-f]{8})\.replaces")
 
@@ -62,21 +58,13 @@ def replaces_log_id(name: str) -> int | None:
 
 def encode_replaces(log_id: int, sources: Sequence[int]) -> bytes:
     """The content of a `.replaces`."""
-    data = _HEAD.pack(_MAGIC, _VERSION, log_id, len(sources))
-    data += b"".join([_LOG_ID.pack(source) for source in sources])
-    return data + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(data))
+    return seal(_MAGIC, _VERSION, [log_id, list(sources)])
 
 
 def decode_replaces(data: bytes, log_id: int) -> list[int] | None:
-    """The logs that copy `log_id` replaces; None if the data are damaged."""
-    if len(data) < _HEAD.size + _CHECKSUM.size:
+    """The logs that copy `log_id` replaces; None if the data are damaged, or another copy's."""
+    try:
+        found, sources = unseal(data, _MAGIC, _VERSION)
+    except (ValueError, TypeError):
         return None
-    magic, version, found, count = _HEAD.unpack_from(data)
-    body = data[: -_CHECKSUM.size]
-    if (magic, version, found) != (_MAGIC, _VERSION, log_id) or len(
-        body
-    ) != _HEAD.size + count * _LOG_ID.size:
-        return None
-    if xxhash.xxh3_64_intdigest(body) != _CHECKSUM.unpack(data[-_CHECKSUM.size :])[0]:
-        return None
-    return [int(source) for (source,) in _LOG_ID.iter_unpack(body[_HEAD.size :])]
+    return [int(source) for source in sources] if found == log_id else None

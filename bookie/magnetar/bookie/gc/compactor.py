@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from magnetar.proto.errors import MagnetarError
@@ -36,6 +36,7 @@ from ..index import (
     decode_ledger_record,
     encode_ledger_record,
 )
+from ..index.walks import location_pages, locations_of
 from .compaction_files import (
     compacting_path,
     decode_replaces,
@@ -45,10 +46,9 @@ from .compaction_files import (
     unfinished_log_id,
 )
 from .decisions import CompactionBatch
-from .entry_locations import locations_of
 from .parts import StorageParts
 
-__all__ = ["Compactor", "IndexFailed", "IndexUnreadable", "OutputFailed", "SourceDamaged"]
+__all__ = ["Compactor", "IndexFailed", "IndexUnreadable", "OutputFailed", "SourceDamaged", "raising"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +71,15 @@ class IndexUnreadable(_CausedFailure):
 
 class OutputFailed(_CausedFailure):
     """The copy could not be written. Nothing was changed; `error` is DiskFull, or the directory is not to be trusted."""
+
+
+@contextlib.contextmanager
+def raising(kind: type[_CausedFailure]) -> Iterator[None]:
+    """A MagnetarError inside becomes the cause of a `kind`."""
+    try:
+        yield
+    except MagnetarError as error:
+        raise kind(error) from error
 
 
 class SourceDamaged(Exception):
@@ -149,18 +158,14 @@ class Compactor:
         OutputFailed, IndexUnreadable, SourceDamaged: nothing has changed.
         """
         directory = self._layout.ledgers[batch.directory]
-        try:
+        with raising(OutputFailed):
             log_id = await self._logs.take_log_id()
-        except MagnetarError as error:
-            raise OutputFailed(error) from error
         writer = LogWriter(self._worker, compacting_path(directory, log_id), log_id)
         try:
-            await self._copy_live(batch, is_deleted, writer)
-            if writer.position:
-                await self._name(batch, writer, directory)
-        except MagnetarError as error:
-            await self._give_up(writer)
-            raise OutputFailed(error) from error
+            with raising(OutputFailed):
+                await self._copy_live(batch, is_deleted, writer)
+                if writer.position:
+                    await self._name(batch, writer, directory)
         except (OutputFailed, IndexUnreadable, SourceDamaged):
             await self._give_up(writer)
             raise
@@ -195,7 +200,7 @@ class Compactor:
         unreadable: list[Scanned],
     ) -> None:
         entries: list[Scanned] = []
-        try:
+        with raising(IndexUnreadable):
             for record in scanned:
                 if record.data is None:
                     unreadable.append(record)  # what is torn as well: the index has the last word
@@ -208,8 +213,6 @@ class Compactor:
                 else:
                     entries.append(record)
             places = locations_of(self._index, entries)
-        except MagnetarError as error:
-            raise IndexUnreadable(error) from error
         live = [
             (record.ledger_id, record.entry_id, record.data or b"")
             for record, place in zip(entries, places, strict=True)
@@ -219,32 +222,23 @@ class Compactor:
             await self._append(writer, live)
 
     async def _append(self, writer: LogWriter, records: list[tuple[int, int, bytes]]) -> None:
-        try:
+        with raising(OutputFailed):
             await writer.append(records)
-        except MagnetarError as error:
-            raise OutputFailed(error) from error
 
     async def _check_unreadable(
         self, log_id: int, ranges: Sequence[Scanned], is_deleted: Callable[[int], bool]
     ) -> None:
         """SourceDamaged if the index names a place in one of the ranges. Reads the whole index: damage is rare."""
         found = 0
-        after: tuple[int, int] | None = None
         path = self._logs.path_of(log_id) or f"{log_id:08x}"
-        while True:
-            try:
-                rows = self._index.walk(after)
-            except MagnetarError as error:
-                raise IndexUnreadable(error) from error
-            if not rows:
-                break
-            after = rows[-1][:2]
-            for ledger_id, entry_id, place in rows:
-                if place.log_id == log_id and not is_deleted(ledger_id) and _within(place, ranges):
-                    found += 1
-                    reason = "it cannot be read, so its log is not compacted"
-                    self._damage.report(ledger_id, entry_id, where=path, reason=reason)
-            await asyncio.sleep(0)
+        with raising(IndexUnreadable):
+            for rows in location_pages(self._index):
+                for ledger_id, entry_id, place in rows:
+                    if place.log_id == log_id and not is_deleted(ledger_id) and _within(place, ranges):
+                        found += 1
+                        reason = "it cannot be read, so its log is not compacted"
+                        self._damage.report(ledger_id, entry_id, where=path, reason=reason)
+                await asyncio.sleep(0)
         if found:
             raise SourceDamaged(log_id, f"holds {found} damaged entries that are not written elsewhere")
 
@@ -277,8 +271,8 @@ class Compactor:
             entries = [
                 record for record in scanned if record.data is not None and record.entry_id != STATE_ENTRY
             ]
-            try:
-                # One turn of the loop: nothing else writes to the index in between.
+            # One turn of the loop: nothing else writes to the index in between.
+            with raising(IndexFailed):
                 moved = [
                     (record.ledger_id, record.entry_id, place, Location(log_id, record.offset, record.length))
                     for record, place in zip(entries, locations_of(self._index, entries), strict=True)
@@ -286,17 +280,13 @@ class Compactor:
                 ]
                 for start in range(0, len(moved), BATCH_ENTRIES):
                     self._index.replace_locations(moved[start : start + BATCH_ENTRIES])
-            except MagnetarError as error:
-                raise IndexFailed(error) from error
         await self.flush_index()
         return whole
 
     async def flush_index(self) -> None:
         """What the index says of places is durable when it returns. IndexFailed."""
-        try:
+        with raising(IndexFailed):
             await self._index.flush_locations()
-        except MagnetarError as error:
-            raise IndexFailed(error) from error
 
     async def delete(self, log_ids: Sequence[int]) -> None:
         """Deletes logs that the index, as it is on disk, does not name. Durable when it returns."""

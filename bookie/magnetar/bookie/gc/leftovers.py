@@ -26,8 +26,8 @@ from magnetar.proto.errors import MagnetarError
 
 from ..index import BATCH_ENTRIES, Location
 from .assignments import Assignments, Unassigned
+from .compactor import IndexFailed, raising
 from .parts import StorageParts
-from .survey import index_writes
 
 __all__ = ["Leftovers"]
 
@@ -94,6 +94,6 @@ class Leftovers:
 
     async def _drop(self, found: Unassigned, closed: frozenset[int]) -> None:
         for batch in self._locations(found, closed):
-            with index_writes():
+            with raising(IndexFailed):
                 self.dropped_entries += self._parts.index.replace_locations(batch)
             await asyncio.sleep(0)

@@ -7,39 +7,29 @@ Every other ledger is alive until metadata says otherwise, one that was only fen
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from magnetar.proto.errors import MagnetarError
 
 from ..entry_log import DirectoryState, LogInfo, LogStatistics
 from ..index import BATCH_ENTRIES, Location
-from .compactor import IndexFailed
+from ..index.walks import ledger_pages
+from .compactor import IndexFailed, raising
 from .decisions import LogUsage
 from .parts import StorageParts
 
-__all__ = ["Survey", "index_writes"]
+__all__ = ["Survey"]
 
 _log = logging.getLogger(__name__)
-_LIST = 1000
 # Look-ups in the index in one turn of the loop, 4 us each.
 _SLICE = 200
 # Lists of a ledger's locations in one turn, 20 us each.
 _PURGED_SLICE = 50
 # A ledger with no more locations loses them one by one: thousands of range tombstones would make all look-ups slow.
 _ONE_BY_ONE = 100
-
-
-@contextlib.contextmanager
-def index_writes() -> Iterator[None]:
-    """What the index says inside becomes IndexFailed: the bookie must stop."""
-    try:
-        yield
-    except MagnetarError as error:
-        raise IndexFailed(error) from error
 
 
 class Survey:
@@ -71,9 +61,7 @@ class Survey:
         self.unknown = []
         self._known_deleted = {}
         alive = self._alive = array("Q")
-        after = -1
-        while rows := index.list_ledgers(after, _LIST):
-            after = rows[-1][0]
+        for rows in ledger_pages(index):
             for ledger_id, record in rows:
                 state = by_id.get(ledger_id)
                 if record.deleted_at_ms if state is None else state.deleted_at_ms:
@@ -93,18 +81,18 @@ class Survey:
         for number, ledger_id in enumerate(purged):
             found = index.list_locations(ledger_id, count=_ONE_BY_ONE + 1)
             if len(found) > _ONE_BY_ONE:
-                with index_writes():
+                with raising(IndexFailed):
                     index.delete_locations(ledger_id)
             else:
                 rows += [(ledger_id, entry_id, location, None) for entry_id, location in found]
             if len(rows) >= BATCH_ENTRIES - _ONE_BY_ONE or number == len(purged) - 1:
-                with index_writes():
+                with raising(IndexFailed):
                     index.replace_locations(rows)
                 rows = []
             if not number % _PURGED_SLICE:
                 await asyncio.sleep(0)
         if purged:
-            with index_writes():
+            with raising(IndexFailed):
                 await index.flush_locations()
         # A flush that waits for space still holds entries, and will add their locations to the index.
         if not self._parts.checkpointer.stopped_by_full_disk:
@@ -203,13 +191,13 @@ class Survey:
                 and ledger_id < parts.ledgers.next_ledger_id - 1
                 and parts.ledgers.is_saved(ledger_id)
             ):
-                with index_writes():
+                with raising(IndexFailed):
                     parts.index.delete_ledger(ledger_id)
                 parts.ledgers.forget(ledger_id)
                 self._purged.discard(ledger_id)
                 forgotten += 1
         if forgotten:
-            with index_writes():
+            with raising(IndexFailed):
                 await parts.index.flush_ledgers()
         return forgotten
 

@@ -1,4 +1,4 @@
-"""Where each entry is, and what is known of each ledger: the seam `LocationIndex`, RocksDB, a model for tests."""
+"""Where each entry is, and what is known of each ledger: the seam `LocationIndex`, and RocksDB."""
 
 from .locations import (
     ALL_LEDGERS,
@@ -9,7 +9,6 @@ from .locations import (
     decode_ledger_record,
     encode_ledger_record,
 )
-from .model import ModelLocationIndex, ModelStorage
 from .rocks import RocksLocationIndex
 
 __all__ = [
@@ -18,8 +17,6 @@ __all__ = [
     "LedgerRecord",
     "Location",
     "LocationIndex",
-    "ModelLocationIndex",
-    "ModelStorage",
     "RocksLocationIndex",
     "decode_ledger_record",
     "encode_ledger_record",

@@ -1,7 +1,7 @@
 """The location index: (ledger, entry) -> (log, offset, length), and the ledger index: what is known of each ledger.
 
 Both implement `LocationIndex`. What `put_*`, `replace_*` and `delete_*` wrote is readable at once, and durable after
-`flush_*`, which a checkpoint awaits and no request does. `RocksLocationIndex` is the real one; `ModelLocationIndex` loses
+`flush_*`, which a checkpoint awaits and no request does. `RocksLocationIndex` is the real one; that of the simulation loses
 in a crash what was not flushed, as RocksDB without a write-ahead log does. FORMATS.md draws keys and values.
 
 Two rules for those who write to it:
@@ -37,8 +37,6 @@ __all__ = [
 REBUILD = "`magnetar bookie index rebuild` makes the index anew from the entry logs"
 _LOCATION = struct.Struct(">IQI")
 _LEDGER = struct.Struct(">BqqqQ")
-# The first release wrote no time of deletion.
-_LEDGER_1 = struct.Struct(">Bqqq")
 _FLAG_FENCED = 1
 _FLAG_UNKNOWN = 2
 # A write holds the interpreter: 300 puts take about 0.1 ms, reading 1000 locations in order 0.4 ms.
@@ -111,7 +109,7 @@ class LocationIndex(Protocol):
         ...
 
     def states_are_logged(self) -> bool:
-        """Whether entry logs have a state record of every ledger that needs one; False for one of the first release."""
+        """Whether entry logs have a state record of every ledger that needs one; False for a new or rebuilt index."""
         ...
 
     def set_states_logged(self) -> None:
@@ -124,10 +122,6 @@ class LocationIndex(Protocol):
 
     def get_each(self, ledger_id: int, entry_ids: Sequence[int]) -> list[tuple[int, Location]]:
         """Locations of these entries, in the order asked for, without those that are in no entry log. About 0.6 us each."""
-        ...
-
-    def get_range(self, ledger_id: int, first: int, count: int) -> list[tuple[int, Location]]:
-        """Locations of up to `count` entries from `first` on, in order. About 0.6 us an entry."""
         ...
 
     def list_locations(
@@ -194,7 +188,7 @@ def encode_location(location: Location) -> bytes:
 def decode_location(value: bytes) -> Location:
     """Raises StorageFailed."""
     if len(value) != _LOCATION.size:
-        raise StorageFailed("a location in the index has a wrong length: the index is damaged")
+        raise StorageFailed(f"a location in the index has a wrong length: it is damaged, {REBUILD}")
     return Location(*_LOCATION.unpack(value))
 
 
@@ -210,11 +204,10 @@ def encode_ledger_record(record: LedgerRecord) -> bytes:
 
 
 def decode_ledger_record(value: bytes) -> LedgerRecord:
-    """Reads those of the first release as well, and longer ones of later releases. Raises StorageFailed."""
-    if len(value) < _LEDGER_1.size:
-        raise StorageFailed("a record of the ledger index is cut short: the index is damaged")
-    flags, explicit, last, confirmed = _LEDGER_1.unpack_from(value)
-    deleted_at_ms = _LEDGER.unpack_from(value)[4] if len(value) >= _LEDGER.size else 0
+    """Raises StorageFailed."""
+    if len(value) != _LEDGER.size:
+        raise StorageFailed(f"a record of the ledger index has a wrong length: it is damaged, {REBUILD}")
+    flags, explicit, last, confirmed, deleted_at_ms = _LEDGER.unpack(value)
     return LedgerRecord(
         bool(flags & _FLAG_FENCED), explicit, last, confirmed, deleted_at_ms, bool(flags & _FLAG_UNKNOWN)
     )

@@ -2,10 +2,12 @@
 
     default:    "instance"              ->  u64 instance of the bookie (cookie)
                 "guarded"               ->  empty: a `guard` belongs to it
-                "states logged"         ->  empty: entry logs have what only the index knew of ledgers
+                "states logged"         ->  empty: entry logs have what a rebuild alone knew of ledgers
                 "incomplete"            ->  u64: entries of lower ledgers that it does not know may be lost (`rebuild`)
     locations:  u64 ledger | u64 entry  ->  see `locations`
     ledgers:    u64 ledger              ->  see `locations`
+
+The index of a stopped bookie is read by the same class, see `open_read_only`.
 
 Traps of rocksdict (DEPENDENCIES.md): a write holds the interpreter, so batches are small; an upper bound alone is set on an
 iterator, which is sought to its lower end; handles and iterators keep the lock after `close`.
@@ -14,6 +16,8 @@ iterator, which is sought to its lower end; handles and iterators keep the lock 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -24,6 +28,7 @@ from magnetar.proto.ledger_entry import NO_ENTRY
 from magnetar.runtime.files import OsFiles
 from magnetar.runtime.rocksdb_guard import RocksDbGuard
 
+from .linked_files import LinkedFiles
 from .locations import (
     REBUILD,
     LedgerRecord,
@@ -34,24 +39,27 @@ from .locations import (
     encode_location,
 )
 
-__all__ = ["GUARDED", "INCOMPLETE", "INSTANCE", "LEDGER_KEY", "LOCATION_KEY", "RocksLocationIndex"]
+__all__ = ["RocksLocationIndex"]
 
 # Keys of the column families; see the module.
-LOCATION_KEY = struct.Struct(">QQ")
-LEDGER_KEY = struct.Struct(">Q")
-INSTANCE = b"instance"
-GUARDED = b"guarded"
-INCOMPLETE = b"incomplete"
+_LOCATION_KEY = struct.Struct(">QQ")
+_LEDGER_KEY = struct.Struct(">Q")
+_INSTANCE = b"instance"
+_GUARDED = b"guarded"
+_INCOMPLETE = b"incomplete"
 _STATES_LOGGED = b"states logged"
 _MAX_ID = 2**64 - 1
 
 
 class RocksLocationIndex:
-    """See the module and `LocationIndex`. DataDirectoryError: cannot be opened, or has fallen back (`guard`). DiskFull."""
+    """See the module and `LocationIndex`. DataDirectoryError: cannot be opened, or has fallen back (guard). DiskFull."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, links: LinkedFiles | None = None) -> None:
+        """`links` are for `open_read_only`."""
         import rocksdict  # here: the thin client and the simulation do without it
 
+        self.path = path
+        self._links = links
         self._rocks: Any = rocksdict
         options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(True)
@@ -67,7 +75,10 @@ class RocksLocationIndex:
             "ledgers": self._family_options(4 << 20),
         }
         try:
-            self._db: Any = rocksdict.Rdict(path, options, column_families=families)
+            access = rocksdict.AccessType.read_only() if links else rocksdict.AccessType.read_write()
+            self._db: Any = rocksdict.Rdict(
+                links.path if links else path, options, column_families=families, access_type=access
+            )
             self._locations: Any = self._db.get_column_family("locations")
             self._ledgers: Any = self._db.get_column_family("ledgers")
             self._locations_handle: Any = self._db.get_column_family_handle("locations")
@@ -76,8 +87,7 @@ class RocksLocationIndex:
             if "No space left" in str(error):  # RocksDB writes a new MANIFEST before it serves anything
                 raise DiskFull(f"the index {path} cannot be opened: {error}; free some space") from error
             raise DataDirectoryError(
-                f"the index {path} cannot be opened: {error}; if it is damaged, `magnetar bookie index rebuild` makes it "
-                "anew from the entry logs",
+                f"the index {path} cannot be opened: {self._plain(error)}; if it is damaged, {REBUILD}",
                 path=path,
             ) from error
         options_without_log: Any = rocksdict.WriteOptions()
@@ -90,22 +100,40 @@ class RocksLocationIndex:
         # A checkpoint and a garbage collection may flush at once, each in a thread.
         self._flushing = threading.Lock()
         self._guard = RocksDbGuard(OsFiles(), path, REBUILD)
+        if links is None:
+            try:
+                self.check_guard()
+            except BaseException:
+                self.close()
+                raise
+
+    @classmethod
+    def open_read_only(cls, path: str) -> RocksLocationIndex:
+        """The index of a stopped bookie: nothing in its directory changes, not even a time stamp. `check_guard` comes next.
+
+        DataDirectoryError when it is missing or cannot be opened.
+        """
+        if not OsFiles().exists(os.path.join(path, "CURRENT")):
+            raise DataDirectoryError(f"the index {path} is missing; {REBUILD}", path=path)
+        links = LinkedFiles(path)
         try:
-            self._check_guard()
+            return cls(path, links=links)
         except BaseException:
-            self.close()
+            links.remove()
             raise
 
-    def _check_guard(self) -> None:
-        sequence = self._db.latest_sequence_number()
-        if self._guard.open():
+    def check_guard(self) -> None:
+        """DataDirectoryError when it has lost its newest changes (see RocksDbGuard)."""
+        sequence = self._call(self._db.latest_sequence_number)
+        guarded = self._call(self._db.get, _GUARDED) is not None
+        if self._guard.open(read_only=bool(self._links)):
             self._guard.check(sequence)
-        elif self._call(self._db.get, GUARDED) is not None:
+        elif guarded:
             raise self._guard.missing()
-        else:  # it was just made
+        elif not self._links:  # it was just made
             self._guard.create(sequence)
-        if self._call(self._db.get, GUARDED) is None:
-            self._note(GUARDED)
+        if not guarded and not self._links:
+            self._note(_GUARDED)
 
     def _read_options(self) -> Any:
         """Every block that is read from the disk is verified."""
@@ -115,22 +143,22 @@ class RocksLocationIndex:
 
     def instance(self) -> int | None:
         """See `LocationIndex`."""
-        value = self._call(self._db.get, INSTANCE)
+        value = self._call(self._db.get, _INSTANCE)
         return None if value is None else int.from_bytes(value, "big")
 
     def set_instance(self, instance: int) -> None:
         """See `LocationIndex`. Blocks for some ms, at the first start."""
-        self._call(self._db.put, INSTANCE, instance.to_bytes(8, "big"))
+        self._call(self._db.put, _INSTANCE, instance.to_bytes(8, "big"))
         self._call(self._db.flush, True)
 
     def incomplete_below(self) -> int:
         """See `LocationIndex`."""
-        value = self._call(self._db.get, INCOMPLETE)
+        value = self._call(self._db.get, _INCOMPLETE)
         return 0 if value is None else int.from_bytes(value, "big")
 
     def set_incomplete(self, below: int) -> None:
         """See `LocationIndex`. Blocks for some ms."""
-        self._note(INCOMPLETE, below.to_bytes(8, "big"))
+        self._note(_INCOMPLETE, below.to_bytes(8, "big"))
 
     def last_ledger(self) -> int:
         """See `LocationIndex`."""
@@ -138,7 +166,7 @@ class RocksLocationIndex:
         def read() -> int:
             iterator = self._ledgers.iter(self._read_options())
             iterator.seek_to_last()
-            found = LEDGER_KEY.unpack(iterator.key())[0] if iterator.valid() else -1
+            found = _LEDGER_KEY.unpack(iterator.key())[0] if iterator.valid() else -1
             iterator.status()
             return int(found)
 
@@ -171,13 +199,13 @@ class RocksLocationIndex:
 
     def get(self, ledger_id: int, entry_id: int) -> Location | None:
         """See `LocationIndex`."""
-        value = self._call(self._locations.get, LOCATION_KEY.pack(ledger_id, entry_id))
+        value = self._call(self._locations.get, _LOCATION_KEY.pack(ledger_id, entry_id))
         return None if value is None else decode_location(value)
 
     def get_each(self, ledger_id: int, entry_ids: Sequence[int]) -> list[tuple[int, Location]]:
         """See `LocationIndex`."""
         values = self._call(
-            self._locations.get, [LOCATION_KEY.pack(ledger_id, entry_id) for entry_id in entry_ids]
+            self._locations.get, [_LOCATION_KEY.pack(ledger_id, entry_id) for entry_id in entry_ids]
         )
         return [
             (entry_id, decode_location(value))
@@ -185,45 +213,46 @@ class RocksLocationIndex:
             if value is not None
         ]
 
-    def get_range(self, ledger_id: int, first: int, count: int) -> list[tuple[int, Location]]:
-        """See `LocationIndex`."""
-        return self.get_each(ledger_id, range(first, first + count))
-
     def list_locations(
         self, ledger_id: int, after: int = NO_ENTRY, count: int = 1000
     ) -> list[tuple[int, Location]]:
         """See `LocationIndex`."""
         if after >= _MAX_ID:
             return []
-        rows = self._rows(
-            self._locations,
-            LOCATION_KEY.pack(ledger_id, after + 1),
-            count,
-            LOCATION_KEY.pack(ledger_id, _MAX_ID) + b"\0",
-        )
-        return [(LOCATION_KEY.unpack(key)[1], decode_location(value)) for key, value in rows]
+        first = _LOCATION_KEY.pack(ledger_id, after + 1)
+        end = _LOCATION_KEY.pack(ledger_id, _MAX_ID) + b"\0"
+        rows = self._rows(self._locations, _LOCATION_KEY, first, count, end)
+        return [(entry_id, decode_location(value)) for (_, entry_id), value in rows]
 
     def walk(
         self, after: tuple[int, int] | None = None, count: int = 1000
     ) -> list[tuple[int, int, Location]]:
         """See `LocationIndex`."""
-        first = b"" if after is None else LOCATION_KEY.pack(*after) + b"\0"
-        rows = self._rows(self._locations, first, count)
-        return [(*LOCATION_KEY.unpack(key), decode_location(value)) for key, value in rows]
+        first = b"" if after is None else _LOCATION_KEY.pack(*after) + b"\0"
+        rows = self._rows(self._locations, _LOCATION_KEY, first, count)
+        return [(ledger_id, entry_id, decode_location(value)) for (ledger_id, entry_id), value in rows]
 
-    def _rows(self, family: Any, first: bytes, count: int, end: bytes = b"") -> list[tuple[bytes, bytes]]:
+    def estimated_locations(self) -> int:
+        """An estimate of the number of locations, without reading them."""
+        with contextlib.suppress(Exception):
+            return int(self._locations.property_int_value("rocksdb.estimate-num-keys") or 0)
+        return 0
+
+    def _rows(
+        self, family: Any, key: struct.Struct, first: bytes, count: int, end: bytes = b""
+    ) -> list[tuple[tuple[int, ...], bytes]]:
         """Up to `count` rows from the key `first` on, in order. Their blocks do not push others out of the cache."""
 
-        def read() -> list[tuple[bytes, bytes]]:
+        def read() -> list[tuple[tuple[int, ...], bytes]]:
             options = self._read_options()
             options.fill_cache(False)
             if end:
                 options.set_iterate_upper_bound(end)
             iterator = family.iter(options)
             iterator.seek(first)
-            rows: list[tuple[bytes, bytes]] = []
+            rows: list[tuple[tuple[int, ...], bytes]] = []
             while len(rows) < count and iterator.valid():
-                rows.append((iterator.key(), iterator.value()))
+                rows.append((key.unpack(iterator.key()), iterator.value()))
                 iterator.next()
             # At a damaged block an iterator ends as it does behind the last row; only this tells.
             iterator.status()
@@ -236,7 +265,7 @@ class RocksLocationIndex:
         batch = self._rocks.WriteBatch(raw_mode=True)
         for ledger_id, entry_id, location in locations:
             batch.put(
-                LOCATION_KEY.pack(ledger_id, entry_id), encode_location(location), self._locations_handle
+                _LOCATION_KEY.pack(ledger_id, entry_id), encode_location(location), self._locations_handle
             )
         self._locations_sequence = self._write(batch)
 
@@ -245,7 +274,7 @@ class RocksLocationIndex:
         if not moved:
             return 0
         values = self._call(
-            self._locations.get, [LOCATION_KEY.pack(ledger, entry) for ledger, entry, _, _ in moved]
+            self._locations.get, [_LOCATION_KEY.pack(ledger, entry) for ledger, entry, _, _ in moved]
         )
         there = [
             (ledger, entry, new)
@@ -258,41 +287,41 @@ class RocksLocationIndex:
             batch = self._rocks.WriteBatch(raw_mode=True)
             for ledger, entry, new in there:
                 if new is None:
-                    batch.delete(LOCATION_KEY.pack(ledger, entry), self._locations_handle)
+                    batch.delete(_LOCATION_KEY.pack(ledger, entry), self._locations_handle)
             self._locations_sequence = self._write(batch)
         return len(there)
 
     def delete_locations(self, ledger_id: int) -> None:
         """See `LocationIndex`. One range tombstone, about 2 us, and 1 us a get until RocksDB compacts it away."""
         batch = self._rocks.WriteBatch(raw_mode=True)
-        end = LOCATION_KEY.pack(ledger_id, _MAX_ID)
-        batch.delete_range(LOCATION_KEY.pack(ledger_id, 0), end, self._locations_handle)
+        end = _LOCATION_KEY.pack(ledger_id, _MAX_ID)
+        batch.delete_range(_LOCATION_KEY.pack(ledger_id, 0), end, self._locations_handle)
         batch.delete(end, self._locations_handle)
         self._locations_sequence = self._write(batch)
 
     def get_ledger(self, ledger_id: int) -> LedgerRecord | None:
         """See `LocationIndex`."""
-        value = self._call(self._ledgers.get, LEDGER_KEY.pack(ledger_id))
+        value = self._call(self._ledgers.get, _LEDGER_KEY.pack(ledger_id))
         return None if value is None else decode_ledger_record(value)
 
     def list_ledgers(self, after: int = -1, count: int = 1000) -> list[tuple[int, LedgerRecord]]:
         """See `LocationIndex`."""
         if after >= _MAX_ID:
             return []
-        rows = self._rows(self._ledgers, LEDGER_KEY.pack(after + 1), count)
-        return [(LEDGER_KEY.unpack(key)[0], decode_ledger_record(value)) for key, value in rows]
+        rows = self._rows(self._ledgers, _LEDGER_KEY, _LEDGER_KEY.pack(after + 1), count)
+        return [(ledger_id, decode_ledger_record(value)) for (ledger_id,), value in rows]
 
     def put_ledgers(self, ledgers: Sequence[tuple[int, LedgerRecord]]) -> None:
         """See `LocationIndex`."""
         batch = self._rocks.WriteBatch(raw_mode=True)
         for ledger_id, record in ledgers:
-            batch.put(LEDGER_KEY.pack(ledger_id), encode_ledger_record(record), self._ledgers_handle)
+            batch.put(_LEDGER_KEY.pack(ledger_id), encode_ledger_record(record), self._ledgers_handle)
         self._ledgers_sequence = self._write(batch)
 
     def delete_ledger(self, ledger_id: int) -> None:
         """See `LocationIndex`."""
         batch = self._rocks.WriteBatch(raw_mode=True)
-        batch.delete(LEDGER_KEY.pack(ledger_id), self._ledgers_handle)
+        batch.delete(_LEDGER_KEY.pack(ledger_id), self._ledgers_handle)
         self._ledgers_sequence = self._write(batch)
 
     def _write(self, batch: Any) -> int:
@@ -319,7 +348,7 @@ class RocksLocationIndex:
             self._guard.advance(sequence)
 
     def close(self) -> None:
-        """See `LocationIndex`. Handles go first: they keep RocksDB's lock."""
+        """See `LocationIndex`. May be called twice. Handles go first: they keep RocksDB's lock."""
         if self._db is None:
             return
         self._locations_handle = self._ledgers_handle = None
@@ -329,9 +358,19 @@ class RocksLocationIndex:
         self._db.close()
         self._db = None
         self._guard.close()
+        if self._links is not None:
+            self._links.remove()
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
         except Exception as error:  # rocksdict raises bare exceptions
-            raise StorageFailed(f"the index failed: {error}") from error
+            raise StorageFailed(
+                f"the index {self.path} failed: {self._plain(error)}; if it is damaged, {REBUILD}",
+                path=self.path,
+            ) from error
+
+    def _plain(self, error: Exception) -> str:
+        """RocksDB's message, with the path of the index in place of the links' path."""
+        text = str(error).strip()
+        return text.replace(self._links.path, self.path) if self._links else text

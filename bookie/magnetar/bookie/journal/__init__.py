@@ -1,8 +1,7 @@
 """The journal: records, the devices that make them durable, and recovery."""
 
 from .device import JournalDevice
-from .inline import InlineJournalDevice
 from .journal import Journal
 from .journals import Journals
 
-__all__ = ["InlineJournalDevice", "Journal", "JournalDevice", "Journals"]
+__all__ = ["Journal", "JournalDevice", "Journals"]

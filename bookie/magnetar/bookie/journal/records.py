@@ -40,6 +40,7 @@ __all__ = [
     "encode_begin",
     "encode_record_header",
     "holds_records",
+    "holds_trace",
     "incarnation_of",
     "probe_begin",
     "scan_journal",
@@ -278,6 +279,11 @@ def probe_begin(read: Callable[[int, int], bytes], size: int, incarnation: int) 
 def holds_records(read: Callable[[int, int], bytes], size: int, incarnation: int) -> bool:
     """True if the file has a good record of this incarnation anywhere. Reads all of it."""
     return _resume(_Window(read, size), 0, incarnation, -1)[0] is not None
+
+
+def holds_trace(read: Callable[[int, int], bytes], size: int, incarnation: int, position: int) -> bool:
+    """True if the file has anything of this incarnation at or after `position`, if only a part of a record."""
+    return _Window(read, size).find(_CHECKSUM.pack(incarnation), position) >= 0
 
 
 def _resume(window: _Window, position: int, incarnation: int, missing: int) -> tuple[Record | None, int]:

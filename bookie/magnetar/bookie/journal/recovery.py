@@ -1,4 +1,4 @@
-"""Recovery of the journals at a start: one decision table for gaps (rule 5), and the replay of the records.
+"""What a start makes of the journals: one decision table for gaps (rule 5), one walk, and the replay of the records.
 
 A gap at offset X, in a file that a start has to read. The first row that matches holds.
 
@@ -22,11 +22,13 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
+from itertools import zip_longest
 from typing import NamedTuple
 
 from magnetar.proto.errors import DataDirectoryError
-from magnetar.runtime.files import Files
+from magnetar.runtime.files import Files, file_size
 
 from ..layout import DataLayout, journal_path
 from ..mark import JournalPosition
@@ -41,7 +43,17 @@ from .records import (
     scan_journal,
 )
 
-__all__ = ["BegunFile", "GapVerdict", "Recovered", "begun_files", "journal_files", "judge", "replay_journals"]
+__all__ = [
+    "GapVerdict",
+    "JudgedGap",
+    "NeededFile",
+    "Recovered",
+    "begun_files",
+    "journal_files",
+    "judge",
+    "replay_journals",
+    "walk_journal",
+]
 
 _log = logging.getLogger(__name__)
 _SLICE_RECORDS = 256
@@ -87,13 +99,61 @@ class Recovered(NamedTuple):
     warnings: list[str]
 
 
-class BegunFile(NamedTuple):
-    """A file that a start reads."""
+class NeededFile(NamedTuple):
+    """A file that a start reads; in a walk its records and gaps follow."""
 
     sequence: int
     path: str
+    bytes: int
     # Offset of its BEGIN record, None when that cannot be read although later records can.
     base: int | None
+    # The mark needs it, and it is not there.
+    missing: bool = False
+
+
+class JudgedGap(NamedTuple):
+    """A gap, and what a start makes of it."""
+
+    path: str
+    gap: Gap
+    verdict: GapVerdict
+
+
+def walk_journal(
+    files: Files, directory: str, instance: int, mark: JournalPosition
+) -> Iterator[NeededFile | Record | JudgedGap]:
+    """All that a start finds in one journal directory, in order, records below the mark as well. Decides nothing.
+
+    A start reads no further than DAMAGE or TORN_TAIL; other readers may. DataDirectoryError for an unknown format version,
+    StorageFailed for a file that cannot be read.
+    """
+    sizes = dict(journal_files(files, directory))
+    marked = journal_path(directory, mark.sequence)
+    begun = begun_files(files, directory, instance, [one for one in sizes if one >= mark.sequence])
+    if mark.sequence not in sizes:
+        yield NeededFile(mark.sequence, marked, 0, None, missing=True)
+    elif not begun and mark.offset > mark.base:
+        # Everything in the marked file is lost, its BEGIN record too.
+        yield JudgedGap(marked, Gap(mark.base, 0, None, -1), GapVerdict.DAMAGE)
+    last: Record | None = None
+    for found, later in zip_longest(begun, begun[1:]):
+        yield found
+        with closing(files.open(found.path, read_only=True)) as file:
+            incarnation = incarnation_of(instance, found.sequence)
+            expected = mark.base if last is None else last.end
+            for item in scan_journal(file.read_at, found.bytes, incarnation, expected):
+                if isinstance(item, Record):
+                    last = item
+                    yield item
+                else:
+                    later_base = later.base if later is not None else None
+                    verdict = judge(
+                        item,
+                        mark_offset=mark.offset,
+                        later_begun=later is not None,
+                        later_base=later_base,
+                    )
+                    yield JudgedGap(found.path, item, verdict)
 
 
 async def replay_journals(
@@ -109,54 +169,39 @@ async def replay_journals(
     `apply` returns False when it has no room for the record: it gets it again after `make_room`. Raises DataDirectoryError
     for damage, for a missing marked journal and for an unknown format; changes nothing.
     """
-    sizes = journal_files(files, directory)
-    present = [sequence for sequence, _ in sizes]
-    if mark.sequence not in present:
-        raise DataDirectoryError(
-            f"the journal {journal_path(directory, mark.sequence)} is missing, and the checkpoint mark needs it; "
-            "restore it (is its disk mounted?): it has acknowledged entries",
-            path=journal_path(directory, mark.sequence),
-        )
-    begun = begun_files(files, directory, instance, [seq for seq in present if seq >= mark.sequence])
-    expected = mark.base
-    if not begun and mark.offset > mark.base:
-        raise _damage(journal_path(directory, mark.sequence), mark.base, 0)
+    needed = {mark.sequence}
+    last: Record | None = None
     records, warnings = 0, []
-    for index, found in enumerate(begun):
-        later = begun[index + 1] if index + 1 < len(begun) else None
-        file = files.open(found.path, read_only=True)
-        try:
-            incarnation = incarnation_of(instance, found.sequence)
-            for item in scan_journal(file.read_at, file.size(), incarnation, expected):
-                if isinstance(item, Record):
-                    expected = item.end
-                    if item.offset >= mark.offset and item.type not in _WITHOUT_CONTENT:
-                        while not apply(item):
-                            await make_room()
-                        records += 1
-                        if records % _SLICE_RECORDS == 0:
-                            await asyncio.sleep(0)
-                    continue
-                verdict = judge(
-                    item,
-                    mark_offset=mark.offset,
-                    later_begun=later is not None,
-                    later_base=later.base if later else None,
+    for item in walk_journal(files, directory, instance, mark):
+        if isinstance(item, Record):
+            last = item
+            if item.offset >= mark.offset and item.type not in _WITHOUT_CONTENT:
+                while not apply(item):
+                    await make_room()
+                records += 1
+                if records % _SLICE_RECORDS == 0:
+                    await asyncio.sleep(0)
+        elif isinstance(item, NeededFile):
+            if item.missing:
+                raise DataDirectoryError(
+                    f"the journal {item.path} is missing, and the checkpoint mark needs it; restore it (is its disk "
+                    "mounted?): it has acknowledged entries",
+                    path=item.path,
                 )
-                if verdict is GapVerdict.DAMAGE:
-                    raise _damage(found.path, item.offset, item.position)
-                if verdict is GapVerdict.DAMAGE_BELOW_MARK:
-                    warnings.append(
-                        f"{found.path}: records are damaged at or after byte {item.position}, below the mark"
-                    )
-                    _log.warning("%s; what they held is in the entry logs", warnings[-1])
-                    continue
-                break
-        finally:
-            file.close()
-    needed = {mark.sequence, *[found.sequence for found in begun]}
+            needed.add(item.sequence)
+        elif item.verdict is GapVerdict.DAMAGE:
+            raise _damage(item.path, item.gap)
+        elif item.verdict is GapVerdict.DAMAGE_BELOW_MARK:
+            warnings.append(
+                f"{item.path}: records are damaged at or after byte {item.gap.position}, below the mark"
+            )
+            _log.warning("%s; what they held is in the entry logs", warnings[-1])
+        elif item.verdict is GapVerdict.TORN_TAIL:
+            break
+    sizes = journal_files(files, directory)
     unneeded = [old for old in sizes if old[0] not in needed]
-    return Recovered(max(expected, mark.offset), sizes, unneeded, records, warnings)
+    end_offset = mark.offset if last is None else max(last.end, mark.offset)
+    return Recovered(end_offset, sizes, unneeded, records, warnings)
 
 
 def journal_files(files: Files, directory: str) -> list[tuple[int, int]]:
@@ -168,53 +213,41 @@ def journal_files(files: Files, directory: str) -> list[tuple[int, int]]:
         for name in files.list(directory)
         if (sequence := DataLayout.journal_sequence(name)) is not None
     ]
-    return [(sequence, _size(files, journal_path(directory, sequence))) for sequence in present]
+    return [(sequence, file_size(files, journal_path(directory, sequence))) for sequence in present]
 
 
-def _damage(path: str, offset: int, position: int) -> DataDirectoryError:
+def _damage(path: str, gap: Gap) -> DataDirectoryError:
     return DataDirectoryError(
-        f"the journal {path} is damaged at or after byte {position} (record offset {offset}), where acknowledged entries "
-        "stand; nothing was changed. Restore the file, or replace this bookie and let its ledgers be repaired",
+        f"the journal {path} is damaged at or after byte {gap.position} (record offset {gap.offset}), where acknowledged "
+        "entries stand; nothing was changed. Restore the file, or replace this bookie and let its ledgers be repaired",
         path=path,
-        position=position,
-        offset=offset,
+        position=gap.position,
+        offset=gap.offset,
     )
 
 
-def _size(files: Files, path: str) -> int:
-    file = files.open(path, read_only=True)
-    try:
-        return file.size()
-    finally:
-        file.close()
-
-
-def begun_files(files: Files, directory: str, instance: int, sequences: list[int]) -> list[BegunFile]:
+def begun_files(files: Files, directory: str, instance: int, sequences: list[int]) -> list[NeededFile]:
     """Files with a good BEGIN, and the one after the last of them if it holds any good record.
 
     Files are begun in order and each is synced before the next, so no other one can hold anything.
     """
-    found: list[BegunFile] = []
+    found: list[NeededFile] = []
     following: int | None = None
     for sequence in sequences:
         path = journal_path(directory, sequence)
-        file = files.open(path, read_only=True)
-        try:
-            begin = probe_begin(file.read_at, file.size(), incarnation_of(instance, sequence))
-        finally:
-            file.close()
+        with closing(files.open(path, read_only=True)) as file:
+            size = file.size()
+            begin = probe_begin(file.read_at, size, incarnation_of(instance, sequence))
         if begin is not None:
             decode_begin(begin.payload, path)
-            found.append(BegunFile(sequence, path, begin.offset))
+            found.append(NeededFile(sequence, path, size, begin.offset))
             following = None
         elif following is None:
             following = sequence
     if following is not None:
         path = journal_path(directory, following)
-        file = files.open(path, read_only=True)
-        try:
-            if holds_records(file.read_at, file.size(), incarnation_of(instance, following)):
-                found.append(BegunFile(following, path, None))
-        finally:
-            file.close()
+        with closing(files.open(path, read_only=True)) as file:
+            size = file.size()
+            if holds_records(file.read_at, size, incarnation_of(instance, following)):
+                found.append(NeededFile(following, path, size, None))
     return found

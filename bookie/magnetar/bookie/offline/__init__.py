@@ -12,8 +12,11 @@ from .identity import (
     check_identity,
     declare_lost,
     declare_moved,
+    describe,
+    describe_cookie,
     inspect_directories,
 )
+from .index_rebuild import rebuild
 from .journaled import Journaled, JournaledLedger, JournalPlace
 from .journals import (
     JournalDirectory,
@@ -25,11 +28,11 @@ from .journals import (
     walk_journals,
 )
 from .ledgers import LedgerSummary, list_ledgers
-from .rebuild import rebuild
-from .stopped import LogFile, StoppedBookie
+from .stopped import BookieData, LogFile, StoppedBookie
 from .verify import Finding, Verification, VerifiedPart, verify
 
 __all__ = [
+    "BookieData",
     "DirectoryReport",
     "Finding",
     "JournalDirectory",
@@ -54,6 +57,8 @@ __all__ = [
     "check_identity",
     "declare_lost",
     "declare_moved",
+    "describe",
+    "describe_cookie",
     "find_log",
     "inspect_directories",
     "journal_directories",

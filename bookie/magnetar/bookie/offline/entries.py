@@ -10,12 +10,13 @@ from magnetar.proto.ledger_entry import decode_ledger_entry_header, verify_ledge
 
 from ..entry_log.records import RECORD_HEADER_BYTES, record_entry
 from ..index import Location
+from ..index.walks import locations_of_ledger
 from ..journal.records import RECORD_HEADER_BYTES as JOURNAL_HEADER_BYTES
 from .journaled import JournalPlace
 from .log_file_cache import LogFileCache
-from .stopped import StoppedBookie
+from .stopped import BookieData
 
-__all__ = ["StoredEntry", "read_entries"]
+__all__ = ["StoredEntry", "read_entries", "stored_entry"]
 
 
 class StoredEntry(NamedTuple):
@@ -35,7 +36,7 @@ class StoredEntry(NamedTuple):
 
 
 def read_entries(
-    bookie: StoppedBookie,
+    bookie: BookieData,
     places: dict[int, JournalPlace],
     ledger_id: int,
     first: int = 0,
@@ -52,7 +53,7 @@ def read_entries(
     )
     journaled = next(waiting, None)
     try:
-        for _, entry_id, location in bookie.index.locations(ledger_id, first):
+        for entry_id, location in locations_of_ledger(bookie.index, ledger_id, first):
             if last is not None and entry_id > last:
                 break
             while journaled is not None and journaled[0] < entry_id:
@@ -71,35 +72,38 @@ def read_entries(
 
 
 def read_located(
-    bookie: StoppedBookie, files: LogFileCache, ledger_id: int, entry_id: int, location: Location
+    bookie: BookieData, files: LogFileCache, ledger_id: int, entry_id: int, location: Location
 ) -> StoredEntry:
     """The entry that the index says to be at `location`; damage is in the result, not raised."""
     path = bookie.log_path(location.log_id)
     if path is None:
         missing = f"entry log {location.log_id:08x}, where the index has it, is missing"
-        return _entry(ledger_id, entry_id, "entry log", "", location.offset, b"", missing)
+        return stored_entry(ledger_id, entry_id, "entry log", "", location.offset, b"", missing)
     length = RECORD_HEADER_BYTES + location.length
     try:
         data = files.read_at(path, location.offset, length)
         entry = record_entry(data, 0, location.log_id, ledger_id, entry_id, location.length)
     except EntryDamaged:
-        return _entry(ledger_id, entry_id, "entry log", path, location.offset, b"", "the record is damaged")
+        return stored_entry(
+            ledger_id, entry_id, "entry log", path, location.offset, b"", "the record is damaged"
+        )
     except MagnetarError as error:
-        return _entry(ledger_id, entry_id, "entry log", path, location.offset, b"", error.message)
-    return _entry(ledger_id, entry_id, "entry log", path, location.offset, entry, "")
+        return stored_entry(ledger_id, entry_id, "entry log", path, location.offset, b"", error.message)
+    return stored_entry(ledger_id, entry_id, "entry log", path, location.offset, entry, "")
 
 
 def _from_journal(files: LogFileCache, ledger_id: int, entry_id: int, place: JournalPlace) -> StoredEntry:
     try:
         data = files.read_at(place.path, place.position + JOURNAL_HEADER_BYTES, place.length)
     except MagnetarError as error:
-        return _entry(ledger_id, entry_id, "journal", place.path, place.position, b"", error.message)
-    return _entry(ledger_id, entry_id, "journal", place.path, place.position, data, "")
+        return stored_entry(ledger_id, entry_id, "journal", place.path, place.position, b"", error.message)
+    return stored_entry(ledger_id, entry_id, "journal", place.path, place.position, data, "")
 
 
-def _entry(
+def stored_entry(
     ledger_id: int, entry_id: int, source: str, path: str, position: int, data: bytes, damage: str
 ) -> StoredEntry:
+    """From the bytes that were read, none if they cannot be; they are verified."""
     confirmed, length = -1, -1
     if data:
         try:

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFailed
-from magnetar.runtime.files import File
 
-from ..entry_log.records import (
-    FOOTER_END_BYTES,
-    LOG_HEADER_BYTES,
-    LOG_VERSIONS,
-    RECORD_HEADER_BYTES,
-    STATE_ENTRY,
-    SYNCED_ENTRY,
-    Footer,
-    Scanned,
-    decode_footer,
-    footer_bytes,
-    log_version,
-)
-from ..entry_log.scan import scan_log
-from ..index import LedgerRecord, Location, decode_ledger_record
-from .index_view import IndexView
+from ..entry_log.records import RECORD_HEADER_BYTES, STATE_ENTRY, SYNCED_ENTRY, Scanned
+from ..entry_log.scan import LogScan, scan_log
+from ..index import LedgerRecord, Location, LocationIndex, decode_ledger_record
 from .journals import Progress, no_progress
-from .stopped import LogFile, StoppedBookie
+from .stopped import BookieData, LogFile
 
 __all__ = [
     "LogBroken",
@@ -38,16 +25,12 @@ __all__ = [
 ]
 
 
-_SECTOR_BYTES = 4096
-
-
 class LogHeader(NamedTuple):
     """The first item of a walk. `damage` is empty if the header is good."""
 
     log_id: int
     path: str
     bytes: int
-    version: int
     damage: str
 
 
@@ -107,7 +90,7 @@ class LogEnd(NamedTuple):
     damage: str
 
 
-def find_log(bookie: StoppedBookie, text: str) -> LogFile:
+def find_log(bookie: BookieData, text: str) -> LogFile:
     """Finds a log by id (hexadecimal), name or path. DataDirectoryError when there is none."""
     logs = bookie.logs()
     name = text.rpartition("/")[2]
@@ -126,7 +109,11 @@ def find_log(bookie: StoppedBookie, text: str) -> LogFile:
 
 
 def walk_entry_log(
-    bookie: StoppedBookie, log: LogFile, *, index: IndexView | None = None, progress: Progress = no_progress
+    bookie: BookieData,
+    log: LogFile,
+    *,
+    index: LocationIndex | None = None,
+    progress: Progress = no_progress,
 ) -> Iterator[LogHeader | LogRecord | LogBroken | LogEnd]:
     """Yields a LogHeader, records and broken ranges in order, and a LogEnd. `index` None: the bookie's, if it can be opened.
 
@@ -142,7 +129,7 @@ def walk_entry_log(
 
 class _LogWalk:
     def __init__(
-        self, bookie: StoppedBookie, log: LogFile, index: IndexView | None, progress: Progress
+        self, bookie: BookieData, log: LogFile, index: LocationIndex | None, progress: Progress
     ) -> None:
         self._bookie = bookie
         self._log = log
@@ -153,18 +140,17 @@ class _LogWalk:
 
     def run(self) -> Iterator[LogHeader | LogRecord | LogBroken | LogEnd]:
         log = self._log
-        file = self._bookie.files.open(log.path, read_only=True)
-        try:
-            size = file.size()
-            version = log_version(file.read_at(0, LOG_HEADER_BYTES), log.log_id)
-            yield LogHeader(log.log_id, log.path, size, version, _header_damage(version, size))
-            footer, footer_state = _read_footer(file, size, log.log_id)
-            for found in scan_log(_Readable(file).read_at, size, log.log_id):
-                self._progress(f"entry log {log.log_id:08x}", found.offset, size)
+        with closing(self._bookie.files.open(log.path, read_only=True)) as file:
+            scan = LogScan(log.log_id, file.size())
+            records = scan_log(file.read_at, scan)
+            found = next(records, None)  # the header comes before it
+            damage = f"it {scan.header_fault}" if scan.header_fault else ""
+            yield LogHeader(log.log_id, log.path, scan.size, damage)
+            while found is not None:
+                self._progress(f"entry log {log.log_id:08x}", found.offset, scan.size)
                 yield self._found(found)
-            yield self._end(footer, footer_state)
-        finally:
-            file.close()
+                found = next(records, None)
+            yield self._end(scan)
 
     def _found(self, found: Scanned) -> LogRecord | LogBroken:
         log_id = self._log.log_id
@@ -214,10 +200,11 @@ class _LogWalk:
             found.ledger_id, known.records + 1, known.bytes + size, known.live + live
         )
 
-    def _end(self, footer: Footer | None, footer_state: bool | None) -> LogEnd:
+    def _end(self, scan: LogScan) -> LogEnd:
+        footer_state = scan.footer is not None if scan.footer_found else None
         damage = "the footer is damaged" if footer_state is False else ""
         counted = {ledger_id: row.bytes for ledger_id, row in self._ledgers.items()}
-        if footer is not None and not self._damaged and footer.ledgers != counted:
+        if scan.footer is not None and not self._damaged and scan.footer.ledgers != counted:
             damage = "the footer does not match the records"
         return LogEnd(
             self._log.log_id,
@@ -231,44 +218,6 @@ class _LogWalk:
             self._ledgers,
             damage,
         )
-
-
-def _read_footer(file: File, size: int, log_id: int) -> tuple[Footer | None, bool | None]:
-    length = footer_bytes(file.read_at(max(size - FOOTER_END_BYTES, 0), FOOTER_END_BYTES))
-    if not length or length > size:
-        return None, None
-    footer = decode_footer(file.read_at(size - length, length), log_id, size)
-    return footer, footer is not None
-
-
-class _Readable:
-    """A file whose unreadable sectors read as zeros, in which no record is good."""
-
-    def __init__(self, file: File) -> None:
-        self._file = file
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        try:
-            return self._file.read_at(offset, length)
-        except StorageFailed:
-            parts: list[bytes] = []
-            end = offset + length
-            while offset < end:
-                step = min(_SECTOR_BYTES - offset % _SECTOR_BYTES, end - offset)
-                try:
-                    parts.append(self._file.read_at(offset, step))
-                except StorageFailed:
-                    parts.append(bytes(step))
-                offset += step
-            return b"".join(parts)
-
-
-def _header_damage(version: int, size: int) -> str:
-    if version in LOG_VERSIONS or not size:
-        return ""
-    if version:
-        return f"it has version {version}, this program reads {LOG_VERSIONS[0]} to {LOG_VERSIONS[-1]}"
-    return "it does not begin as an entry log does"
 
 
 def _state(data: bytes) -> tuple[LedgerRecord | None, str]:

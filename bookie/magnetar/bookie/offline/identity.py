@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from magnetar.proto.errors import MagnetarError
-from magnetar.runtime.files import Files
+from magnetar.runtime.files import Files, file_size
 
-from ..cookie import JOURNAL_ROLE, LEDGERS_ROLE, Cookie, decode_cookie
+from ..cookie import FORMAT_VERSION, JOURNAL_ROLE, LEDGERS_ROLE, Cookie, decode_cookie
 from ..directories import (
+    check_data_directory,
     data_names,
     forget_ledger_directory,
-    open_data_directory,
     rename_directory,
     replace_cookie,
 )
 from ..layout import DataLayout
+from ..read_only import read_only_reason
 from ..settings import BookieSettings
-from .look_only import LookOnlyFiles
-from .stopped import StoppedBookie, file_size, lock_stopped
+from .journals import read_mark
+from .stopped import BookieData, StoppedBookie, lock_stopped
 
 __all__ = [
     "DirectoryReport",
@@ -28,6 +29,8 @@ __all__ = [
     "check_identity",
     "declare_lost",
     "declare_moved",
+    "describe",
+    "describe_cookie",
     "inspect_directories",
 ]
 
@@ -50,7 +53,7 @@ class DirectoryReport(NamedTuple):
     bytes: int
 
 
-def inspect_directories(bookie: StoppedBookie, cookie: Cookie) -> list[DirectoryReport]:
+def inspect_directories(bookie: BookieData, cookie: Cookie) -> list[DirectoryReport]:
     """Journal directories first, in the order of the settings, then those that only the cookie knows."""
     layout = bookie.layout
     rows: list[DirectoryReport] = []
@@ -81,7 +84,7 @@ def inspect_directories(bookie: StoppedBookie, cookie: Cookie) -> list[Directory
     return rows
 
 
-def _copy(bookie: StoppedBookie, cookie: Cookie, role: str, name: str, path: str) -> str:
+def _copy(bookie: BookieData, cookie: Cookie, role: str, name: str, path: str) -> str:
     copy_path = os.path.join(path, "cookie")
     if not bookie.files.exists(copy_path):
         return "none"
@@ -96,12 +99,61 @@ def _copy(bookie: StoppedBookie, cookie: Cookie, role: str, name: str, path: str
     return f"of {copy.role} directory {copy.directory}"
 
 
-def check_identity(bookie: StoppedBookie) -> str:
+def describe(bookie: BookieData, *, running: bool) -> dict[str, Any]:
+    """The first look: identity, directories (DirectoryReport), sizes, mark, read-only; `problem` is that of a start."""
+    cookie, logs = bookie.cookie, bookie.logs()
+    reason = read_only_reason(bookie.files, bookie.layout)
+    free, total = bookie.files.free_bytes(bookie.layout.root)
+    problem = check_identity(bookie)
+    mark: dict[str, Any] | None = None
+    try:
+        mark = {name: place._asdict() for name, place in (read_mark(bookie) or {}).items()}
+    except MagnetarError as error:
+        problem = problem or error.message
+    return _identity_of(cookie) | {
+        "running": running,
+        "data_directory": os.path.abspath(bookie.layout.root),
+        "index_directory": bookie.layout.index,
+        "directories": [row._asdict() for row in inspect_directories(bookie, cookie)],
+        "mark": mark,
+        "entry_logs": len(logs),
+        "entry_log_bytes": sum(log.bytes for log in logs),
+        "free_bytes": free,
+        "total_bytes": total,
+        "read_only": bool(reason),
+        "read_only_reason": reason,
+        "problem": problem,
+    }
+
+
+def describe_cookie(bookie: BookieData, cookie: Cookie) -> dict[str, Any]:
+    """What the cookie says, and its directories; `problem`: why a start would refuse them, "" if it would not."""
+    fields = cookie._asdict()
+    del fields["incarnations"]  # hundreds of random numbers
+    return (
+        fields
+        | _identity_of(cookie)
+        | {
+            "ledger_directories": [row._asdict() for row in cookie.ledger_directories],
+            "directories": [row._asdict() for row in inspect_directories(bookie, cookie)],
+            "problem": check_identity(bookie),
+        }
+    )
+
+
+def _identity_of(cookie: Cookie) -> dict[str, Any]:
+    return {
+        "bookie_id": cookie.bookie_id,
+        "instance": f"{cookie.instance:016x}",
+        "cluster": f"{cookie.cluster:016x}" if cookie.cluster else "",
+        "format_version": FORMAT_VERSION,
+    }
+
+
+def check_identity(bookie: BookieData) -> str:
     """Why a start would refuse cookie or directories; empty: it would not. Changes nothing."""
     try:
-        open_data_directory(
-            LookOnlyFiles(bookie.files), bookie.layout, bookie.settings.bookie_id, random.Random(0)
-        )
+        check_data_directory(bookie.files, bookie.layout, bookie.settings.bookie_id, random.Random(0))
     except MagnetarError as error:
         return error.message
     return ""

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from typing import NamedTuple
 
-import xxhash
-
 from magnetar.proto.errors import MagnetarError
+from magnetar.runtime.files import file_size
 
-from ..scrub.progress import decode_progress
+from ..index.database_files import DatabaseFileCheck, database_file_names
+from ..scrub.progress import ScrubProgress
 from .journals import Progress, no_progress
-from .stopped import StoppedBookie, file_size
+from .stopped import StoppedBookie
 
 __all__ = ["IndexFile", "check_index_files"]
 
@@ -33,50 +34,23 @@ class IndexFile(NamedTuple):
 
 
 def check_index_files(bookie: StoppedBookie, progress: Progress = no_progress) -> Iterator[IndexFile]:
-    """Tables and MANIFEST, by name. Whatever cannot be read is damage."""
-    directory = bookie.layout.index
-    tables = _known_tables(bookie)
-    names = [
-        name for name in bookie.files.list(directory) if name.endswith(".sst") or name.startswith("MANIFEST-")
-    ]
-    total = sum(file_size(bookie.files, os.path.join(directory, name)) for name in names)
+    """CURRENT, MANIFEST and tables, by name. Whatever cannot be read is damage."""
+    files, directory = bookie.files, bookie.layout.index
+    scrubbed = ScrubProgress(files, bookie.layout.scrub)
+    scrubbed.load()
+    names = database_file_names(files, directory)
+    sizes = {name: file_size(files, os.path.join(directory, name)) for name in names}
     done = 0
-    for name in names:
+    for name, size in sizes.items():
         path = os.path.join(directory, name)
-        size = file_size(bookie.files, path)
-        length, checksum = tables.get(name, (size, None))
+        check = DatabaseFileCheck(name, size, scrubbed.tables.get(name))
         try:
-            damage = _compare(bookie, path, size, length, checksum)
+            with closing(files.open(path, read_only=True)) as file:
+                for offset in range(0, size, _STEP_BYTES):
+                    check.take(file.read_at(offset, _STEP_BYTES))
+            damage = check.fault(names)
         except MagnetarError as error:
             damage = error.message
         done += size
-        progress("index files", done, total)
-        yield IndexFile(path, size, checksum is not None, damage)
-
-
-def _known_tables(bookie: StoppedBookie) -> dict[str, tuple[int, int]]:
-    """(bytes, checksum of so many first bytes) by name; empty if no scrub stored any, or the stored ones are damaged."""
-    path = os.path.join(bookie.layout.root, "scrub")
-    if not bookie.files.exists(path):
-        return {}
-    try:
-        rows = decode_progress(bookie.files.read(path))["tables"]
-        return {str(name): (int(row[0]), int(row[1])) for name, row in rows.items()}
-    except (MagnetarError, ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return {}
-
-
-def _compare(bookie: StoppedBookie, path: str, size: int, length: int, checksum: int | None) -> str:
-    if size < length:
-        return f"it has {size} bytes and had {length}"
-    digest = xxhash.xxh3_64()
-    file = bookie.files.open(path, read_only=True)
-    try:
-        for offset in range(0, size, _STEP_BYTES):
-            data = file.read_at(offset, _STEP_BYTES)
-            digest.update(data[: max(length - offset, 0)])
-    finally:
-        file.close()
-    if checksum is not None and digest.intdigest() != checksum:
-        return "its bytes have changed since they were written"
-    return ""
+        progress("index files", done, sum(sizes.values()))
+        yield IndexFile(path, size, check.compared, damage)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..entry_ids import EntryIds
 from ..index import LedgerRecord
 from ..journal.records import RecordType
-from .entry_ids import EntryIds
 from .journals import JournalFileReport, JournalGap, JournalRecord, Progress, no_progress, walk_journals
-from .stopped import StoppedBookie
+from .stopped import BookieData
 
 __all__ = ["JournalPlace", "Journaled", "JournaledLedger"]
 
@@ -24,20 +24,11 @@ class JournalPlace(NamedTuple):
 class JournaledLedger:
     """One ledger. `ids` are all that the journals hold, `bytes` are those of the entries that no entry log has."""
 
-    def __init__(self) -> None:
+    def __init__(self, deleted_at_ms: int) -> None:
         self.ids = EntryIds()
         self.bytes = 0
-        self.fenced = False
-        self.deleted_at_ms = 0
-        self.explicit_lac = -1
-        self.last_entry = -1
-        self.last_add_confirmed = -1
-
-    def record(self) -> LedgerRecord:
-        """What a start adds to the ledger's record."""
-        return LedgerRecord(
-            self.fenced, self.explicit_lac, self.last_entry, self.last_add_confirmed, self.deleted_at_ms
-        )
+        # What a start adds to the ledger's record.
+        self.record = LedgerRecord(deleted_at_ms=deleted_at_ms)
 
 
 class Journaled:
@@ -52,7 +43,7 @@ class Journaled:
 
     @classmethod
     def read(
-        cls, bookie: StoppedBookie, *, places_of: int | None = None, progress: Progress = no_progress
+        cls, bookie: BookieData, *, places_of: int | None = None, progress: Progress = no_progress
     ) -> Journaled:
         """Reads all journals from the mark on. DataDirectoryError for a damaged mark, StorageFailed."""
         found = cls()
@@ -60,40 +51,35 @@ class Journaled:
         for item in walk_journals(bookie, from_mark=True, progress=progress):
             if isinstance(item, JournalRecord) and item.journal != stopped_at:
                 found._note(bookie, item, places_of)
-            elif isinstance(item, JournalGap) and item.verdict == "damage":
+            elif isinstance(item, JournalGap) and item.ends_replay:
                 stopped_at = item.journal
-                found.warnings.append(
-                    f"{item.path} is damaged at or after byte {item.position}; what follows it is left out"
-                )
+                if item.is_damage:
+                    found.warnings.append(
+                        f"{item.path} is damaged at or after byte {item.position}; what follows it is left out"
+                    )
             elif isinstance(item, JournalFileReport) and item.state == "missing":
                 found.warnings.append(f"{item.path} is missing although the mark needs it")
         return found
 
-    def _note(self, bookie: StoppedBookie, record: JournalRecord, places_of: int | None) -> None:
-        if record.ledger_id < 0:
+    def _note(self, bookie: BookieData, record: JournalRecord, places_of: int | None) -> None:
+        if record.change is None:
             return
         ledger = self.ledgers.get(record.ledger_id)
         if ledger is None:
-            ledger = self.ledgers[record.ledger_id] = JournaledLedger()
             known = bookie.index.get_ledger(record.ledger_id)
-            ledger.deleted_at_ms = known.deleted_at_ms if known is not None else 0
-        if record.kind == RecordType.ADD:
-            if ledger.deleted_at_ms:
+            ledger = JournaledLedger(known.deleted_at_ms if known is not None else 0)
+            self.ledgers[record.ledger_id] = ledger
+        if record.type_number == RecordType.ADD:
+            if ledger.record.deleted_at_ms:
                 return  # rule 7: a start skips it as well
-            length = len(record.payload)
+            length = record.payload_bytes
             if (
                 ledger.ids.add(record.entry_id)
                 and bookie.index.get(record.ledger_id, record.entry_id) is None
             ):
                 ledger.bytes += length
-            ledger.last_entry = max(ledger.last_entry, record.entry_id)
-            ledger.last_add_confirmed = max(ledger.last_add_confirmed, record.last_add_confirmed)
             if record.ledger_id == places_of:
                 self.places[record.entry_id] = JournalPlace(record.path, record.position, length)
-        elif record.kind == RecordType.FENCE:
-            ledger.fenced = True
-        elif record.kind == RecordType.DELETED:
-            ledger.deleted_at_ms = max(ledger.deleted_at_ms, record.deleted_at_ms)
+        elif record.type_number == RecordType.DELETED:
             ledger.ids, ledger.bytes = EntryIds(), 0
-        elif record.kind == RecordType.LAST_CONFIRMED:
-            ledger.explicit_lac = max(ledger.explicit_lac, record.last_add_confirmed)
+        ledger.record = ledger.record.merged(record.change)

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 from magnetar.proto.errors import DataDirectoryError
-from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER_BYTES
-from magnetar.runtime.files import File
 
-from ..journal.records import (
-    DELETED,
-    FENCE,
-    LAST_CONFIRMED,
-    RECORD_HEADER_BYTES,
-    Gap,
-    Record,
-    RecordType,
-    incarnation_of,
-    scan_journal,
-)
-from ..journal.recovery import BegunFile, GapVerdict, begun_files, journal_files, judge
+from ..index import LedgerRecord
+from ..journal.changes import ledger_change
+from ..journal.records import Gap, Record, RecordType, holds_trace, incarnation_of, scan_journal
+from ..journal.recovery import GapVerdict, NeededFile, begun_files, journal_files, walk_journal
 from ..layout import journal_path
 from ..mark import JournalPosition, decode_mark
-from .stopped import StoppedBookie
+from .stopped import BookieData
 
 __all__ = [
     "JournalDirectory",
@@ -39,7 +30,8 @@ __all__ = [
 
 # (label, bytes done, bytes in all)
 Progress = Callable[[str, int, int], None]
-_FIND_BYTES = 4 << 20
+_TYPE_NAMES = {int(known): known.name for known in RecordType}
+_NOTHING = LedgerRecord()
 
 
 def no_progress(label: str, done: int, total: int) -> None:
@@ -73,7 +65,7 @@ class JournalFileReport(NamedTuple):
 
 
 class JournalRecord(NamedTuple):
-    """A good record. Ids and last_add_confirmed are -1 where its type has none; `payload` follows its header."""
+    """A good record. Ids and last_add_confirmed are -1 where its type has none; the payload follows its header."""
 
     journal: int
     path: str
@@ -88,16 +80,18 @@ class JournalRecord(NamedTuple):
     deleted_at_ms: int
     # Before the mark: a start reads over it.
     below_mark: bool
-    payload: bytes
-    kind: int
+    payload_bytes: int
+    type_number: int
+    # What it adds to the record of its ledger; None for those that the journal writes for itself, and unknown types.
+    change: LedgerRecord | None
 
 
 class JournalGap(NamedTuple):
     """A place without the record that should be there.
 
     `verdict`: "clean end", "complete" (the next file goes on here), "torn tail" (never acknowledged), "damage", "damage
-    below the mark" (the entry logs have what was there), "not needed". `resumes_at` is the offset of the next good
-    record, -1 if there is none.
+    below the mark" (the entry logs have what was there), "not needed", "being written" (by a running bookie). `resumes_at`
+    is the offset of the next good record, -1 if there is none.
     """
 
     journal: int
@@ -113,14 +107,19 @@ class JournalGap(NamedTuple):
         """True where a start finds bytes changed that were synced."""
         return self.verdict in (GapVerdict.DAMAGE.value, GapVerdict.DAMAGE_BELOW_MARK.value)
 
+    @property
+    def ends_replay(self) -> bool:
+        """True where a start reads no further: what is behind it was never acknowledged, or the start is refused."""
+        return self.verdict in (GapVerdict.DAMAGE.value, GapVerdict.TORN_TAIL.value)
 
-def read_mark(bookie: StoppedBookie) -> dict[str, JournalPosition] | None:
+
+def read_mark(bookie: BookieData) -> dict[str, JournalPosition] | None:
     """Positions by the directory's name; None without a mark. DataDirectoryError when it is damaged."""
     path = bookie.layout.mark
     return decode_mark(bookie.files.read(path), path) if bookie.files.exists(path) else None
 
 
-def journal_directories(bookie: StoppedBookie) -> list[JournalDirectory]:
+def journal_directories(bookie: BookieData) -> list[JournalDirectory]:
     """Numbered in the order of the settings; what only mark or cookie name comes after. DataDirectoryError (mark)."""
     layout = bookie.layout
     mark = read_mark(bookie) or {}
@@ -138,7 +137,7 @@ def journal_directories(bookie: StoppedBookie) -> list[JournalDirectory]:
 
 
 def walk_journals(
-    bookie: StoppedBookie,
+    bookie: BookieData,
     *,
     journal: int | None = None,
     file: str = "",
@@ -175,7 +174,7 @@ class _DirectoryWalk:
 
     def __init__(
         self,
-        bookie: StoppedBookie,
+        bookie: BookieData,
         directory: JournalDirectory,
         file: str,
         from_mark: bool,
@@ -187,81 +186,54 @@ class _DirectoryWalk:
         self._file = file
         self._from_mark = from_mark
         self._progress = progress
-        self._done = self._total = 0
 
     def run(self) -> Iterator[JournalFileReport | JournalRecord | JournalGap]:
-        directory, instance = self._directory, self._bookie.cookie.instance
-        sizes = dict(journal_files(self._bookie.files, directory.path))
-        mark = directory.mark
-        needed = [sequence for sequence in sizes if mark is not None and sequence >= mark.sequence]
-        begun = begun_files(self._bookie.files, directory.path, instance, needed)
-        self._total = sum(sizes[one.sequence] for one in begun)
-        if mark is not None and mark.sequence not in sizes:
-            path = journal_path(directory.path, mark.sequence)
-            if self._wanted(path):
-                yield JournalFileReport(directory.number, mark.sequence, path, 0, "missing", -1)
-        in_order = {one.sequence: one for one in begun}
-        expected = mark.base if mark is not None else 0
+        mark = self._directory.mark
+        sizes = dict(journal_files(self._bookie.files, self._directory.path))
+        before = [sequence for sequence in sizes if mark is None or sequence < mark.sequence]
+        for sequence in before:
+            yield from self._unneeded(sequence, sizes.pop(sequence))
+        if mark is not None:
+            for item in self._needed(mark, sum(sizes.values())):
+                if isinstance(item, JournalFileReport):
+                    sizes.pop(item.sequence, None)
+                yield item
         for sequence, size in sizes.items():
-            one = in_order.get(sequence)
-            if one is None:
-                yield from self._unneeded(sequence, size)
-                continue
-            assert mark is not None
-            later = next((other for other in begun if other.sequence > sequence), None)
-            wanted = self._wanted(one.path)
-            if wanted:
-                base = -1 if one.base is None else one.base
-                yield JournalFileReport(directory.number, sequence, one.path, size, "needed", base)
-            for item in self._scan(one, size, expected, mark, later):
-                if isinstance(item, JournalRecord):
-                    expected = item.offset + RECORD_HEADER_BYTES + len(item.payload)
-                    if item.below_mark and self._from_mark:
-                        continue
-                if wanted:
-                    yield item
-        if mark is not None and mark.sequence in sizes and not begun and mark.offset > mark.base:
-            # Everything in the marked file is lost, its BEGIN record too.
-            path = journal_path(directory.path, mark.sequence)
-            if self._wanted(path):
-                yield JournalGap(directory.number, path, 0, mark.base, -1, -1, GapVerdict.DAMAGE.value)
+            yield from self._unneeded(sequence, size)
 
     def _wanted(self, path: str) -> bool:
         wanted = not self._file or path == self._file or path.rpartition("/")[2] == self._file
         self.found = self.found or wanted
         return wanted
 
-    def _scan(
-        self,
-        one: BegunFile,
-        size: int,
-        expected: int,
-        mark: JournalPosition,
-        later: BegunFile | None,
-    ) -> Iterator[JournalRecord | JournalGap]:
-        number = self._directory.number
-        incarnation = incarnation_of(self._bookie.cookie.instance, one.sequence)
-        file = self._bookie.files.open(one.path, read_only=True)
-        try:
-            for item in scan_journal(file.read_at, size, incarnation, expected):
-                self._progress("journals", self._done + item.position, self._total)
-                if isinstance(item, Record):
-                    yield _record(number, one.path, item, item.offset < mark.offset)
-                    continue
-                verdict = judge(
-                    item,
-                    mark_offset=mark.offset,
-                    later_begun=later is not None,
-                    later_base=later.base if later is not None else None,
-                )
-                name = verdict.value
-                if verdict is GapVerdict.TORN_TAIL and not _holds(file, size, item.position, incarnation):
-                    name = "clean end"
-                yield _gap(number, one.path, item, name)
-        finally:
-            file.close()
-        self._done += size
-        self._progress("journals", self._done, self._total)
+    def _needed(
+        self, mark: JournalPosition, total: int
+    ) -> Iterator[JournalFileReport | JournalRecord | JournalGap]:
+        """What a start reads, as it reads it."""
+        number, files, instance = self._directory.number, self._bookie.files, self._bookie.cookie.instance
+        report = JournalFileReport(number, 0, "", 0, "", -1)
+        before = 0
+        for item in walk_journal(files, self._directory.path, instance, mark):
+            if isinstance(item, NeededFile):
+                before += report.bytes
+                state = "missing" if item.missing else "needed"
+                report = _report(number, item, state)
+                if self._wanted(item.path):
+                    yield report
+            elif isinstance(item, Record):
+                self._progress("journals", before + item.position, total)
+                below = item.offset < mark.offset
+                if self._wanted(report.path) and not (below and self._from_mark):
+                    yield _record(number, report.path, item, below)
+            elif self._wanted(item.path):
+                gap, name = item.gap, item.verdict.value
+                if item.verdict is GapVerdict.TORN_TAIL:
+                    with closing(files.open(item.path, read_only=True)) as file:
+                        incarnation = incarnation_of(instance, report.sequence)
+                        if not holds_trace(file.read_at, report.bytes, incarnation, gap.position):
+                            name = "clean end"
+                yield _gap(number, item.path, gap, name)
+        self._progress("journals", total, total)
 
     def _unneeded(self, sequence: int, size: int) -> Iterator[JournalFileReport | JournalRecord | JournalGap]:
         """A file that no start reads; its records are shown if it was asked for."""
@@ -270,69 +242,48 @@ class _DirectoryWalk:
             return
         instance = self._bookie.cookie.instance
         begun = begun_files(self._bookie.files, self._directory.path, instance, [sequence])
-        base = begun[0].base if begun else None
-        state = "unneeded" if begun else "prepared"
+        found = begun[0] if begun else NeededFile(sequence, path, size, None)
         if not self._from_mark:
-            yield JournalFileReport(number, sequence, path, size, state, -1 if base is None else base)
-        if not self._file or base is None:
+            yield _report(number, found, "unneeded" if begun else "prepared")
+        if not self._file or found.base is None:
             return
-        file = self._bookie.files.open(path, read_only=True)
-        try:
-            for item in scan_journal(file.read_at, size, incarnation_of(instance, sequence), base):
+        with closing(self._bookie.files.open(path, read_only=True)) as file:
+            for item in scan_journal(file.read_at, size, incarnation_of(instance, sequence), found.base):
                 if isinstance(item, Record):
                     yield _record(number, path, item, True)
                 else:
                     yield _gap(number, path, item, "not needed")
-        finally:
-            file.close()
+
+
+def _report(number: int, file: NeededFile, state: str) -> JournalFileReport:
+    base = -1 if file.base is None else file.base
+    return JournalFileReport(number, file.sequence, file.path, file.bytes, state, base)
 
 
 def _record(number: int, path: str, record: Record, below_mark: bool) -> JournalRecord:
-    ledger_id = entry_id = confirmed = -1
-    deleted_at_ms = 0
-    payload = record.payload
-    if record.type == RecordType.ADD and len(payload) >= LEDGER_ENTRY_HEADER_BYTES:
-        ledger_id, entry_id, confirmed, _ = LEDGER_ENTRY_FIELDS.unpack_from(payload)
-    elif record.type == RecordType.FENCE:
-        (ledger_id,) = FENCE.unpack_from(payload)
-    elif record.type == RecordType.LAST_CONFIRMED:
-        ledger_id, confirmed = LAST_CONFIRMED.unpack_from(payload)
-    elif record.type == RecordType.DELETED:
-        ledger_id, deleted_at_ms = DELETED.unpack_from(payload)
     try:
-        name = RecordType(record.type).name
-    except ValueError:
-        name = f"UNKNOWN {record.type}"
+        ledger_id, change = ledger_change(record) or (-1, None)
+    except DataDirectoryError:
+        ledger_id, change = -1, None
+    known = change or _NOTHING
     return JournalRecord(
         number,
         path,
         record.position,
         record.offset,
         record.synced_to,
-        name,
+        _TYPE_NAMES.get(record.type) or f"UNKNOWN {record.type}",
         ledger_id,
-        entry_id,
-        confirmed,
-        deleted_at_ms,
+        known.last_entry,
+        max(known.last_add_confirmed, known.explicit_lac),
+        known.deleted_at_ms,
         below_mark,
-        payload,
+        len(record.payload),
         record.type,
+        change,
     )
 
 
 def _gap(number: int, path: str, gap: Gap, verdict: str) -> JournalGap:
     resumes_at = -1 if gap.resumes_at is None else gap.resumes_at
     return JournalGap(number, path, gap.position, gap.offset, resumes_at, gap.later_synced_to, verdict)
-
-
-def _holds(file: File, size: int, position: int, incarnation: int) -> bool:
-    """True if the file has anything of this incarnation at or after `position`: then a write was torn there."""
-    pattern = incarnation.to_bytes(8, "big")
-    while position < size:
-        data = file.read_at(position, _FIND_BYTES)
-        if pattern in data:
-            return True
-        if len(data) <= len(pattern):
-            return False
-        position += len(data) - len(pattern) + 1
-    return False

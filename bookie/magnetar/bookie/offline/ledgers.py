@@ -7,12 +7,15 @@ from typing import NamedTuple
 
 from magnetar.proto.errors import LedgerNotFound
 
-from ..index import LedgerRecord
-from .entry_ids import EntryIds
+from ..entry_ids import EntryIds
+from ..index import LedgerRecord, Location
+from ..index.walks import ledgers_of, location_pages, locations_of_ledger
 from .journaled import Journaled, JournaledLedger
-from .stopped import StoppedBookie
+from .stopped import BookieData
 
-__all__ = ["LedgerSummary", "list_ledgers"]
+__all__ = ["LedgerSummary", "list_ledgers", "walk_ledgers"]
+
+_PAGE_ROWS = 1000
 
 
 class LedgerSummary(NamedTuple):
@@ -49,42 +52,54 @@ class _Indexed:
 
 
 def list_ledgers(
-    bookie: StoppedBookie, journaled: Journaled, ledger_id: int | None = None
+    bookie: BookieData, journaled: Journaled, ledger_id: int | None = None
 ) -> Iterator[LedgerSummary]:
     """Every ledger that anything is known of, ascending, or this one. Streams: memory for one ledger.
 
     Raises LedgerNotFound when nothing is known of `ledger_id`, StorageFailed when the index is damaged.
     """
-    if ledger_id is not None:
-        indexed = _Indexed()
-        for _, entry_id, location in bookie.index.locations(ledger_id):
-            _note(indexed, entry_id, location.length, location.log_id)
-        record = bookie.index.get_ledger(ledger_id)
-        waiting = journaled.ledgers.get(ledger_id)
-        if record is None and waiting is None and not len(indexed.ids):
-            raise LedgerNotFound(
-                f"nothing is known of ledger {ledger_id} in {bookie.layout.root}; `magnetar bookie ledgers` lists what is",
-                ledger_id=ledger_id,
-            )
-        yield _summary(ledger_id, record, indexed, waiting)
+    return filter(None, walk_ledgers(bookie, journaled, ledger_id))
+
+
+def walk_ledgers(
+    bookie: BookieData, journaled: Journaled, ledger_id: int | None = None
+) -> Iterator[LedgerSummary | None]:
+    """The same, with None after each page of the index: a loop may do other work then."""
+    if ledger_id is None:
+        yield from _merge(bookie, journaled)
         return
-    yield from _merge(bookie, journaled)
+    indexed = _Indexed()
+    for number, (entry_id, location) in enumerate(locations_of_ledger(bookie.index, ledger_id), 1):
+        _note(indexed, entry_id, location)
+        if not number % _PAGE_ROWS:
+            yield None
+    record = bookie.index.get_ledger(ledger_id)
+    waiting = journaled.ledgers.get(ledger_id)
+    if record is None and waiting is None and not len(indexed.ids):
+        raise LedgerNotFound(
+            f"nothing is known of ledger {ledger_id} in {bookie.layout.root}; `magnetar bookie ledgers` lists what is",
+            ledger_id=ledger_id,
+        )
+    yield _summary(ledger_id, record, indexed, waiting)
 
 
-def _merge(bookie: StoppedBookie, journaled: Journaled) -> Iterator[LedgerSummary]:
+def _merge(bookie: BookieData, journaled: Journaled) -> Iterator[LedgerSummary | None]:
     """Three ascending streams: locations by ledger, ledger records, what the journals hold."""
     by_location = _by_ledger(bookie)
-    by_record = iter(bookie.index.ledgers())
+    by_record = ledgers_of(bookie.index)
     by_journal = iter(sorted(journaled.ledgers.items()))
     located, recorded, waiting = next(by_location, None), next(by_record, None), next(by_journal, None)
     while True:
+        while located is not None and located[1] is None:
+            yield None
+            located = next(by_location, None)
         heads = [head[0] for head in (located, recorded, waiting) if head is not None]
         if not heads:
             return
         ledger_id = min(heads)
         indexed, record, journal_part = _Indexed(), None, None
         if located is not None and located[0] == ledger_id:
-            indexed, located = located[1], next(by_location, None)
+            indexed, located = located[1] or indexed, next(by_location, None)
         if recorded is not None and recorded[0] == ledger_id:
             record, recorded = recorded[1], next(by_record, None)
         if waiting is not None and waiting[0] == ledger_id:
@@ -92,22 +107,25 @@ def _merge(bookie: StoppedBookie, journaled: Journaled) -> Iterator[LedgerSummar
         yield _summary(ledger_id, record, indexed, journal_part)
 
 
-def _by_ledger(bookie: StoppedBookie) -> Iterator[tuple[int, _Indexed]]:
+def _by_ledger(bookie: BookieData) -> Iterator[tuple[int, _Indexed | None]]:
+    """None after each page."""
     current, indexed = -1, _Indexed()
-    for ledger_id, entry_id, location in bookie.index.locations():
-        if ledger_id != current:
-            if current >= 0:
-                yield current, indexed
-            current, indexed = ledger_id, _Indexed()
-        _note(indexed, entry_id, location.length, location.log_id)
+    for page in location_pages(bookie.index, _PAGE_ROWS):
+        for ledger_id, entry_id, location in page:
+            if ledger_id != current:
+                if current >= 0:
+                    yield current, indexed
+                current, indexed = ledger_id, _Indexed()
+            _note(indexed, entry_id, location)
+        yield current, None
     if current >= 0:
         yield current, indexed
 
 
-def _note(indexed: _Indexed, entry_id: int, length: int, log_id: int) -> None:
+def _note(indexed: _Indexed, entry_id: int, location: Location) -> None:
     indexed.ids.add(entry_id)
-    indexed.bytes += length
-    indexed.logs[log_id] = None
+    indexed.bytes += location.length
+    indexed.logs[location.log_id] = None
 
 
 def _summary(
@@ -117,7 +135,7 @@ def _summary(
     entries, size = len(indexed.ids), indexed.bytes
     new_entries = 0
     if waiting is not None:
-        known = known.merged(waiting.record())
+        known = known.merged(waiting.record)
         for first, last in waiting.ids.ranges():
             new_entries += sum(map(indexed.ids.add, range(first, last + 1)))
     if known.deleted_at_ms:

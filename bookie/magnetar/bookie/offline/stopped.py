@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from magnetar.proto.errors import DataDirectoryError, MagnetarError
-from magnetar.runtime.files import FileLock, Files, wait_for_lock
+from magnetar.runtime.files import FileLock, Files, file_size, wait_for_lock
 
 from ..cookie import Cookie, decode_cookie
+from ..index import LocationIndex, RocksLocationIndex
+from ..index.locations import REBUILD
 from ..layout import DataLayout
 from ..settings import BookieSettings
-from .index_view import IndexView
 
-__all__ = ["LogFile", "StoppedBookie", "file_size", "lock_stopped"]
+__all__ = ["BookieData", "LogFile", "StoppedBookie", "lock_stopped"]
 
 # Helpers of a daemon that was killed end within some milliseconds.
 _WAIT_FOR_HELPERS_S = 1.0
@@ -28,6 +29,32 @@ class LogFile(NamedTuple):
     bytes: int
 
 
+class BookieData(Protocol):
+    """What the tools read: the data of a stopped bookie, or of a running one that answers for itself (`shell`)."""
+
+    settings: BookieSettings
+    files: Files
+    layout: DataLayout
+
+    @property
+    def cookie(self) -> Cookie:
+        """Whose data it is. DataDirectoryError when the cookie is missing or damaged."""
+        ...
+
+    @property
+    def index(self) -> LocationIndex:
+        """DataDirectoryError when it is missing, damaged or another bookie's."""
+        ...
+
+    def logs(self) -> list[LogFile]:
+        """Every entry log, by id."""
+        ...
+
+    def log_path(self, log_id: int) -> str | None:
+        """Where a log is; None: there is none."""
+        ...
+
+
 class StoppedBookie:
     """Takes the bookie's lock, so that none can start meanwhile, and reads. Made by `open`; close it."""
 
@@ -38,7 +65,7 @@ class StoppedBookie:
         self.layout = layout
         self._lock = lock
         self._cookie: Cookie | None = None
-        self._index: IndexView | None = None
+        self._index: RocksLocationIndex | None = None
         self._logs: list[LogFile] | None = None
         self._paths: dict[int, str] | None = None
 
@@ -75,17 +102,16 @@ class StoppedBookie:
         return self._cookie
 
     @property
-    def index(self) -> IndexView:
+    def index(self) -> RocksLocationIndex:
         """Opened on first use. DataDirectoryError when it is missing, damaged or another bookie's."""
         if self._index is None:
-            index = IndexView(self.layout.index)
+            index = RocksLocationIndex.open_read_only(self.layout.index)
             try:
-                index.check_guard(self.files)
+                index.check_guard()
                 instance = index.instance()
                 if instance is not None and instance != self.cookie.instance:
                     raise DataDirectoryError(
-                        f"the index {self.layout.index} belongs to another bookie; `magnetar bookie index rebuild` "
-                        "makes it anew from the entry logs",
+                        f"the index {self.layout.index} belongs to another bookie; {REBUILD}",
                         path=self.layout.index,
                     )
             except BaseException:
@@ -139,15 +165,6 @@ class StoppedBookie:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def file_size(files: Files, path: str) -> int:
-    """Bytes of a file. DataDirectoryError when it is missing."""
-    file = files.open(path, read_only=True)
-    try:
-        return file.size()
-    finally:
-        file.close()
 
 
 async def lock_stopped(files: Files, layout: DataLayout) -> FileLock:

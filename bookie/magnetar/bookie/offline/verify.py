@@ -13,19 +13,22 @@ What was torn by a crash is no damage: nothing there was ever acknowledged.
 from __future__ import annotations
 
 import os
-from itertools import pairwise
+from contextlib import closing
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFailed
 
 from ..entry_log.log_ids import decode_log_ids
-from ..index import ALL_LEDGERS, LedgerRecord
+from ..index import ALL_LEDGERS, LedgerRecord, LocationIndex, RocksLocationIndex
+from ..index.walks import ledgers_of, location_pages
+from ..journal.records import RecordType
 from .entries import read_located
 from .entry_logs import LogBroken, LogHeader, LogRecord, walk_entry_log
 from .identity import check_identity
 from .index_files import check_index_files
-from .index_view import IndexView
 from .journals import (
+    JournalDirectory,
     JournalFileReport,
     JournalGap,
     JournalRecord,
@@ -41,13 +44,14 @@ __all__ = ["Finding", "Verification", "VerifiedPart", "verify"]
 
 # Further findings are only counted.
 MAX_FINDINGS = 10_000
-_KNOWN_TYPES = ("BEGIN", "ADD", "FENCE", "LAST_CONFIRMED", "SYNCED", "DELETED")
-_PROGRESS_STEP = 10_000
+_STEPS_OVER = "the next start steps over the numbers that it may have reserved"
 
 SOUND = "sound"
 TORN = "torn tail"
 DAMAGE = "damage"
 NOT_CHECKED = "not checked"
+# By a running bookie, whose scrub has not come to it yet.
+WAITING = "waiting"
 
 
 class Finding(NamedTuple):
@@ -62,7 +66,7 @@ class Finding(NamedTuple):
 
 
 class VerifiedPart(NamedTuple):
-    """The result for one part. `verdict`: "sound", "torn tail" (sound as well), "damage" or "not checked"."""
+    """The result for one part. `verdict`: "sound", "torn tail" and "waiting" (sound as well), "damage" or "not checked"."""
 
     part: str
     path: str
@@ -83,7 +87,7 @@ class Verification:
     @property
     def sound(self) -> bool:
         """True if nothing is damaged and everything was checked."""
-        return not self.damage_found and all(check.verdict in (SOUND, TORN) for check in self.checks)
+        return not self.damage_found and all(check.verdict in (SOUND, TORN, WAITING) for check in self.checks)
 
     def found(
         self,
@@ -113,7 +117,7 @@ class _Verify:
         self._bookie = bookie
         self._progress = progress
         self._result = result
-        self._index: IndexView | None = None
+        self._index: RocksLocationIndex | None = None
         # Live records by log, as the scan of the logs found them; None for a log that could not be read.
         self._live: dict[int, int] = {}
         # What the state records of all logs say together.
@@ -180,9 +184,12 @@ class _Verify:
 
     def _walk_journals(self) -> None:
         current: JournalFileReport | None = None
+        ended = False
         records, verdict, note = 0, SOUND, ""
         for item in walk_journals(self._bookie, progress=self._progress):
-            if isinstance(item, JournalFileReport):
+            if isinstance(item, JournalDirectory):
+                ended = False
+            elif isinstance(item, JournalFileReport):
                 if current is not None:
                     self._note(
                         "journal", current.path, verdict, records=records, size=current.bytes, note=note
@@ -194,13 +201,17 @@ class _Verify:
                     current = item
             elif isinstance(item, JournalRecord):
                 records += 1
-                if item.type not in _KNOWN_TYPES and not item.below_mark:
-                    verdict, note = DAMAGE, f"a record of type {item.kind}, which this program does not know"
+                if item.type not in RecordType.__members__ and not item.below_mark:
+                    verdict, note = (
+                        DAMAGE,
+                        f"a record of type {item.type_number}, which this program does not know",
+                    )
                     self._result.found("journal", item.path, note, position=item.position)
-                if item.ledger_id >= 0 and not item.below_mark:
+                if item.change is not None and not item.below_mark and not ended:
                     known = self._replayed.get(item.ledger_id, LedgerRecord())
-                    self._replayed[item.ledger_id] = known.merged(_replayed(item))
+                    self._replayed[item.ledger_id] = known.merged(item.change)
             elif isinstance(item, JournalGap):
+                ended = ended or item.ends_replay
                 if item.is_damage:
                     verdict, note = DAMAGE, f"{item.verdict} at or after byte {item.position}"
                     self._result.found(
@@ -223,19 +234,16 @@ class _Verify:
                 self._note("index", self._bookie.layout.index, SOUND, note="not made yet")
 
     def _check_log_ids(self) -> None:
-        """No number twice, and the file of numbers, which a bookie of the first release has not."""
+        """No number twice, and the file of numbers."""
         for log, other in pairwise(self._bookie.logs()):
             if log.log_id == other.log_id:
                 self._failed("log ids", other.path, f"this entry log is in {os.path.dirname(log.path)} too")
-        path = os.path.join(self._bookie.layout.root, "log-ids")
+        path = self._bookie.layout.log_ids
         if not self._bookie.files.exists(path):
-            return
-        if decode_log_ids(self._bookie.files.read(path)) is None:
-            self._failed(
-                "log ids",
-                path,
-                "it is damaged; the next start steps over the numbers that it may have reserved",
-            )
+            if self._bookie.logs():
+                self._failed("log ids", path, f"it is missing; {_STEPS_OVER}")
+        elif decode_log_ids(self._bookie.files.read(path)) is None:
+            self._failed("log ids", path, f"it is damaged; {_STEPS_OVER}")
         else:
             self._note("log ids", path, SOUND, records=1)
 
@@ -303,16 +311,16 @@ class _Verify:
         note = "" if known == files else f"{files - known} of them no scrub has seen: only read"
         self._note("index files", path, DAMAGE if damaged else SOUND, records=files, size=size, note=note)
 
-    def _check_locations(self, index: IndexView) -> None:
+    def _check_locations(self, index: RocksLocationIndex) -> None:
         counts: dict[int, int] = {}
         path = self._bookie.layout.index
         total, estimate = 0, index.estimated_locations()
         try:
-            for _, _, location in index.locations():
-                counts[location.log_id] = counts.get(location.log_id, 0) + 1
-                total += 1
-                if total % _PROGRESS_STEP == 0:
-                    self._progress("locations", total, max(total, estimate))
+            for page in location_pages(index):
+                for _, _, location in page:
+                    counts[location.log_id] = counts.get(location.log_id, 0) + 1
+                total += len(page)
+                self._progress("locations", total, max(total, estimate))
         except StorageFailed as error:
             self._failed("index", path, error.message)
             return
@@ -328,12 +336,11 @@ class _Verify:
             )
         self._note("index", path, DAMAGE if damaged else SOUND, records=total, note=note)
 
-    def _read_suspects(self, index: IndexView, suspects: set[int]) -> int:
-        files = LogFileCache(self._bookie.files)
+    def _read_suspects(self, index: LocationIndex, suspects: set[int]) -> int:
         damaged = 0
         deleted: tuple[int, bool] = (-1, False)
-        try:
-            for ledger_id, entry_id, location in index.locations():
+        with closing(LogFileCache(self._bookie.files)) as files:
+            for ledger_id, entry_id, location in chain.from_iterable(location_pages(index)):
                 if location.log_id not in suspects:
                     continue
                 if ledger_id != deleted[0]:
@@ -352,17 +359,15 @@ class _Verify:
                         ledger_id=ledger_id,
                         entry_id=entry_id,
                     )
-        finally:
-            files.close()
         return damaged
 
-    def _check_ledgers(self, index: IndexView) -> None:
+    def _check_ledgers(self, index: LocationIndex) -> None:
         """A ledger record says at least what the logs say, and no entry lies beyond its last one."""
         path = self._bookie.layout.index
         before = self._result.damage_found
         count = 0
         try:
-            for ledger_id, record in index.ledgers():
+            for ledger_id, record in ledgers_of(index):
                 count += 1
                 record = record.merged(self._replayed.get(ledger_id, record))
                 state = self._states.pop(ledger_id, None)
@@ -370,10 +375,9 @@ class _Verify:
                 if state is not None and record.merged(state)._replace(unknown=record.unknown) != record:
                     text = f"the index does not say what a state record says: {_missing(record, state)}"
                     self._result.found("ledger record", path, text, ledger_id=ledger_id)
-                for _, entry_id, _ in index.locations(ledger_id, record.last_entry + 1):
+                for entry_id, _ in index.list_locations(ledger_id, record.last_entry, 1):
                     text = f"entry {entry_id} lies beyond the last entry {record.last_entry} of its ledger's record"
                     self._result.found("ledger record", path, text, ledger_id=ledger_id, entry_id=entry_id)
-                    break
             self._check_unrecorded(index)
         except (StorageFailed, DataDirectoryError) as error:
             self._failed("ledger records", path, error.message)
@@ -381,26 +385,14 @@ class _Verify:
         damaged = self._result.damage_found - before
         self._note("ledger records", path, DAMAGE if damaged else SOUND, records=count)
 
-    def _check_unrecorded(self, index: IndexView) -> None:
+    def _check_unrecorded(self, index: LocationIndex) -> None:
         """States in the logs of ledgers without a record: fine once the ledger was deleted and forgotten."""
         for ledger_id, state in sorted(self._states.items()):
             if state.deleted_at_ms or ledger_id in self._replayed:
                 continue
-            if next(index.locations(ledger_id), None) is not None:
+            if index.list_locations(ledger_id, count=1):
                 text = "entries and a state record are in the entry logs, but the index has no record of the ledger"
                 self._result.found("ledger record", self._bookie.layout.index, text, ledger_id=ledger_id)
-
-
-def _replayed(item: JournalRecord) -> LedgerRecord:
-    """What a journal record adds to the record of its ledger."""
-    if item.type == "LAST_CONFIRMED":
-        return LedgerRecord(explicit_lac=item.last_add_confirmed)
-    return LedgerRecord(
-        fenced=item.type == "FENCE",
-        last_entry=item.entry_id,
-        last_add_confirmed=item.last_add_confirmed,
-        deleted_at_ms=item.deleted_at_ms,
-    )
 
 
 def _missing(record: LedgerRecord, state: LedgerRecord) -> str:

@@ -5,7 +5,7 @@ What was not cached before is dropped again afterwards, so that a pass over cold
 
 from __future__ import annotations
 
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import DataDirectoryError, MagnetarError, StorageFailed
 from magnetar.runtime.files import File, Files
 
 from ..disk_worker import DiskWorker
@@ -14,7 +14,6 @@ __all__ = ["DiskReader"]
 
 # Another read waits for one step at most.
 _STEP_BYTES = 1 << 20
-_PAGE_BYTES = 4096
 
 
 class DiskReader:
@@ -28,13 +27,11 @@ class DiskReader:
         self._worker = worker
         self._file: File = files.open(path, read_only=True)
         self.size = self._file.size()
-        # Ranges that the disk refused to read, and what it said.
-        self.refused: list[tuple[int, int, str]] = []
         self._refreshed = -1
         self._cold: list[int] = []
 
     async def read(self, offset: int, length: int) -> bytes:
-        """All `length` bytes; zeros for pages that the disk cannot read."""
+        """Shorter than `length` only at the end of the file. StorageFailed when the disk refuses a part of it."""
         if self._refreshed < 0:
             self._refreshed = offset - offset % _STEP_BYTES
         elif offset < self._refreshed - _STEP_BYTES or offset > self._refreshed:
@@ -44,14 +41,14 @@ class DiskReader:
             self._refreshed += _STEP_BYTES
         while self._cold and self._cold[0] + _STEP_BYTES <= offset:
             self._file.drop_cache(self._cold.pop(0), _STEP_BYTES)
-        try:
-            data = self._file.read_cached(offset, length)
-            if data is None or len(data) < length:
+        data = self._file.read_cached(offset, length)
+        if data is None or len(data) < length:
+            try:
                 await self._worker.warm(self._path, offset, length)
-                data = self._file.read_at(offset, length)
-        except MagnetarError:
-            data = await self._page_by_page(offset, length)
-        return data.ljust(length, b"\0")
+            except DataDirectoryError as error:  # the file was deleted meanwhile
+                raise StorageFailed(error.message, **error.details) from error
+            data = self._file.read_at(offset, length)
+        return data
 
     async def _refresh(self, start: int) -> None:
         try:
@@ -61,21 +58,6 @@ class DiskReader:
             await self._worker.warm(self._path, start, min(_STEP_BYTES, self.size - start))
         except MagnetarError:
             return  # `read` finds out where
-
-    async def _page_by_page(self, offset: int, length: int) -> bytes:
-        parts: list[bytes] = []
-        end = offset + length
-        while offset < end:
-            step = min(_PAGE_BYTES - offset % _PAGE_BYTES, end - offset)
-            try:
-                await self._worker.warm(self._path, offset, step)
-                data = self._file.read_at(offset, step)
-            except MagnetarError as error:
-                data = b""
-                self.refused.append((offset, offset + step, error.message))
-            parts.append(data.ljust(step, b"\0"))
-            offset += step
-        return b"".join(parts)
 
     def close(self) -> None:
         """Leaves no cold step warm. May be called twice."""

@@ -1,6 +1,6 @@
 """When each file was last verified, stored across restarts: a bookie that restarts every hour still gets through its data.
 
-    DATA/scrub:  b"MAGSCRUB" | u32 version | u32 n | n bytes: msgpack map | u64 xxh3-64 of all before it
+    DATA/scrub, a sealed file (`sealed_file`):
 
     "verified":  {unit: ms since the epoch}; a unit is "log 0000002a", "index 000123.sst" or "index walk"
     "tables":    {file of the index: [bytes, xxh3-64 of so many of its first bytes]}
@@ -13,32 +13,26 @@ read. So a damaged one is said aloud and begun anew.
 from __future__ import annotations
 
 import logging
-import struct
 from typing import Any
-
-import msgpack
-import xxhash
 
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.files import Files
 
 from ..disk_worker import DiskWorker
+from ..sealed_file import seal, unseal
 
 __all__ = ["ScrubProgress"]
 
 _log = logging.getLogger(__name__)
 _MAGIC = b"MAGSCRUB"
 _VERSION = 1
-_HEAD = struct.Struct(">8sII")
-_CHECKSUM = struct.Struct(">Q")
 
 
 class ScrubProgress:
     """See the module."""
 
-    def __init__(self, files: Files, worker: DiskWorker, path: str) -> None:
+    def __init__(self, files: Files, path: str) -> None:
         self._files = files
-        self._worker = worker
         self._path = path
         self.verified: dict[str, int] = {}
         self.tables: dict[str, tuple[int, int]] = {}
@@ -65,12 +59,12 @@ class ScrubProgress:
             self.tables.clear()
             self.unit, self.offset = "", 0
 
-    async def save(self) -> None:
+    async def save(self, worker: DiskWorker) -> None:
         """Durable when it returns. Raises StorageFailed or DiskFull; then it is tried again with the next change."""
         fields = {"verified": self.verified, "tables": self.tables, "at": [self.unit, self.offset]}
         self.dirty = False
         try:
-            await self._worker.replace(self._path, encode_progress(fields))
+            await worker.replace(self._path, encode_progress(fields))
         except MagnetarError:
             self.dirty = True
             raise
@@ -93,18 +87,10 @@ class ScrubProgress:
 
 def encode_progress(fields: dict[str, Any]) -> bytes:
     """The file's bytes."""
-    body: bytes = msgpack.packb(fields)
-    data = _HEAD.pack(_MAGIC, _VERSION, len(body)) + body
-    return data + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(data))
+    return seal(_MAGIC, _VERSION, fields)
 
 
 def decode_progress(data: bytes) -> dict[str, Any]:
     """Raises ValueError."""
-    end = len(data) - _CHECKSUM.size
-    if end < _HEAD.size or _CHECKSUM.pack(xxhash.xxh3_64_intdigest(data[:end])) != data[end:]:
-        raise ValueError("its checksum does not match")
-    magic, version, length = _HEAD.unpack_from(data)
-    if (magic, version) != (_MAGIC, _VERSION) or _HEAD.size + length != end:
-        raise ValueError("another version of magnetar wrote it")
-    fields: dict[str, Any] = msgpack.unpackb(data[_HEAD.size : end])
+    fields: dict[str, Any] = unseal(data, _MAGIC, _VERSION)
     return fields

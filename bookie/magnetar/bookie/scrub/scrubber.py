@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -30,11 +29,11 @@ from magnetar.proto.ledger_entry import NO_ENTRY
 
 from ..entry_log import RECORD_HEADER_BYTES, STATE_ENTRY, LogInfo, Scanned
 from ..entry_log.records import SYNCED_ENTRY
-from ..entry_log.scan import LogScan
-from ..gc.entry_locations import locations_of
+from ..entry_log.scan import MOST_UNREADABLE_PAGES, LogScan, scan_log_in_slices
 from ..gc.parts import StorageParts
 from ..index import Location
 from ..index.locations import REBUILD
+from ..index.walks import location_pages, locations_of
 from ..write_cache import WriteCache
 from .disk_reader import DiskReader
 from .index_files import IndexFiles
@@ -54,8 +53,6 @@ _SLICE_RECORDS = 250
 _WALK_ROWS = 500
 _LOCATION_BYTES = 36
 _MAX_SUSPICIOUS = 10_000
-# A log with more unreadable pages is not read any further.
-_MAX_REFUSED = 256
 _MAX_RECHECKED = 2_000
 _WALK = "index walk"
 _BAD_BYTES = "its bytes do not match their checksum"
@@ -83,7 +80,7 @@ class Scrubber:
         self._damage = parts.damage
         self._clock = parts.clock
         self._interval_ms = int(settings.scrub_interval_s * 1000)
-        self._progress = ScrubProgress(parts.files, parts.worker, os.path.join(parts.layout.root, "scrub"))
+        self._progress = ScrubProgress(parts.files, parts.layout.scrub)
         self._pace = Pace(settings.scrub_interval_s, settings.scrub_bytes_per_s, busy)
         self._index_files = IndexFiles(parts.files, parts.worker, parts.layout.index, self._progress.tables)
         # Bytes of records in each closed log that the index has there, when it was last scanned as a whole.
@@ -100,6 +97,10 @@ class Scrubber:
     def exact_live_bytes(self, log_id: int) -> int | None:
         """Bytes of the log's records that the index had there when it was last scanned; None: not yet."""
         return self._live.get(log_id)
+
+    def verified(self) -> list[tuple[str, int, int]]:
+        """(unit, its bytes, when it was verified last, ms since the epoch; 0: not yet) of all that there is now."""
+        return [(unit.name, unit.bytes, self._progress.verified.get(unit.name, 0)) for unit in self._units()]
 
     def figures(self) -> dict[str, int]:
         """For metrics. `scrub_oldest_s`: how long ago what waits longest was verified."""
@@ -179,7 +180,7 @@ class Scrubber:
                 await self._verify_index_file(name)
         except StorageFailed as error:
             # Parts of the index that cannot be read: requests that need them fail, others are served.
-            self._damage.report_file(self._index_files.path(""), f"{error}; {REBUILD}")
+            self._damage.report_file(self._index_files.path(""), str(error))
         self._progress.done(unit.name, self._clock.now_ms())
         self.units_verified += 1
         await self._save(soon=False)
@@ -194,7 +195,7 @@ class Scrubber:
         if self._progress.dirty and (soon or now - self._saved_at >= _SAVE_INTERVAL_S):
             self._saved_at = now
             try:
-                await self._progress.save()
+                await self._progress.save(self._worker)
             except MagnetarError as error:
                 _log.warning("the progress of the scrub is not saved: %s", error)
 
@@ -221,17 +222,16 @@ class Scrubber:
                 self._damage.report_file(info.path, str(error))
             return
         check = _LogCheck(info)
-        scan = LogScan(log_id, reader.size, start=start)
+        scan = LogScan(log_id, reader.size, start=start, most_unreadable_pages=MOST_UNREADABLE_PAGES)
+        before = scan.walked
         try:
-            while (span := scan.wanted()) is not None:
-                before = scan.walked
-                data = await reader.read(*span)
-                found = scan.take(data) if len(reader.refused) <= _MAX_REFUSED else scan.give_up()
+            async for found in scan_log_in_slices(reader.read, scan):
                 await asyncio.sleep(0)
                 self._check_records(check, found)
                 if found:
                     self._progress.at(unit, scan.position)
                 await self._spend(scan.walked - before)
+                before = scan.walked
                 await self._save(soon=False)
         finally:
             reader.close()
@@ -334,8 +334,7 @@ class Scrubber:
             path, f"{len(check.bad)} ranges without good records, the first at offset {check.bad[0][0]}"
         )
         starts = [first for first, _ in check.bad]
-        after: tuple[int, int] | None = None
-        while rows := self._index.walk(after, _WALK_ROWS):
+        for rows in location_pages(self._index, _WALK_ROWS):
             for ledger_id, entry_id, place in rows:
                 if place.log_id != log_id:
                     continue
@@ -343,7 +342,6 @@ class Scrubber:
                 at = bisect_left(starts, place.offset + RECORD_HEADER_BYTES + place.length)
                 if at and check.bad[at - 1][1] > place.offset:
                     self._damage.report(ledger_id, entry_id, where=path, reason=_BAD_BYTES)
-            after = rows[-1][:2]
             await self._pace.spend(len(rows) * _LOCATION_BYTES)
 
     async def _fault_of(self, ledger_id: int, entry_id: int, place: Location) -> str:
@@ -370,15 +368,13 @@ class Scrubber:
 
     async def _walk_index(self) -> None:
         """Each location: does its log exist, and reach so far?"""
-        after: tuple[int, int] | None = None
-        while rows := self._index.walk(after, _WALK_ROWS):
+        for rows in location_pages(self._index, _WALK_ROWS):
             # Anew each time: logs grow, are compacted and deleted.
             sizes = {info.log_id: info.bytes for info in self._logs.logs()}
             for ledger_id, entry_id, place in rows:
                 end = place.offset + RECORD_HEADER_BYTES + place.length
                 if end > sizes.get(place.log_id, 0):
                     await self._check_stray(ledger_id, entry_id, place)
-            after = rows[-1][:2]
             await self._spend(len(rows) * _LOCATION_BYTES)
 
     async def _check_stray(self, ledger_id: int, entry_id: int, place: Location) -> None:
@@ -404,7 +400,7 @@ class Scrubber:
             try:
                 await self._recheck_damage()
             except StorageFailed as error:
-                self._damage.report_file(self._index_files.path(""), f"{error}; {REBUILD}")
+                self._damage.report_file(self._index_files.path(""), str(error))
 
     async def _recheck_damage(self) -> None:
         """What was recovered meanwhile is damaged no more. Some of it each time, in turn."""

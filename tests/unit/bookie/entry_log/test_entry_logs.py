@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from magnetar.bookie.disk_worker import InlineDiskWorker
 from magnetar.bookie.entry_log import STATE_ENTRY, DirectoryState, EntryLogs, LogInfo, LogWriter, Scanned
+from magnetar.bookie.entry_log.log_ids import encode_log_ids
 from magnetar.bookie.entry_log.log_writer import PlacedSlice
 from magnetar.bookie.entry_log.records import encode_footer, encode_log_header, encode_record_header
 from magnetar.bookie.index import LedgerRecord, Location, decode_ledger_record
@@ -16,6 +16,7 @@ from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.write_cache import MemTable, WriteCache
 from magnetar.proto.errors import DataDirectoryError, DiskFull, EntryDamaged, MagnetarError, StorageFailed
 from support.bookie_kit import entry
+from support.inline_devices import InlineDiskWorker
 from support.sim import SimDisk
 from support.sim.files import SimFile
 
@@ -336,6 +337,10 @@ async def test_log_ids_are_used_once() -> None:
         if turn == 3:
             room.disk.flip_bit("/d/log-ids")
         room.open()
+    await room.flush(some(4, 10, first=100))
+    used |= dict.fromkeys(info.log_id for info in room.logs.logs())
+    room.disk.mount().delete("/d/log-ids")
+    room.open()
     for _ in range(200):
         extra = await room.logs.take_log_id()
         assert extra not in used
@@ -525,9 +530,9 @@ async def test_a_compacted_log_is_adopted() -> None:
     assert await room.logs.take_log_id() > log_id
 
 
-async def test_a_log_of_version_1_is_read() -> None:
+async def test_a_log_without_synced_records_is_read() -> None:
     room = Room(1)
-    data = encode_log_header(3, version=1)
+    data = encode_log_header(3)
     entries = some(2, 3)
     places: Places = {}
     ledgers: dict[int, int] = {}
@@ -535,7 +540,8 @@ async def test_a_log_of_version_1_is_read() -> None:
         places[ledger_id, entry_id] = Location(3, len(data), len(payload))
         ledgers[ledger_id] = ledgers.get(ledger_id, 0) + 32 + len(payload)
         data += encode_record_header(3, ledger_id, entry_id, payload) + payload
-    for footer in (encode_footer(3, ledgers, len(data), version=1), b""):
+    for footer in (encode_footer(3, ledgers, len(data)), b""):
+        room.disk.mount().write_atomically(room.layout.log_ids, encode_log_ids(4))
         room.disk.mount().write_atomically(room.layout.entry_log(0, 3), data + footer)
         room.open()
         room.logs.check_header(3)

@@ -1,5 +1,6 @@
 """The walk through an entry log: every damaged byte is noticed, nothing else is lost, a torn tail is told from damage."""
 
+import asyncio
 import random
 from itertools import pairwise
 
@@ -15,6 +16,8 @@ from magnetar.bookie.entry_log.records import (
     encode_log_header,
     encode_record_header,
 )
+from magnetar.bookie.entry_log.scan import scan_log_in_slices
+from magnetar.proto.errors import StorageFailed
 from support.bookie_kit import entry
 
 LOG = 7
@@ -23,9 +26,8 @@ LOG = 7
 class Log:
     """A log in memory."""
 
-    def __init__(self, version: int = 2) -> None:
-        self.version = version
-        self.data = encode_log_header(LOG, version)
+    def __init__(self) -> None:
+        self.data = encode_log_header(LOG)
         self.records: list[Scanned] = []
         self.ledgers: dict[int, int] = {}
 
@@ -43,15 +45,15 @@ class Log:
         self.record(0, SYNCED_ENTRY, b"")
 
     def footer(self) -> None:
-        self.data += encode_footer(LOG, self.ledgers, len(self.data), self.version)
+        self.data += encode_footer(LOG, self.ledgers, len(self.data))
 
 
 def scan(data: bytes) -> list[Scanned]:
-    return list(scan_log(lambda at, length: data[at : at + length], len(data), LOG))
+    return list(scan_log(lambda at, length: data[at : at + length], LogScan(LOG, len(data))))
 
 
-def some_log(*, footer: bool, markers: bool = True, version: int = 2) -> Log:
-    log = Log(version)
+def some_log(*, footer: bool, markers: bool = True) -> Log:
+    log = Log()
     for flush in range(2):
         for number in range(3):
             log.entry(1 + number % 2, 10 * flush + number, 300 * number)
@@ -64,9 +66,9 @@ def some_log(*, footer: bool, markers: bool = True, version: int = 2) -> Log:
 
 
 @pytest.mark.parametrize("footer", [True, False])
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_good_log_is_read_whole(version: int, footer: bool) -> None:
-    log = some_log(footer=footer, version=version, markers=version == 2)
+@pytest.mark.parametrize("markers", [True, False])
+def test_a_good_log_is_read_whole(markers: bool, footer: bool) -> None:
+    log = some_log(footer=footer, markers=markers)
     assert scan(log.data) == log.records
 
 
@@ -80,8 +82,8 @@ def test_an_empty_log_has_nothing_and_is_not_damaged() -> None:
 
 @pytest.mark.parametrize(
     "log",
-    [some_log(footer=True), some_log(footer=True, version=1, markers=False), some_log(footer=False)],
-    ids=["closed", "closed version 1", "not closed"],
+    [some_log(footer=True), some_log(footer=True, markers=False), some_log(footer=False)],
+    ids=["closed", "closed without markers", "not closed"],
 )
 def test_rule_08_a_bit_in_every_byte_is_found_and_costs_one_record(log: Log) -> None:
     rng = random.Random(1)
@@ -139,14 +141,6 @@ def test_a_log_whose_header_was_written_in_part_is_no_damage(size: int) -> None:
     assert [one.torn for one in scan(Log().data[:size])] == [True]
 
 
-def test_version_1_takes_what_stands_before_a_good_record_for_damage() -> None:
-    log = some_log(footer=False, markers=False, version=1)
-    data = bytearray(log.data)
-    data[log.records[2].offset + 40] ^= 1
-    data[log.records[-1].offset + 40] ^= 1
-    assert [one.torn for one in scan(bytes(data)) if one.data is None] == [False, True]
-
-
 def test_a_record_within_an_entry_is_not_taken_for_one() -> None:
     """What is inside a damaged entry is not believed, as long as its length leads on."""
     log = Log()
@@ -185,18 +179,60 @@ def test_a_large_hole_of_zeros_or_noise_is_passed_quickly() -> None:
         assert steps < len(filler) / 1000
 
 
-def test_a_scan_that_is_given_up_says_so() -> None:
-    log = some_log(footer=True)
+PAGE = 4096
+
+
+@pytest.mark.parametrize("page", range(5))
+async def test_an_unreadable_page_costs_the_records_in_it_alone(page: int) -> None:
+    log = Log()
+    for number in range(40):
+        log.entry(1, number, 500)
+    log.footer()
+    bad = range(page * PAGE, (page + 1) * PAGE)
+
+    def read(offset: int, length: int) -> bytes:
+        if offset < bad.stop and offset + length > bad.start:
+            raise StorageFailed("the disk refuses it")
+        return log.data[offset : offset + length]
+
+    async def read_later(offset: int, length: int) -> bytes:
+        await asyncio.sleep(0)
+        return read(offset, length)
+
     walk = LogScan(LOG, len(log.data))
-    for _ in range(3):
-        span = walk.wanted()
-        assert span is not None
-        if span[0] == LOG_HEADER_BYTES:
-            break
-        walk.take(log.data[span[0] : span[0] + span[1]])
-    (bad,) = walk.give_up()
+    found = list(scan_log(read, walk))
+    untouched = [
+        one
+        for one in log.records
+        if one.offset >= bad.stop or one.offset + RECORD_HEADER_BYTES + one.length <= bad.start
+    ]
+    assert untouched
+    assert [one for one in found if one.data is not None] == untouched
+    assert all(not one.torn for one in found)
+    assert bool(walk.header_fault) == (page == 0)
+    assert walk.unreadable_pages == 2 if page == 0 else walk.unreadable_pages >= 1
+    slices = scan_log_in_slices(read_later, LogScan(LOG, len(log.data)))
+    assert [one async for some in slices for one in some] == found
+
+
+def test_a_log_with_too_many_unreadable_pages_is_given_up() -> None:
+    log = Log()
+    for number in range(40):
+        log.entry(1, number, 500)
+    log.footer()
+    asked = 0
+
+    def read(offset: int, length: int) -> bytes:
+        nonlocal asked
+        if offset < LOG_HEADER_BYTES or offset >= len(log.data) - 100:
+            return log.data[offset : offset + length]
+        asked += 1
+        raise StorageFailed("the disk refuses it")
+
+    (bad,) = scan_log(read, LogScan(LOG, len(log.data), most_unreadable_pages=2))
     assert (bad.offset, bad.data, bad.torn) == (LOG_HEADER_BYTES, None, False)
-    assert walk.wanted() is None
+    assert bad.offset + bad.length == log.records[-1].offset + RECORD_HEADER_BYTES + log.records[-1].length
+    assert asked == 4
 
 
 @settings(max_examples=150, deadline=None)

@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from magnetar.bookie.disk_worker import InlineDiskWorker
 from magnetar.bookie.entry_log import STATE_ENTRY, EntryLogs
 from magnetar.bookie.index import LedgerRecord, Location
 from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.write_cache import WriteCache
 from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
 from support.bookie_kit import entry
+from support.inline_devices import InlineDiskWorker
 from support.sim import SimDisk
 
 DIRECTORIES = 3

@@ -78,7 +78,7 @@ def test_a_damaged_header_is_told(stopped: Path) -> None:
     flip(log, 3)
     header = walked(stopped, log)[0]
     assert isinstance(header, LogHeader)
-    assert "does not begin as an entry log" in header.damage
+    assert "does not begin as entry log" in header.damage
 
 
 def test_garbage_behind_what_was_synced_is_a_torn_tail(killed: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from magnetar.bookie.entry_ids import EntryIds
 from magnetar.bookie.offline import Journaled, LedgerSummary, StoppedBookie, list_ledgers, read_entries
-from magnetar.bookie.offline.entry_ids import EntryIds
 from magnetar.proto.errors import LedgerNotFound
 from support.offline_kit import LEDGERS, entries_of, entry_logs, flip, with_stopped
 

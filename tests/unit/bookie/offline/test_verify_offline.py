@@ -18,10 +18,11 @@ from magnetar.bookie.offline import (
     walk_journals,
 )
 from support.bookie_kit import add, entry, open_real
+from support.golden_bookie import golden_settings
 from support.offline_kit import entry_logs, fill, flip, trace_of, with_stopped
 
 PAGE = 4096
-GOLDEN = Path(__file__).parents[3] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden" / "bookie"
 
 
 def verified(directory: Path) -> Verification:
@@ -107,7 +108,7 @@ def test_a_damaged_cookie_or_mark(killed: Path, name: str) -> None:
     assert verdicts(result, name.replace("-", " ")) == {"damage"}
 
 
-@pytest.mark.parametrize("name", ["cookie", "mark", "index", "journal", "ledgers"])
+@pytest.mark.parametrize("name", ["cookie", "mark", "log-ids", "index", "journal", "ledgers"])
 def test_what_is_missing(killed: Path, name: str) -> None:
     path = killed / name
     if path.is_dir():
@@ -188,14 +189,9 @@ def test_a_log_in_two_directories(stopped: Path) -> None:
     assert any("is in" in one.text for one in result.findings if one.part == "log ids")
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_data_of_earlier_releases(version: int, tmp_path: Path) -> None:
-    directory = Path(shutil.copytree(GOLDEN / f"bookie-format-{version}", tmp_path / "bookie"))
-    changes: dict[str, tuple[str, ...]] = {}
-    if version == 2:
-        for name in ("journal", "ledgers"):
-            key = "journal_directories" if name == "journal" else "ledger_directories"
-            changes[key] = (str(directory / name), str(directory / f"{name}-2"))
+def test_the_golden_directory_is_sound(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(GOLDEN, tmp_path / "bookie"))
+    changes = golden_settings(directory)
     before = trace_of(directory)
     result = with_stopped(directory, verify, **changes)
     assert result.sound, result.findings
@@ -203,13 +199,13 @@ def test_data_of_earlier_releases(version: int, tmp_path: Path) -> None:
         directory, lambda bookie: list(list_ledgers(bookie, Journaled.read(bookie))), **changes
     )
     totals = {row.ledger_id: row.entries + row.journaled_entries for row in found}
-    assert totals == {1: 30, 2: 30, 3: 20, 77: 0} | ({5: 0} if version == 2 else {})
+    assert totals == {1: 30, 2: 30, 3: 20, 5: 0, 77: 0}
     assert {row.ledger_id for row in found if row.state == "fenced"} >= {2, 3, 77}
     assert trace_of(directory) == before
 
 
 def test_directories_that_the_settings_forget_are_looked_at(tmp_path: Path) -> None:
-    directory = Path(shutil.copytree(GOLDEN / "bookie-format-2", tmp_path / "bookie"))
+    directory = Path(shutil.copytree(GOLDEN, tmp_path / "bookie"))
     result = with_stopped(directory, verify)
     assert [one.part for one in result.findings] == ["cookie"]
     assert "ledger_directories no longer names" in result.findings[0].text

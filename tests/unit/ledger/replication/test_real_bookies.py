@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from magnetar.bookie import Bookie, open_bookie
-from magnetar.bookie.index import ModelStorage
 from magnetar.ledger import LedgerClient, LedgerMetadata, LedgerSettings, LocalTransport, RegisteredBookies
 from magnetar.ledger.directory import encode_registration
 from magnetar.ledger.replication import AutoRecovery, RepairSettings, StoredAssignments
@@ -23,6 +22,7 @@ from magnetar.proto.errors import EntryNotFound, LedgerNotFound
 from magnetar.proto.ledger_entry import verify_ledger_entry
 from support.bookie_kit import KIB, MIB, crash, model_components, small_settings, until
 from support.bookies import Confirmations, StillClock
+from support.index_model import ModelStorage
 from support.repair_kit import FAST, payload
 
 

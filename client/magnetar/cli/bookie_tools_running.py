@@ -1,0 +1,252 @@
+"""A running bookie as the operator's commands see it: they ask it over HTTP (WIRE.md), and get what the offline tools find.
+
+`StoppedTool` and `RunningTool` answer the same questions with the same types, so that a command prints them alike.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from magnetar.bookie.mark import JournalPosition
+from magnetar.bookie.offline import (
+    Finding,
+    JournalDirectory,
+    Journaled,
+    JournalFileReport,
+    JournalGap,
+    JournalRecord,
+    LedgerSummary,
+    LogBroken,
+    LogEnd,
+    LogHeader,
+    LogLedger,
+    LogRecord,
+    StoppedBookie,
+    StoredEntry,
+    Verification,
+    VerifiedPart,
+    describe,
+    describe_cookie,
+    find_log,
+    list_ledgers,
+    read_entries,
+    verify,
+    walk_entry_log,
+    walk_journals,
+)
+from magnetar.bookie.read_only import clear_read_only, read_only_reason, set_read_only
+from magnetar.proto.errors import MagnetarError, ServiceNotReady, error_from_wire
+
+__all__ = ["RunningTool", "StoppedTool", "Tool"]
+
+T = TypeVar("T")
+JournalItem = JournalDirectory | JournalFileReport | JournalRecord | JournalGap
+LogItem = LogHeader | LogRecord | LogBroken | LogEnd
+Progress = Callable[[str, int, int], None]
+# Between two lines of an answer: a cold disk, a large ledger.
+_TIMEOUT_S = 60.0
+
+
+class Tool(Protocol):
+    """What the read-only half of the commands asks. Errors are MagnetarError."""
+
+    running: bool
+
+    def info(self) -> dict[str, Any]:
+        """See `offline.describe`."""
+        ...
+
+    def cookie(self) -> dict[str, Any]:
+        """See `offline.describe_cookie`."""
+        ...
+
+    def ledgers(self, ledger: int | None, progress: Progress) -> Iterator[LedgerSummary]:
+        """See `offline.list_ledgers`."""
+        ...
+
+    def entries(self, ledger: int, first: int, last: int | None, progress: Progress) -> Iterator[StoredEntry]:
+        """See `offline.read_entries`."""
+        ...
+
+    def journal(
+        self, journal: int | None, file: str, from_mark: bool, progress: Progress
+    ) -> Iterator[JournalItem]:
+        """See `offline.walk_journals`."""
+        ...
+
+    def entry_log(self, log: str, progress: Progress) -> Iterator[LogItem]:
+        """See `offline.walk_entry_log`."""
+        ...
+
+    def verify(self, progress: Progress) -> Verification:
+        """See `offline.verify`; of a running bookie, what its scrub has verified."""
+        ...
+
+    def convert_to_read_only(self, reason: str, *, undo: bool) -> dict[str, Any]:
+        """Sets the operator's marker, or clears it: "bookie_id", "read_only", "read_only_reason"."""
+        ...
+
+
+class StoppedTool:
+    """From the files of a stopped bookie."""
+
+    running = False
+
+    def __init__(self, bookie: StoppedBookie) -> None:
+        self._bookie = bookie
+
+    def info(self) -> dict[str, Any]:
+        """See Tool."""
+        return describe(self._bookie, running=False)
+
+    def cookie(self) -> dict[str, Any]:
+        """See Tool."""
+        return describe_cookie(self._bookie, self._bookie.cookie)
+
+    def ledgers(self, ledger: int | None, progress: Progress) -> Iterator[LedgerSummary]:
+        """See Tool. What the journals cannot tell is on standard error."""
+        return list_ledgers(self._bookie, self._journaled(None, progress), ledger)
+
+    def entries(self, ledger: int, first: int, last: int | None, progress: Progress) -> Iterator[StoredEntry]:
+        """See Tool, and `ledgers`."""
+        places = self._journaled(ledger, progress).places
+        return read_entries(self._bookie, places, ledger, first, last)
+
+    def _journaled(self, ledger: int | None, progress: Progress) -> Journaled:
+        journaled = Journaled.read(self._bookie, places_of=ledger, progress=progress)
+        for warning in journaled.warnings:
+            print(f"magnetar: {warning}", file=sys.stderr)
+        return journaled
+
+    def journal(
+        self, journal: int | None, file: str, from_mark: bool, progress: Progress
+    ) -> Iterator[JournalItem]:
+        """See Tool."""
+        return walk_journals(self._bookie, journal=journal, file=file, from_mark=from_mark, progress=progress)
+
+    def entry_log(self, log: str, progress: Progress) -> Iterator[LogItem]:
+        """See Tool."""
+        return walk_entry_log(self._bookie, find_log(self._bookie, log), progress=progress)
+
+    def verify(self, progress: Progress) -> Verification:
+        """See Tool."""
+        return verify(self._bookie, progress)
+
+    def convert_to_read_only(self, reason: str, *, undo: bool) -> dict[str, Any]:
+        """See Tool."""
+        files, layout = self._bookie.files, self._bookie.layout
+        bookie_id = self._bookie.cookie.bookie_id  # nothing is written into what is not a bookie's directory
+        if undo:
+            clear_read_only(files, layout)
+        else:
+            set_read_only(files, layout, reason)
+        why = read_only_reason(files, layout)
+        return {"bookie_id": bookie_id, "read_only": bool(why), "read_only_reason": why}
+
+
+class RunningTool:
+    """Over HTTP. `address` is "host:port" of the daemon's HTTP server, or its URL."""
+
+    running = True
+
+    def __init__(self, address: str) -> None:
+        self.address = address.removeprefix("http://").rstrip("/")
+        # The operator's proxies lead elsewhere.
+        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+    def info(self) -> dict[str, Any]:
+        """See Tool."""
+        return next(self._ask("info"))
+
+    def cookie(self) -> dict[str, Any]:
+        """See Tool."""
+        return next(self._ask("cookie"))
+
+    def ledgers(self, ledger: int | None, progress: Progress) -> Iterator[LedgerSummary]:
+        """See Tool. "In journals" is what is in memory."""
+        return (_made(LedgerSummary, fields) for fields in self._ask("ledgers", ledger=ledger))
+
+    def entries(self, ledger: int, first: int, last: int | None, progress: Progress) -> Iterator[StoredEntry]:
+        """See Tool."""
+        for fields in self._ask("read", ledger=ledger, first=first, last=last):
+            yield _made(StoredEntry, fields | {"data": base64.b64decode(fields["data"])})
+
+    def journal(
+        self, journal: int | None, file: str, from_mark: bool, progress: Progress
+    ) -> Iterator[JournalItem]:
+        """See Tool."""
+        kinds: dict[str, Callable[..., JournalItem]] = {
+            kind.__name__: kind for kind in (JournalDirectory, JournalFileReport, JournalRecord, JournalGap)
+        }
+        for fields in self._ask("journal", journal=journal, file=file, from_mark=from_mark or None):
+            if fields["kind"] == JournalDirectory.__name__ and fields["mark"] is not None:
+                fields["mark"] = JournalPosition(*fields["mark"])
+            yield _made(kinds[fields["kind"]], fields)
+
+    def entry_log(self, log: str, progress: Progress) -> Iterator[LogItem]:
+        """See Tool."""
+        kinds: dict[str, Callable[..., LogItem]] = {
+            kind.__name__: kind for kind in (LogHeader, LogRecord, LogBroken, LogEnd)
+        }
+        for fields in self._ask("entrylog", log=log):
+            if "ledgers" in fields:
+                rows = [LogLedger(*row) for row in fields["ledgers"]]
+                fields["ledgers"] = {row.ledger_id: row for row in rows}
+            yield _made(kinds[fields["kind"]], fields)
+
+    def verify(self, progress: Progress) -> Verification:
+        """See Tool."""
+        fields = next(self._ask("verify"))
+        result = Verification()
+        result.damage_found = fields["damage_found"]
+        result.checks = [VerifiedPart(**check) for check in fields["checks"]]
+        result.findings = [Finding(**finding) for finding in fields["findings"]]
+        return result
+
+    def convert_to_read_only(self, reason: str, *, undo: bool) -> dict[str, Any]:
+        """See Tool."""
+        return next(self._ask("convert-to-read-only", method="POST", undo=undo or None, reason=reason))
+
+    def _ask(self, command: str, *, method: str = "GET", **arguments: Any) -> Iterator[dict[str, Any]]:
+        """The objects of the answer. ServiceNotReady: nobody answers there, or it is no bookie; else the bookie's error."""
+        query = urllib.parse.urlencode(
+            {name: value for name, value in arguments.items() if value is not None}
+        )
+        request = urllib.request.Request(f"http://{self.address}/bookie/{command}?{query}", method=method)
+        try:
+            with self._open(request, timeout=_TIMEOUT_S) as answer:
+                for line in answer:
+                    fields: dict[str, Any] = json.loads(line)
+                    if "error" in fields:
+                        raise _error(fields)
+                    yield fields
+        except urllib.error.HTTPError as error:
+            if error.code != 400:
+                raise ServiceNotReady(
+                    f"what answers at http://{self.address} is no bookie (status {error.code}); {_WANTED}"
+                ) from None
+            raise _error(json.loads(error.read())) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise ServiceNotReady(
+                f"no bookie answers at http://{self.address}: {reason}; {_WANTED}"
+            ) from None
+
+
+_WANTED = "--bookie takes the http:// address of a bookie's or standalone's ready line"
+
+
+def _error(fields: dict[str, Any]) -> MagnetarError:
+    return error_from_wire(int(fields["code"]), 0, str(fields["error"]))
+
+
+def _made(kind: Callable[..., T], fields: dict[str, Any]) -> T:
+    return kind(**{name: value for name, value in fields.items() if name != "kind"})
