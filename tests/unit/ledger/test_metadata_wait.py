@@ -305,7 +305,7 @@ async def test_rule_16_a_metadata_write_whose_answer_is_lost_is_looked_up(step: 
     assert metadata.last_entry == len(confirmed.ids) - 1
     assert metadata == await bookies.stored_metadata(writer.ledger_id)
     assert writer.ledger_id == 0
-    assert await store.children("/ledgers/0000000000000000") == ["0000"]
+    assert await store.children("/ledgers/0000000000000000") == [ledger_path(0).rpartition("/")[2]]
     await client.close()
     await other.close()
 
