@@ -37,6 +37,7 @@ from magnetar.proto.ids import MessageId
 from .client import Client, connect
 from .consumer import Consumer
 from .messages import Message, MessageBatch
+from .options import RedeliveryBackoff
 from .producer import Producer
 from .reader import Reader
 from .receipts import Receipt
@@ -62,6 +63,7 @@ __all__ = [
     "Reader",
     "Receipt",
     "ReceiveTimeout",
+    "RedeliveryBackoff",
     "RequestTimeout",
     "RetryableError",
     "SendTimeout",

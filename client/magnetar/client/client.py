@@ -25,7 +25,7 @@ from .connection.broker_connection import ABANDON_TIMEOUT_S, CLOSE_TIMEOUT_S, Br
 from .connection.pool import ConnectionPool
 from .consumer import Consumer
 from .member import Member
-from .options import ClientOptions, ConsumerOptions, ProducerOptions, Start, parse_url
+from .options import ClientOptions, ConsumerOptions, ProducerOptions, RedeliveryBackoff, Start, parse_url
 from .producer import Producer
 from .reader import Reader
 from .topic.consumer import TopicConsumer
@@ -203,6 +203,8 @@ class Client:
         ack_group_messages: int = 1000,
         ack_group_delay: float = 0.1,
         nack_delay: float = 60.0,
+        nack_backoff: RedeliveryBackoff | None = None,
+        ack_timeout: float | None = None,
         priority_level: int = 0,
         hash_ranges: tuple[tuple[int, int], ...] = (),
     ) -> Opening[Consumer]:
@@ -215,8 +217,11 @@ class Client:
 
         start: "latest", "earliest", a MessageId (inclusive), ms since the epoch, or a datetime (without tzinfo it is local
         time). receiver_queue_messages bounds what waits in the client (None: 1,000, growing while the consumer keeps up,
-        within receiver_queue_bytes). Acks are sent every ack_group_messages or ack_group_delay seconds; nack_delay is in
-        seconds.
+        within receiver_queue_bytes). Acks are sent every ack_group_messages or ack_group_delay seconds.
+
+        A message that is nacked is delivered again after nack_delay seconds, or after a pause that grows with its redelivery
+        count by nack_backoff. With an ack_timeout, of 1 s or more, so is one that was handed out so many seconds ago and is
+        neither acknowledged nor nacked. None: it comes again when this consumer leaves.
 
         durable=False: the subscription lives in the broker's memory alone, keeps no data from being trimmed, and ends with
         its last consumer. A consumer that lost its connection goes on behind the last message that it handed out: what it
@@ -233,6 +238,8 @@ class Client:
             ack_group_messages=ack_group_messages,
             ack_group_delay=ack_group_delay,
             nack_delay=nack_delay,
+            nack_backoff=nack_backoff,
+            ack_timeout=ack_timeout,
             priority_level=priority_level,
             hash_ranges=hash_ranges,
         )

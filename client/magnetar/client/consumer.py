@@ -48,12 +48,14 @@ class Consumer(Receiving):
         """Acknowledges everything up to `message`, included. Exclusive and failover only; grouped and receipt as `ack`."""
         await self._acknowledger.ack_cumulative(message, receipt=receipt)
 
-    def nack(self, messages: Message | Iterable[Message]) -> None:
-        """Has a message (or several) delivered again after nack_delay seconds, unless it is acknowledged before.
+    def nack(self, messages: Message | Iterable[Message], *, delay: float | None = None) -> None:
+        """Has a message (or several) delivered again, unless it is acknowledged before.
 
-        At most 100,000 wait for their time; above, the oldest are delivered again at once.
+        After `delay` seconds; None: after what nack_backoff says, else nack_delay. Of a message nacked again the last
+        call counts. When this consumer leaves or loses its connection, everything that it has not acknowledged is delivered
+        again at once. At most 100,000 messages wait for their time; above, those that are due first are due at once.
         """
-        self._acknowledger.nack(messages)
+        self._acknowledger.nack(messages, delay=delay)
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription and closes the consumer."""

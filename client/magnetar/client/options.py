@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import ssl
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from magnetar.proto.ids import MessageId
 
 DEFAULT_PORT = 7650
 SUBSCRIPTION_TYPES = ("exclusive", "failover", "shared", "key_shared")
+INDIVIDUAL_TYPES = ("shared", "key_shared")  # each message is acknowledged by itself
 
 Start = str | MessageId | datetime | int
 """Where reading starts: "earliest", "latest", a message id (inclusive), or a time: ms since the epoch, or a datetime, which
@@ -89,6 +91,40 @@ class ProducerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RedeliveryBackoff:
+    """Pauses that grow: a message that was delivered n times before waits min_delay * multiplier ** n seconds.
+
+    >>> [RedeliveryBackoff(min_delay=1.0, max_delay=5.0).delay(count) for count in range(4)]
+    [1.0, 2.0, 4.0, 5.0]
+    """
+
+    min_delay: float = 1.0
+    max_delay: float = 60.0
+    multiplier: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_delay <= self.max_delay < math.inf:
+            raise InvalidArgument(
+                f"a backoff needs 0 <= min_delay <= max_delay, not {self.min_delay!r} and {self.max_delay!r}"
+            )
+        if not 1 <= self.multiplier < math.inf:
+            raise InvalidArgument(f"the multiplier of a backoff must be at least 1, not {self.multiplier!r}")
+
+    def delay(self, redelivery_count: int) -> float:
+        """Seconds, of a message with this redelivery count."""
+        if self.min_delay == 0 or self.multiplier == 1:
+            return self.min_delay
+        # Beyond this power it is max_delay; the power itself could be larger than any float.
+        longest = math.log(self.max_delay / self.min_delay, self.multiplier)
+        if redelivery_count >= longest:
+            return self.max_delay
+        return self.min_delay * self.multiplier**redelivery_count
+
+
+MIN_ACK_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
     """Settings of a consumer or reader; times in seconds.
 
@@ -105,6 +141,8 @@ class ConsumerOptions:
     ack_group_messages: int = 1000
     ack_group_delay: float = 0.1
     nack_delay: float = 60.0
+    nack_backoff: RedeliveryBackoff | None = None  # in place of nack_delay
+    ack_timeout: float | None = None  # from handing out on; None: for ever
     priority_level: int = 0  # failover, shared: 0 is the highest
     hash_ranges: tuple[tuple[int, int], ...] = ()  # key_shared: of 65,536 slots; (): shared out evenly
 
@@ -119,8 +157,17 @@ class ConsumerOptions:
         for name in ("receiver_queue_bytes", "ack_group_messages"):
             _positive(name, getattr(self, name))
         for name in ("ack_group_delay", "nack_delay"):
-            if getattr(self, name) < 0:
-                raise InvalidArgument(f"{name} must not be negative, not {getattr(self, name)!r}")
+            check_delay(name, getattr(self, name))
+        if self.ack_timeout is not None and not MIN_ACK_TIMEOUT_S <= self.ack_timeout < math.inf:
+            raise InvalidArgument(
+                f"ack_timeout must be at least {MIN_ACK_TIMEOUT_S:g} s (None: no timeout), not {self.ack_timeout!r}"
+            )
+
+
+def check_delay(name: str, seconds: float) -> None:
+    """Raises InvalidArgument unless it is a time that passes."""
+    if not 0 <= seconds < math.inf:
+        raise InvalidArgument(f"{name} must be a number of seconds, not negative, not {seconds!r}")
 
 
 def start_on_wire(start: Start) -> WireStart:

@@ -214,9 +214,13 @@ class Ack(Command, tag=26):
 
 
 class Redeliver(Command, tag=27):
-    """Negative acknowledgement. Payload: AckRow rows; none: everything this consumer has not acknowledged."""
+    """Negative acknowledgement. Payload: AckRow rows; none: everything this consumer has not acknowledged.
+
+    `counted` false: nobody has seen these messages, so that their redelivery counts stay as they are.
+    """
 
     consumer_id: int
+    counted: bool = True
 
 
 class Unsubscribe(Command, tag=28):

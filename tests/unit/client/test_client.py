@@ -38,7 +38,7 @@ def test_public_names() -> None:
     assert set(magnetar.client.__all__) == set(
         "AlreadyClosed Client ConnectionLost Consumer ConsumerBusy FinalError InvalidArgument InvalidCallError"
         " LookupAgainError MagnetarError Message MessageBatch MessageId MessageTooLarge Producer ProducerFenced"
-        " ProducerQueueFull Reader Receipt ReceiveTimeout RequestTimeout RetryableError SendTimeout"
+        " ProducerQueueFull Reader Receipt ReceiveTimeout RedeliveryBackoff RequestTimeout RetryableError SendTimeout"
         " SubscriptionNotFound TopicNotFound connect".split()
     )
     for name in magnetar.client.__all__:

@@ -15,14 +15,24 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import compress, count, repeat
 from operator import length_hint, not_
 
-from magnetar.proto.commands import CloseConsumer, Deliver, Flow, LastMessageId, Seek, Subscribe, Unsubscribe
+from magnetar.proto.commands import (
+    AckRow,
+    CloseConsumer,
+    Deliver,
+    Flow,
+    LastMessageId,
+    Seek,
+    Subscribe,
+    Unsubscribe,
+)
 from magnetar.proto.errors import AlreadyClosed, MagnetarError, ReceiveTimeout, TopicNotServed
 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
 from ..messages import Delivery, Message, MessageBatch, Undecodable
-from ..options import ConsumerOptions, Start, start_on_wire
+from ..options import INDIVIDUAL_TYPES, ConsumerOptions, Start, start_on_wire
 from .acknowledger import Acknowledger
+from .acks import unacked_rows
 from .resume_point import ResumePoint
 from .session import ConsumerSession
 from .window import Window
@@ -60,6 +70,7 @@ class TopicConsumer:
         self._unsubscribing = False
         self._arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
         self._closing = asyncio.Lock()
+        self._look_timer: asyncio.TimerHandle | None = None  # for ack_timeout, from the first attachment on
 
     # --- taking messages ---------------------------------------------------------------------------------------------
 
@@ -154,10 +165,24 @@ class TopicConsumer:
         self._current = iter(self._messages)
 
     def note_handed_out(self) -> None:
-        """Tells `position` how far the user has come in the open delivery."""
+        """Tells `position` and the acknowledger how far the user has come in the open delivery."""
         handed_out = len(self._messages) - length_hint(self._current)
         if handed_out > 0:
-            self.position.handed_out(self._messages[handed_out - 1])
+            last = self._messages[handed_out - 1]
+            self.position.handed_out(last)
+            self.acknowledger.handed_out(last.delivery, last.index + 1)
+
+    def _look_for_unacked(self) -> None:
+        """Every look_interval."""
+        self.note_handed_out()
+        self.acknowledger.redeliver_unacked()
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        interval = self.acknowledger.look_interval
+        if interval and not self._session.closed:
+            loop = asyncio.get_running_loop()
+            self._look_timer = loop.call_later(interval, self._look_for_unacked)
 
     @property
     def has_queued(self) -> bool:
@@ -233,6 +258,9 @@ class TopicConsumer:
     def _end(self) -> BrokerConnection | None:
         """Everything of closing that needs no waiting; the connection on which to notify the broker, if there is one."""
         self._session.closed = True
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        self._give_back_unseen()
         self.acknowledger.end()
         connection = self._session.connection
         self._attachment.close()
@@ -247,6 +275,7 @@ class TopicConsumer:
     async def open(self) -> None:
         """Attaches for the first time."""
         await self._attachment.open()
+        self._look_soon()
 
     async def attach(self, connection: BrokerConnection) -> None:
         """Subscribes at the broker and grants permits."""
@@ -336,10 +365,25 @@ class TopicConsumer:
             self._epoch = delivery.epoch
             self._drop_stale()
             self._messages.clear()
+            self.acknowledger.forget_nacks()
         self._queue.append(delivery)
         self._queued_messages += delivery.permits
         self._queued_bytes += delivery.bytes
         self._arrived.set()
+
+    def _give_back_unseen(self) -> None:
+        """What was received and not handed out goes to others, as if it had never been here."""
+        if self._options.type not in INDIVIDUAL_TYPES:
+            return
+        rows: list[AckRow] = []
+        left = length_hint(self._current)
+        if left:
+            first = self._messages[len(self._messages) - left]
+            rows += unacked_rows(first.delivery, first.index)
+        for delivery in self._queue:
+            if isinstance(delivery, Delivery):
+                rows += unacked_rows(delivery, 0)
+        self.acknowledger.redeliver(rows, counted=False)
 
     def _grant(self) -> None:
         connection = self._session.connection

@@ -148,7 +148,9 @@ class ClientConnection:
             consumer.subscription.flow(consumer.consumer, command.messages, command.bytes)
         elif isinstance(command, c.Redeliver):
             consumer = self._consumer(command.consumer_id)
-            consumer.subscription.redeliver(consumer.consumer, c.decode_rows(c.ACK_ROW, payload))
+            consumer.subscription.redeliver(
+                consumer.consumer, c.decode_rows(c.ACK_ROW, payload), counted=command.counted
+            )
             self._link.answer(command.request_id)
         elif isinstance(command, c.CreateProducer):
             self._check_busy()
