@@ -37,7 +37,7 @@ from magnetar.proto.ids import MessageId
 from .client import Client, connect
 from .consumer import Consumer
 from .messages import Message, MessageBatch
-from .options import RedeliveryBackoff
+from .options import DeadLetterPolicy, RedeliveryBackoff
 from .producer import Producer
 from .reader import Reader
 from .receipts import Receipt
@@ -48,6 +48,7 @@ __all__ = [
     "ConnectionLost",
     "Consumer",
     "ConsumerBusy",
+    "DeadLetterPolicy",
     "FinalError",
     "InvalidArgument",
     "InvalidCallError",

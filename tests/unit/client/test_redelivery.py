@@ -115,7 +115,8 @@ async def test_nacks_of_messages_that_are_nacked_over_and_over_take_bounded_memo
         message = await consumer.receive(5.0)
         for _ in range(1000):
             consumer.nack(message)
-        assert len(consumer._acknowledger._nacks._heap) < 100
+        acknowledger: Any = consumer._acknowledger
+        assert len(acknowledger._nacks._heap) < 100
 
 
 # --- redelivery counts -----------------------------------------------------------------------------------------------
@@ -202,7 +203,8 @@ async def test_a_timeout_holds_no_payloads_and_forgets_what_is_acknowledged() ->
         consumer = await client.subscribe("t", "s", start="earliest", type="shared", ack_timeout=60.0)
         for number in range(50):
             await producer.send_many([b"%d" % number] * 10)
-        unacked: Any = consumer._acknowledger._unacked
+        acknowledger: Any = consumer._acknowledger
+        unacked = acknowledger._unacked
         for _ in range(50):
             batch = await consumer.receive_batch()
             assert batch is not None

@@ -109,17 +109,31 @@ class Acknowledger:
         self._session.check_open()
         if delay is not None:
             check_delay("delay", delay)
-        now, options = self._loop.time(), self._options
+        now = self._loop.time()
         # An id is a tuple of numbers, which would be the "messages" that the error names.
         for message in (messages,) if isinstance(messages, Message | MessageId) else messages:
             if not isinstance(message, Message):
                 raise InvalidArgument(f"nack takes messages, not {type(message).__name__}")
-            if delay is not None:
-                self._nacks.add(message, now + delay)
-            elif options.nack_backoff is not None:
-                self._nacks.add(message, now + options.nack_backoff.delay(message.redelivery_count))
-            else:
-                self._nacks.add(message, now + options.nack_delay)
+            self._nacks.add(message, now + (self._nack_delay(message) if delay is None else delay))
+        self._nacks_added()
+
+    def _nack_delay(self, message: Message) -> float:
+        options = self._options
+        policy = options.letter_policy
+        if policy is not None and message.redelivery_count >= policy.max_redeliver_count:
+            return 0.0  # nobody will see it again: it goes to the dead-letter topic
+        if options.nack_backoff is not None:
+            return options.nack_backoff.delay(message.redelivery_count)
+        return options.nack_delay
+
+    def give_back(self, messages: Iterable[Message], delay: float, *, counted: bool) -> None:
+        """Has messages that were not handed out delivered again after `delay` seconds. Never raises."""
+        due = self._loop.time() + delay
+        for message in messages:
+            self._nacks.add(message, due, counted=counted)
+        self._nacks_added()
+
+    def _nacks_added(self) -> None:
         if self._nacks.overfull:
             self._redeliver_due()
         elif self._nacks:
@@ -207,7 +221,9 @@ class Acknowledger:
         if self._nack_timer is not None:
             self._nack_timer.cancel()
             self._nack_timer = None
-        self.redeliver(self._nacks.take_due(self._loop.time()))
+        seen, unseen = self._nacks.take_due(self._loop.time())
+        self.redeliver(seen)
+        self.redeliver(unseen, counted=False)
         if self._nacks:
             self._schedule_redelivery()
 
@@ -285,6 +301,7 @@ class Acknowledger:
 
     def end(self) -> None:
         """The consumer closes now: sends what can be sent without waiting, ends timers and tasks."""
+        self.redeliver(self._nacks.take_unseen(), counted=False)
         self.flush()
         for timer in (self._ack_timer, self._nack_timer):
             if timer is not None:

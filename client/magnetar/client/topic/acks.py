@@ -137,8 +137,8 @@ class NackTracker:
     __slots__ = ("_heap", "_last", "_number")
 
     def __init__(self) -> None:
-        # Due time, number of the call, flags, index in them, id. A row whose number is not the one in `_last` means nothing.
-        self._heap: list[tuple[float, int, bytearray, int, MessageId]] = []
+        # Due time, number of the call, flags, index in them, id, `counted`. Without the number of `_last` it means nothing.
+        self._heap: list[tuple[float, int, bytearray, int, MessageId, bool]] = []
         self._last: dict[MessageId, int] = {}
         self._number = 0
 
@@ -148,19 +148,19 @@ class NackTracker:
     def __contains__(self, message_id: MessageId) -> bool:
         return message_id in self._last
 
-    def add(self, message: Message, due: float) -> None:
-        """`due`: loop time."""
+    def add(self, message: Message, due: float, *, counted: bool = True) -> None:
+        """`due`: loop time. `counted`: the redelivery count rises."""
         message_id, last, heap = message.id, self._last, self._heap
         self._number += 1
         last[message_id] = self._number
-        heappush(heap, (due, self._number, message.delivery.flags, message.index, message_id))
+        heappush(heap, (due, self._number, message.delivery.flags, message.index, message_id, counted))
         if len(heap) > 64 + 2 * len(last):
             self._heap = [row for row in heap if last.get(row[4]) == row[1]]
             heapify(self._heap)
 
     @property
     def next_due(self) -> float:
-        """When the first of them is due, or earlier."""
+        """When the first of them is due, or earlier; only while there are any."""
         return self._heap[0][0]
 
     @property
@@ -168,17 +168,25 @@ class NackTracker:
         """True if the first of them cannot wait for its time."""
         return len(self._last) > MAX_PENDING_NACKS
 
-    def take_due(self, now: float) -> list[AckRow]:
-        """Rows of what is due, without what was acknowledged meanwhile."""
-        ids: list[MessageId] = []
+    def take_due(self, now: float) -> tuple[list[AckRow], list[AckRow]]:
+        """Rows of what is due, counted and not, without what was acknowledged meanwhile."""
+        seen: list[MessageId] = []
+        unseen: list[MessageId] = []
         heap, last = self._heap, self._last
         while heap and (heap[0][0] <= now or self.overfull):
-            _, number, flags, index, message_id = heappop(heap)
+            _, number, flags, index, message_id, counted = heappop(heap)
             if last.get(message_id) == number:
                 del last[message_id]
                 if flags[index] == UNACKED:
-                    ids.append(message_id)
-        return rows_of_ids(ids)
+                    (seen if counted else unseen).append(message_id)
+        return rows_of_ids(seen), rows_of_ids(unseen)
+
+    def take_unseen(self) -> list[AckRow]:
+        """Rows of what is not to be counted, whenever it is due."""
+        found = [row for row in self._heap if self._last.get(row[4]) == row[1] and not row[5]]
+        for row in found:
+            del self._last[row[4]]
+        return rows_of_ids(row[4] for row in found if row[2][row[3]] == UNACKED)
 
     def clear(self) -> None:
         """Forgets everything: the broker redelivers, or the position moved."""

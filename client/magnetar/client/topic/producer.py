@@ -376,6 +376,11 @@ class TopicProducer:
                 f"no room came free within send_timeout={self.options.send_timeout:g} s: {self._queue_full().message}"
             ) from None
 
+    @property
+    def ended(self) -> bool:
+        """See Producer.ended."""
+        return self._closed or self._failure is not None
+
     def _check_open(self) -> None:
         if self._failure is not None:
             raise copy_of(self._failure)

@@ -293,6 +293,7 @@ class ClientConnection:
             epoch=command.epoch,
             priority_level=command.priority_level,
             hash_ranges=command.hash_ranges,
+            create=command.create,
         )
 
     def _consumer_opened(self, command: c.Subscribe, opened: ConsumerOpened) -> None:
