@@ -217,6 +217,8 @@ class TopicsConsumer:
                 await self._open_topics(topics)
             except MagnetarError as error:
                 _log.warning("%s: not all of its topics could be found and opened: %s", self.what, error)
+            except Exception:  # a defect costs this round, and no later one
+                _log.exception("%s: looking for its topics failed", self.what)
 
     def consumer_of(self, message: Message) -> TopicConsumer:
         """See TopicsAcknowledger."""
