@@ -266,9 +266,9 @@ class DispatchWorld:
                 added.append(self.state.ack(ledger, entry, first, last, count))
         self.handle(Acknowledged(self.consumers[name], rows, added, cumulative))
 
-    def nack(self, name: str, rows: list[AckRange]) -> None:
+    def nack(self, name: str, rows: list[AckRange], *, counted: bool = True) -> None:
         """Negative acknowledgement."""
-        self.handle(Nacked(self.consumers[name], rows))
+        self.handle(Nacked(self.consumers[name], rows, counted))
 
     def pause(self, reason: Pause) -> None:
         """A seek or a lookup begins."""

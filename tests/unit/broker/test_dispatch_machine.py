@@ -106,19 +106,19 @@ class ModelWorld(DispatchWorld):
             self.holder.pop(message, None)
             self.returned.pop(message, None)
 
-    def give_back(self, messages: list[Position]) -> None:
+    def give_back(self, messages: list[Position], *, counted: bool = True) -> None:
         """Nacked, or their consumer left."""
         for message in messages:
             if self.holder.pop(message, None) is not None:
                 self.returned[message] = None
-                self.nacks[message] = self.nacks.get(message, 0) + 1
+                self.nacks[message] = self.nacks.get(message, 0) + counted
 
     def rewound(self, read_position: Position) -> None:
         """Everything unacknowledged comes again."""
         if self.topic.normalise(self.state.mark_delete) < read_position:
             self.rewinds.append(read_position)
             for message in self.returned:  # not delivered since it was nacked, and the rewind counts it
-                self.nacks[message] -= 1
+                self.nacks[message] = max(self.nacks[message] - 1, 0)
         self.begin_again()
 
     def begin_again(self) -> None:
@@ -308,14 +308,16 @@ class DispatchMachine(RuleBasedStateMachine):
             self.world.acknowledge(self.consumer(data), [(*message, message[2])], cumulative=True)
 
     @precondition(lambda self: self.world.consumers)
-    @rule(data=st.data(), beyond=st.sampled_from([0, 1, 5, 100]))
-    def nack(self, data: st.DataObject, beyond: int) -> None:
+    @rule(
+        data=st.data(), beyond=st.sampled_from([0, 1, 5, 100]), counted=st.sampled_from([True, True, False])
+    )
+    def nack(self, data: st.DataObject, beyond: int, counted: bool) -> None:
         """Also of what was never delivered, or is not there."""
         message = self.message(data)
         if message is not None:
-            self.nack_one(self.consumer(data), message, beyond)
+            self.nack_one(self.consumer(data), message, beyond, counted=counted)
 
-    def nack_one(self, name: str, message: Position, beyond: int) -> None:
+    def nack_one(self, name: str, message: Position, beyond: int, *, counted: bool = True) -> None:
         world = self.world
         named = [
             other
@@ -323,17 +325,17 @@ class DispatchMachine(RuleBasedStateMachine):
             if message <= other <= (*message[:2], message[2] + beyond)
         ]
         if world.type in INDIVIDUAL:
-            world.give_back([other for other in named if world.holder.get(other) == name])
+            world.give_back([other for other in named if world.holder.get(other) == name], counted=counted)
         else:
             for other in named:
                 new = other >= world.core.read_position or other in world.acked or other in world.returned
                 if not new:
                     world.returned[other] = None
-                    world.nacks[other] = world.nacks.get(other, 0) + 1
+                    world.nacks[other] = world.nacks.get(other, 0) + counted
         position = world.core.read_position
         if world.type not in INDIVIDUAL and len(world.returned) > PER_SUBSCRIPTION:
             world.rewound(position)
-        world.nack(name, [(*message, message[2] + beyond)])
+        world.nack(name, [(*message, message[2] + beyond)], counted=counted)
 
     @precondition(lambda self: self.world.consumers and self.world.newest > (1, 0, 0))
     @rule(data=st.data())

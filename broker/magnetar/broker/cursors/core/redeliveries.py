@@ -47,9 +47,6 @@ class RedeliveryCounts:
         self.changed_rows: list[RedeliveryRow] = []
         self.rewinds_changed = False
 
-    def __bool__(self) -> bool:
-        return bool(self.by_entry or self.rewinds)
-
     @property
     def changed(self) -> bool:
         """True if there is something to be stored."""

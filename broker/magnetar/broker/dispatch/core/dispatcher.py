@@ -373,15 +373,15 @@ class DispatchCore:
             self._move_to((ledger, entry_id + 1, 0))
             return True
         counts = self.tracker.counts
+        counted = counts.by_entry or counts.rewinds
         delivery: Delivery | bool = True
         if self._keyed is not None:
             room = self._keyed.look_ahead_messages - self.tracker.replay_messages
-            rows = counts.split(key, wanted) if counts else [(*part, 0) for part in wanted]
+            rows = counts.split(key, wanted) if counted else [(*part, 0) for part in wanted]
             following = self._share_out(self._keyed, key, entry, rows, older=None, look_ahead=room)
         else:
-            redeliveries = 0
-            others: list[CountedRange] = []
-            if counts:
+            redeliveries, others = 0, None
+            if counted:
                 redeliveries, wanted, others = counts.of_one_count(
                     key, wanted, in_order=not self.tracker.individual_acks
                 )
@@ -389,11 +389,12 @@ class DispatchCore:
             delivery, following = self._deliver(
                 consumer, key, entry, wanted, limit, redeliveries, again=False
             )
-            if others and not self.tracker.individual_acks:  # they are next
-                following = min(following, others[0][0])
-            for first, last, known in others:
-                if first < following:
-                    self.tracker.add_replay(key, first, min(last, following - 1), known)
+            if others:
+                if not self.tracker.individual_acks:  # they are next
+                    following = min(following, others[0][0])
+                for first, last, known in others:
+                    if first < following:
+                        self.tracker.add_replay(key, first, min(last, following - 1), known)
         self._move_to((ledger, entry_id, following) if following < count else (ledger, entry_id + 1, 0))
         if self.source.next_key is not None:
             self.source.read_ahead(self.read_position)
