@@ -185,7 +185,9 @@ class RedeliveryCounts:
         self.rewinds = sorted(rewinds)
         for ledger, entry, flat in stored_rows:
             ranges = self.by_entry[ledger, entry] = DeliveredRanges()
-            for first, last, count in zip(flat[::3], flat[1::3], flat[2::3]):  # sorted: appended, at 1 us each
+            for first, last, count in zip(
+                flat[::3], flat[1::3], flat[2::3]
+            ):  # sorted: appended, at 1 us each
                 members = ranges.by_count.get(count)
                 if members is None:
                     members = ranges.by_count[count] = IndexRanges()
