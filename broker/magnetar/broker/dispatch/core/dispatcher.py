@@ -390,11 +390,7 @@ class DispatchCore:
                 consumer, key, entry, wanted, limit, redeliveries, again=False
             )
             if others:
-                if not self.tracker.individual_acks:  # they are next
-                    following = min(following, others[0][0])
-                for first, last, known in others:
-                    if first < following:
-                        self.tracker.add_replay(key, first, min(last, following - 1), known)
+                following = self.tracker.passed_over(key, others, following)
         self._move_to((ledger, entry_id, following) if following < count else (ledger, entry_id + 1, 0))
         if self.source.next_key is not None:
             self.source.read_ahead(self.read_position)

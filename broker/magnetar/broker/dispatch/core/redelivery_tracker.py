@@ -182,6 +182,18 @@ class RedeliveryTracker:
             self.observer.on_queued(key, first, last)
             self.observer.on_unqueued(key, known)
 
+    def passed_over(self, key: EntryKey, others: list[CountedRange], following: int) -> int:
+        """A delivery of messages of one count has passed over these, which have another one. Returns the index to go on at.
+
+        Those before `following` are to be delivered next; with acknowledgements in order that is where it goes on.
+        """
+        if not self.individual_acks:
+            return min(following, others[0][0])
+        for first, last, count in others:
+            if first < following:
+                self.add_replay(key, first, min(last, following - 1), count)
+        return following
+
     def take_replay(self, key: EntryKey, first: int, last: int) -> int:
         """Takes messages out of the queue; returns how many of them were there."""
         ranges = self.replay.get(key)
