@@ -278,6 +278,7 @@ RARE = (
     "slots_never_given_up",
     "nack_past_the_end",
     "other_counts_passed_over",
+    "rewind_counts_what_waits_twice",
 )
 
 
