@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError
-from magnetar.proto.ids import TopicName
+from magnetar.proto.ids import MessageId, TopicName
 
 from .messages import Delivery, Message
 from .options import DeadLetterPolicy, RedeliveryBackoff, check_delay
@@ -71,9 +71,8 @@ class Letters:
         self._topics: dict[str, None] = {}  # that are consumed, without retry topics
         self._origins: dict[str, str] = {}  # retry topic -> the topic whose messages it has, or one of them
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._in_flight: dict[
-            tuple[str, Any], None
-        ] = {}  # topic and id of dead letters that are being written
+        # Topic and id of dead letters that are being written: what comes again meanwhile is not written twice.
+        self._in_flight: dict[tuple[str, MessageId], None] = {}
         self._last_warning_s = float("-inf")
 
     def topics_of(self, topic: str, *, retry: bool) -> list[str]:
