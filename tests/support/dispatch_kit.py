@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from magnetar.broker.cursors.core.acks import AckState, EntryKey, Position
+from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
 from magnetar.broker.dispatch.core.consumer import Consumer, Delivery
 from magnetar.broker.dispatch.core.dispatcher import DispatchCore
 from magnetar.broker.dispatch.core.entry_source import DispatchCounters
@@ -12,6 +13,7 @@ from magnetar.broker.dispatch.core.events import (
     Acknowledged,
     AckRange,
     CancelReads,
+    Closed,
     ConnectionWritable,
     ConsumerAdded,
     ConsumerLeft,
@@ -156,14 +158,39 @@ class DispatchWorld:
         self.state = AckState(self.topic, (1, 0, 0))
         self.counters = DispatchCounters()
         self.budget = ByteBudget(1 << 30)
-        self.core = DispatchCore(
-            self.topic, self.state, self.settings, self.budget, self.counters, durable=self.durable
-        )
+        self.counts = RedeliveryCounts()
+        self.core = self.new_core()
         self.consumers: dict[str, Consumer] = {}
         self.reads: dict[int, Read] = {}
         self.timer_ms: int | None = None
         self.done: deque[Instruction] = deque()
         self.epoch = 0
+
+    def new_core(self) -> DispatchCore:
+        """The subscription as it is loaded, with what its cursor has."""
+        return DispatchCore(
+            self.topic,
+            self.state,
+            self.counts,
+            self.settings,
+            self.budget,
+            self.counters,
+            durable=self.durable,
+        )
+
+    def reload(self) -> None:
+        """The topic is unloaded, and loaded again from what its cursor has stored."""
+        self.core.handle(Closed())
+        snapshot = self.state.snapshot()
+        rows, rewinds = self.counts.stored_rows(), list(self.counts.rewinds)
+        self.state = AckState.restore(self.topic, snapshot)
+        self.counts = RedeliveryCounts()
+        self.counts.restore(rows, rewinds)
+        self.consumers.clear()
+        self.reads.clear()
+        self.timer_ms = None
+        self.core = self.new_core()
+        self.core.check()
 
     def handle(self, event: Event) -> None:
         """Tells the core, and drains it."""
@@ -239,9 +266,9 @@ class DispatchWorld:
                 added.append(self.state.ack(ledger, entry, first, last, count))
         self.handle(Acknowledged(self.consumers[name], rows, added, cumulative))
 
-    def nack(self, name: str, rows: list[AckRange]) -> None:
+    def nack(self, name: str, rows: list[AckRange], *, counted: bool = True) -> None:
         """Negative acknowledgement."""
-        self.handle(Nacked(self.consumers[name], rows))
+        self.handle(Nacked(self.consumers[name], rows, counted))
 
     def pause(self, reason: Pause) -> None:
         """A seek or a lookup begins."""
@@ -255,6 +282,7 @@ class DispatchWorld:
         """The cursor moves, between pause and resume."""
         self.epoch += 1
         self.state.reset(position)
+        self.counts.clear()
         self.handle(CursorReset(self.epoch))
 
     def answer_read(self, read_id: int, entries: int = 1) -> None:

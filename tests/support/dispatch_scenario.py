@@ -7,7 +7,7 @@
     ack a 1:0:0-2 ... | ack-through a 1:0:2 | nack a [1:0:0-2 ...]
     done 1 [ENTRIES] | failed 1 ERROR            the read with that number
     stale 1 1:0:0                                the answer of a read that was cancelled, with that entry
-    pause seek | seek 1:0:0 | resume seek | timer | roll-over | trim | evict
+    pause seek | seek 1:0:0 | resume seek | timer | roll-over | trim | evict | reload
 
 Each answer ends with `= STOP, at READ POSITION`, and a consumer each: permits, pending messages, `blocked`.
 """
@@ -106,6 +106,8 @@ def tell(world: DispatchWorld, name: str, arguments: list[str]) -> None:
             world.roll_over()
         case "trim":
             world.trim()
+        case "reload":
+            world.reload()
         case "evict":
             world.topic.in_cache.clear()
         case _:

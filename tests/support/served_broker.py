@@ -12,12 +12,13 @@ from support.broker_kit import running_broker
 
 
 @asynccontextmanager
-async def serving(metadata: Any = None) -> AsyncIterator[FramedServer]:
-    """A broker that listens; `metadata`: a store that outlives it."""
+async def serving(metadata: Any = None, ledgers: Any = None, **settings: Any) -> AsyncIterator[FramedServer]:
+    """A broker that listens; `metadata`, `ledgers`: stores that outlive it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    async with running_broker(None, metadata, service_url=f"magnetar://127.0.0.1:{port}") as broker:
+    url = f"magnetar://127.0.0.1:{port}"
+    async with running_broker(ledgers, metadata, service_url=url, **settings) as broker:
         server = await start_server("127.0.0.1", port, listener(broker), ConnectionOptions(name="broker"))
         yield server
         await server.close(0.0)

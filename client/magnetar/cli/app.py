@@ -182,7 +182,12 @@ def produce(
 
 @app.command("consume", rich_help_panel="Messages")
 def consume(
-    topic: Topic,
+    topics: Annotated[
+        list[str],
+        typer.Argument(
+            help="One or several; a short name means persistent://public/default/NAME.", metavar="TOPIC..."
+        ),
+    ],
     subscription: Annotated[
         str, typer.Option("-s", "--subscription", help="Created at --start when it is new.", metavar="NAME")
     ],
@@ -195,6 +200,12 @@ def consume(
     format: Format = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
+    pattern: Annotated[
+        bool,
+        typer.Option(
+            "--pattern", help="TOPIC is a regular expression: all topics of the namespace that it matches."
+        ),
+    ] = False,
 ) -> None:
     """Receive messages of a subscription, print each on a line, and acknowledge it."""
     from . import consume as command
@@ -204,7 +215,7 @@ def consume(
     run(
         command.consume(
             url,
-            topic,
+            command.topics_of(topics, pattern=pattern),
             subscription,
             kind=kind,
             count=count,

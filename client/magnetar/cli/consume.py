@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from magnetar.client import Consumer, Message, Reader, ReceiveTimeout, connect
+from magnetar.client import Consumer, InvalidArgument, Message, Reader, ReceiveTimeout, connect
 from magnetar.client.options import Start
 
 FLUSH_MESSAGES = 1000
@@ -127,9 +128,21 @@ class Printer:
             await self._consumer.ack(printed[-1], receipt=True)
 
 
+def topics_of(topics: list[str], *, pattern: bool) -> list[str] | re.Pattern[str]:
+    """What `subscribe` takes. Raises InvalidArgument."""
+    if not pattern:
+        return topics
+    if len(topics) != 1:
+        raise InvalidArgument(f"--pattern takes one regular expression, not {len(topics)}: join them with |")
+    try:
+        return re.compile(topics[0])
+    except re.error as error:
+        raise InvalidArgument(f"not a regular expression: {topics[0]!r} ({error})") from None
+
+
 async def consume(
     url: str,
-    topic: str,
+    topics: list[str] | re.Pattern[str],
     subscription: str,
     *,
     kind: str,
@@ -141,7 +154,7 @@ async def consume(
     """Prints and acknowledges `count` messages (None: until interrupted, or until none came for `timeout` seconds)."""
     async with (
         connect(url) as client,
-        client.subscribe(topic, subscription, type=kind, start=start) as consumer,
+        client.subscribe(topics, subscription, type=kind, start=start) as consumer,
     ):
         printer = Printer(consumer, encode)
         seen = 0

@@ -37,6 +37,7 @@ from magnetar.proto.ids import MessageId
 from .client import Client, connect
 from .consumer import Consumer
 from .messages import Message, MessageBatch
+from .options import DeadLetterPolicy, RedeliveryBackoff
 from .producer import Producer
 from .reader import Reader
 from .receipts import Receipt
@@ -47,6 +48,7 @@ __all__ = [
     "ConnectionLost",
     "Consumer",
     "ConsumerBusy",
+    "DeadLetterPolicy",
     "FinalError",
     "InvalidArgument",
     "InvalidCallError",
@@ -62,6 +64,7 @@ __all__ = [
     "Reader",
     "Receipt",
     "ReceiveTimeout",
+    "RedeliveryBackoff",
     "RequestTimeout",
     "RetryableError",
     "SendTimeout",

@@ -213,6 +213,11 @@ class Producer(_Facade[AsyncProducer]):
         """Name of the producer."""
         return self._inner.name
 
+    @property
+    def ended(self) -> bool:
+        """True once nothing can be sent any more: it was closed, or refused by the service for good."""
+        return self._inner.ended
+
 
 class _Receiving(_Facade[R_co]):
     """What Consumer and Reader share."""
@@ -251,7 +256,15 @@ class Consumer(_Receiving[AsyncConsumer]):
     ack = _waiting(AsyncConsumer.ack)
     ack_cumulative = _waiting(AsyncConsumer.ack_cumulative)
     nack = _calling(AsyncConsumer.nack)
+    reconsume_later = _waiting(AsyncConsumer.reconsume_later)
+    pause = _calling(AsyncConsumer.pause)
+    resume = _calling(AsyncConsumer.resume)
     unsubscribe = _waiting(AsyncConsumer.unsubscribe)
+
+    @property
+    def topics(self) -> list[str]:
+        """Full names of the topics that are consumed now; with retry=True their retry topics are among them."""
+        return self._inner.topics
 
     @property
     def subscription(self) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import re
 import ssl
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from magnetar.proto.commands import (
@@ -17,20 +20,30 @@ from magnetar.proto.commands import (
     ListTopics,
     TopicStats,
 )
-from magnetar.proto.errors import AlreadyClosed, MagnetarError
+from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, MagnetarError
 from magnetar.proto.ids import TopicName, check_subscription_name
 from magnetar.runtime.clock import Clock, SystemClock
 
 from .connection.broker_connection import ABANDON_TIMEOUT_S, CLOSE_TIMEOUT_S, BrokerConnection
 from .connection.pool import ConnectionPool
 from .consumer import Consumer
+from .letters import Letters
 from .member import Member
-from .options import ClientOptions, ConsumerOptions, ProducerOptions, Start, parse_url
+from .options import (
+    ClientOptions,
+    ConsumerOptions,
+    DeadLetterPolicy,
+    ProducerOptions,
+    RedeliveryBackoff,
+    Start,
+    parse_url,
+)
 from .producer import Producer
 from .reader import Reader
 from .topic.consumer import TopicConsumer
 from .topic.producer import TopicProducer
 from .topic.session import ConsumerSession
+from .topics_consumer import TopicPattern, TopicsConsumer, checked_topics
 
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 M = TypeVar("M", bound=Member)
@@ -191,7 +204,7 @@ class Client:
 
     def subscribe(
         self,
-        topic: str,
+        topic: str | Sequence[str] | re.Pattern[str],
         subscription: str,
         *,
         type: str = "exclusive",
@@ -203,10 +216,19 @@ class Client:
         ack_group_messages: int = 1000,
         ack_group_delay: float = 0.1,
         nack_delay: float = 60.0,
+        nack_backoff: RedeliveryBackoff | None = None,
+        ack_timeout: float | None = None,
+        dead_letter: DeadLetterPolicy | None = None,
+        retry: bool = False,
+        discovery_interval: float = 60.0,
         priority_level: int = 0,
         hash_ranges: tuple[tuple[int, int], ...] = (),
     ) -> Opening[Consumer]:
         """A consumer of a subscription, which is created at `start` if it does not exist.
+
+        topic: a name, several, or a compiled pattern: then all topics of its namespace (that of `tenant/namespace/...`, else
+        public/default) whose names it matches as a whole, also those that are made later, from their beginning; they are
+        looked for every discovery_interval seconds. Several topics share the receiver queue.
 
         type: "exclusive" (one consumer), "failover" (one is active, the others wait for its place), "shared" (messages are
         spread over consumers) or "key_shared" (spread by key, each key in order at one consumer). priority_level (failover,
@@ -215,8 +237,12 @@ class Client:
 
         start: "latest", "earliest", a MessageId (inclusive), ms since the epoch, or a datetime (without tzinfo it is local
         time). receiver_queue_messages bounds what waits in the client (None: 1,000, growing while the consumer keeps up,
-        within receiver_queue_bytes). Acks are sent every ack_group_messages or ack_group_delay seconds; nack_delay is in
-        seconds.
+        within receiver_queue_bytes). Acks are sent every ack_group_messages or ack_group_delay seconds.
+
+        A message that is nacked is delivered again after nack_delay seconds, or after a pause that grows with its redelivery
+        count by nack_backoff. With an ack_timeout, of 1 s or more, so is one that was handed out so many seconds ago and is
+        neither acknowledged nor nacked. None: it comes again when this consumer leaves. dead_letter says when a message is
+        given up and where it goes then; retry=True is for `reconsume_later`. Both are for shared and key_shared.
 
         durable=False: the subscription lives in the broker's memory alone, keeps no data from being trimmed, and ends with
         its last consumer. A consumer that lost its connection goes on behind the last message that it handed out: what it
@@ -233,18 +259,102 @@ class Client:
             ack_group_messages=ack_group_messages,
             ack_group_delay=ack_group_delay,
             nack_delay=nack_delay,
+            nack_backoff=nack_backoff,
+            ack_timeout=ack_timeout,
+            dead_letter=dead_letter,
+            retry=retry,
+            discovery_interval=discovery_interval,
             priority_level=priority_level,
             hash_ranges=hash_ranges,
         )
-        full_name, subscription = str(TopicName.parse(topic)), check_subscription_name(subscription)
+        check_subscription_name(subscription)
+        wanted = TopicPattern(topic) if isinstance(topic, re.Pattern) else checked_topics(topic)
+        policy = options.letter_policy
+        if policy is not None:  # their names must be possible
+            for name in [] if isinstance(wanted, TopicPattern) else wanted:
+                policy.dead_letter_topic(name, subscription)
+                policy.retry_letter_topic(name, subscription)
 
-        def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer, Consumer]:
-            what = f"consumer {subscription!r} of {full_name}"
-            session = ConsumerSession(self._pool, full_name, consumer_id, what)
-            consumer = TopicConsumer(session, subscription, options, on_closed)
-            return consumer, Consumer(full_name, subscription, consumer)
+        def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer | TopicsConsumer, Consumer]:
+            what = f"consumer {subscription!r} of {wanted if isinstance(wanted, TopicPattern) else ', '.join(wanted[:3])}"
+            letters = None if policy is None else self._letters(what, subscription, policy)
+            if isinstance(wanted, list) and len(wanted) == 1 and not retry:
+                session = ConsumerSession(self._pool, wanted[0], consumer_id, what)
+                consumer = TopicConsumer(session, subscription, options, on_closed, screen=letters)
+                return consumer, Consumer(wanted[0], subscription, consumer, letters)
+            topics = self._topics_consumer(what, subscription, wanted, options, letters, on_closed)
+            name = str(wanted) if isinstance(wanted, TopicPattern) else ", ".join(wanted)
+            return topics, Consumer(name, subscription, topics, letters)
 
         return self._opening(make)
+
+    def _topics_consumer(
+        self,
+        what: str,
+        subscription: str,
+        wanted: list[str] | TopicPattern,
+        options: ConsumerOptions,
+        letters: Letters | None,
+        on_closed: OnClosed,
+    ) -> TopicsConsumer:
+        """The consumer of several topics, and of the retry topics of all of them."""
+        first = True
+
+        async def find_topics() -> list[str]:
+            if isinstance(wanted, TopicPattern):
+                topics = wanted.matches(await self.list_topics(wanted.namespace))
+            else:
+                topics = wanted
+            if letters is None:
+                return topics
+            if isinstance(wanted, TopicPattern):
+                topics = [topic for topic in topics if not letters.is_letter_topic(topic)]
+            with_retry = [letters.topics_of(topic, retry=options.retry) for topic in topics]
+            return list(dict.fromkeys(name for names in with_retry for name in names))
+
+        def new_consumer(topic: str, on_wake: Callable[[TopicConsumer], object]) -> TopicConsumer:
+            self._last_id += 1
+            own = f"consumer {subscription!r} of {topic}"
+            session = ConsumerSession(self._pool, topic, self._last_id, own)
+            letter_topic = letters is not None and letters.is_retry_topic(topic)
+            from_start = letter_topic or (isinstance(wanted, TopicPattern) and not first)
+            own_options = replace(options, start="earliest") if from_start else options
+            if letter_topic:
+                own_options = replace(own_options, dead_letter=None, retry=False)
+            return TopicConsumer(
+                session,
+                subscription,
+                own_options,
+                lambda: None,
+                create=letter_topic or not isinstance(wanted, TopicPattern),
+                on_wake=on_wake,
+                screen=letters,
+            )
+
+        def opened() -> None:
+            nonlocal first
+            first = False
+
+        return TopicsConsumer(
+            what,
+            self._pool,
+            find_topics,
+            new_consumer,
+            on_closed,
+            opened,
+            discovery_interval=options.discovery_interval if isinstance(wanted, TopicPattern) else None,
+        )
+
+    def _letters(self, what: str, subscription: str, policy: DeadLetterPolicy) -> Letters:
+        async def open_producer(topic: str) -> Producer:
+            return await self.create_producer(topic)
+
+        async def make_subscription(topic: str, name: str) -> None:
+            with contextlib.suppress(ConsumerBusy):  # it is there, and somebody consumes it in another way
+                async with self.subscribe(topic, name, type="shared", start="earliest"):
+                    pass
+
+        return Letters(what, subscription, policy, open_producer, make_subscription, self._pool.await_end)
 
     def create_reader(
         self,
@@ -363,7 +473,7 @@ class Client:
     # --- members -----------------------------------------------------------------------------------------------------
 
     def _opening(
-        self, make: Callable[[int, OnClosed], tuple[TopicProducer | TopicConsumer, M]]
+        self, make: Callable[[int, OnClosed], tuple[TopicProducer | TopicConsumer | TopicsConsumer, M]]
     ) -> Opening[M]:
         async def open_member() -> M:
             if self._closed:

@@ -1,26 +1,42 @@
-"""Consumer: what applications receive and acknowledge with, on top of the consumers of its topics (one, so far)."""
+"""Consumer: what applications receive and acknowledge with, on top of the consumer of its topic, or of several."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
 
+from .letters import Letters
 from .messages import Message
 from .receiving import Receiving
 from .topic.acknowledger import Acknowledgeable
 from .topic.consumer import TopicConsumer
+from .topics_consumer import TopicsConsumer
 
 
 class Consumer(Receiving):
     """Receives and acknowledges the messages of one subscription. Made by `Client.subscribe`."""
 
-    def __init__(self, topic: str, subscription: str, consumer: TopicConsumer) -> None:
+    def __init__(
+        self,
+        topic: str,
+        subscription: str,
+        consumer: TopicConsumer | TopicsConsumer,
+        letters: Letters | None = None,
+    ) -> None:
         super().__init__(topic, consumer)
         self._subscription = subscription
+        self._consumer = consumer
+        self._letters = letters
         self._acknowledger = consumer.acknowledger
         # A method that hands over costs 100 ns, and a coroutine more: a third of what it hands over to.
         self.ack = consumer.acknowledger.ack  # type: ignore[method-assign]
+
+    @property
+    def topics(self) -> list[str]:
+        """Full names of the topics that are consumed now; with retry=True their retry topics are among them."""
+        return list(self._consumer.consumers)
 
     @property
     def subscription(self) -> str:
@@ -48,12 +64,57 @@ class Consumer(Receiving):
         """Acknowledges everything up to `message`, included. Exclusive and failover only; grouped and receipt as `ack`."""
         await self._acknowledger.ack_cumulative(message, receipt=receipt)
 
-    def nack(self, messages: Message | Iterable[Message]) -> None:
-        """Has a message (or several) delivered again after nack_delay seconds, unless it is acknowledged before.
+    def nack(self, messages: Message | Iterable[Message], *, delay: float | None = None) -> None:
+        """Has a message (or several) delivered again, unless it is acknowledged before.
 
-        At most 100,000 wait for their time; above, the oldest are delivered again at once.
+        After `delay` seconds; None: after what nack_backoff says, else nack_delay. Of a message nacked again the last
+        call counts. When this consumer leaves or loses its connection, everything that it has not acknowledged is delivered
+        again at once. At most 100,000 messages wait for their time; above, those that are due first are due at once.
         """
-        self._acknowledger.nack(messages)
+        self._acknowledger.nack(messages, delay=delay)
+
+    async def reconsume_later(
+        self, message: Message, delay: float = 0.0, *, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Has a message come again after `delay` seconds by way of the retry topic, and acknowledges it here.
+
+        Unlike what is nacked it does not depend on this consumer while it waits. `properties` are added to its own. What has
+        come back so `max_redeliver_count` times goes to the dead-letter topic instead.
+
+        When this returns, the copy is durable; when it raises (as Producer.send), or is cancelled, the message stays
+        unacknowledged.
+        """
+        if self._letters is None:
+            raise InvalidArgument("reconsume_later needs a retry topic: subscribe with retry=True")
+        if not isinstance(message, Message):
+            raise InvalidArgument(f"reconsume_later takes a message, not {type(message).__name__}")
+        consumer = self._consumer.consumer_of(message)
+        await self._letters.reconsume_later(consumer, message, delay, properties)
+
+    def pause(self) -> None:
+        """Asks for no more messages until `resume`. What is here already, or under way, can still be received."""
+        self._consumer.pause()
+
+    def resume(self) -> None:
+        """Ends `pause`."""
+        self._consumer.resume()
+
+    async def close(self) -> None:
+        """See Member. Dead letters that are being written are waited for, 5 s at most."""
+        if self._letters is not None:
+            try:
+                await self._letters.settle()
+            except BaseException:
+                self.abandon()
+                raise
+            self._letters.end()
+        await super().close()
+
+    def abandon(self) -> None:
+        """See Member."""
+        if self._letters is not None:
+            self._letters.end()
+        super().abandon()
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription and closes the consumer."""

@@ -27,6 +27,8 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MessageId
 
+from .options import Start
+
 T = TypeVar("T")
 
 # Flags of a delivery's messages.
@@ -99,6 +101,10 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
 
     def __hash__(self) -> int:
         return hash(self.id)
+
+
+SeekTarget = Start | Message | Callable[[str], Start | Message | None]
+"""What `seek` takes."""
 
 
 class MessageBatch(tuple[Message, ...]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import ssl
 from dataclasses import dataclass
@@ -12,10 +13,11 @@ from urllib.parse import urlsplit
 
 from magnetar.proto.compression import Compression
 from magnetar.proto.errors import InvalidArgument
-from magnetar.proto.ids import MessageId
+from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
 
 DEFAULT_PORT = 7650
 SUBSCRIPTION_TYPES = ("exclusive", "failover", "shared", "key_shared")
+INDIVIDUAL_TYPES = ("shared", "key_shared")  # each message is acknowledged by itself
 
 Start = str | MessageId | datetime | int
 """Where reading starts: "earliest", "latest", a message id (inclusive), or a time: ms since the epoch, or a datetime, which
@@ -89,6 +91,74 @@ class ProducerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RedeliveryBackoff:
+    """Pauses that grow: a message that was delivered n times before waits min_delay * multiplier ** n seconds.
+
+    >>> [RedeliveryBackoff(min_delay=1.0, max_delay=5.0).delay(count) for count in range(4)]
+    [1.0, 2.0, 4.0, 5.0]
+    """
+
+    min_delay: float = 1.0
+    max_delay: float = 60.0
+    multiplier: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_delay <= self.max_delay < math.inf:
+            raise InvalidArgument(
+                f"a backoff needs 0 <= min_delay <= max_delay, not {self.min_delay!r} and {self.max_delay!r}"
+            )
+        if not 1 <= self.multiplier < math.inf:
+            raise InvalidArgument(f"the multiplier of a backoff must be at least 1, not {self.multiplier!r}")
+
+    def delay(self, redelivery_count: int) -> float:
+        """Seconds, of a message with this redelivery count."""
+        if self.min_delay == 0 or self.multiplier == 1:
+            return self.min_delay
+        # Beyond this power it is max_delay; the power itself could be larger than any float.
+        longest = math.log(self.max_delay / self.min_delay, self.multiplier)
+        if redelivery_count >= longest:
+            return self.max_delay
+        return self.min_delay * self.multiplier**redelivery_count
+
+
+MIN_ACK_TIMEOUT_S = 1.0
+# How often a message may be delivered again before it goes to the dead-letter topic, unless the policy says so. As Pulsar.
+DEFAULT_MAX_REDELIVER_COUNT = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterPolicy:
+    """Where messages go that could not be processed. Topics None: `{topic}-{subscription}-DLQ` and `-RETRY`, for each topic.
+
+    A message is handed out 1 + max_redeliver_count times at most; then it is written to `topic`, and acknowledged once it is
+    durable there. initial_subscription is made on the dead-letter topic before its first message is.
+    """
+
+    max_redeliver_count: int = DEFAULT_MAX_REDELIVER_COUNT
+    topic: str | None = None
+    retry_topic: str | None = None  # of consumers with retry=True
+    initial_subscription: str | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.max_redeliver_count) is not int or self.max_redeliver_count < 0:
+            raise InvalidArgument(
+                f"max_redeliver_count must be a whole number, 0 or more, not {self.max_redeliver_count!r}"
+            )
+        for topic in filter(None, (self.topic, self.retry_topic)):
+            TopicName.parse(topic)
+        if self.initial_subscription is not None:
+            check_subscription_name(self.initial_subscription)
+
+    def dead_letter_topic(self, topic: str, subscription: str) -> str:
+        """Full name, for messages of a topic. Raises InvalidTopicName if that would be too long."""
+        return str(TopicName.parse(self.topic or f"{topic}-{subscription}-DLQ"))
+
+    def retry_letter_topic(self, topic: str, subscription: str) -> str:
+        """Full name, for messages of a topic. Raises InvalidTopicName if that would be too long."""
+        return str(TopicName.parse(self.retry_topic or f"{topic}-{subscription}-RETRY"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
     """Settings of a consumer or reader; times in seconds.
 
@@ -105,6 +175,11 @@ class ConsumerOptions:
     ack_group_messages: int = 1000
     ack_group_delay: float = 0.1
     nack_delay: float = 60.0
+    nack_backoff: RedeliveryBackoff | None = None  # in place of nack_delay
+    ack_timeout: float | None = None  # from handing out on; None: for ever
+    dead_letter: DeadLetterPolicy | None = None  # None: messages are delivered again for ever
+    retry: bool = False  # consumes the retry topic as well, for `reconsume_later`
+    discovery_interval: float = 60.0  # of a pattern: how often its topics are looked for
     priority_level: int = 0  # failover, shared: 0 is the highest
     hash_ranges: tuple[tuple[int, int], ...] = ()  # key_shared: of 65,536 slots; (): shared out evenly
 
@@ -119,8 +194,28 @@ class ConsumerOptions:
         for name in ("receiver_queue_bytes", "ack_group_messages"):
             _positive(name, getattr(self, name))
         for name in ("ack_group_delay", "nack_delay"):
-            if getattr(self, name) < 0:
-                raise InvalidArgument(f"{name} must not be negative, not {getattr(self, name)!r}")
+            check_delay(name, getattr(self, name))
+        _positive("discovery_interval", self.discovery_interval)
+        if (self.retry or self.dead_letter is not None) and self.type not in INDIVIDUAL_TYPES:
+            raise InvalidArgument(
+                "retry and dead-letter topics are for subscriptions on which each message is acknowledged by itself: "
+                f"subscribe with type='shared' or 'key_shared', not {self.type!r}"
+            )
+        if self.ack_timeout is not None and not MIN_ACK_TIMEOUT_S <= self.ack_timeout < math.inf:
+            raise InvalidArgument(
+                f"ack_timeout must be at least {MIN_ACK_TIMEOUT_S:g} s (None: no timeout), not {self.ack_timeout!r}"
+            )
+
+    @property
+    def letter_policy(self) -> DeadLetterPolicy | None:
+        """`dead_letter`, or what retry=True alone means."""
+        return self.dead_letter or (DeadLetterPolicy() if self.retry else None)
+
+
+def check_delay(name: str, seconds: float) -> None:
+    """Raises InvalidArgument unless it is a time that passes."""
+    if not 0 <= seconds < math.inf:
+        raise InvalidArgument(f"{name} must be a number of seconds, not negative, not {seconds!r}")
 
 
 def start_on_wire(start: Start) -> WireStart:

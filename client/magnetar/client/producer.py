@@ -35,6 +35,11 @@ class Producer(Member):
         return self._producer.last_sequence_id
 
     @property
+    def ended(self) -> bool:
+        """True once nothing can be sent any more: it was closed, or refused by the service for good."""
+        return self._producer.ended
+
+    @property
     def pending_bytes(self) -> int:
         """What is sent and not confirmed, as it counts against max_pending_bytes."""
         return self._producer.pending_bytes

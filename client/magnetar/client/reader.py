@@ -11,6 +11,7 @@ from magnetar.proto.ids import MessageId
 
 from .messages import Message
 from .receiving import Receiving
+from .topic.consumer import TopicConsumer
 
 # How long has_message_available waits to see whether anything follows a start given as a time.
 TIME_START_PATIENCE_S = 1.0
@@ -18,6 +19,10 @@ TIME_START_PATIENCE_S = 1.0
 
 class Reader(Receiving):
     """Reads one topic. Made by `Client.create_reader`."""
+
+    def __init__(self, topic: str, consumer: TopicConsumer) -> None:
+        super().__init__(topic, consumer)
+        self._consumer = consumer
 
     async def read_next(self, timeout: float | None = None) -> Message:
         """As `receive`."""

@@ -2,49 +2,109 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Protocol
 
-from .member import Member
-from .messages import Message, MessageBatch
-from .options import Start
-from .topic.consumer import TopicConsumer
+from magnetar.proto.errors import AlreadyClosed, ReceiveTimeout
+
+from .member import Attached, Member
+from .messages import Message, MessageBatch, SeekTarget
+
+
+class Source(Attached, Protocol):
+    """The consumer of a topic, or of several: a delivery is open at a time, and what is left of it is handed out first."""
+
+    @property
+    def what(self) -> str:
+        """What it is called in messages."""
+
+    def open_messages(self) -> Iterator[Message]:
+        """See Receiving."""
+
+    async def refill(self) -> bool:
+        """See Receiving."""
+
+    def refill_now(self) -> bool:
+        """As `refill`, but for what is here: False if nothing is. Raises AlreadyClosed as well."""
+
+    async def seek(self, start: SeekTarget) -> None:
+        """See Receiving."""
 
 
 class Receiving(Member):
     """Base of Consumer and Reader."""
 
-    def __init__(self, topic: str, consumer: TopicConsumer) -> None:
-        super().__init__(topic, consumer)
-        self._consumer = consumer
+    def __init__(self, topic: str, source: Source) -> None:
+        super().__init__(topic, source)
+        self._source = source
 
-    def __aiter__(self) -> AsyncIterator[Message]:
+    async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages, for ever; ends when this is closed. Leaving the loop loses nothing: the next one goes on."""
-        return self._consumer.__aiter__()
+        source = self._source
+        while True:
+            for message in source.open_messages():
+                yield message
+            if not await source.refill():
+                return
 
     async def receive(self, timeout: float | None = None) -> Message:
-        """The next message. Raises ReceiveTimeout after `timeout` seconds (None: waits for ever), AlreadyClosed."""
-        return await self._consumer.receive(timeout)
+        """The next message. Raises ReceiveTimeout after `timeout` seconds (None: waits for ever), AlreadyClosed.
 
-    def batches(self) -> AsyncIterator[MessageBatch]:
+        A call that is cancelled loses no message.
+        """
+        source = self._source
+        for message in source.open_messages():
+            return message
+        if timeout is not None and timeout <= 0:
+            return await self._receive_now()
+        try:
+            async with asyncio.timeout(timeout):
+                while await source.refill():
+                    for message in source.open_messages():
+                        return message
+        except TimeoutError:
+            raise ReceiveTimeout(f"{source.what}: no message within {timeout:g} s") from None
+        raise AlreadyClosed(f"{source.what} is closed; open another one")
+
+    async def _receive_now(self) -> Message:
+        """What has arrived, after one turn of the loop. asyncio.timeout(0) would swallow a cancellation that is pending."""
+        await asyncio.sleep(0)
+        if self._source.refill_now():
+            for message in self._source.open_messages():
+                return message
+        raise ReceiveTimeout(f"{self._source.what}: no message has arrived")
+
+    async def batches(self) -> AsyncIterator[MessageBatch]:
         """Messages as they arrived: each item is a non-empty sequence, decoded at once. Ends when this is closed."""
-        return self._consumer.batches()
+        while (batch := await self.receive_batch()) is not None:
+            yield batch
 
     async def receive_batch(self) -> MessageBatch | None:
         """The next of `batches`; None when this is closed."""
-        return await self._consumer.receive_batch()
+        source = self._source
+        while True:
+            rest = MessageBatch(source.open_messages())
+            if rest:
+                return rest
+            if not await source.refill():
+                return None
 
     def open_messages(self) -> Iterator[Message]:
         """What is left of the open delivery; taking from it hands out."""
-        return self._consumer.open_messages()
+        return self._source.open_messages()
 
     async def refill(self) -> bool:
         """Waits until `open_messages` has one; False when closed. Raises why nothing more will come, or a damage."""
-        return await self._consumer.refill()
+        return await self._source.refill()
 
-    async def seek(self, start: Start | Message) -> None:
+    async def seek(self, start: SeekTarget) -> None:
         """Goes to "earliest", "latest", a message id or a message (inclusive), or a time (datetime or ms).
+
+        A function gets the full name of each topic and returns one of these, or None to leave the topic where it is. Of
+        several topics a message moves its own, and an id, which names no topic, is refused.
 
         What was received and not handed out is dropped; nothing from before the seek arrives after it. When it is refused,
         everything goes on as before it; when its outcome is not known, the consumer subscribes again.
         """
-        await self._consumer.seek(start)
+        await self._source.seek(start)

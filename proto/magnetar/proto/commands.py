@@ -164,7 +164,7 @@ class Subscribe(Command, tag=23):
 
     `type`: exclusive, failover, shared or key_shared. `priority_level` (failover, shared): 0 is the highest. `hash_ranges`
     (key_shared): [first, last] slots, both ends included, of the 65,536 that a key's hash falls into; none: the consumers
-    share the slots evenly.
+    share the slots evenly. `create` false: TopicNotFound if the topic does not exist, whatever the broker's settings say.
     """
 
     consumer_id: int
@@ -178,6 +178,7 @@ class Subscribe(Command, tag=23):
     properties: dict[str, str] = {}
     priority_level: int = 0
     hash_ranges: tuple[tuple[int, int], ...] = ()
+    create: bool = True
 
 
 class Flow(Command, tag=24):
@@ -214,9 +215,13 @@ class Ack(Command, tag=26):
 
 
 class Redeliver(Command, tag=27):
-    """Negative acknowledgement. Payload: AckRow rows; none: everything this consumer has not acknowledged."""
+    """Negative acknowledgement. Payload: AckRow rows; none: everything this consumer has not acknowledged.
+
+    `counted` false: nobody has seen these messages, so that their redelivery counts stay as they are.
+    """
 
     consumer_id: int
+    counted: bool = True
 
 
 class Unsubscribe(Command, tag=28):

@@ -41,7 +41,6 @@ class ModelWorld(DispatchWorld):
         self.returned: dict[Position, None] = {}  # waits to be delivered again
         self.nacks: dict[Position, int] = {}  # how often it was given back
         self.rewinds: list[Position] = []
-        self.uncounted: set[Position] = set()  # whose count is not modelled: the type has changed since
         self.permits: dict[str, int] = {}
         self.newest: Position = (0, 0, 0)  # not individual: the last one that was not given back
         self.keys: dict[Position, str] = {}
@@ -71,8 +70,7 @@ class ModelWorld(DispatchWorld):
             message = (*delivered.key, index)
             assert message not in self.acked, f"{message} is acknowledged"
             assert message not in self.holder, f"{message} is at {self.holder.get(message)}"
-            if message not in self.uncounted:
-                assert delivered.redelivery_count == self.count(message), message
+            assert delivered.redelivery_count == self.count(message), message
             if self.type == "key_shared":
                 self.check_key(message, name)
             if self.type in INDIVIDUAL:
@@ -108,27 +106,33 @@ class ModelWorld(DispatchWorld):
             self.holder.pop(message, None)
             self.returned.pop(message, None)
 
-    def give_back(self, messages: list[Position]) -> None:
+    def give_back(self, messages: list[Position], *, counted: bool = True) -> None:
         """Nacked, or their consumer left."""
         for message in messages:
             if self.holder.pop(message, None) is not None:
                 self.returned[message] = None
-                self.nacks[message] = self.nacks.get(message, 0) + 1
+                self.nacks[message] = self.nacks.get(message, 0) + counted
 
     def rewound(self, read_position: Position) -> None:
         """Everything unacknowledged comes again."""
         if self.topic.normalise(self.state.mark_delete) < read_position:
             self.rewinds.append(read_position)
+            for message in self.returned:  # not delivered since it was nacked, and the rewind counts it
+                self.nacks[message] = max(self.nacks[message] - 1, 0)
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Everything unacknowledged is delivered from the mark-delete position on."""
+        self.holder.clear()
         self.returned.clear()
-        self.nacks.clear()
         self.newest = (0, 0, 0)
 
     def forget(self) -> None:
         """A seek: all is as if it had never been delivered."""
         self.acked = {message for message in self.acked if message < self.state.mark_delete}
-        for found in (self.holder, self.returned, self.nacks, self.rewinds, self.uncounted):
-            found.clear()
-        self.newest = (0, 0, 0)
+        self.nacks.clear()
+        self.rewinds.clear()
+        self.begin_again()
 
 
 class DispatchMachine(RuleBasedStateMachine):
@@ -210,12 +214,11 @@ class DispatchMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.world.consumers) < (1 if self.type == "exclusive" else 4))
     @rule(permits=st.sampled_from([0, 5, 50, 1000]), priority_level=st.integers(0, 2))
     def join(self, permits: int, priority_level: int) -> None:
-        world, position = self.world, self.world.core.read_position
+        world = self.world
         self.names += 1
         world.permits[f"c{self.names}"] = 0
         if world.type not in ("", self.type):
-            world.rewound(position)
-            world.uncounted.update(world.topic.messages())
+            world.begin_again()
         world.type = self.type
         if self.type == "failover":
             before = world.active
@@ -246,6 +249,21 @@ class DispatchMachine(RuleBasedStateMachine):
             world.takeover_ms = None
             world.rewound(world.core.read_position)
         world.leave(name)
+
+    @precondition(lambda self: self.world.counters.deliveries % 4 == 1)
+    @rule()
+    def reload(self) -> None:
+        """The topic is unloaded and loaded again: the cursor remembers acknowledgements and redelivery counts."""
+        world = self.world
+        if world.type in INDIVIDUAL:
+            world.give_back(list(world.holder))
+        elif world.consumers:
+            world.rewound(world.core.read_position)
+        world.begin_again()
+        world.priorities.clear()
+        world.takeover_ms = None
+        world.type = ""
+        world.reload()
 
     @precondition(lambda self: self.world.consumers)
     @rule(data=st.data(), messages=st.sampled_from([0, 1, 3, 12, 40]))
@@ -290,14 +308,16 @@ class DispatchMachine(RuleBasedStateMachine):
             self.world.acknowledge(self.consumer(data), [(*message, message[2])], cumulative=True)
 
     @precondition(lambda self: self.world.consumers)
-    @rule(data=st.data(), beyond=st.sampled_from([0, 1, 5, 100]))
-    def nack(self, data: st.DataObject, beyond: int) -> None:
+    @rule(
+        data=st.data(), beyond=st.sampled_from([0, 1, 5, 100]), counted=st.sampled_from([True, True, False])
+    )
+    def nack(self, data: st.DataObject, beyond: int, counted: bool) -> None:
         """Also of what was never delivered, or is not there."""
         message = self.message(data)
         if message is not None:
-            self.nack_one(self.consumer(data), message, beyond)
+            self.nack_one(self.consumer(data), message, beyond, counted=counted)
 
-    def nack_one(self, name: str, message: Position, beyond: int) -> None:
+    def nack_one(self, name: str, message: Position, beyond: int, *, counted: bool = True) -> None:
         world = self.world
         named = [
             other
@@ -305,17 +325,17 @@ class DispatchMachine(RuleBasedStateMachine):
             if message <= other <= (*message[:2], message[2] + beyond)
         ]
         if world.type in INDIVIDUAL:
-            world.give_back([other for other in named if world.holder.get(other) == name])
+            world.give_back([other for other in named if world.holder.get(other) == name], counted=counted)
         else:
             for other in named:
                 new = other >= world.core.read_position or other in world.acked or other in world.returned
                 if not new:
                     world.returned[other] = None
-                    world.nacks[other] = world.nacks.get(other, 0) + 1
+                    world.nacks[other] = world.nacks.get(other, 0) + counted
         position = world.core.read_position
         if world.type not in INDIVIDUAL and len(world.returned) > PER_SUBSCRIPTION:
             world.rewound(position)
-        world.nack(name, [(*message, message[2] + beyond)])
+        world.nack(name, [(*message, message[2] + beyond)], counted=counted)
 
     @precondition(lambda self: self.world.consumers and self.world.newest > (1, 0, 0))
     @rule(data=st.data())

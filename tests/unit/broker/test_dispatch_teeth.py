@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
 from magnetar.broker.dispatch.core import dispatcher, entry_source
 from magnetar.broker.dispatch.core.dispatcher import DispatchCore
 from magnetar.broker.dispatch.core.entry_source import EntrySource
@@ -80,7 +81,7 @@ def plant_redelivery_count_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def plant_rewind_not_counted(patch: pytest.MonkeyPatch) -> None:
     """What an exclusive consumer gets after another one left looks new."""
-    patch.setattr(tracker, "rewound", lambda self, read_position, mark_delete: None)
+    patch.setattr(RedeliveryCounts, "rewound", lambda self, read_position, mark_delete: None)
 
 
 def plant_read_survives_its_consumer(patch: pytest.MonkeyPatch) -> None:
@@ -220,6 +221,51 @@ def plant_takeover_does_not_go_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FailoverSelector, "timer_due", forgetful)
 
 
+def plant_due_nack_forgotten_at_unload(patch: pytest.MonkeyPatch) -> None:
+    """What waits to be delivered again when the topic is unloaded counts as new afterwards, and so does what is pending."""
+
+    def close(self: Any) -> None:
+        self._closed = True
+        for consumer in self.consumers:
+            consumer.closed = True
+            self.tracker.forget(consumer)
+        self.consumers.clear()
+        self.source.close()
+        self.tracker.counts.clear()
+
+    patch.setattr(core, "_close", close)
+
+
+def plant_held_messages_not_counted_at_unload(patch: pytest.MonkeyPatch) -> None:
+    """What consumers hold when the topic is unloaded comes again as if it had not been delivered."""
+
+    def close(self: Any) -> None:
+        self._closed = True
+        for consumer in self.consumers:
+            consumer.closed = True
+            self.tracker.forget(consumer)
+        self.consumers.clear()
+        self.source.close()
+
+    patch.setattr(core, "_close", close)
+
+
+def plant_rewind_counts_what_waits_twice(patch: pytest.MonkeyPatch) -> None:
+    """A nack counts, and going back before it was delivered again counts once more."""
+    patch.setattr(tracker, "keep_replay_counts", lambda self: None)
+
+
+def plant_other_counts_passed_over(patch: pytest.MonkeyPatch) -> None:
+    """After a restart, messages between others of another redelivery count are not delivered."""
+    of_one_count = RedeliveryCounts.of_one_count
+
+    def careless(self: Any, key: Any, wanted: Any, *, in_order: bool) -> Any:
+        count, part, _ = of_one_count(self, key, wanted, in_order=in_order)
+        return count, part, []
+
+    patch.setattr(RedeliveryCounts, "of_one_count", careless)
+
+
 PLANTS = {
     name.removeprefix("plant_"): plant for name, plant in list(globals().items()) if name.startswith("plant_")
 }
@@ -231,6 +277,8 @@ RARE = (
     "failed_replay_not_delayed",
     "slots_never_given_up",
     "nack_past_the_end",
+    "other_counts_passed_over",
+    "rewind_counts_what_waits_twice",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 
 from magnetar.cli import consume
-from magnetar.cli.consume import as_line, as_plain, encoder
-from magnetar.client import MessageId
+from magnetar.cli.consume import as_line, as_plain, encoder, topics_of
+from magnetar.client import InvalidArgument, MessageId
 
 
 class Message:
@@ -82,3 +83,12 @@ def test_what_is_chosen_without_a_flag(
     message: Any = Message(b"v")
     assert encoder(None)(message).startswith(expected)
     assert encoder("plain") is as_plain
+
+
+def test_a_pattern_is_one_regular_expression() -> None:
+    assert topics_of(["a", "b"], pattern=False) == ["a", "b"]
+    assert topics_of(["a.*"], pattern=True) == re.compile("a.*")
+    with pytest.raises(InvalidArgument, match="takes one regular expression, not 2"):
+        topics_of(["a", "b"], pattern=True)
+    with pytest.raises(InvalidArgument, match="not a regular expression"):
+        topics_of(["a("], pattern=True)

@@ -25,7 +25,8 @@ from magnetar.proto.errors import InvalidArgument
 NOON_UTC = 1769860800000  # 2026-01-31T12:00:00Z
 HOUR = 3_600_000
 NOT_OF_A_READER = {
-    "type", "durable", "ack_group_messages", "ack_group_delay", "nack_delay", "priority_level", "hash_ranges",
+    "type", "durable", "ack_group_messages", "ack_group_delay", "nack_delay", "nack_backoff", "ack_timeout",
+    "priority_level", "hash_ranges", "dead_letter", "retry", "discovery_interval",
 }  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 The cursor ledger begins with a snapshot, deltas follow: one for all acknowledgements that came while the last one was being
 written (group commit), holding the mark-delete position and the rows that lie beyond it. Receipts are given when the delta
-is durable (rule 34). Acknowledgements without a receipt wait `cursor_flush_interval_ms` at most.
+is durable (rule 34). Acknowledgements without a receipt wait `cursor_flush_interval_ms` at most, and so do redelivery counts
+that have risen, which are an entry of their own behind the delta.
 
 Everything is written by one flush task at a time, so a roll-over finds nothing outstanding (rule 26): it writes a full
 snapshot to a new ledger, moves the pointer by compare-and-set, then deletes the old ledger. If no ledger can be written the
@@ -45,7 +46,8 @@ from ..log.records import CursorLedgers, CursorRecord, replace
 from ..resources.stores import Ledgers, Reader, Writer, delete_ledgers
 from ..settings import BrokerSettings
 from .core.acks import AckState, Position, Snapshot, Topology
-from .entries import AckRowWithCount, encode_delta, encode_snapshot, replay
+from .core.redeliveries import RedeliveryCounts
+from .entries import AckRowWithCount, encode_delta, encode_redeliveries, encode_snapshot, replay
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +66,10 @@ def is_damage(error: MagnetarError) -> bool:
 
 
 class Cursor:
-    """See the module docstring. `state` is changed through `ack`, `ack_through` and `reset` only."""
+    """See the module docstring. `state` is changed through `ack`, `ack_through` and `reset` only.
+
+    Dispatch changes `redeliveries`, and says so by `redeliveries_changed`.
+    """
 
     def __init__(
         self,
@@ -78,6 +83,7 @@ class Cursor:
         """`path` None: a reader's cursor, which is not durable."""
         self.path = path
         self.state = state
+        self.redeliveries = RedeliveryCounts()
         self._metadata = metadata
         self._ledgers = ledgers
         self._settings = settings
@@ -111,7 +117,7 @@ class Cursor:
     async def create(self, now_ms: int) -> None:
         """Records a new durable cursor at the state's position; durable when it returns. Raises AlreadyExists."""
         if self.path is not None:
-            self._record = CursorRecord(NO_LEDGER, self.state.snapshot(), now_ms, {}, [], False)
+            self._record = CursorRecord(NO_LEDGER, self._snapshot(), now_ms, {}, [], False)
             self._version = await self._metadata.create(self.path, self._record.encode())
 
     async def recover(self, topology: Topology) -> None:
@@ -124,6 +130,7 @@ class Cursor:
         if self._record.snapshot is None:
             raise DataDirectoryError(f"the metadata of {self.path} is damaged: it has no snapshot")
         state = AckState.restore(topology, self._record.snapshot)
+        self.redeliveries.restore(self._record.snapshot.redeliveries, self._record.snapshot.rewinds)
         if self._record.ledger_id != NO_LEDGER:
             state = await self._read_ledger(state, topology)
         self._record.snapshot = None  # the state has it
@@ -150,7 +157,7 @@ class Cursor:
                 continue
             for entry in entries:
                 try:
-                    state = replay(state, topology, entry[LEDGER_ENTRY_HEADER_BYTES:])
+                    state = replay(state, self.redeliveries, topology, entry[LEDGER_ENTRY_HEADER_BYTES:])
                 except DataDirectoryError as error:
                     damage.append(error)
             first += len(entries)
@@ -215,9 +222,18 @@ class Cursor:
             self._dirty |= self.state.move_to((ledger, entry + 1, 0)) and self.durable
             self.changed(None)
 
+    def redeliveries_changed(self) -> None:
+        """Schedules the flush of `redeliveries`."""
+        if self.durable:
+            self._dirty = True
+            self.changed(None)
+        else:
+            self.redeliveries.clear_changes()
+
     def reset(self, position: Position) -> None:
         """A seek: the one way in which the mark-delete position goes back."""
         self.state.reset(position)
+        self.redeliveries.clear()
         self._rows = []
         self._dirty = self._snapshot_due = self.durable
 
@@ -231,8 +247,9 @@ class Cursor:
             if done is not None:
                 done(None)
             return
-        if len(self._rows) > _MAX_ROWS:
+        if len(self._rows) + len(self.redeliveries.changed_rows) > _MAX_ROWS:
             self._rows = []
+            self.redeliveries.clear_changes()
             self._snapshot_due = True
         if done is not None:
             self._waiting.append(done)
@@ -296,20 +313,27 @@ class Cursor:
         rows, self._rows = self._rows, []
         self._dirty = False
         mark = self.state.mark_delete
+        entries: list[bytes] = []
+        if rows or mark != self._durable_mark:
+            entries.append(encode_delta(mark, [row for row in rows if row[:2] >= mark[:2]]))
+        counts = self.redeliveries
+        if counts.changed:
+            entries.append(encode_redeliveries(counts.changed_rows, counts.rewinds))
+            counts.clear_changes()
         try:
-            await self._write_state(rows, mark)
+            await self._write_state(entries)
         except BaseException:  # whether it is durable is not known, and the rows were taken
             self._dirty = self._snapshot_due = True
             raise
         self._durable_mark = mark
 
-    async def _write_state(self, rows: list[AckRowWithCount], mark: Position) -> None:
+    async def _write_state(self, entries: list[bytes]) -> None:
         if self._writer is not None and not self._snapshot_due:
             full = self._entries >= self._settings.max_cursor_ledger_entries
             if not full and not self._writer.restorable:
-                payload = encode_delta(mark, [row for row in rows if row[:2] >= mark[:2]])
                 try:
-                    await self._append(self._writer, payload)
+                    for entry in entries:
+                        await self._append(self._writer, entry)
                     return
                 except MagnetarError as error:
                     _log.warning("cursor %s: its ledger failed: %s", self.path, error)
@@ -347,9 +371,10 @@ class Cursor:
         old_writer, self._writer = self._writer, None
         self._entries = 0
         # What comes while this is being written is the next delta, so the snapshot is of this very moment.
-        snapshot, entry = self.state.snapshot(), encode_snapshot(self.state)
+        snapshot = self._snapshot()
+        entry = encode_snapshot(snapshot)
         if len(entry) > settings.max_inline_cursor_bytes:
-            snapshot = Snapshot(snapshot.mark_delete, [], [])
+            snapshot = Snapshot(snapshot.mark_delete, [], [], [], [])
         try:
             await self._append(writer, entry)
         except BaseException:
@@ -366,8 +391,14 @@ class Cursor:
 
     async def _write_pointer(self) -> None:
         old_writer, self._writer = self._writer, None
-        await self._point(NO_LEDGER, self.state.snapshot())
+        await self._point(NO_LEDGER, self._snapshot())
         await self._delete_trimmed(old_writer)
+
+    def _snapshot(self) -> Snapshot:
+        snapshot, counts = self.state.snapshot(), self.redeliveries
+        counts.drop_below(snapshot.mark_delete)
+        snapshot.redeliveries, snapshot.rewinds = counts.stored_rows(), list(counts.rewinds)
+        return snapshot
 
     async def _point(self, ledger_id: int, snapshot: Snapshot | None, *, deleting: bool = False) -> None:
         """Moves the pointer by compare-and-set; the ledger that it named is to be deleted then."""
@@ -419,13 +450,14 @@ class Cursor:
             if self._writer is not None:
                 self._writer.detach()  # the ledger is another owner's, or is about to be deleted
             return
-        if self._dirty:
+        small = len(encode_snapshot(self._snapshot())) <= self._settings.max_inline_cursor_bytes
+        idle = self._writer is None and self._task is None and not self._waiting
+        if self._dirty and not (small and idle):
             with contextlib.suppress(MagnetarError):
                 await self.flush()
         await self._stop()
         try:
-            small = len(encode_snapshot(self.state)) <= self._settings.max_inline_cursor_bytes
-            if self._record.ledger_id != NO_LEDGER and (small or self._dirty):
+            if self._dirty or (small and self._record.ledger_id != NO_LEDGER):
                 await self._write_pointer()
             elif self._writer is not None:
                 await self._writer.close()

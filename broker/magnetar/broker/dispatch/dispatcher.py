@@ -74,7 +74,10 @@ class Dispatcher:
         self._counters = counters
         self._readers = readers
         self._loop = asyncio.get_running_loop()
-        self.core = DispatchCore(log, cursor.state, settings, read_budget, counters, durable=cursor.durable)
+        self._counts = cursor.redeliveries
+        self.core = DispatchCore(
+            log, cursor.state, self._counts, settings, read_budget, counters, durable=cursor.durable
+        )
         self._reads: dict[int, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None  # the core's
         self._again: asyncio.Handle | None = None  # after a turn that was long enough, or a defect
@@ -89,6 +92,8 @@ class Dispatcher:
     def handle(self, event: Event) -> None:
         """Tells the core, and does what follows from it."""
         self.core.handle(event)
+        if self._counts.changed:
+            self._cursor.redeliveries_changed()
         self.run()
 
     def run(self) -> None:

@@ -303,10 +303,10 @@ class Subscription:
         self.cursor.state.renormalise()
         self.dispatcher.handle(LedgersChanged())
 
-    def redeliver(self, consumer: Consumer, rows: Iterable[AckRange]) -> None:
-        """Negative acknowledgement; no rows: everything that this consumer holds."""
+    def redeliver(self, consumer: Consumer, rows: Iterable[AckRange], *, counted: bool = True) -> None:
+        """Negative acknowledgement; no rows: everything that this consumer holds. `counted`: redelivery counts rise."""
         if not consumer.closed:
-            self.dispatcher.handle(Nacked(consumer, list(rows)))
+            self.dispatcher.handle(Nacked(consumer, list(rows), counted))
 
     # --- seek, end ---------------------------------------------------------------------------------------------------
 

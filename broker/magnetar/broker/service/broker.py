@@ -78,8 +78,9 @@ class BrokerService:
         epoch: int = 0,
         priority_level: int = 0,
         hash_ranges: Sequence[tuple[int, int]] = (),
+        create: bool = True,
     ) -> ConsumerOpened:
-        """A consumer; its subscription is made at `start` if there is none, the topic if settings allow it.
+        """A consumer; its subscription is made at `start` if there is none, the topic if `create` and settings allow it.
 
         Raises ConsumerBusy, TopicNotFound, InvalidArgument.
         """
@@ -89,7 +90,7 @@ class BrokerService:
             raise InvalidArgument(
                 f"a priority level of {priority_level} is not allowed; want 0, the highest, to {MAX_PRIORITY_LEVEL}"
             )
-        topic = await self._broker.find(name)
+        topic = await (self._broker.find(name) if create else self._broker.known(name))
         found, consumer = await topic.subscribe(
             subscription,
             port,

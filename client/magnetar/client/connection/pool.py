@@ -72,7 +72,7 @@ class ConnectionPool:
         with contextlib.suppress(MagnetarError):
             await connection.request(command, min(_LEAVE_TIMEOUT_S, self.options.operation_timeout))
 
-    def await_end(self, task: asyncio.Task[None]) -> None:
+    def await_end(self, task: asyncio.Task[Any]) -> None:
         """A task that its owner cancelled without waiting: `close` waits until it has ended."""
         self._ending[task] = None
         task.add_done_callback(self._ending.pop)

@@ -3,11 +3,15 @@
 Acks are grouped (ack_group_messages or ack_group_delay) and sent as ranges. With `receipt=True` a request carries them, and
 its answer means that the cursor's change is durable; requests of one loop turn are one. On a lost connection acks that are
 queued or unanswered are sent again with the new subscription, before it gets permits.
+
+What was nacked is asked for again when its time comes, and what was not acknowledged within ack_timeout when a look finds
+that out. Both wait here: on a lost connection the broker delivers everything again anyway.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,13 +20,17 @@ from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.proto.ids import MessageId
 
 from ..connection.broker_connection import BrokerConnection
-from ..messages import ACKED, QUEUED, UNACKED, Message, MessageBatch
-from ..options import ConsumerOptions
-from .acks import AckTracker, NackTracker
+from ..messages import ACKED, QUEUED, UNACKED, Delivery, Message, MessageBatch
+from ..options import ConsumerOptions, check_delay
+from .acks import AckTracker, NackTracker, UnackedTracker
 from .session import ConsumerSession
+
+_log = logging.getLogger("magnetar.client")
 
 # Rows that one frame carries at most: 480 KB.
 ROWS_PER_FRAME = 20_000
+# Looks for what is not acknowledged in an ack_timeout; what is found is late by less than the time between two.
+LOOKS_PER_TIMEOUT = 10
 _CUMULATIVE_TYPES = ("exclusive", "failover")
 
 Acknowledgeable = Message | MessageId | Iterable[Message | MessageId]
@@ -37,9 +45,11 @@ class Acknowledger:
         self._loop = asyncio.get_running_loop()
         self._acks = AckTracker()
         self._nacks = NackTracker()
+        self._unacked = None if options.ack_timeout is None else UnackedTracker(options.ack_timeout)
         self._group_limit = options.ack_group_messages
         self._ack_timer: asyncio.TimerHandle | None = None
         self._nack_timer: asyncio.TimerHandle | None = None
+        self._nack_timer_due = 0.0  # loop time
         # What the next request for a receipt carries.
         self._receipt_rows: list[AckRow] = []
         self._receipt_spans: list[_Span] = []
@@ -88,21 +98,46 @@ class Acknowledger:
                 self._receipt_cumulative = message_id
             await self._receipt()
             return
+        if self._unacked is not None:
+            self._unacked.acked_through(message_id)
         self._acks.add_cumulative(message_id)
         if self._ack_timer is None:
             self._schedule_flush()
 
-    def nack(self, messages: Message | Iterable[Message]) -> None:
+    def nack(self, messages: Message | Iterable[Message], *, delay: float | None = None) -> None:
         """See Consumer.nack."""
         self._session.check_open()
-        due = self._loop.time() + self._options.nack_delay
+        if delay is not None:
+            check_delay("delay", delay)
+        now = self._loop.time()
         # An id is a tuple of numbers, which would be the "messages" that the error names.
         for message in (messages,) if isinstance(messages, Message | MessageId) else messages:
             if not isinstance(message, Message):
                 raise InvalidArgument(f"nack takes messages, not {type(message).__name__}")
-            self._nacks.add(message, due)
-        if self._nack_timer is None or self._nacks.overfull:
-            self._redeliver()
+            self._nacks.add(message, now + (self._nack_delay(message) if delay is None else delay))
+        self._nacks_added()
+
+    def _nack_delay(self, message: Message) -> float:
+        options = self._options
+        policy = options.letter_policy
+        if policy is not None and message.redelivery_count >= policy.max_redeliver_count:
+            return 0.0  # nobody will see it again: it goes to the dead-letter topic
+        if options.nack_backoff is not None:
+            return options.nack_backoff.delay(message.redelivery_count)
+        return options.nack_delay
+
+    def give_back(self, messages: Iterable[Message], delay: float, *, counted: bool) -> None:
+        """Has messages that were not handed out delivered again after `delay` seconds. Never raises."""
+        due = self._loop.time() + delay
+        for message in messages:
+            self._nacks.add(message, due, counted=counted)
+        self._nacks_added()
+
+    def _nacks_added(self) -> None:
+        if self._nacks.overfull:
+            self._redeliver_due()
+        elif self._nacks:
+            self._schedule_redelivery()
 
     # --- grouping ----------------------------------------------------------------------------------------------------
 
@@ -173,18 +208,55 @@ class Acknowledger:
         for flags, first, end in spans:
             flags[first:end] = bytes([ACKED]) * (end - first)
 
-    def _redeliver(self) -> None:
+    def _schedule_redelivery(self) -> None:
+        due = self._nacks.next_due
+        if self._nack_timer is None or due < self._nack_timer_due:
+            if self._nack_timer is not None:
+                self._nack_timer.cancel()
+            self._nack_timer = self._loop.call_at(due, self._redeliver_due)
+            self._nack_timer_due = due
+
+    def _redeliver_due(self) -> None:
         """Asks for what is due, and comes back when the next one is."""
         if self._nack_timer is not None:
             self._nack_timer.cancel()
             self._nack_timer = None
-        rows = self._nacks.take_due(self._loop.time())
+        seen, unseen = self._nacks.take_due(self._loop.time())
+        self.redeliver(seen)
+        self.redeliver(unseen, counted=False)
+        if self._nacks:
+            self._schedule_redelivery()
+
+    def redeliver(self, rows: list[AckRow], *, counted: bool = True) -> None:
+        """Gives messages back to the broker; without a connection it has them already."""
         connection = self._session.connection
         if connection is not None:
             for _, payload in _row_frames(rows):
-                connection.send(Redeliver(0, self._session.id).encode(), payload)
-        if self._nacks:
-            self._nack_timer = self._loop.call_at(self._nacks.next_due, self._redeliver)
+                connection.send(Redeliver(0, self._session.id, counted).encode(), payload)
+
+    # --- ack_timeout -------------------------------------------------------------------------------------------------
+
+    @property
+    def look_interval(self) -> float:
+        """Seconds between two calls of `redeliver_unacked`; 0: there is no ack_timeout."""
+        return 0.0 if self._unacked is None else self._unacked.timeout / LOOKS_PER_TIMEOUT
+
+    def handed_out(self, delivery: Delivery, end: int) -> None:
+        """Messages before `end` of the delivery were given to the user."""
+        if self._unacked is not None:
+            self._unacked.handed_out(delivery, end, self._loop.time())
+
+    def redeliver_unacked(self) -> None:
+        """Gives back what was not acknowledged in time."""
+        assert self._unacked is not None
+        rows = self._unacked.take_due(self._loop.time(), self._nacks)
+        if rows:
+            count = sum(row.last_index - row.first_index + 1 for row in rows)
+            _log.info(
+                "%s: %d messages were not acknowledged within %g s and are delivered again",
+                self._session.what, count, self._unacked.timeout,
+            )  # fmt: skip
+            self.redeliver(rows)
 
     # --- what the consumer asks --------------------------------------------------------------------------------------
 
@@ -212,11 +284,13 @@ class Acknowledger:
     def forget_nacks(self) -> None:
         """After a seek and on a lost connection the broker delivers again by itself."""
         self._nacks.clear()
+        if self._unacked is not None:
+            self._unacked.clear()
 
     def forget(self) -> None:
         """The subscription is deleted."""
         self._acks.clear()
-        self._nacks.clear()
+        self.forget_nacks()
 
     async def settle(self) -> None:
         """Sends what is queued and waits for receipts, before the consumer closes."""
@@ -227,6 +301,7 @@ class Acknowledger:
 
     def end(self) -> None:
         """The consumer closes now: sends what can be sent without waiting, ends timers and tasks."""
+        self.redeliver(self._nacks.take_unseen(), counted=False)
         self.flush()
         for timer in (self._ack_timer, self._nack_timer):
             if timer is not None:

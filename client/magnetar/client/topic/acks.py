@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
 
 from magnetar.proto.commands import AckRow
 from magnetar.proto.ids import MessageId
@@ -24,6 +25,7 @@ MAX_PENDING_NACKS = 100_000
 
 _QUEUED, _UNACKED, _ACKED = bytes([QUEUED]), bytes([UNACKED]), bytes([ACKED])
 _QUEUED_RUN = re.compile(_QUEUED + b"+")
+_UNACKED_RUN = re.compile(_UNACKED + b"+")
 
 
 class AckTracker:
@@ -126,44 +128,137 @@ def rows_of_ids(ids: Iterable[MessageId]) -> list[AckRow]:
 
 
 class NackTracker:
-    """Messages to have redelivered after a delay, in the order of their due times (the delay is constant).
+    """Messages to have redelivered, each at its own time; the last call counts for a message that is named again.
 
     It holds ids, and the flags of their deliveries to see what is acknowledged meanwhile; never the payloads. Of more than
-    MAX_PENDING_NACKS the oldest are due at once.
+    MAX_PENDING_NACKS those that are due first are due at once.
     """
 
-    __slots__ = ("_pending",)
+    __slots__ = ("_heap", "_last", "_number")
 
     def __init__(self) -> None:
-        self._pending: deque[tuple[float, bytearray, int, MessageId]] = deque()
+        # Due time, number of the call, flags, index in them, id, `counted`. Without the number of `_last` it means nothing.
+        self._heap: list[tuple[float, int, bytearray, int, MessageId, bool]] = []
+        self._last: dict[MessageId, int] = {}
+        self._number = 0
 
     def __bool__(self) -> bool:
-        return bool(self._pending)
+        return bool(self._last)
 
-    def add(self, message: Message, due: float) -> None:
-        """`due`: loop time."""
-        self._pending.append((due, message.delivery.flags, message.index, message.id))
+    def __contains__(self, message_id: MessageId) -> bool:
+        return message_id in self._last
+
+    def add(self, message: Message, due: float, *, counted: bool = True) -> None:
+        """`due`: loop time. `counted`: the redelivery count rises."""
+        message_id, last, heap = message.id, self._last, self._heap
+        self._number += 1
+        last[message_id] = self._number
+        heappush(heap, (due, self._number, message.delivery.flags, message.index, message_id, counted))
+        if len(heap) > 64 + 2 * len(last):
+            self._heap = [row for row in heap if last.get(row[4]) == row[1]]
+            heapify(self._heap)
 
     @property
     def next_due(self) -> float:
-        """When the oldest is due."""
-        return self._pending[0][0]
+        """When the first of them is due, or earlier; only while there are any."""
+        return self._heap[0][0]
 
     @property
     def overfull(self) -> bool:
-        """True if the oldest cannot wait for its time."""
-        return len(self._pending) > MAX_PENDING_NACKS
+        """True if the first of them cannot wait for its time."""
+        return len(self._last) > MAX_PENDING_NACKS
 
-    def take_due(self, now: float) -> list[AckRow]:
-        """Rows of what is due, without what was acknowledged meanwhile."""
-        ids: list[MessageId] = []
-        pending = self._pending
-        while pending and (pending[0][0] <= now or self.overfull):
-            _, flags, index, message_id = pending.popleft()
-            if flags[index] == UNACKED:
-                ids.append(message_id)
-        return rows_of_ids(ids)
+    def take_due(self, now: float) -> tuple[list[AckRow], list[AckRow]]:
+        """Rows of what is due, counted and not, without what was acknowledged meanwhile."""
+        seen: list[MessageId] = []
+        unseen: list[MessageId] = []
+        heap, last = self._heap, self._last
+        while heap and (heap[0][0] <= now or self.overfull):
+            _, number, flags, index, message_id, counted = heappop(heap)
+            if last.get(message_id) == number:
+                del last[message_id]
+                if flags[index] == UNACKED:
+                    (seen if counted else unseen).append(message_id)
+        return rows_of_ids(seen), rows_of_ids(unseen)
+
+    def take_unseen(self) -> list[AckRow]:
+        """Rows of what is not to be counted, whenever it is due."""
+        found = [row for row in self._heap if self._last.get(row[4]) == row[1] and not row[5]]
+        for row in found:
+            del self._last[row[4]]
+        return rows_of_ids(row[4] for row in found if row[2][row[3]] == UNACKED)
 
     def clear(self) -> None:
         """Forgets everything: the broker redelivers, or the position moved."""
-        self._pending.clear()
+        self._heap.clear()
+        self._last.clear()
+
+
+class UnackedTracker:
+    """What was handed out and is not acknowledged, to have it redelivered after a timeout.
+
+    It holds a row for each part of a delivery that was handed out between two looks, and no payloads; rows that are
+    acknowledged as a whole go when the next one comes, so in order it holds next to nothing.
+    """
+
+    __slots__ = ("_noted", "_noted_end", "_rows", "timeout")
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout  # seconds
+        # Due time (which never falls), flags, first and end in them, and the id of flag 0.
+        self._rows: deque[tuple[float, bytearray, int, int, MessageId]] = deque()
+        self._noted: bytearray | None = None  # flags of the delivery that was noted last
+        self._noted_end = 0  # and how far
+
+    def handed_out(self, delivery: Delivery, end: int, now: float) -> None:
+        """Messages before `end` of the delivery were handed out; their time begins now, if it has not."""
+        flags = delivery.flags
+        first = self._noted_end if flags is self._noted else 0
+        if end <= first:
+            return
+        self._noted, self._noted_end = flags, end
+        rows = self._rows
+        while rows and rows[0][1].find(UNACKED, rows[0][2], rows[0][3]) < 0:
+            rows.popleft()
+        base = MessageId(delivery.ledger, delivery.entry_id, delivery.base_index, delivery.partition)
+        rows.append((now + self.timeout, flags, first, end, base))
+
+    def take_due(self, now: float, nacks: NackTracker) -> list[AckRow]:
+        """Rows of what is due and not acknowledged; what was nacked comes at the time that was asked for."""
+        found: list[AckRow] = []
+        rows = self._rows
+        while rows and rows[0][0] <= now:
+            _, flags, first, end, base = rows.popleft()
+            for run in _UNACKED_RUN.finditer(bytes(flags[:end]), first):
+                start, last = base.index + run.start(), base.index + run.end() - 1
+                if nacks:
+                    ids = [base._replace(index=index) for index in range(start, last + 1)]
+                    found += rows_of_ids([one for one in ids if one not in nacks])
+                else:
+                    found.append(AckRow(base.ledger, base.entry, start, last))
+        return found
+
+    def acked_through(self, last: MessageId) -> None:
+        """Everything up to this message was acknowledged, which the flags do not show."""
+        rows = self._rows
+        while rows:
+            due, flags, first, end, base = rows[0]
+            acked = last.index + 1 - base.index if last[:2] == base[:2] else end if last > base else first
+            if acked < end:
+                rows[0] = (due, flags, max(first, acked), end, base)
+                return
+            rows.popleft()
+
+    def clear(self) -> None:
+        """Forgets everything: the broker redelivers, or the position moved."""
+        self._rows.clear()
+        self._noted = None
+
+
+def unacked_rows(delivery: Delivery, first: int) -> list[AckRow]:
+    """What of a delivery is not acknowledged, from message `first` on."""
+    base = delivery.base_index
+    return [
+        AckRow(delivery.ledger, delivery.entry_id, base + run.start(), base + run.end() - 1)
+        for run in _UNACKED_RUN.finditer(bytes(delivery.flags), first)
+    ]

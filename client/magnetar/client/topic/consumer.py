@@ -10,22 +10,47 @@ durable by a position as well. A reader is a consumer that acknowledges nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import compress, count, repeat
 from operator import length_hint, not_
+from typing import Protocol
 
-from magnetar.proto.commands import CloseConsumer, Deliver, Flow, LastMessageId, Seek, Subscribe, Unsubscribe
-from magnetar.proto.errors import AlreadyClosed, MagnetarError, ReceiveTimeout, TopicNotServed
+from magnetar.proto.commands import (
+    AckRow,
+    CloseConsumer,
+    Deliver,
+    Flow,
+    LastMessageId,
+    Seek,
+    Subscribe,
+    Unsubscribe,
+)
+from magnetar.proto.errors import InvalidArgument, MagnetarError, TopicNotServed
 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
-from ..messages import Delivery, Message, MessageBatch, Undecodable
-from ..options import ConsumerOptions, Start, start_on_wire
+from ..messages import Delivery, Message, SeekTarget, Undecodable
+from ..options import INDIVIDUAL_TYPES, ConsumerOptions, start_on_wire
 from .acknowledger import Acknowledger
+from .acks import unacked_rows
 from .resume_point import ResumePoint
 from .session import ConsumerSession
 from .window import Window
+
+
+class Screen(Protocol):
+    """Takes what the user is not to see, before any of it is handed out."""
+
+    def takes(self, delivery: Delivery) -> bool:
+        """True if it takes all of a delivery that has just come."""
+
+    def take(self, consumer: TopicConsumer, messages: list[Message]) -> None:
+        """Takes the messages of such a delivery."""
+
+    def shown(self, consumer: TopicConsumer, messages: list[Message]) -> list[Message]:
+        """Takes some messages of a delivery that is opened; returns those to be handed out."""
 
 
 class TopicConsumer:
@@ -37,13 +62,22 @@ class TopicConsumer:
         subscription: str,
         options: ConsumerOptions,
         on_closed: Callable[[], object],
+        *,
+        create: bool = True,
+        on_wake: Callable[[TopicConsumer], object] | None = None,
+        screen: Screen | None = None,
     ) -> None:
+        """`create`: the topic, if there is none. `on_wake`: something arrived, or nothing more will."""
         self.acknowledger = Acknowledger(session, options)
         self.position = ResumePoint(session, options)
         self._session = session
         self._subscription = subscription
         self._options = options
         self._on_closed = on_closed
+        self._create = create
+        self._on_wake = on_wake
+        self._screen = screen
+        self._paused = False
         self._attachment = Attachment(session.pool, session.topic, self, session.what)
         self._epoch = 0
         self.active = (
@@ -60,61 +94,9 @@ class TopicConsumer:
         self._unsubscribing = False
         self._arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
         self._closing = asyncio.Lock()
+        self._look_timer: asyncio.TimerHandle | None = None  # for ack_timeout, from the first attachment on
 
     # --- taking messages ---------------------------------------------------------------------------------------------
-
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        """See Receiving."""
-        while True:
-            for message in self._current:
-                yield message
-            if not await self.refill():
-                return
-
-    async def receive(self, timeout: float | None = None) -> Message:
-        """See Receiving."""
-        for message in self._current:
-            return message
-        if timeout is not None and timeout <= 0:
-            return await self._receive_now()
-        try:
-            async with asyncio.timeout(timeout):
-                while await self.refill():
-                    for message in self._current:
-                        return message
-        except TimeoutError:
-            raise ReceiveTimeout(f"{self._session.what}: no message within {timeout:g} s") from None
-        raise AlreadyClosed(f"{self._session.what} is closed; open another one")
-
-    async def _receive_now(self) -> Message:
-        """What has arrived, after one turn of the loop. asyncio.timeout(0) would swallow a cancellation that is pending."""
-        await asyncio.sleep(0)
-        for message in self._current:
-            return message
-        while self._queue and not self._seeking:
-            self._open_next()
-            for message in self._current:
-                return message
-        if self._session.closed:
-            raise AlreadyClosed(f"{self._session.what} is closed; open another one")
-        self._session.check_open()
-        self._window.found_empty()
-        self._grant()
-        raise ReceiveTimeout(f"{self._session.what}: no message has arrived")
-
-    async def batches(self) -> AsyncIterator[MessageBatch]:
-        """See Receiving."""
-        while (batch := await self.receive_batch()) is not None:
-            yield batch
-
-    async def receive_batch(self) -> MessageBatch | None:
-        """See Receiving."""
-        while True:
-            rest = MessageBatch(self._current)
-            if rest:
-                return rest
-            if not await self.refill():
-                return None
 
     def open_messages(self) -> Iterator[Message]:
         """What is left of the open delivery; taking from it hands out."""
@@ -127,16 +109,35 @@ class TopicConsumer:
                 return True  # another task was faster, and left something
             if self._session.closed:
                 return False
-            if self._queue and not self._seeking:
-                self._open_next()
+            if self.open_next():
                 continue
             if self._session.failure is not None:
                 self._session.check_open()
             if not self._queue:
-                self._window.found_empty()
-                self._grant()
+                self.found_empty()
             self._arrived.clear()
             await self._arrived.wait()
+
+    def refill_now(self) -> bool:
+        """Opens the next delivery if it is here. Raises AlreadyClosed, what ended the consumer, or of a damage."""
+        while not length_hint(self._current):
+            if not self.open_next():
+                self._session.check_open()
+                self.found_empty()
+                return False
+        return True
+
+    def open_next(self) -> bool:
+        """Opens a delivery that is here, though it may have nothing to hand out; False if none is. Raises of a damage."""
+        if not self._queue or self._seeking:
+            return False
+        self._open_next()
+        return True
+
+    def found_empty(self) -> None:
+        """The user waits for a message."""
+        self._window.found_empty()
+        self._grant()
 
     def _open_next(self) -> None:
         delivery = self._queue.popleft()
@@ -146,28 +147,104 @@ class TopicConsumer:
         self._queued_messages -= delivery.permits
         self._queued_bytes -= delivery.bytes
         self._grant()
-        values = delivery.values()
-        assert isinstance(delivery, Delivery)
-        messages = map(Message, values, repeat(delivery), count())
-        flags = delivery.flags
-        self._messages = list(compress(messages, map(not_, flags)) if any(flags) else messages)
+        messages = _messages_of(delivery)
+        self._messages = messages if self._screen is None else self._screen.shown(self, messages)
         self._current = iter(self._messages)
 
     def note_handed_out(self) -> None:
-        """Tells `position` how far the user has come in the open delivery."""
+        """Tells `position` and the acknowledger how far the user has come in the open delivery."""
         handed_out = len(self._messages) - length_hint(self._current)
         if handed_out > 0:
-            self.position.handed_out(self._messages[handed_out - 1])
+            last = self._messages[handed_out - 1]
+            self.position.handed_out(last)
+            self.acknowledger.handed_out(last.delivery, last.index + 1)
+
+    def _look_for_unacked(self) -> None:
+        """Every look_interval."""
+        self.note_handed_out()
+        self.acknowledger.redeliver_unacked()
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        interval = self.acknowledger.look_interval
+        if interval and not self._session.closed:
+            loop = asyncio.get_running_loop()
+            self._look_timer = loop.call_later(interval, self._look_for_unacked)
+
+    @property
+    def seeking(self) -> bool:
+        """True during a seek: nothing is opened before its end, which wakes."""
+        return self._seeking > 0
+
+    @property
+    def queued_deliveries(self) -> int:
+        """How many wait to be opened."""
+        return len(self._queue)
 
     @property
     def has_queued(self) -> bool:
         """True if a delivery is here. It may turn out to be damaged, and during a seek to be stale."""
         return bool(length_hint(self._current) or self._queue)
 
+    @property
+    def topic(self) -> str:
+        """Full name of its topic."""
+        return self._session.topic
+
+    @property
+    def consumers(self) -> Mapping[str, TopicConsumer]:
+        """See TopicsConsumer: itself alone."""
+        return {self._session.topic: self}
+
+    def consumer_of(self, message: Message) -> TopicConsumer:
+        """Itself. Raises InvalidArgument if the message is of another topic."""
+        if message.topic != self._session.topic:
+            raise InvalidArgument(f"{self._session.what} has no messages of {message.topic}")
+        return self
+
+    @property
+    def what(self) -> str:
+        """What it is called in messages."""
+        return self._session.what
+
+    @property
+    def closed(self) -> bool:
+        """True once `close` or `abandon` was called."""
+        return self._session.closed
+
+    @property
+    def failure(self) -> MagnetarError | None:
+        """Why nothing more will come."""
+        return self._session.failure
+
+    @property
+    def now_ms(self) -> int:
+        """Wall clock of this client."""
+        return self._session.pool.clock.now_ms()
+
+    def pause(self) -> None:
+        """See Consumer.pause."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """See Consumer.resume."""
+        self._paused = False
+        self._grant()
+
+    def share_queue(self, parts: int) -> None:
+        """The receiver queue is one of so many that share the messages and bytes of the options."""
+        self._window.share(parts)
+        self._grant()
+
     # --- moving, leaving ---------------------------------------------------------------------------------------------
 
-    async def seek(self, start: Start | Message) -> None:
+    async def seek(self, start: SeekTarget) -> None:
         """See Receiving."""
+        if callable(start):
+            found = start(self._session.topic)
+            if found is None:
+                return
+            start = found
         wire = start_on_wire(start.id if isinstance(start, Message) else start)
         self._session.check_open()
         self.acknowledger.flush()  # what was acknowledged before counts for the old position
@@ -187,7 +264,7 @@ class TopicConsumer:
             self._seeking -= 1
             self._drop_stale()
             self._grant()
-            self._arrived.set()
+            self._wake()
 
     async def unsubscribe(self) -> None:
         """Deletes the subscription; the consumer is still to be closed."""
@@ -233,6 +310,9 @@ class TopicConsumer:
     def _end(self) -> BrokerConnection | None:
         """Everything of closing that needs no waiting; the connection on which to notify the broker, if there is one."""
         self._session.closed = True
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        self._give_back_unseen()
         self.acknowledger.end()
         connection = self._session.connection
         self._attachment.close()
@@ -247,6 +327,7 @@ class TopicConsumer:
     async def open(self) -> None:
         """Attaches for the first time."""
         await self._attachment.open()
+        self._look_soon()
 
     async def attach(self, connection: BrokerConnection) -> None:
         """Subscribes at the broker and grants permits."""
@@ -265,6 +346,7 @@ class TopicConsumer:
                 {},
                 self._options.priority_level,
                 self._options.hash_ranges,
+                self._create,
             )
             result = await connection.request(subscribe, self._session.pool.options.operation_timeout)
             self._epoch = int(result["epoch"])
@@ -315,8 +397,13 @@ class TopicConsumer:
         self._session.failure = error
         self._wake_all()
 
-    def _wake_all(self) -> None:
+    def _wake(self) -> None:
         self._arrived.set()
+        if self._on_wake is not None:
+            self._on_wake(self)
+
+    def _wake_all(self) -> None:
+        self._wake()
         self._session.attached.set()
 
     def delivered(self, command: Deliver, payload: bytes) -> None:
@@ -336,14 +423,34 @@ class TopicConsumer:
             self._epoch = delivery.epoch
             self._drop_stale()
             self._messages.clear()
+            self.acknowledger.forget_nacks()
+        if self._screen is not None and isinstance(delivery, Delivery) and self._screen.takes(delivery):
+            with contextlib.suppress(MagnetarError):  # what is damaged is received as an error, as always
+                self._screen.take(self, _messages_of(delivery))
+                self._grant()
+                return
         self._queue.append(delivery)
         self._queued_messages += delivery.permits
         self._queued_bytes += delivery.bytes
-        self._arrived.set()
+        self._wake()
+
+    def _give_back_unseen(self) -> None:
+        """What was received and not handed out goes to others, as if it had never been here."""
+        if self._options.type not in INDIVIDUAL_TYPES:
+            return
+        rows: list[AckRow] = []
+        left = length_hint(self._current)
+        if left:
+            first = self._messages[len(self._messages) - left]
+            rows += unacked_rows(first.delivery, first.index)
+        for delivery in self._queue:
+            if isinstance(delivery, Delivery):
+                rows += unacked_rows(delivery, 0)
+        self.acknowledger.redeliver(rows, counted=False)
 
     def _grant(self) -> None:
         connection = self._session.connection
-        if connection is None:
+        if connection is None or self._paused:
             return
         permits = self._window.grant(self._queued_messages, self._queued_bytes)
         if permits is not None:
@@ -359,3 +466,12 @@ class TopicConsumer:
         self._queue = deque(kept)
         self._queued_messages = sum(delivery.permits for delivery in kept)
         self._queued_bytes = sum(delivery.bytes for delivery in kept)
+
+
+def _messages_of(delivery: Delivery | Undecodable) -> list[Message]:
+    """Without those of the ack set. Raises of a damage."""
+    values = delivery.values()
+    assert isinstance(delivery, Delivery)
+    messages = map(Message, values, repeat(delivery), count())
+    flags = delivery.flags
+    return list(compress(messages, map(not_, flags)) if any(flags) else messages)

@@ -385,6 +385,11 @@ class TopicProducer:
                 + self._outbox.why_delayed
             ) from None
 
+    @property
+    def ended(self) -> bool:
+        """See Producer.ended."""
+        return self._closed or self._failure is not None
+
     def _check_open(self) -> None:
         if self._failure is not None:
             raise copy_of(self._failure)

@@ -19,6 +19,7 @@ class Window:
     """`granted` and `granted_bytes`: what the broker may still send; negative after an overshoot."""
 
     __slots__ = (
+        "_asked",
         "_base",
         "_grows",
         "_quiet",
@@ -30,6 +31,7 @@ class Window:
     )
 
     def __init__(self, messages: int | None, bytes_limit: int) -> None:
+        self._asked = messages or DEFAULT_WINDOW, bytes_limit
         self.messages_limit = self._base = messages or DEFAULT_WINDOW
         self.bytes_limit = bytes_limit
         self._grows = messages is None
@@ -41,6 +43,12 @@ class Window:
     def reset(self) -> None:
         """A new subscription at the broker has no permits."""
         self.granted = self.granted_bytes = 0
+
+    def share(self, parts: int) -> None:
+        """This is one of so many windows that share what was asked for."""
+        messages, bytes_limit = self._asked
+        self.messages_limit = self._base = max(messages // parts, 1)
+        self.bytes_limit = max(bytes_limit // parts, 1)
 
     def received(self, messages: int, size: int) -> None:
         """A delivery spent permits."""

@@ -32,11 +32,16 @@ FORMAT = 1
 
 
 class Snapshot(msgspec.Struct, tag_field="format", tag=FORMAT):
-    """An `AckState` as it is stored (FORMATS.md); ranges are [first, last, first, last, ...]."""
+    """An `AckState` and the redelivery counts beside it as they are stored (FORMATS.md).
+
+    Ranges are [first, last, first, last, ...], counted ones [first, last, count, ...].
+    """
 
     mark_delete: Position
     entries: list[tuple[int, list[int]]]  # by ledger
     partial: list[tuple[int, int, list[int]]]  # by ledger and entry
+    redeliveries: list[tuple[int, int, list[int]]]  # by ledger and entry
+    rewinds: list[Position]
 
 
 class Topology(Protocol):
@@ -197,11 +202,13 @@ class AckState:
                     del self.partial[ledger, entry]
 
     def snapshot(self) -> Snapshot:
-        """What `restore` takes back."""
+        """What `restore` takes back; redelivery counts are not known here."""
         return Snapshot(
             self.mark_delete,
             [(ledger, _flat(ranges)) for ledger, ranges in sorted(self.entries.items())],
             [(*key, _flat(ranges)) for key, ranges in sorted(self.partial.items())],
+            [],
+            [],
         )
 
     @classmethod

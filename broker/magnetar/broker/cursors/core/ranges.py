@@ -17,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
 Range = tuple[int, int]
+CountedRange = tuple[int, int, int]  # first, last, how often they were delivered before
 
 
 class IndexRanges:
@@ -164,9 +165,9 @@ class DeliveredRanges:
             self.take(first, last)
         self.by_count.setdefault(count, IndexRanges()).add(first, last)
 
-    def take(self, first: int, last: int) -> list[tuple[int, int, int]]:
+    def take(self, first: int, last: int) -> list[CountedRange]:
         """Takes out what is recorded of first..last, as (first, last, count)."""
-        taken: list[tuple[int, int, int]] = []
+        taken: list[CountedRange] = []
         for count in list(self.by_count):
             ranges = self.by_count[count]
             found = ranges.within(first, last)
@@ -177,7 +178,7 @@ class DeliveredRanges:
                     del self.by_count[count]
         return taken
 
-    def rows(self) -> list[tuple[int, int, int]]:
+    def rows(self) -> list[CountedRange]:
         """Everything that is recorded, as (first, last, count), sorted."""
         return sorted((start, end, count) for count, ranges in self.by_count.items() for start, end in ranges)
 
@@ -185,7 +186,24 @@ class DeliveredRanges:
         """The count, and its ranges, that hold the lowest message."""
         return min(self.by_count.items(), key=lambda item: item[1].starts[0])
 
+    def at(self, member: int) -> tuple[int, int | None]:
+        """The count of a message, 0 if it is not recorded, and the last one for which that holds; None: all that follow."""
+        following: int | None = None
+        for count, ranges in self.by_count.items():
+            end = ranges.end_of(member)
+            if end is not None:
+                return count, end
+            at = bisect_right(ranges.starts, member)
+            if at < len(ranges) and (following is None or ranges.starts[at] < following):
+                following = ranges.starts[at]
+        return 0, None if following is None else following - 1
+
     @property
     def members(self) -> int:
         """How many messages are recorded."""
         return sum(ranges.members for ranges in self.by_count.values())
+
+    @property
+    def range_count(self) -> int:
+        """In how many ranges they are."""
+        return sum(map(len, self.by_count.values()))

@@ -22,7 +22,8 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 
 from ...cursors.core.acks import AckState, EntryKey, Position
-from ...cursors.core.ranges import Range, complement
+from ...cursors.core.ranges import CountedRange, Range, complement
+from ...cursors.core.redeliveries import RedeliveryCounts
 from ...resources.budget import ByteBudget
 from ...settings import BrokerSettings
 from . import entry_source
@@ -53,13 +54,12 @@ from .events import (
     TurnOver,
     WakeAt,
 )
+from .message_counts import MessageCounts
 from .redelivery_tracker import RedeliveryTracker
 from .selection import KeySharedSelector, Selector, new_selector
-from .selection.key_shared import CountedRange
-from .slices import cut
+from .slices import cut, up_to
 
 MAX_STEPS = 256  # of one `poll` that deliver nothing, before the loop has its turn
-MAX_MESSAGE_COUNTS = 65_536
 
 
 class DispatchCore:
@@ -69,6 +69,7 @@ class DispatchCore:
         self,
         log: TopicLog,
         state: AckState,
+        counts: RedeliveryCounts,
         settings: BrokerSettings,
         read_budget: ByteBudget,
         counters: DispatchCounters,
@@ -87,12 +88,11 @@ class DispatchCore:
         self._keyed: KeySharedSelector | None = None  # the same, if it decides by keys
         self.source = EntrySource(log, settings, read_budget, counters, self._out)
         self.tracker = RedeliveryTracker(
-            settings.max_unacked_messages_per_consumer, settings.max_unacked_messages_per_subscription
+            counts, settings.max_unacked_messages_per_consumer, settings.max_unacked_messages_per_subscription
         )
         # Everything before it was delivered, or is acknowledged; what comes back from there is in the replay queue.
         self.read_position: Position = log.normalise(state.mark_delete)
-        # Messages per entry that was delivered and is not known to be acknowledged: acknowledgements need it.
-        self.message_counts: dict[EntryKey, int] = {}
+        self.message_counts = MessageCounts()  # acknowledgements need them
         self.paused: dict[Pause, None] = {}
         self._timer_ms: int | None = None  # the last WakeAt that is not due yet
         self.stop = Stop.NO_CONSUMER  # of the last `poll` that returned None
@@ -129,14 +129,14 @@ class DispatchCore:
                 if skipped is not None:
                     self._settle_elsewhere(skipped, 0, MAX_MESSAGES_PER_ENTRY - 1)
                 self._set_timer()
-            case Nacked(consumer, rows):
-                self._nacked(consumer, rows)
+            case Nacked(consumer, rows, counted):
+                self._nacked(consumer, rows, counted=counted)
             case ConsumerAdded(consumer, type, now_ms):
                 self._added(consumer, type, now_ms)
             case ConsumerLeft(consumer):
                 self._left(consumer)
             case LedgersChanged():
-                self._forget_counts()
+                self.message_counts.drop_below(self._state.mark_delete)
             case Paused(reason):
                 self.paused[reason] = None
             case Resumed(reason):
@@ -159,8 +159,10 @@ class DispatchCore:
     def _added(self, consumer: Consumer, type: str, now_ms: int) -> None:
         if type != self.type:
             assert not self.consumers
-            if self._selector is not None:
-                self._rewind()
+            if (
+                self._selector is not None
+            ):  # nobody was there: what is unacknowledged was counted when they left
+                self._start_at(self._log.normalise(self._state.mark_delete))
             self.type = type
             selector = self._selector = new_selector(type, self._settings)
             self._keyed = selector if isinstance(selector, KeySharedSelector) else None
@@ -202,7 +204,8 @@ class DispatchCore:
         """Goes back to the mark-delete position: what is not acknowledged is delivered again, in order."""
         mark = self._log.normalise(self._state.mark_delete)
         if mark < self.read_position:
-            self.tracker.rewound(self.read_position, mark)
+            self.tracker.counts.rewound(self.read_position, mark)
+            self.tracker.keep_replay_counts()
         self._start_at(mark)
 
     def _start_at(self, position: Position) -> None:
@@ -220,7 +223,6 @@ class DispatchCore:
 
         Permits stay: the consumer grants again what it drops, delivered before or under way.
         """
-        self.tracker.rewinds.clear()
         self.message_counts.clear()
         for consumer in self.consumers:
             consumer.epoch = epoch
@@ -228,6 +230,9 @@ class DispatchCore:
 
     def _acknowledged(self, event: Acknowledged) -> None:
         consumer, tracker = event.consumer, self.tracker
+        if tracker.counts.by_entry and not event.cumulative:
+            for ledger, entry_id, first, last in event.rows:
+                tracker.counts.forget((ledger, entry_id), first, last)
         if event.cumulative:
             ledger, entry_id, _, last = event.rows[0]
             for holder in self.consumers:
@@ -240,7 +245,7 @@ class DispatchCore:
                 if added > before - consumer.unacked_messages:
                     self._settle_elsewhere((ledger, entry_id), first, last)
         self._changed(consumer)
-        self._forget_counts()
+        self.message_counts.drop_below(self._state.mark_delete)
 
     def _settle_elsewhere(self, key: EntryKey, first: int, last: int) -> None:
         """Somebody acknowledged what was given to another consumer, or is to be delivered again: it had it before."""
@@ -250,17 +255,7 @@ class DispatchCore:
             if key in consumer.pending_acks and self.tracker.settle(consumer, key, first, last):
                 self._changed(consumer)
 
-    def _forget_counts(self) -> None:
-        """Of entries that the mark-delete position has passed."""
-        counts = self.message_counts
-        mark = self._state.mark_delete[:2]
-        while counts:
-            key = next(iter(counts))
-            if key >= mark:
-                break
-            del counts[key]
-
-    def _nacked(self, consumer: Consumer, rows: list[AckRange]) -> None:
+    def _nacked(self, consumer: Consumer, rows: list[AckRange], *, counted: bool) -> None:
         tracker = self.tracker
         individual = self._selector is not None and self._selector.individual_acks
         if not rows:
@@ -272,15 +267,18 @@ class DispatchCore:
             key = (ledger, entry_id)
             if individual:
                 for start, end, count in tracker.settle(consumer, key, first, last):
-                    tracker.add_replay(key, start, end, count + 1)
+                    if counted:
+                        tracker.add_redelivery(key, start, end, count + 1)
+                    else:
+                        tracker.add_replay(key, start, end, count)
                 continue
             # What was never delivered cannot be delivered again.
-            last = min(last, self.message_counts.get(key, MAX_MESSAGES_PER_ENTRY) - 1)
+            last = min(last, (self.message_counts.get(key) or MAX_MESSAGES_PER_ENTRY) - 1)
             if key == self.read_position[:2]:
                 last = min(last, self.read_position[2] - 1)
             if key <= self.read_position[:2] and self._log.is_confirmed(*key):
                 for start, end in self._state.unacked(*key, max(first, 0), last):
-                    tracker.nack_by_position(self.consumers, key, start, end)
+                    tracker.nack_by_position(self.consumers, key, start, end, counted=counted)
         if (
             not individual
             and tracker.replay_messages > self._settings.max_unacked_messages_per_subscription > 0
@@ -297,10 +295,17 @@ class DispatchCore:
                 self._out.append(WakeAt(due_ms))
 
     def _close(self) -> None:
+        """The consumers leave, as far as counts go: they are stored after this."""
         self._closed = True
+        individual = self._selector is not None and self._selector.individual_acks
+        if self.consumers and not individual:
+            self._rewind()
         for consumer in self.consumers:
             consumer.closed = True
-            self.tracker.forget(consumer)
+            if individual:
+                self.tracker.give_back(consumer)
+            else:
+                self.tracker.forget(consumer)
         self.consumers.clear()
         self.source.close()
 
@@ -367,20 +372,25 @@ class DispatchCore:
                 self._out.append(PassEntry(key))
             self._move_to((ledger, entry_id + 1, 0))
             return True
-        redeliveries = 0
-        if self.tracker.rewinds:
-            redeliveries, last = self.tracker.rewound_count((ledger, entry_id, wanted[0][0]))
-            wanted = up_to(last, wanted)
+        counts = self.tracker.counts
+        counted = counts.by_entry or counts.rewinds
         delivery: Delivery | bool = True
         if self._keyed is not None:
             room = self._keyed.look_ahead_messages - self.tracker.replay_messages
-            rows = [(*part, redeliveries) for part in wanted]
+            rows = counts.split(key, wanted) if counted else [(*part, 0) for part in wanted]
             following = self._share_out(self._keyed, key, entry, rows, older=None, look_ahead=room)
         else:
+            redeliveries, others = 0, None
+            if counted:
+                redeliveries, wanted, others = counts.of_one_count(
+                    key, wanted, in_order=not self.tracker.individual_acks
+                )
             consumer, wanted, limit = selector.choose(entry, wanted)
             delivery, following = self._deliver(
                 consumer, key, entry, wanted, limit, redeliveries, again=False
             )
+            if others:
+                following = self.tracker.passed_over(key, others, following)
         self._move_to((ledger, entry_id, following) if following < count else (ledger, entry_id + 1, 0))
         if self.source.next_key is not None:
             self.source.read_ahead(self.read_position)
@@ -532,18 +542,11 @@ class DispatchCore:
         if tracker.individual_acks or again:
             tracker.delivered(consumer, key, taken, messages, redeliveries)
         if self._durable or tracker.individual_acks:
-            self._remember_count(key, entry.message_count)
+            self.message_counts.remember(key, entry.message_count)
         return (
             Delivery(consumer, consumer.epoch, *key, entry, first_batch, last_batch, redeliveries, hidden),
             following,
         )
-
-    def _remember_count(self, key: EntryKey, message_count: int) -> None:
-        counts = self.message_counts
-        if key not in counts:
-            if len(counts) >= MAX_MESSAGE_COUNTS:
-                del counts[next(iter(counts))]
-            counts[key] = message_count
 
     # --- invariants --------------------------------------------------------------------------------------------------
 
@@ -551,7 +554,7 @@ class DispatchCore:
         """Asserts the invariants; tests call it after every event and every delivery."""
         self.tracker.check(self.consumers)
         self.source.check(self.read_position, wanted=bool(self.consumers))
-        assert len(self.message_counts) <= MAX_MESSAGE_COUNTS
+        self.message_counts.check()
         takeover_ms = None if self._selector is None else self._selector.next_due_ms
         times = (self.tracker.next_due_ms, self.source.next_due_ms, takeover_ms)
         due = [due for due in times if due is not None]
@@ -591,10 +594,3 @@ class DispatchCore:
             reading = source.replay_reads or source.reading
             waiting = self.tracker.next_due_ms is not None or self.tracker.all_set_aside
             assert reading or waiting, "replay stalls"
-
-
-def up_to(last: int, ranges: list[Range]) -> list[Range]:
-    """The parts of sorted ranges that do not go beyond `last`."""
-    if not ranges or ranges[-1][1] <= last:
-        return ranges
-    return [(start, min(end, last)) for start, end in ranges if start <= last]

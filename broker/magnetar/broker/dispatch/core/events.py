@@ -112,10 +112,11 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Nacked:
-    """A negative acknowledgement; without rows of everything that the consumer holds."""
+    """A negative acknowledgement; without rows of everything that the consumer holds, and then counted."""
 
     consumer: Consumer
     rows: list[AckRange]
+    counted: bool = True  # redelivery counts rise
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,11 @@
 
 A message is in one place at most. Messages that were acknowledged meanwhile may linger in the replay queue: whoever takes
 them out asks the cursor. A type without individual acknowledgements tracks no pending acknowledgements of first
-deliveries: when the read position goes back, `rewinds` remembers from where, and counts follow from that.
+deliveries: when the read position goes back, `counts` remembers from where.
+
+Redelivery counts stand where the messages are: beside a pending acknowledgement, and in the replay queue. `counts` has those
+above 0 once more, for the cursor to store, and for whoever meets a message at the read position again: after a restart, or
+when consumers of another type come.
 
 A consumer whose pending acknowledgements reach `max_per_consumer` is blocked until it has come down to half of that; all of
 them are while the subscription is over `max_per_subscription`, again until half (Pulsar: maxUnackedMessagesPerConsumer and
@@ -17,23 +21,18 @@ maxUnackedMessagesPerSubscription; 0 switches a cap off). Types without individu
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice, pairwise
 from typing import Protocol
 
-from ...cursors.core.acks import EntryKey, Position
-from ...cursors.core.ranges import DeliveredRanges, Range, complement
+from ...cursors.core.acks import EntryKey
+from ...cursors.core.ranges import CountedRange, DeliveredRanges, Range, complement
+from ...cursors.core.redeliveries import RedeliveryCounts
 from .consumer import Consumer
 
-# Read positions from which an exclusive subscription went back. A consumer that comes and goes more often without
-# acknowledging gets redelivery counts that are too low; nothing else depends on them.
-MAX_REWINDS = 1000
 _EVERYTHING = 1 << 32  # more messages than an entry has
 _NEVER = 1 << 62  # the due time of what waits for an event, not for a time
-
-Returned = list[tuple[int, int, int]]  # first, last, redelivery count
 
 
 class Observer(Protocol):
@@ -42,13 +41,13 @@ class Observer(Protocol):
     def on_delivered(self, consumer: Consumer, key: EntryKey, taken: Sequence[Range]) -> None:
         """They are pending at the consumer now."""
 
-    def on_settled(self, key: EntryKey, taken: Returned) -> None:
+    def on_settled(self, key: EntryKey, taken: list[CountedRange]) -> None:
         """They are no longer pending."""
 
     def on_queued(self, key: EntryKey, first: int, last: int) -> None:
         """They are in the replay queue now."""
 
-    def on_unqueued(self, key: EntryKey, taken: Returned) -> None:
+    def on_unqueued(self, key: EntryKey, taken: list[CountedRange]) -> None:
         """They are no longer in the replay queue."""
 
     def check(self) -> None:
@@ -63,17 +62,18 @@ class RedeliveryTracker:
         "_due",
         "_ready",
         "blocked_on_unacked_messages",
+        "counts",
         "individual_acks",
         "max_per_consumer",
         "max_per_subscription",
         "observer",
         "replay",
         "replay_messages",
-        "rewinds",
         "unacked_messages",
     )
 
-    def __init__(self, max_per_consumer: int, max_per_subscription: int) -> None:
+    def __init__(self, counts: RedeliveryCounts, max_per_consumer: int, max_per_subscription: int) -> None:
+        self.counts = counts  # the cursor's
         self.max_per_consumer = max_per_consumer
         self.max_per_subscription = max_per_subscription
         self.individual_acks = False  # of the type that the consumers have now
@@ -87,7 +87,6 @@ class RedeliveryTracker:
         self._ready: list[EntryKey] = []
         self._delayed: list[tuple[int, EntryKey]] = []
         self._due: dict[EntryKey, int] = {}
-        self.rewinds: list[Position] = []  # sorted; a message below n of them was delivered n times before
 
     # --- pending acknowledgements ------------------------------------------------------------------------------------
 
@@ -119,7 +118,7 @@ class RedeliveryTracker:
             if 0 < self.max_per_subscription <= self.unacked_messages:
                 self.blocked_on_unacked_messages = True
 
-    def settle(self, consumer: Consumer, key: EntryKey, first: int, last: int) -> Returned:
+    def settle(self, consumer: Consumer, key: EntryKey, first: int, last: int) -> list[CountedRange]:
         """Takes first..last of an entry out of what the consumer holds; returns what was there."""
         pending = consumer.pending_acks.get(key)
         if pending is None:
@@ -142,7 +141,7 @@ class RedeliveryTracker:
         for key, pending in consumer.pending_acks.items():
             for count, members in pending.by_count.items():
                 for first, last in members:
-                    self.add_replay(key, first, last, count + 1)
+                    self.add_redelivery(key, first, last, count + 1)
         self.forget(consumer)
 
     def forget(self, consumer: Consumer) -> None:
@@ -163,8 +162,13 @@ class RedeliveryTracker:
 
     # --- the replay queue --------------------------------------------------------------------------------------------
 
+    def add_redelivery(self, key: EntryKey, first: int, last: int, count: int) -> None:
+        """Messages that were delivered `count` times are to be delivered again."""
+        self.counts.set(key, first, last, count)
+        self.add_replay(key, first, last, count)
+
     def add_replay(self, key: EntryKey, first: int, last: int, count: int) -> None:
-        """Messages to be delivered again; `delay` afterwards, if not at once."""
+        """Messages to be delivered again, or (`count` 0) not with those around them; `delay` afterwards, if not at once."""
         ranges = self.replay.get(key)
         if ranges is None:
             ranges = self.replay[key] = DeliveredRanges()
@@ -177,6 +181,18 @@ class RedeliveryTracker:
         if self.observer is not None:
             self.observer.on_queued(key, first, last)
             self.observer.on_unqueued(key, known)
+
+    def passed_over(self, key: EntryKey, others: list[CountedRange], following: int) -> int:
+        """A delivery of messages of one count has passed over these, which have another one. Returns the index to go on at.
+
+        Those before `following` are to be delivered next; with acknowledgements in order that is where it goes on.
+        """
+        if not self.individual_acks:
+            return min(following, others[0][0])
+        for first, last, count in others:
+            if first < following:
+                self.add_replay(key, first, min(last, following - 1), count)
+        return following
 
     def take_replay(self, key: EntryKey, first: int, last: int) -> int:
         """Takes messages out of the queue; returns how many of them were there."""
@@ -275,32 +291,25 @@ class RedeliveryTracker:
 
     # --- going back --------------------------------------------------------------------------------------------------
 
-    def rewound(self, read_position: Position, mark_delete: Position) -> None:
-        """The read position went back from there: everything unacknowledged below it is delivered once more."""
-        self.rewinds = [position for position in self.rewinds if position > mark_delete][-MAX_REWINDS + 1 :]
-        insort(self.rewinds, read_position)
+    def keep_replay_counts(self) -> None:
+        """The read position went back, which counted what waits in the queue: it was not delivered since it came there."""
+        for key, ranges in self.replay.items():
+            for first, last, count in ranges.rows():
+                self.counts.set(key, first, last, count)
 
-    def rewound_count(self, position: Position) -> tuple[int, int]:
-        """How often a message was delivered before by its position, and the last index of its entry for which that holds."""
-        at = bisect_right(self.rewinds, position)
-        following = self.rewinds[at : at + 1]
-        last = following[0][2] - 1 if following and following[0][:2] == position[:2] else _EVERYTHING
-        return len(self.rewinds) - at, last
-
-    def nack_by_position(self, consumers: Iterable[Consumer], key: EntryKey, first: int, last: int) -> None:
-        """A nack where first deliveries are not tracked; each message rises by one from what is known of it."""
+    def nack_by_position(
+        self, consumers: Iterable[Consumer], key: EntryKey, first: int, last: int, *, counted: bool
+    ) -> None:
+        """A nack where first deliveries are not tracked; each message rises by one (`counted`) from what is known of it."""
         waiting = self.replay.get(key)
         known = [] if waiting is None else [(max(a, first), min(b, last)) for a, b in all_of(waiting)]
         for consumer in consumers:
             for start, end, count in self.settle(consumer, key, first, last):
-                self.add_replay(key, start, end, count + 1)
+                self.add_redelivery(key, start, end, count + counted)
                 known.append((start, end))
         known = sorted((start, end) for start, end in known if start <= end)
-        for start, end in complement(known, first, last):
-            while start <= end:
-                count, limit = self.rewound_count((*key, start))
-                self.add_replay(key, start, min(end, limit), count + 1)
-                start = limit + 1
+        for start, end, count in list(self.counts.split(key, complement(known, first, last))):
+            self.add_redelivery(key, start, end, count + counted)
 
     def clear_replay(self) -> None:
         """Nothing is to be delivered again."""
@@ -347,12 +356,12 @@ class RedeliveryTracker:
         for key, parts in owned.items():
             parts.sort()
             assert all(left[1] < right[0] for left, right in pairwise(parts)), (key, parts)
-        assert self.rewinds == sorted(self.rewinds)
+        self.counts.check()
         if self.observer is not None:
             self.observer.check()
 
 
-def count_messages(rows: Returned) -> int:
+def count_messages(rows: list[CountedRange]) -> int:
     """Messages in the rows, of which there is one as a rule: a generator would cost more than the sum."""
     messages = 0
     for first, last, _ in rows:

@@ -64,3 +64,10 @@ def cut(entry: Entry, wanted: list[Range], max_messages: int, max_bytes: int) ->
         if stop < end:
             break
     return Cut(first_batch, last_batch, taken, messages, size, end_indexes[last_batch - 1])
+
+
+def up_to(last: int, ranges: list[Range]) -> list[Range]:
+    """The parts of sorted ranges that do not go beyond `last`."""
+    if not ranges or ranges[-1][1] <= last:
+        return ranges
+    return [(start, min(end, last)) for start, end in ranges if start <= last]

@@ -148,7 +148,9 @@ class ClientConnection:
             consumer.subscription.flow(consumer.consumer, command.messages, command.bytes)
         elif isinstance(command, c.Redeliver):
             consumer = self._consumer(command.consumer_id)
-            consumer.subscription.redeliver(consumer.consumer, c.decode_rows(c.ACK_ROW, payload))
+            consumer.subscription.redeliver(
+                consumer.consumer, c.decode_rows(c.ACK_ROW, payload), counted=command.counted
+            )
             self._link.answer(command.request_id)
         elif isinstance(command, c.CreateProducer):
             self._check_busy()
@@ -291,6 +293,7 @@ class ClientConnection:
             epoch=command.epoch,
             priority_level=command.priority_level,
             hash_ranges=command.hash_ranges,
+            create=command.create,
         )
 
     def _consumer_opened(self, command: c.Subscribe, opened: ConsumerOpened) -> None:

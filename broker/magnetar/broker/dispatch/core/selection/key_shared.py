@@ -32,15 +32,13 @@ from magnetar.proto.batch import entry_key_hashes
 from magnetar.proto.entry import Entry
 
 from ....cursors.core.acks import EntryKey
-from ....cursors.core.ranges import Range
+from ....cursors.core.ranges import CountedRange, Range
 from ..consumer import Consumer
 from .hash_ranges import SLOT_SHIFT, Owners
 from .protocol import Choice
 
 LOOK_AHEAD_MESSAGES_PER_CONSUMER = 2_000
 MAX_LOOK_AHEAD_MESSAGES = 20_000
-
-CountedRange = tuple[int, int, int]  # first message, last message, how often it was delivered before
 
 
 class Share(NamedTuple):

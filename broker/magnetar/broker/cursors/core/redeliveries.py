@@ -1,0 +1,203 @@
+"""How often the unacknowledged messages of a subscription were delivered before: what its cursor stores of that.
+
+A message's redelivery count is the sum of two parts, so that going back costs one position and not a row for each message:
+
+    rewinds    positions from which the read position went back: a message below n of them was delivered n times
+    by_entry   what was counted message by message (nacks, consumers that left), without what `rewinds` says already
+
+What was never delivered, or never came back, has no row. A message that was at a consumer when the broker was killed counts
+one delivery less than it had.
+
+>>> counts = RedeliveryCounts()
+>>> counts.set((5, 0), 2, 3, 1)                 # messages 2 and 3 of an entry were nacked
+>>> counts.rewound((5, 0, 3), (5, 0, 0))        # later 0 to 2 are delivered once more, for another reason
+>>> [counts.at((5, 0, index)) for index in (0, 2, 3)]     # each with the last index for which that count holds
+[(1, 1), (2, 2), (1, 3)]
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator
+
+from .acks import EntryKey, Position
+from .ranges import CountedRange, DeliveredRanges, IndexRanges, Range
+
+# Read positions from which an exclusive subscription went back. A consumer that comes and goes more often without
+# acknowledging gets redelivery counts that are too low; nothing else depends on them.
+MAX_REWINDS = 1000
+# Ranges that are remembered beyond `rewinds`: 50 bytes of memory and 7 of a snapshot each where an entry has many, 630 and 9
+# where it has one. Above, those delivered least often are forgotten, and count as new after the next restart.
+MAX_ROWS = 50_000
+_EVERYTHING = 1 << 32  # more messages than an entry has
+
+RedeliveryRow = tuple[int, int, int, int, int]  # ledger, entry, first, last, count beyond `rewinds`
+
+
+class RedeliveryCounts:
+    """See the module docstring."""
+
+    __slots__ = ("by_entry", "changed_rows", "rewinds", "rewinds_changed", "rows")
+
+    def __init__(self) -> None:
+        self.rewinds: list[Position] = []  # sorted
+        self.by_entry: dict[EntryKey, DeliveredRanges] = {}  # counts above 0
+        self.rows = 0  # ranges in `by_entry`
+        # What changed since `clear_changes`, in order: for the cursor ledger.
+        self.changed_rows: list[RedeliveryRow] = []
+        self.rewinds_changed = False
+
+    @property
+    def changed(self) -> bool:
+        """True if there is something to be stored."""
+        return self.rewinds_changed or bool(self.changed_rows)
+
+    def at(self, position: Position) -> tuple[int, int]:
+        """The redelivery count of a message, and the last index of its entry for which that holds."""
+        count, last = self._rewound_at(position)
+        ranges = self.by_entry.get(position[:2])
+        if ranges is not None:
+            counted, end = ranges.at(position[2])
+            count += counted
+            if end is not None:
+                last = min(last, end)
+        return count, last
+
+    def split(self, key: EntryKey, ranges: Iterable[Range]) -> Iterator[CountedRange]:
+        """Ranges of an entry with their counts, cut where the count changes."""
+        for first, last in ranges:
+            while first <= last:
+                count, end = self.at((*key, first))
+                yield first, min(end, last), count
+                first = end + 1
+
+    def of_one_count(
+        self, key: EntryKey, ranges: Iterable[Range], *, in_order: bool
+    ) -> tuple[int, list[Range], list[CountedRange]]:
+        """The count of the first of `ranges` (not empty), which of them have it, and the others.
+
+        `in_order`: those from the first other one on are others as well.
+        """
+        rows = list(self.split(key, ranges))
+        count = rows[0][2]
+        if in_order:
+            end = next((at for at, row in enumerate(rows) if row[2] != count), len(rows))
+            same, others = rows[:end], rows[end:]
+        else:
+            same = [row for row in rows if row[2] == count]
+            others = [row for row in rows if row[2] != count]
+        return count, [(first, last) for first, last, _ in same], others
+
+    def _rewound_at(self, position: Position) -> tuple[int, int]:
+        at = bisect_right(self.rewinds, position)
+        following = self.rewinds[at : at + 1]
+        last = following[0][2] - 1 if following and following[0][:2] == position[:2] else _EVERYTHING
+        return len(self.rewinds) - at, last
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    def set(self, key: EntryKey, first: int, last: int, count: int) -> None:
+        """These messages have this redelivery count now."""
+        while first <= last:
+            rewound, end = self._rewound_at((*key, first))
+            end = min(end, last)
+            self.set_row((*key, first, end, max(count - rewound, 0)))
+            first = end + 1
+
+    def set_row(self, row: RedeliveryRow) -> None:
+        """A row, as `changed_rows` has them."""
+        ledger, entry, first, last, count = row
+        key = (ledger, entry)
+        ranges = self.by_entry.get(key)
+        if ranges is None:
+            if not count:
+                return
+            ranges = self.by_entry[key] = DeliveredRanges()
+        before = ranges.range_count
+        ranges.take(first, last)
+        if count:
+            ranges.add(first, last, count)
+        self._resized(key, ranges, before)
+        self.changed_rows.append(row)
+        if self.rows > MAX_ROWS:
+            self._forget_lowest()
+
+    def rewound(self, read_position: Position, mark_delete: Position) -> None:
+        """The read position went back from there: everything unacknowledged below it is delivered once more."""
+        self.rewinds = [position for position in self.rewinds if position > mark_delete][-MAX_REWINDS + 1 :]
+        insort(self.rewinds, read_position)
+        self.rewinds_changed = True
+
+    def forget(self, key: EntryKey, first: int, last: int) -> None:
+        """These are acknowledged. Nothing is stored of that: the acknowledgement is."""
+        ranges = self.by_entry.get(key)
+        if ranges is not None:
+            before = ranges.range_count
+            ranges.take(first, last)
+            self._resized(key, ranges, before)
+
+    def drop_below(self, mark_delete: Position) -> None:
+        """Forgets entries that are acknowledged with all before them."""
+        for key in [key for key in self.by_entry if key < mark_delete[:2]]:
+            self.rows -= self.by_entry.pop(key).range_count
+
+    def clear(self) -> None:
+        """All counts begin anew: a seek."""
+        self.by_entry.clear()
+        self.rewinds.clear()
+        self.rows = 0
+        self.clear_changes()
+
+    def clear_changes(self) -> None:
+        """Everything is stored, or about to be, or never will be."""
+        self.changed_rows = []
+        self.rewinds_changed = False
+
+    def _resized(self, key: EntryKey, ranges: DeliveredRanges, before: int) -> None:
+        self.rows += ranges.range_count - before
+        if not ranges:
+            del self.by_entry[key]
+
+    def _forget_lowest(self) -> None:
+        """Leaves at most three quarters, those that were delivered most often."""
+        while self.rows > MAX_ROWS * 3 // 4:
+            lowest = min(count for ranges in self.by_entry.values() for count in ranges.by_count)
+            for key, ranges in list(self.by_entry.items()):
+                if lowest in ranges.by_count:
+                    before = ranges.range_count
+                    del ranges.by_count[lowest]
+                    self._resized(key, ranges, before)
+                    if self.rows <= MAX_ROWS * 3 // 4:
+                        return
+
+    # --- what is stored ----------------------------------------------------------------------------------------------
+
+    def stored_rows(self) -> list[tuple[int, int, list[int]]]:
+        """Of a snapshot: ledger, entry, [first, last, count, ...]."""
+        return [
+            (*key, [number for row in ranges.rows() for number in row])
+            for key, ranges in sorted(self.by_entry.items())
+        ]
+
+    def restore(self, stored_rows: list[tuple[int, int, list[int]]], rewinds: list[Position]) -> None:
+        """Takes back what a snapshot has; what was known before is forgotten."""
+        self.clear()
+        self.rewinds = sorted(rewinds)
+        for ledger, entry, flat in stored_rows:
+            ranges = self.by_entry[ledger, entry] = DeliveredRanges()
+            for first, last, count in zip(
+                flat[::3], flat[1::3], flat[2::3]
+            ):  # sorted: appended, at 1 us each
+                members = ranges.by_count.get(count)
+                if members is None:
+                    members = ranges.by_count[count] = IndexRanges()
+                members.starts.append(first)
+                members.ends.append(last)
+            self.rows += len(flat) // 3
+
+    def check(self) -> None:
+        """Asserts the invariants; tests call it after every event."""
+        assert self.rewinds == sorted(self.rewinds)
+        assert len(self.rewinds) <= MAX_REWINDS
+        assert self.rows == sum(ranges.range_count for ranges in self.by_entry.values()) <= MAX_ROWS
+        assert all(ranges and min(ranges.by_count) > 0 for ranges in self.by_entry.values())

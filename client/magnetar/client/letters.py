@@ -1,0 +1,253 @@
+"""Messages that a consumer could not process: to its retry topic and back, and to its dead-letter topic in the end.
+
+    handed out --nack, timeout--> delivered again, redelivery count + 1 --above max_redeliver_count--> dead-letter topic
+    handed out --reconsume_later--> retry topic --its time has come--> handed out --...--> dead-letter topic
+
+A message is acknowledged when its copy is confirmed, never before: what cannot be written stays unacknowledged, and is
+tried again when the broker delivers it again, after pauses that grow to a minute. A copy may be written twice (the
+connection breaks between its receipt and the acknowledgement), as with any producer. Properties are those of Pulsar: a copy
+has what the message had, and where it came from.
+
+What is not due in a retry topic is given back and asked for when it is, so that its payload does not wait here. Meanwhile
+the broker counts it as delivered, and a connection that breaks adds one to its redelivery count although nobody has seen it:
+so in a retry topic RECONSUMETIMES alone is held against max_redeliver_count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError
+from magnetar.proto.ids import MessageId, TopicName
+
+from .messages import Delivery, Message
+from .options import DeadLetterPolicy, RedeliveryBackoff, check_delay
+from .producer import Producer
+from .topic.consumer import TopicConsumer
+
+_log = logging.getLogger("magnetar.client")
+
+# Names of properties, as Pulsar's clients write and read them.
+REAL_TOPIC = "REAL_TOPIC"  # where the message was published first
+REAL_SUBSCRIPTION = "REAL_SUBSCRIPTION"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"  # of that publication, as text
+RECONSUMETIMES = "RECONSUMETIMES"  # how often it went through the retry topic
+DELAY_TIME = "DELAY_TIME"  # ms from its publication in the retry topic on
+
+# Dead letters being written, over all topics of a consumer; what is above is delivered again a little later.
+MAX_LETTERS_IN_FLIGHT = 5_000
+# Pauses before a letter that could not be written is tried again, by the number of attempts.
+_BACKOFF = RedeliveryBackoff(min_delay=1.0, max_delay=60.0)
+_LOG_INTERVAL_S = 60.0
+_MAX_DIGITS = 15  # of a number in a property: more than 30,000 years of milliseconds
+# How long closing waits for letters that are being written.
+_SETTLE_TIMEOUT_S = 5.0
+
+
+class Letters:
+    """Of one consumer, whichever topics it has."""
+
+    def __init__(
+        self,
+        what: str,
+        subscription: str,
+        policy: DeadLetterPolicy,
+        open_producer: Callable[[str], Awaitable[Producer]],
+        make_subscription: Callable[[str, str], Awaitable[None]],
+        await_end: Callable[[asyncio.Task[Any]], None],
+    ) -> None:
+        """`make_subscription` makes one at the start of a topic, unless it is there. `await_end` takes cancelled tasks."""
+        self._what = what
+        self._subscription = subscription
+        self._policy = policy
+        self._open_producer = open_producer
+        self._make_subscription = make_subscription
+        self._await_end = await_end
+        self._loop = asyncio.get_running_loop()
+        self._producers: dict[str, asyncio.Task[Producer]] = {}
+        self._topics: dict[str, None] = {}  # that are consumed, without retry topics
+        self._origins: dict[str, str] = {}  # retry topic -> the topic whose messages it has, or one of them
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        # Topic and id of dead letters that are being written: what comes again meanwhile is not written twice.
+        self._in_flight: dict[tuple[str, MessageId], None] = {}
+        self._last_warning_s = float("-inf")
+
+    def topics_of(self, topic: str, *, retry: bool) -> list[str]:
+        """What is to be consumed for a topic: itself, and its retry topic."""
+        self._topics[topic] = None
+        if not retry:
+            return [topic]
+        retry_topic = self._policy.retry_letter_topic(topic, self._subscription)
+        self._origins[retry_topic] = topic
+        return [topic, retry_topic]
+
+    def is_retry_topic(self, topic: str) -> bool:
+        """True for the retry topic of one that is consumed."""
+        return topic in self._origins
+
+    def is_letter_topic(self, topic: str) -> bool:
+        """True for what a pattern must not match, though it may look alike: this subscription's own letters."""
+        policy, own = self._policy, (f"-{self._subscription}-DLQ", f"-{self._subscription}-RETRY")
+        named = [str(TopicName.parse(name)) for name in (policy.topic, policy.retry_topic) if name]
+        return topic in named or topic.endswith(own)
+
+    # --- of each delivery --------------------------------------------------------------------------------------------
+
+    def takes(self, delivery: Delivery) -> bool:
+        """See topic.consumer.Screen."""
+        return (
+            delivery.redelivery_count > self._policy.max_redeliver_count
+            and delivery.topic not in self._origins
+        )
+
+    def take(self, consumer: TopicConsumer, messages: list[Message]) -> None:
+        """See topic.consumer.Screen: to the dead-letter topic, in the background."""
+        room = MAX_LETTERS_IN_FLIGHT - len(self._in_flight)
+        new = [message for message in messages if (message.topic, message.id) not in self._in_flight]
+        consumer.acknowledger.give_back(new[room:], _BACKOFF.min_delay, counted=True)
+        if new := new[:room]:
+            self._in_flight.update(((message.topic, message.id), None) for message in new)
+            task = self._loop.create_task(self._bury(consumer, new), name=f"dead letters of {self._what}")
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
+
+    def shown(self, consumer: TopicConsumer, messages: list[Message]) -> list[Message]:
+        """See topic.consumer.Screen: of a retry topic, gives back what is not due yet."""
+        if consumer.topic not in self._origins:
+            return messages
+        due: list[Message] = []
+        now_ms = consumer.now_ms
+        for message in messages:
+            wait_ms = message.publish_time + _number(message.properties, DELAY_TIME) - now_ms
+            if wait_ms > 0:
+                consumer.acknowledger.give_back([message], wait_ms / 1000, counted=False)
+            else:
+                due.append(message)
+        return due
+
+    async def _bury(self, consumer: TopicConsumer, messages: list[Message]) -> None:
+        try:
+            outcomes = await asyncio.gather(
+                *[self._bury_one(consumer, message) for message in messages], return_exceptions=True
+            )
+        finally:
+            for message in messages:
+                self._in_flight.pop((message.topic, message.id), None)
+        failed = [
+            (message, error) for message, error in zip(messages, outcomes, strict=True) if error is not None
+        ]
+        # AlreadyClosed: the client is being closed.
+        if failed and not consumer.closed and not isinstance(failed[0][1], AlreadyClosed):
+            attempts = messages[0].redelivery_count - self._policy.max_redeliver_count - 1
+            pause = _BACKOFF.delay(attempts)
+            self._warn(consumer.topic, len(failed), failed[0][1], pause)
+            consumer.acknowledger.give_back([message for message, _ in failed], pause, counted=True)
+
+    async def _bury_one(self, consumer: TopicConsumer, message: Message) -> None:
+        await self._send(self._dead_letter_topic(message), message, self._properties(message))
+        await consumer.acknowledger.ack(message)
+
+    def _warn(self, topic: str, count: int, error: BaseException, pause: float) -> None:
+        now = self._loop.time()
+        if now - self._last_warning_s >= _LOG_INTERVAL_S:
+            self._last_warning_s = now
+            _log.warning(
+                "%s: %d messages of %s could not be written to the dead-letter topic; they stay unacknowledged, and are "
+                "tried again after %g s: %s", self._what, count, topic, pause, error,
+            )  # fmt: skip
+
+    # --- reconsume_later ---------------------------------------------------------------------------------------------
+
+    async def reconsume_later(
+        self,
+        consumer: TopicConsumer,
+        message: Message,
+        delay: float,
+        properties: Mapping[str, str] | None,
+    ) -> None:
+        """See Consumer.reconsume_later."""
+        check_delay("delay", delay)
+        if not self._origins:
+            raise InvalidArgument("reconsume_later needs a retry topic: subscribe with retry=True")
+        times = _number(message.properties, RECONSUMETIMES) + 1
+        copied = self._properties(message) | dict(properties or {})
+        copied |= {RECONSUMETIMES: str(times), DELAY_TIME: str(round(delay * 1000))}
+        if times > self._policy.max_redeliver_count:
+            topic = self._dead_letter_topic(message)
+        else:
+            topic = self._policy.retry_letter_topic(self._origin(message), self._subscription)
+        await self._send(topic, message, copied)
+        await consumer.acknowledger.ack(message)
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def _dead_letter_topic(self, message: Message) -> str:
+        return self._policy.dead_letter_topic(self._origin(message), self._subscription)
+
+    def _origin(self, message: Message) -> str:
+        """The topic that a message was consumed from first."""
+        origin = self._origins.get(message.topic)
+        if origin is None:
+            return message.topic
+        real = message.properties.get(REAL_TOPIC, "")
+        return real if real in self._topics else origin
+
+    def _properties(self, message: Message) -> dict[str, str]:
+        """Those of the message, and where it came from, unless it came here through a retry topic and says so itself."""
+        origin = {
+            REAL_TOPIC: message.topic,
+            REAL_SUBSCRIPTION: self._subscription,
+            ORIGIN_MESSAGE_ID: str(message.id),
+        }
+        return origin | dict(message.properties)
+
+    async def _send(self, topic: str, message: Message, properties: dict[str, str]) -> None:
+        """Durable when it returns. Raises what the service says; then another producer is opened the next time."""
+        opening = self._producers.get(topic)
+        if opening is None:
+            opening = self._producers[topic] = self._loop.create_task(self._producer(topic))
+        try:
+            producer = await asyncio.shield(opening)
+            await producer.send(
+                message.value, message.key, properties=properties, event_time=message.event_time
+            )
+        except MagnetarError:
+            # Opening failed, or the service has ended the producer: the next letter opens another one.
+            refused = opening.exception() is not None
+            if (refused or opening.result().ended) and self._producers.get(topic) is opening:
+                del self._producers[topic]
+                if not refused:
+                    opening.result().abandon()
+            raise
+
+    async def _producer(self, topic: str) -> Producer:
+        if self._policy.initial_subscription is not None and topic not in self._origins:
+            await self._make_subscription(topic, self._policy.initial_subscription)
+        return await self._open_producer(topic)
+
+    # --- ending ------------------------------------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Waits for letters that are being written, 5 s at most, before the consumer closes."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=_SETTLE_TIMEOUT_S)
+
+    def end(self) -> None:
+        """Gives up what is being written: it stays unacknowledged."""
+        openings, self._producers = list(self._producers.values()), {}
+        for task in [*self._tasks, *openings]:
+            if not task.done():
+                task.cancel()
+                self._await_end(task)
+        for opening in openings:
+            if opening.done() and not opening.cancelled() and opening.exception() is None:
+                opening.result().abandon()
+
+
+def _number(properties: Mapping[str, str], name: str) -> int:
+    """A property that other clients may have written as well; 0 if it is not there, or no number."""
+    text = properties.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else 0

@@ -1,0 +1,342 @@
+"""Several topics behind one consumer.
+
+Each topic has a `TopicConsumer`, which keeps its order. Those that have something to hand out stand in a queue, and each
+gives one delivery in its turn, so that a busy topic does not keep the others waiting:
+
+    delivery for topic b -> b wakes -> ready: a, b -> refill opens a delivery of a; a has more -> ready: b, a
+
+The topics are those that were named, or those that a pattern matches: these are looked for again and again, and a topic that
+was deleted leaves. The receiver queue that the options ask for is shared evenly among the topics.
+
+    open --a named topic cannot be opened--> closed, and its error is raised
+    open --a topic fails for good--> it leaves; its error is raised once by whoever waits for messages; the others go on
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from operator import length_hint
+from typing import Any
+
+from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError, TopicNotFound
+from magnetar.proto.ids import MessageId, TopicName
+
+from .connection.pool import ConnectionPool
+from .messages import Message, MessageBatch, SeekTarget
+from .topic.acknowledger import Acknowledgeable
+from .topic.consumer import TopicConsumer
+
+_log = logging.getLogger("magnetar.client")
+
+# Topics that are opened or closed side by side.
+TOPICS_AT_ONCE = 50
+
+
+class TopicPattern:
+    """A pattern of topic names, and the namespace in which it is looked for: the one that it begins with, if any."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        if not isinstance(pattern.pattern, str):
+            raise InvalidArgument(f"a pattern of topics is text, not {pattern.pattern!r}")
+        text = pattern.pattern.removeprefix("persistent://")
+        parts = text.split("/", 2)
+        if len(parts) == 2:
+            raise InvalidArgument(f"not a pattern of topics: {text!r} (want NAME or TENANT/NAMESPACE/NAME)")
+        self._names = re.compile(parts[-1], pattern.flags)
+        # Both are checked as those of a topic.
+        name = TopicName.parse(f"persistent://{parts[0]}/{parts[1]}/x" if len(parts) == 3 else "x")
+        self.namespace = f"{name.tenant}/{name.namespace}"
+
+    def matches(self, topics: Iterable[str]) -> list[str]:
+        """Those full names whose last part matches as a whole."""
+        return [topic for topic in topics if self._names.fullmatch(TopicName.parse(topic).name)]
+
+    def __str__(self) -> str:
+        return f"topics {self.namespace}/{self._names.pattern}"
+
+
+def checked_topics(topics: str | Sequence[str]) -> list[str]:
+    """Full names, each once. Raises InvalidTopicName, InvalidArgument."""
+    names = [topics] if isinstance(topics, str) else list(topics)
+    if not names:
+        raise InvalidArgument("a consumer needs a topic")
+    return list(dict.fromkeys(str(TopicName.parse(name)) for name in names))
+
+
+NewConsumer = Callable[[str, Callable[[TopicConsumer], object]], TopicConsumer]
+
+
+class TopicsConsumer:
+    """See the module docstring. What users call is described in `Consumer`."""
+
+    def __init__(
+        self,
+        what: str,
+        pool: ConnectionPool,
+        find_topics: Callable[[], Awaitable[list[str]]],
+        new_consumer: NewConsumer,
+        on_closed: Callable[[], object],
+        on_opened: Callable[[], object],
+        *,
+        discovery_interval: float | None,
+    ) -> None:
+        """`find_topics` says which topics there should be; None as `discovery_interval`: they never change.
+
+        `new_consumer` makes the consumer of a topic, which is to call what it gets whenever it wakes.
+        """
+        self.what = what
+        self._pool = pool
+        self._find_topics = find_topics
+        self._new_consumer = new_consumer
+        self._on_closed = on_closed
+        self._on_opened = on_opened
+        self._discovery_interval = discovery_interval
+        self.consumers: dict[str, TopicConsumer] = {}  # by topic; those that are open or being opened
+        self.acknowledger = TopicsAcknowledger(what, self.consumers)
+        self._ready: dict[TopicConsumer, None] = {}  # may have something to hand out, in turn
+        self._current: TopicConsumer | None = None  # whose delivery is open
+        self._failures: list[MagnetarError] = []  # not raised yet
+        self._arrived = asyncio.Event()
+        self._discovery: asyncio.Task[None] | None = None
+        self._paused = False
+        self._closed = False
+
+    # --- taking messages ---------------------------------------------------------------------------------------------
+
+    def open_messages(self) -> Iterator[Message]:
+        """See Receiving."""
+        return iter(()) if self._current is None else self._current.open_messages()
+
+    async def refill(self) -> bool:
+        """See Receiving."""
+        while not self._closed:
+            if self._open_next():
+                return True
+            if self._current is not None:
+                self._current.found_empty()
+            self._arrived.clear()
+            await self._arrived.wait()
+        return False
+
+    def refill_now(self) -> bool:
+        """See receiving.Source."""
+        if self._closed:
+            raise AlreadyClosed(f"{self.what} is closed; open another one")
+        return self._open_next()
+
+    def _open_next(self) -> bool:
+        """Opens deliveries that are here until one has a message. Raises of a damage, and what a topic failed with."""
+        while self._current is None or not length_hint(self._current.open_messages()):
+            if self._failures:
+                raise self._failures.pop(0)
+            if not self._ready:
+                return False
+            consumer = next(iter(self._ready))
+            del self._ready[consumer]
+            self._current = consumer
+            try:
+                consumer.open_next()
+            finally:
+                if consumer.queued_deliveries and not consumer.seeking:
+                    self._ready[consumer] = None
+        return True
+
+    def _woken(self, consumer: TopicConsumer) -> None:
+        """Something arrived for a topic, or nothing more will."""
+        if consumer.failure is not None and self.consumers.get(consumer.topic) is consumer:
+            self._failed(consumer, consumer.failure)
+        elif consumer.queued_deliveries:
+            self._ready[consumer] = None
+        self._arrived.set()
+
+    def _failed(self, consumer: TopicConsumer, error: MagnetarError) -> None:
+        if self._discovery_interval is not None and isinstance(error, TopicNotFound):
+            _log.info("%s: topic %s is gone", self.what, consumer.topic)
+        else:
+            self._failures.append(error)
+        self._remove(consumer)
+
+    # --- topics come and go ------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Opens all topics. Raises the first error, except of a pattern's topic that was deleted just now."""
+        await self._open_topics(await self._find_topics())
+        self._on_opened()
+        if self._discovery_interval is not None:
+            self._discovery = asyncio.get_running_loop().create_task(
+                self._discover(self._discovery_interval), name=f"topics of {self.what}"
+            )
+
+    async def _open_topics(self, topics: Iterable[str]) -> None:
+        slots = asyncio.Semaphore(TOPICS_AT_ONCE)
+
+        async def open_one(consumer: TopicConsumer) -> None:
+            async with slots:
+                try:
+                    await consumer.open()
+                except BaseException as error:
+                    self._remove(consumer)
+                    if self._discovery_interval is None or not isinstance(error, TopicNotFound):
+                        raise
+
+        new = [self._new_consumer(topic, self._woken) for topic in topics if topic not in self.consumers]
+        for consumer in new:
+            self.consumers[consumer.topic] = consumer
+            if self._paused:
+                consumer.pause()
+        self._share_queue()
+        opened = await asyncio.gather(*[open_one(consumer) for consumer in new], return_exceptions=True)
+        for error in opened:
+            if error is not None:
+                raise error
+
+    def _remove(self, consumer: TopicConsumer) -> None:
+        self.consumers.pop(consumer.topic, None)
+        self._ready.pop(consumer, None)
+        if self._current is consumer:
+            self._current = None
+        consumer.abandon()
+        self._share_queue()
+
+    def _share_queue(self) -> None:
+        for consumer in self.consumers.values():
+            consumer.share_queue(len(self.consumers))
+
+    async def _discover(self, interval: float) -> None:
+        """Every `interval` seconds: topics that are new join, those that are gone leave."""
+        while True:
+            await asyncio.sleep(interval)
+            try:
+                topics = await self._find_topics()
+                for topic in [topic for topic in self.consumers if topic not in topics]:
+                    _log.info("%s: topic %s is gone", self.what, topic)
+                    self._remove(self.consumers[topic])
+                await self._open_topics(topics)
+            except MagnetarError as error:
+                _log.warning("%s: not all of its topics could be found and opened: %s", self.what, error)
+            except Exception:  # a defect costs this round, and no later one
+                _log.exception("%s: looking for its topics failed", self.what)
+
+    def consumer_of(self, message: Message) -> TopicConsumer:
+        """See TopicsAcknowledger."""
+        return self.acknowledger.consumer_of(message)
+
+    # --- all topics together -----------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> bool:
+        """See Consumer.active."""
+        return any(consumer.active for consumer in self.consumers.values())
+
+    def pause(self) -> None:
+        """See Consumer.pause."""
+        self._paused = True
+        for consumer in self.consumers.values():
+            consumer.pause()
+
+    def resume(self) -> None:
+        """See Consumer.resume."""
+        self._paused = False
+        for consumer in self.consumers.values():
+            consumer.resume()
+
+    async def seek(self, start: SeekTarget) -> None:
+        """See Receiving. Raises the first error; topics that could be moved are."""
+        if isinstance(start, Message):
+            await self.acknowledger.consumer_of(start).seek(start)
+            return
+        if isinstance(start, MessageId):
+            raise InvalidArgument(
+                f"{self.what} has several topics, and a message id does not name one: seek to a message, a time, or give "
+                "a function that returns where each topic is to go"
+            )
+        await self._all([consumer.seek(start) for consumer in self.consumers.values()])
+
+    async def unsubscribe(self) -> None:
+        """Deletes the subscription of each topic; the consumer is still to be closed."""
+        await self._all([consumer.unsubscribe() for consumer in self.consumers.values()])
+
+    async def _all(self, calls: list[Awaitable[None]]) -> None:
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            if error is not None:
+                raise error
+
+    async def close(self) -> None:
+        """See Receiving. Cancelled, it does not wait for the broker."""
+        self._end()
+        try:
+            await self._all([consumer.close() for consumer in self.consumers.values()])
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """See Receiving."""
+        self._end()
+        for consumer in self.consumers.values():
+            consumer.abandon()
+        self._on_closed()
+
+    def _end(self) -> None:
+        self._closed = True
+        self._arrived.set()
+        if self._discovery is not None:
+            self._discovery.cancel()
+            self._pool.await_end(self._discovery)
+            self._discovery = None
+
+
+class TopicsAcknowledger:
+    """Gives each acknowledgement to the consumer of its topic."""
+
+    def __init__(self, what: str, consumers: dict[str, TopicConsumer]) -> None:
+        self._what = what
+        self._consumers = consumers
+
+    def consumer_of(self, message: Any) -> TopicConsumer:
+        """Raises InvalidArgument if that cannot be told, AlreadyClosed if its topic has left."""
+        if not isinstance(message, Message):
+            raise InvalidArgument(
+                f"{self._what} has several topics: it takes messages, not {type(message).__name__}, which names no topic"
+            )
+        consumer = self._consumers.get(message.topic)
+        if consumer is None:
+            raise AlreadyClosed(f"{self._what} does not consume {message.topic} any more")
+        return consumer
+
+    def _by_topic(self, messages: Any) -> list[tuple[TopicConsumer, Message | MessageBatch | list[Message]]]:
+        """Without the messages of topics that have left: they have nothing to be acknowledged to."""
+        if isinstance(messages, Message) or (isinstance(messages, MessageBatch) and messages):
+            first = messages if isinstance(messages, Message) else messages[0]
+            consumer = self._consumers.get(first.topic)
+            return [] if consumer is None else [(consumer, messages)]
+        if isinstance(messages, MessageId | str | bytes) or not isinstance(messages, Iterable):
+            self.consumer_of(messages)
+        topics: dict[str, list[Message]] = {}
+        for message in messages:
+            if not isinstance(message, Message):
+                self.consumer_of(message)
+            topics.setdefault(message.topic, []).append(message)
+        return [(self._consumers[topic], mine) for topic, mine in topics.items() if topic in self._consumers]
+
+    async def ack(self, messages: Acknowledgeable, *, receipt: bool = False) -> None:
+        """See Consumer.ack."""
+        calls = [
+            consumer.acknowledger.ack(mine, receipt=receipt) for consumer, mine in self._by_topic(messages)
+        ]
+        if receipt and len(calls) > 1:
+            await asyncio.gather(*calls)
+        else:
+            for call in calls:
+                await call
+
+    async def ack_cumulative(self, message: Message | MessageId, *, receipt: bool = False) -> None:
+        """See Consumer.ack_cumulative."""
+        await self.consumer_of(message).acknowledger.ack_cumulative(message, receipt=receipt)
+
+    def nack(self, messages: Message | Iterable[Message], *, delay: float | None = None) -> None:
+        """See Consumer.nack."""
+        for consumer, mine in self._by_topic(messages):
+            consumer.acknowledger.nack(mine, delay=delay)

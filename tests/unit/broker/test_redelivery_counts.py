@@ -1,0 +1,223 @@
+"""Redelivery counts: against a dictionary, in the cursor ledger, and over restarts of the broker."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.broker import Broker
+from magnetar.broker.cursors.core import redeliveries
+from magnetar.broker.cursors.core.acks import AckState, Position
+from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
+from magnetar.broker.cursors.entries import describe, encode_redeliveries, replay
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto import commands as c
+from magnetar.proto.errors import DataDirectoryError
+from support.broker_kit import FakeClient, running_broker, settle
+from support.dispatch_kit import FakeTopic
+from support.fake_ledger import FakeLedgers
+from unit.broker.test_cursor import crash, publish, subscription
+
+# --- the core --------------------------------------------------------------------------------------------------------
+
+ENTRIES, MESSAGES = 3, 6
+PLACES = [(1, entry, index) for entry in range(ENTRIES) for index in range(MESSAGES)]
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), st.integers(0, ENTRIES - 1), st.integers(0, 5), st.integers(0, 5), st.integers(0, 4)),
+        st.tuples(st.just("rewound"), st.sampled_from(PLACES)),
+        st.tuples(st.just("forget"), st.integers(0, ENTRIES - 1), st.integers(0, 5), st.integers(0, 5)),
+        st.tuples(st.just("restart"), st.booleans()),
+    ),
+    max_size=20,
+)  # fmt: skip
+
+
+def stored(counts: RedeliveryCounts, before: RedeliveryCounts, *, snapshot: bool) -> RedeliveryCounts:
+    """What is read back: from a snapshot, or from the changes since `before`."""
+    if snapshot:
+        before.restore(counts.stored_rows(), counts.rewinds)
+    else:
+        entry = encode_redeliveries(counts.changed_rows, counts.rewinds)
+        replay(AckState(FakeTopic(), (1, 0, 0)), before, FakeTopic(), entry)
+    return before
+
+
+@given(STEPS)
+def test_counts_are_as_in_a_dictionary_also_after_restarts(steps: list[Any]) -> None:
+    counts, before = RedeliveryCounts(), RedeliveryCounts()
+    model: dict[Position, int] = dict.fromkeys(PLACES, 0)
+    unknown: set[Position] = set()  # acknowledged: nobody asks for their counts
+    for kind, *step in steps:
+        match kind:
+            case "set":
+                entry, a, b, count = step
+                first, last = min(a, b), max(a, b)
+                # A count never falls below what the rewinds say.
+                rewound = [counts._rewound_at((1, entry, index))[0] for index in range(first, last + 1)]
+                count = max(count, *rewound, 0)
+                counts.set((1, entry), first, last, count)
+                model |= {(1, entry, index): count for index in range(first, last + 1)}
+            case "rewound":
+                counts.rewound(step[0], (1, 0, 0))
+                model |= {place: count + 1 for place, count in model.items() if place < step[0]}
+            case "forget":
+                entry, a, b = step
+                counts.forget((1, entry), min(a, b), max(a, b))
+                unknown |= {(1, entry, index) for index in range(min(a, b), max(a, b) + 1)}
+            case "restart":
+                counts = stored(counts, before, snapshot=step[0])
+                before = RedeliveryCounts()
+                before.restore(counts.stored_rows(), counts.rewinds)
+        counts.check()
+        for place in PLACES:
+            if place not in unknown:
+                count, last = counts.at(place)
+                assert count == model[place]
+                assert all(model[1, place[1], index] == count for index in range(place[2], min(last + 1, MESSAGES))
+                           if (1, place[1], index) not in unknown)  # fmt: skip
+        for entry in range(ENTRIES):
+            rows = list(counts.split((1, entry), [(0, MESSAGES - 1)]))
+            assert [index for first, last, _ in rows for index in range(first, last + 1)] == list(
+                range(MESSAGES)
+            )
+
+
+def test_what_is_remembered_is_bounded_and_the_highest_counts_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redeliveries, "MAX_ROWS", 100)
+    counts = RedeliveryCounts()
+    for entry in range(50):
+        counts.set((1, entry), 0, 0, 5)
+    for index in range(0, 1000, 2):
+        counts.set((2, 0), index, index, 1)
+        counts.check()
+    assert all(counts.at((1, entry, 0))[0] == 5 for entry in range(50))
+    for number in range(2 * redeliveries.MAX_REWINDS):
+        counts.rewound((1, number, 0), (0, 0, 0))
+        assert len(counts.rewinds) <= redeliveries.MAX_REWINDS
+
+
+def test_a_damaged_entry_of_the_cursor_ledger_is_damage() -> None:
+    entry = encode_redeliveries([(1, 2, 3, 4, 5)], [(1, 1, 1), (1, 2, 0)])
+    assert describe(entry) == {
+        "kind": "cursor redeliveries",
+        "content": {"rewinds": [[1, 1, 1], [1, 2, 0]], "rows": [[1, 2, 3, 4, 5]]},
+    }
+    for damaged in (entry[:3], entry[:-1], entry[:1] + b"\xff" * 4):
+        with pytest.raises(DataDirectoryError, match="is damaged"):
+            replay(AckState(FakeTopic(), (1, 0, 0)), RedeliveryCounts(), FakeTopic(), damaged)
+        with pytest.raises(DataDirectoryError, match="is damaged"):
+            describe(damaged)
+
+
+# --- a whole broker --------------------------------------------------------------------------------------------------
+
+
+def counts_of(client: FakeClient) -> list[tuple[bytes, int]]:
+    """What it got, with redelivery counts."""
+    return sorted((message.value, message.redelivered) for message in client.messages)
+
+
+async def nack(client: FakeClient, *rows: c.AckRow | tuple[int, int, int, int], counted: bool = True) -> None:
+    """REDELIVER."""
+    client.frame(c.Redeliver(0, 1, counted), c.encode_rows(c.ACK_ROW, rows))
+    await settle()
+
+
+@pytest.mark.parametrize("type", ["shared", "exclusive", "key_shared", "failover"])
+@pytest.mark.parametrize("inline", [True, False])
+async def test_redelivery_counts_survive_an_unload(type: str, inline: bool) -> None:
+    ledgers, metadata = FakeLedgers(), MemoryMetadataStore()
+    settings: dict[str, Any] = {"max_inline_cursor_bytes": 1 << 16 if inline else 1}
+    for restart in range(3):
+        async with running_broker(ledgers, metadata, **settings) as broker:
+            client = FakeClient(broker)
+            if not restart:
+                await publish(client, 2, batch=3)
+            await client.consumer(type=type)
+            await client.received(5 if restart else 6)
+            expected = [(b"0.0", 0), (b"0.1", restart), (b"0.2", restart)]
+            expected += [(b"1.0", 2 * restart), (b"1.1", restart), (b"1.2", restart)]
+            assert counts_of(client) == expected[1 if restart else 0 :]
+            if not restart:
+                await client.ack(client.messages[0].row())
+            (twice,) = [message for message in client.messages if message.value == b"1.0"]
+            await nack(client, twice.row())
+            assert client.messages[-1].redelivered == 2 * restart + 1
+
+
+async def test_counts_survive_a_broker_that_was_killed_but_for_its_last_deliveries() -> None:
+    ledgers, metadata = FakeLedgers(), MemoryMetadataStore()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 2)
+        await client.consumer(type="shared")
+        await client.received(2)
+        for _ in range(3):
+            await nack(client, client.messages[0].row())
+        await until_stored(broker)
+        await crash(broker)
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await client.consumer(type="shared")
+        await client.received(2)
+        assert counts_of(client) == [(b"0.0", 3), (b"1.0", 0)]
+
+
+async def until_stored(broker: Broker) -> None:
+    """The cursor's flush interval is over."""
+    cursor = subscription(broker).cursor
+    while cursor.redeliveries.changed or cursor._dirty or cursor._task is not None:
+        await asyncio.sleep(0.001)
+
+
+async def test_a_nack_of_what_nobody_has_seen_leaves_the_count_as_it_is() -> None:
+    for type in ("shared", "exclusive"):
+        async with running_broker() as broker:
+            client = FakeClient(broker)
+            await publish(client, 1, batch=4)
+            await client.consumer(type=type)
+            await client.received(4)
+            row = client.messages[1].row()
+            await nack(client, row, counted=False)
+            await nack(client, row)
+            await nack(client, row, counted=False)
+            assert [message.redelivered for message in client.messages] == [0, 0, 0, 0, 0, 1, 1]
+
+
+async def test_a_seek_begins_all_counts_anew_also_after_a_restart() -> None:
+    ledgers, metadata = FakeLedgers(), MemoryMetadataStore()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 2)
+        await client.consumer(type="shared")
+        await client.received(2)
+        await nack(client, client.messages[0].row())
+        await until_stored(broker)
+        await client.ask(c.Seek, 1, ("earliest", None))
+        await crash(broker)
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await client.consumer(type="shared")
+        await client.received(2)
+        assert counts_of(client) == [(b"0.0", 0), (b"1.0", 0)]
+
+
+async def test_counts_of_many_scattered_messages_survive_a_restart_compactly() -> None:
+    ledgers, metadata = FakeLedgers(), MemoryMetadataStore()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 2, batch=1000)
+        await client.consumer(type="shared", permits=10_000)
+        await client.received(2000)
+        await nack(client, *[message.row() for message in client.messages[::2]])
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await client.consumer(type="shared", permits=10_000)
+        await client.received(2000)
+        # The broker's end counted what the consumer held once more.
+        assert sorted(message.redelivered for message in client.messages) == [1] * 1000 + [2] * 1000
+        deliveries = [command for command, _ in client.frames if isinstance(command, c.Deliver)]
+        assert len(deliveries) == 4  # each entry for each count, not one for each message

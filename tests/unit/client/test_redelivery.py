@@ -1,0 +1,240 @@
+"""Negative acknowledgement, back-off, acknowledgement timeout, redelivery counts: the public client and a real broker."""
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from magnetar.client import Consumer, InvalidArgument, Message, MessageId, ReceiveTimeout, RedeliveryBackoff
+from magnetar.client.messages import ACKED, QUEUED, UNACKED
+from magnetar.client.topic import acks
+from magnetar.client.topic.acks import UnackedTracker
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto.commands import AckRow
+from support.fake_ledger import FakeLedgers
+from support.served_broker import connect_to, serving, take
+from support.virtual_time import in_virtual_time
+
+
+async def pause_before(consumer: Consumer, value: bytes) -> tuple[float, int]:
+    """Seconds until the next message comes, which must have this value, and its redelivery count. It is nacked."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    message = await consumer.receive(1000.0)
+    assert message.value == value
+    consumer.nack(message)
+    return loop.time() - began, message.redelivery_count
+
+
+# --- negative acknowledgement ----------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_pauses_grow_with_the_redelivery_count() -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        backoff = RedeliveryBackoff(min_delay=1.0, max_delay=10.0, multiplier=3.0)
+        consumer = await client.subscribe("t", "s", type="shared", start="earliest", nack_backoff=backoff)
+        await producer.send(b"poison")
+        assert (await pause_before(consumer, b"poison"))[1] == 0
+        for count, wanted in ((1, 1.0), (2, 3.0), (3, 9.0), (4, 10.0), (5, 10.0)):
+            waited, found = await pause_before(consumer, b"poison")
+            assert found == count
+            assert waited == pytest.approx(wanted, abs=0.1)
+
+
+@in_virtual_time
+async def test_a_message_can_have_a_delay_of_its_own_and_the_last_nack_counts() -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s", type="shared", start="earliest", nack_delay=30.0)
+        await producer.send_many([b"default", b"soon", b"later", b"twice", b"acked"])
+        default, soon, later, twice, acked = await take(consumer, 5)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        consumer.nack(default)
+        consumer.nack([later, acked], delay=40)
+        consumer.nack(twice, delay=100)
+        consumer.nack(soon, delay=2.5)
+        consumer.nack(twice, delay=5)
+        await consumer.ack(acked)
+        came = [
+            (round(loop.time() - began), m.value) for m in [await consumer.receive(200.0) for _ in range(4)]
+        ]
+        assert [value for _, value in came] == [b"soon", b"twice", b"default", b"later"]
+        with pytest.raises(ReceiveTimeout):
+            await consumer.receive(200.0)
+
+
+@in_virtual_time
+async def test_a_delay_of_0_comes_at_once_on_every_type() -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        for type in ("exclusive", "failover", "shared", "key_shared"):
+            consumer = await client.subscribe("t", type, type=type)
+            await producer.send(b"m", key="k")
+            consumer.nack(await consumer.receive(10.0), delay=0)
+            again = await consumer.receive(1.0)
+            assert (again.value, again.redelivery_count) == (b"m", 1)
+            await consumer.close()
+
+
+@pytest.mark.parametrize("delay", [-1, math.inf, math.nan])
+async def test_delays_that_are_no_times_are_refused(delay: float) -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s", start="earliest", type="shared")
+        await producer.send(b"m")
+        message = await consumer.receive(5.0)
+        with pytest.raises(InvalidArgument, match="delay must be a number of seconds"):
+            consumer.nack(message, delay=delay)
+        refused: list[dict[str, Any]] = [{"nack_delay": delay}, {"ack_timeout": delay}, {"ack_timeout": 0.5}]
+        for options in refused:
+            with pytest.raises(InvalidArgument, match=r"nack_delay|ack_timeout must be at least 1 s"):
+                client.subscribe("t", "s", **options)
+        with pytest.raises(InvalidArgument, match="backoff"):
+            RedeliveryBackoff(min_delay=delay)
+
+
+def test_a_backoff_never_overflows() -> None:
+    backoff = RedeliveryBackoff(min_delay=0.1, max_delay=3600.0, multiplier=10.0)
+    assert [backoff.delay(count) for count in (0, 1, 2, 10**6, 10**400)] == [0.1, 1.0, 10.0, 3600.0, 3600.0]
+    assert RedeliveryBackoff(min_delay=5.0, max_delay=5.0).delay(10**400) == 5.0
+    assert RedeliveryBackoff(min_delay=0.0).delay(10**400) == 0.0
+    for wrong in ({"multiplier": 0.5}, {"min_delay": 2.0, "max_delay": 1.0}, {"multiplier": math.inf}):
+        with pytest.raises(InvalidArgument, match="backoff"):
+            RedeliveryBackoff(**wrong)
+
+
+async def test_nacks_of_messages_that_are_nacked_over_and_over_take_bounded_memory() -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s", start="earliest", type="shared")
+        await producer.send(b"m")
+        message = await consumer.receive(5.0)
+        for _ in range(1000):
+            consumer.nack(message)
+        acknowledger: Any = consumer._acknowledger
+        assert len(acknowledger._nacks._heap) < 100
+
+
+# --- redelivery counts -----------------------------------------------------------------------------------------------
+
+
+async def test_counts_survive_a_restart_of_the_broker() -> None:
+    metadata, ledgers = MemoryMetadataStore(), FakeLedgers()
+    for start in range(3):
+        async with serving(metadata, ledgers) as server, connect_to(server) as client:
+            if not start:
+                producer = await client.create_producer("t")
+                await producer.send_many([b"good", b"poison"])
+            consumer = await client.subscribe("t", "s", start="earliest", type="shared", nack_delay=0)
+            messages = await take(consumer, 1 if start else 2)
+            if not start:
+                await consumer.ack(messages.pop(0), receipt=True)
+            # Twice in each life of the broker: a nack, and the end of the connection.
+            (message,) = messages
+            assert (message.value, message.redelivery_count) == (b"poison", 2 * start)
+            consumer.nack(message)
+            assert (await consumer.receive(5.0)).redelivery_count == 2 * start + 1
+
+
+async def test_a_consumer_that_closes_does_not_count_what_nobody_has_seen() -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        await producer.send_many([b"%d" % n for n in range(100)])
+        await producer.send_many([b"%d" % n for n in range(100, 200)])
+        for _ in range(3):
+            consumer = await client.subscribe("t", "s", start="earliest", type="shared")
+            seen = await take(consumer, 10)
+            await consumer.close()
+            assert {message.redelivery_count for message in seen} <= {0, 1, 2}
+        consumer = await client.subscribe("t", "s", type="shared")
+        counts = {m.value: m.redelivery_count for m in await take(consumer, 200)}
+        assert sum(counts.values()) == 30  # what was handed out, each time
+
+
+# --- acknowledgement timeout -----------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_what_is_not_acknowledged_in_time_is_delivered_again() -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s", type="shared", start="earliest", ack_timeout=10.0)
+        await producer.send_many([b"%d" % n for n in range(10)])
+        loop = asyncio.get_running_loop()
+        first = await take(consumer, 4)  # 4 to 9 wait in the client, and have time
+        handed_out = loop.time()
+        await consumer.ack(first[1])
+        await consumer.ack([first[3].id])  # by id, of which no delivery knows
+        await asyncio.sleep(5.0)
+        later = await take(consumer, 6)
+        handed_out_later = loop.time()
+        await consumer.ack(later[:5])
+        consumer.nack(later[5], delay=60.0)  # comes at the time that was asked for
+        again = await take(consumer, 2)
+        assert [(m.value, m.redelivery_count) for m in again] == [(b"0", 1), (b"2", 1)]
+        assert 10.0 <= loop.time() - handed_out <= 11.1
+        await consumer.ack(again)
+        assert (await consumer.receive(100.0)).value == b"9"
+        assert 60.0 <= loop.time() - handed_out_later <= 61.1
+
+
+@in_virtual_time
+async def test_a_timeout_does_not_fire_for_what_is_acknowledged_cumulatively_or_dropped_by_a_seek() -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s", start="earliest", ack_timeout=1.0)
+        await producer.send_many([b"%d" % n for n in range(10)])
+        await producer.send(b"10")
+        messages = await take(consumer, 11)
+        await consumer.ack_cumulative(messages[7])
+        assert [m.value for m in await take(consumer, 3)] == [b"8", b"9", b"10"]
+        await consumer.seek("latest")
+        with pytest.raises(ReceiveTimeout):
+            await consumer.receive(30.0)
+
+
+async def test_a_timeout_holds_no_payloads_and_forgets_what_is_acknowledged() -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        consumer = await client.subscribe("t", "s", start="earliest", type="shared", ack_timeout=60.0)
+        for number in range(50):
+            await producer.send_many([b"%d" % number] * 10)
+        acknowledger: Any = consumer._acknowledger
+        unacked = acknowledger._unacked
+        for _ in range(50):
+            batch = await consumer.receive_batch()
+            assert batch is not None
+            await consumer.ack(batch)
+        assert len(unacked._rows) <= 2
+        assert not [row for row in unacked._rows if any(isinstance(field, Message) for field in row)]
+
+
+class OneDelivery:
+    """What the tracker looks at."""
+
+    def __init__(self, messages: int, entry: int = 0) -> None:
+        self.flags = bytearray([UNACKED]) * messages
+        self.ledger, self.entry_id, self.base_index, self.partition = 5, entry, 100, -1
+
+
+def test_rows_of_a_timeout_are_ranges_of_what_was_handed_out() -> None:
+    tracker, nacks = UnackedTracker(10.0), acks.NackTracker()
+    delivery: Any = OneDelivery(10)
+    tracker.handed_out(delivery, 3, 1.0)
+    tracker.handed_out(delivery, 3, 2.0)  # nothing new: its time began at 1
+    tracker.handed_out(delivery, 8, 3.0)
+    delivery.flags[1], delivery.flags[5] = QUEUED, ACKED
+    other: Any = OneDelivery(2, entry=1)
+    tracker.handed_out(other, 2, 4.0)
+    assert tracker.take_due(10.9, nacks) == []
+    assert tracker.take_due(11.0, nacks) == [AckRow(5, 0, 100, 100), AckRow(5, 0, 102, 102)]
+    tracker.acked_through(MessageId(5, 0, 103))
+    assert tracker.take_due(13.0, nacks) == [AckRow(5, 0, 104, 104), AckRow(5, 0, 106, 107)]
+    tracker.acked_through(MessageId(5, 1, 100))
+    assert tracker.take_due(14.0, nacks) == [AckRow(5, 1, 101, 101)]
+    tracker.handed_out(other, 2, 20.0)
+    assert tracker.take_due(99.0, nacks) == []  # noted before

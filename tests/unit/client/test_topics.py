@@ -1,0 +1,300 @@
+"""Several topics and patterns behind one consumer, through the public client and a real broker."""
+
+import asyncio
+import contextlib
+import random
+import re
+from typing import Any
+
+import pytest
+
+from magnetar.client import (
+    AlreadyClosed,
+    ConsumerBusy,
+    DeadLetterPolicy,
+    InvalidArgument,
+    Message,
+    MessageId,
+    ReceiveTimeout,
+    TopicNotFound,
+)
+from magnetar.client.topics_consumer import TopicPattern
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto.errors import InvalidTopicName
+from support.fake_ledger import FakeLedgers
+from support.served_broker import connect_to, serving, take
+from support.virtual_time import in_virtual_time
+
+
+def full(name: str) -> str:
+    """Of a topic in public/default."""
+    return f"persistent://public/default/{name}"
+
+
+def by_topic(messages: list[Message]) -> dict[str, list[bytes | None]]:
+    """Values in the order in which they came."""
+    found: dict[str, list[bytes | None]] = {}
+    for message in messages:
+        found.setdefault(message.topic.rpartition("/")[2], []).append(message.value)
+    return found
+
+
+NAMES = ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("type", ["exclusive", "failover", "shared", "key_shared"])
+async def test_each_topic_keeps_its_order_and_gets_its_acknowledgements(type: str) -> None:
+    async with serving() as server, connect_to(server) as client:
+        producers = [await client.create_producer(name) for name in NAMES]
+        consumer = await client.subscribe([*NAMES, "a"], "s", type=type, start="earliest")
+        assert consumer.topics == [full(name) for name in NAMES]
+        assert consumer.active
+        values = [b"%d" % number for number in range(100)]
+        for start in range(0, 100, 10):
+            for producer in producers:
+                await producer.send_many(values[start : start + 10])
+        messages = await take(consumer, 300)
+        assert by_topic(messages) == dict.fromkeys(NAMES, values)
+        kept = random.Random(1).sample(messages, 30)
+        for message in messages:
+            if message not in kept:
+                await consumer.ack(message)
+        await consumer.ack(kept[:10], receipt=True)
+        await consumer.close()
+        again = await client.subscribe(NAMES, "s", type=type)
+        left = await take(again, 20)
+        assert {(m.topic, m.id) for m in left} == {(m.topic, m.id) for m in kept[10:]}
+        await again.ack(left, receipt=True)
+        with pytest.raises(ReceiveTimeout):
+            await again.receive(0.05)
+
+
+async def test_a_busy_topic_does_not_keep_the_others_waiting() -> None:
+    async with serving() as server, connect_to(server) as client:
+        busy, quiet = await client.create_producer("busy"), await client.create_producer("quiet")
+        consumer = await client.subscribe(["busy", "quiet"], "s", start="earliest")
+        for _ in range(50):
+            await busy.send_many([b"busy"] * 10)
+        await quiet.send(b"quiet")
+        async with asyncio.timeout(5.0):
+            while (await client.topic_stats("quiet"))["subscriptions"]["s"]["type"] != "exclusive":
+                await asyncio.sleep(0.01)
+        seen = 0
+        async for batch in consumer.batches():
+            assert len({message.topic for message in batch}) == 1
+            seen += 1
+            if batch[0].value == b"quiet":
+                break
+        assert seen <= 5
+
+
+async def test_a_cancelled_receive_loses_no_message() -> None:
+    async with serving() as server, connect_to(server) as client:
+        producers = [await client.create_producer(name) for name in NAMES]
+        consumer = await client.subscribe(NAMES, "s", start="earliest")
+        chance = random.Random(7)
+        values = [b"%d" % number for number in range(100)]
+
+        async def produce() -> None:
+            for value in values:
+                for producer in producers:
+                    await producer.send(value)
+
+        producing = asyncio.create_task(produce())
+        found: list[Message] = []
+        async with asyncio.timeout(30.0):
+            while len(found) < 300:
+                receiving = asyncio.create_task(consumer.receive())
+                for _ in range(chance.randrange(6)):
+                    await asyncio.sleep(0)
+                if not receiving.cancel() or chance.random() < 0.1:
+                    await asyncio.sleep(0)
+                await asyncio.wait([receiving])
+                if not receiving.cancelled():
+                    found.append(receiving.result())
+        await producing
+        assert by_topic(found) == dict.fromkeys(NAMES, values)
+
+
+async def test_all_consumers_go_on_after_the_broker_was_restarted() -> None:
+    metadata, ledgers = MemoryMetadataStore(), FakeLedgers()
+    async with serving(metadata, ledgers) as server, connect_to(server) as client:
+        for name in NAMES:
+            producer = await client.create_producer(name)
+            await producer.send_many([b"1", b"2"])
+        consumer = await client.subscribe(NAMES, "s", start="earliest")
+        first = await take(consumer, 6)
+        await consumer.ack([message for message in first if message.value == b"1"], receipt=True)
+        for connection in server.connections:
+            connection.close()
+        assert by_topic(await take(consumer, 3)) == {key: [b"2"] for key in NAMES}
+
+
+async def test_the_receiver_queue_is_shared_by_all_topics() -> None:
+    async with serving() as server, connect_to(server) as client:
+        names = [f"t{number}" for number in range(10)]
+        for name in names:
+            producer = await client.create_producer(name)
+            for _ in range(20):
+                await producer.send_many([b"x" * 1000] * 5)
+        consumer = await client.subscribe(
+            names, "s", start="earliest", receiver_queue_messages=100, receiver_queue_bytes=100_000
+        )
+        await consumer.receive(5.0)
+        await asyncio.sleep(0.1)
+        members: Any = consumer._consumer.consumers.values()
+        assert sum(member._queued_messages for member in members) <= 100 + 10 * 5
+        assert sum(member._queued_bytes for member in members) <= 100_000 + 10 * 5_100
+        assert len(await take(consumer, 999)) == 999
+
+
+async def test_a_paused_consumer_asks_for_no_more() -> None:
+    async with serving() as server, connect_to(server) as client:
+        producers = [await client.create_producer(name) for name in NAMES]
+        for topics in (NAMES, NAMES[0]):
+            consumer = await client.subscribe(topics, f"s{len(topics)}", receiver_queue_messages=30)
+            consumer.pause()
+            for producer in producers:
+                for _ in range(100):
+                    await producer.send(b"m")
+            got = 0
+            with contextlib.suppress(ReceiveTimeout):
+                while True:
+                    await consumer.receive(0.1)
+                    got += 1
+            assert got <= 30
+            consumer.resume()
+            assert len(await take(consumer, 100 * (3 if topics is NAMES else 1) - got)) > 0
+            await consumer.close()
+
+
+async def test_what_names_no_topic_is_refused_and_other_mistakes() -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("a")
+        await producer.send(b"m")
+        consumer = await client.subscribe(["a", "b"], "s", start="earliest")
+        message = await consumer.receive(5.0)
+        for call in (
+            consumer.ack(message.id),
+            consumer.ack_cumulative(message.id),
+            consumer.seek(message.id),
+        ):
+            with pytest.raises(InvalidArgument, match="several topics"):
+                await call
+        wrong: Any = 5
+        with pytest.raises(InvalidArgument, match="not int"):
+            await consumer.ack(wrong)
+        with pytest.raises(InvalidArgument, match="needs a topic"):
+            client.subscribe([], "s")
+        with pytest.raises(InvalidTopicName):
+            client.subscribe(["a", "b c"], "s")
+        other = await client.subscribe("b", "x")
+        with pytest.raises(ConsumerBusy):  # one of them cannot be opened: none stays
+            await client.subscribe(["a", "b"], "x")
+        await other.close()
+        await client.subscribe(["a", "b"], "x")
+        await consumer.close()
+        with pytest.raises(AlreadyClosed):
+            await consumer.receive(1.0)
+        assert [message async for message in consumer] == []
+
+
+async def test_a_seek_goes_to_a_place_in_each_topic() -> None:
+    async with serving() as server, connect_to(server) as client:
+        ids = {}
+        for name in NAMES:
+            producer = await client.create_producer(name)
+            ids[full(name)] = await producer.send_many([b"0", b"1", b"2"])
+        consumer = await client.subscribe(NAMES, "s", start="earliest")
+        messages = await take(consumer, 9)
+        places: dict[str, MessageId | str] = {full("a"): ids[full("a")][1], full("b"): "latest"}
+        await consumer.seek(lambda topic: places.get(topic))  # c stays where it is
+        assert by_topic(await take(consumer, 2)) == {"a": [b"1", b"2"]}
+        await consumer.seek(next(m for m in messages if m.topic == full("c") and m.value == b"2"))
+        assert by_topic(await take(consumer, 1)) == {"c": [b"2"]}
+        await consumer.seek("earliest")
+        assert by_topic(await take(consumer, 9)) == {key: [b"0", b"1", b"2"] for key in NAMES}
+
+
+async def test_unsubscribing_deletes_the_subscription_of_each_topic() -> None:
+    async with serving() as server, connect_to(server) as client:
+        consumer = await client.subscribe(NAMES, "s")
+        await consumer.unsubscribe()
+        for name in NAMES:
+            assert (await client.topic_stats(name))["subscriptions"] == {}
+
+
+async def test_a_topic_that_fails_for_good_costs_itself_only() -> None:
+    async with serving() as server, connect_to(server) as client:
+        consumer = await client.subscribe(["a", "b"], "s", start="earliest")
+        producer = await client.create_producer("b")
+        member: Any = consumer._consumer.consumers[full("a")]
+        member.refused(TopicNotFound("a is gone"))
+        with pytest.raises(TopicNotFound, match="a is gone"):
+            await consumer.receive(5.0)
+        await producer.send(b"m")
+        message = await consumer.receive(5.0)
+        assert message.value == b"m"
+        assert consumer.topics == [full("b")]
+        await consumer.ack(message, receipt=True)
+
+
+# --- patterns --------------------------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_topics_of_a_pattern_come_and_go() -> None:
+    async with serving() as server, connect_to(server) as client:
+        for name in ("orders-1", "orders-2", "others", "my-orders-1"):
+            await client.create_topic(name)
+        consumer = await client.subscribe(re.compile("orders-.*"), "s", discovery_interval=10.0)
+        assert consumer.topics == [full("orders-1"), full("orders-2")]
+        for name in ("orders-1", "orders-3", "others"):
+            producer = await client.create_producer(name)
+            await producer.send(name.encode())
+            await producer.close()
+        # The new topic is read from its beginning, though the others began at the latest message.
+        assert {m.value for m in await take(consumer, 2)} == {b"orders-1", b"orders-3"}
+        await client.delete_topic("orders-2", force=True)
+        await asyncio.sleep(30.0)
+        assert consumer.topics == [full("orders-1"), full("orders-3")]
+        assert full("orders-2") not in await client.list_topics()  # nobody brought it back
+        with pytest.raises(ReceiveTimeout):  # and nobody is bothered with that
+            await consumer.receive(1.0)
+        await consumer.close()
+        await client.create_topic("orders-4")
+        await asyncio.sleep(30.0)
+        assert full("orders-4") not in consumer.topics
+
+
+@in_virtual_time
+async def test_a_pattern_does_not_match_its_own_letters() -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t1")
+        consumer = await client.subscribe(
+            re.compile("t.*"), "s", type="shared", start="earliest", discovery_interval=1.0, retry=True,
+            dead_letter=DeadLetterPolicy(max_redeliver_count=0),
+        )  # fmt: skip
+        await producer.send(b"m")
+        message = await consumer.receive(5.0)
+        consumer.nack(message)
+        await asyncio.sleep(10.0)
+        assert consumer.topics == [full("t1"), full("t1-s-RETRY")]
+        assert full("t1-s-DLQ") in await client.list_topics()
+        with pytest.raises(ReceiveTimeout):
+            await consumer.receive(1.0)
+
+
+def test_a_pattern_says_its_namespace_or_means_the_default_one() -> None:
+    pattern = TopicPattern(re.compile("ORD.*", re.IGNORECASE))
+    assert pattern.namespace == "public/default"
+    names = [full("orders"), full("border"), full("ord")]
+    assert pattern.matches(names) == [full("orders"), full("ord")]
+    assert TopicPattern(re.compile("persistent://acme/sales/o.*")).namespace == "acme/sales"
+    assert TopicPattern(re.compile("acme/sales/o.*")).namespace == "acme/sales"
+    for wrong in ("acme/o.*", "a.*/sales/o"):
+        with pytest.raises((InvalidArgument, InvalidTopicName)):
+            TopicPattern(re.compile(wrong))
+    binary: Any = re.compile(b"x")
+    with pytest.raises(InvalidArgument, match="is text"):
+        TopicPattern(binary)
