@@ -220,7 +220,8 @@ def test_a_topic_is_a_view_and_a_table_in_sql(
     frame.option("value_format", "json").save("sql-copy")
     assert topics.values("sql-copy") == topics.values("sql")
     for wrong, error in (
-        ("INSERT INTO as_table (n) VALUES (1)", "can be read only"),
+        # Spark 4.0 asks first where the other columns are.
+        ("INSERT INTO as_table (n) VALUES (1)", "can be read only|CANNOT_FIND_DATA"),
         ("INSERT INTO as_table SELECT * FROM as_table", "can be read only"),
         (f"CREATE TABLE other USING magnetar OPTIONS ({options}) AS SELECT 1 AS n", "can be read only"),
         ("CREATE TABLE other USING magnetar", "a table needs to know its topic"),
