@@ -19,8 +19,8 @@ FAILED_ONCE = [
 ]
 # Scenario -> seeds in all, and in a test: enough of them to show each fault of the scenario. Tests may run side by side.
 SHORT_FORM = {
-    "broker": (10, 10),
-    "standalone": (40, 20),
+    "broker": (10, 5),
+    "standalone": (40, 10),
     "ledgers": (150, 50),
     "deferred": (150, 50),
     "repair": (60, 30),

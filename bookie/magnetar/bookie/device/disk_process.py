@@ -270,13 +270,21 @@ def queue_name(operation: int, path: str) -> "tuple[int, str]":
     return WRITE if operation in _WRITING else SYNC, os.path.dirname(path)
 
 
+def read_socket(fd: int) -> bytes:
+    """What the daemon sent; nothing when it is gone, also if it left answers unread."""
+    try:
+        return os.read(fd, 65536)
+    except ConnectionResetError:
+        return b""
+
+
 def main(arguments: "list[str]") -> int:
     """Entry point of the script."""
     fd, memory_fd, memory_bytes = map(int, arguments)
     memory = memoryview(mmap(memory_fd, memory_bytes, prot=PROT_READ))
     queues: dict[tuple[int, str], WorkQueue] = {}
     buffer = b""
-    while data := os.read(fd, 65536):
+    while data := read_socket(fd):
         buffer += data
         while len(buffer) >= 4:
             length = int.from_bytes(buffer[:4], "big") + 4
