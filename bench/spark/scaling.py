@@ -84,11 +84,11 @@ def triggers(pipeline: Pipeline) -> Ratio:
 def count(pipeline: Pipeline) -> Ratio:
     """Rows that are only counted, by the list of ledgers, beside a read of all their columns."""
     counted, read = _in_turns(
-        lambda: _counted(pipeline, pipeline.topic("offset long", TOPIC)),
+        lambda: _counted(pipeline, pipeline.topic("partition int", TOPIC)),
         lambda: _counted(pipeline, pipeline.topic(topic_schema(), TOPIC)),
     )
     return Ratio(
-        "(h) count(), schema 'offset long' beside all columns",
+        "(h) count(), schema 'partition int' beside all columns",
         f"{counted * 1e3:.0f} ms",
         f"{read * 1e3:.0f} ms",
         read / counted,
