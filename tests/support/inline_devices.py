@@ -286,9 +286,17 @@ def inline_components(
     files: Files, rng: random.Random, open_index: Callable[[str], LocationIndex]
 ) -> BookieComponents:
     """Components of the simulation: all work happens in the event loop, over `files`."""
+    devices = device_maker(InlineJournalDevice, files)
+    return BookieComponents(files, rng, InlineDiskWorker(files), devices, open_index)
+
+
+def device_maker(
+    new_device: Callable[..., JournalDevice], files: Files
+) -> Callable[[BookieSettings, str, FileLock], JournalDevice]:
+    """`BookieComponents.make_journal_device` for a device that takes what InlineJournalDevice does."""
 
     def make_device(settings: BookieSettings, directory: str, lock: FileLock) -> JournalDevice:
-        return InlineJournalDevice(
+        return new_device(
             files,
             lambda sequence: journal_path(directory, sequence),
             capacity_bytes=settings.journal_ring_bytes,
@@ -298,4 +306,4 @@ def inline_components(
             group_max_bytes=settings.journal_group_max_bytes,
         )
 
-    return BookieComponents(files, rng, InlineDiskWorker(files), make_device, open_index)
+    return make_device

@@ -45,7 +45,7 @@ _SYNCED_AT = 2048
 _BEGIN = 4096
 _MAGIC = b"MAGMDLOG"
 _VERSION = 1
-_WRONG = "restore the data directory from a backup"
+RESTORE: Final = "restore the data directory from a backup"
 
 
 class ChangeLog:
@@ -190,7 +190,7 @@ class ChangeLog:
     def _damaged(self, number: int, what: str) -> DataDirectoryError:
         path = _path(self._directory, number)
         return DataDirectoryError(
-            f"the log {path} of the metadata store is damaged: {what}; {_WRONG}", path=path
+            f"the log {path} of the metadata store is damaged: {what}; {RESTORE}", path=path
         )
 
 

@@ -31,7 +31,7 @@ from magnetar.proto.errors import DataDirectoryError, DiskFull, MagnetarError, S
 from magnetar.runtime.files import Files, OsFiles
 from magnetar.runtime.rocksdb_guard import RocksDbGuard
 
-from .change_log import TURN_BYTES, ChangeLog
+from .change_log import RESTORE, TURN_BYTES, ChangeLog
 from .local import LocalMetadataStore
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,6 @@ _MAX_INFO_LOGS = 2
 _NOTE_AFTER_S = 1.0
 # The first turn of the log that is not in the database's tables. Keys of `local` begin with other bytes.
 _TURN_KEY = b"\xffturn"
-_RESTORE = "restore the data directory from a backup"
 
 
 class EmbeddedMetadataStore(LocalMetadataStore):
@@ -69,7 +68,7 @@ class RocksKeyValue:
         self._files = OsFiles() if files is None else files
         self._directory = directory
         self._log = ChangeLog(self._files, directory, turn_bytes=turn_bytes)
-        self._guard = RocksDbGuard(self._files, directory, _RESTORE)
+        self._guard = RocksDbGuard(self._files, directory, RESTORE)
         unlogged: Any = rocksdict.WriteOptions()
         unlogged.disable_wal = True
         self._unlogged = unlogged
@@ -253,7 +252,7 @@ class RocksKeyValue:
 
 
 def _unreadable(error: Exception) -> StorageFailed:
-    return StorageFailed(f"the metadata store cannot be read: {error}; if its files are damaged, {_RESTORE}")
+    return StorageFailed(f"the metadata store cannot be read: {error}; if its files are damaged, {RESTORE}")
 
 
 def _options() -> rocksdict.Options:
@@ -278,5 +277,5 @@ def _cannot_open(directory: str, error: Exception) -> DataDirectoryError:
         )
     return DataDirectoryError(
         f"the metadata store {directory} cannot be opened: {text}; "
-        f"check the directory's owner and disk, or {_RESTORE}"
+        f"check the directory's owner and disk, or {RESTORE}"
     )

@@ -13,15 +13,13 @@ import dataclasses
 import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
-from magnetar.bookie import BookieSettings
 from magnetar.bookie.components import BookieComponents
-from magnetar.bookie.journal.device import JournalDevice
-from magnetar.bookie.layout import journal_path
 from magnetar.proto.errors import DiskFull, MagnetarError, StorageFailed
-from magnetar.runtime.files import FileLock, Files
-from support.inline_devices import InlineDiskWorker, InlineJournalDevice
+from magnetar.runtime.files import Files
+from support.inline_devices import InlineDiskWorker, InlineJournalDevice, device_maker
 
 _RETRY_FULL_S = 0.5
 # Usually at once, at times long enough for a checkpoint to pass.
@@ -180,19 +178,7 @@ class ProcessLikeJournalDevice(InlineJournalDevice):
 def with_processes(components: BookieComponents, rng: random.Random) -> BookieComponents:
     """`inline_components`, with these in place of what works in one step."""
     files = components.files
-
-    def make_device(settings: BookieSettings, directory: str, lock: FileLock) -> JournalDevice:
-        return ProcessLikeJournalDevice(
-            files,
-            lambda sequence: journal_path(directory, sequence),
-            rng,
-            capacity_bytes=settings.journal_ring_bytes,
-            sync_data=settings.journal_sync_data,
-            alignment_bytes=settings.journal_alignment_bytes,
-            group_max_wait_ms=settings.journal_group_max_wait_ms,
-            group_max_bytes=settings.journal_group_max_bytes,
-        )
-
+    devices = device_maker(partial(ProcessLikeJournalDevice, rng=rng), files)
     return dataclasses.replace(
-        components, disk_worker=ProcessLikeDiskWorker(files, rng), make_journal_device=make_device
+        components, disk_worker=ProcessLikeDiskWorker(files, rng), make_journal_device=devices
     )

@@ -16,11 +16,11 @@ from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.paths import COOKIES_PATH
 from magnetar.metadata.store import MetadataStore, Watch
 from magnetar.proto.bookie_identity import BookieIdentity
-from magnetar.proto.errors import AlreadyExists, MagnetarError, NotFoundInStore
+from magnetar.proto.errors import MagnetarError
 
 from .core.repair import ClusterView
 
-__all__ = ["DRAINING_PATH", "ClusterWatch", "PlacedBookies", "drain", "end_drain"]
+__all__ = ["DRAINING_PATH", "ClusterWatch", "PlacedBookies"]
 
 DRAINING_PATH: Final = "/draining"
 _log = logging.getLogger(__name__)
@@ -138,21 +138,3 @@ class PlacedBookies:
     def suspected(self, bookie: str) -> None:
         """See BookieDirectory."""
         self._bookies.suspected(bookie)
-
-
-async def drain(store: MetadataStore, bookie: str) -> bool:
-    """Marks a bookie: nothing new is placed there, and its ledgers are queued. False if it was marked before."""
-    try:
-        await store.create(f"{DRAINING_PATH}/{bookie}", b"")
-    except AlreadyExists:
-        return False
-    return True
-
-
-async def end_drain(store: MetadataStore, bookie: str) -> bool:
-    """Takes the mark away: ledgers that are still there stay. False if there was none."""
-    try:
-        await store.delete(f"{DRAINING_PATH}/{bookie}")
-    except NotFoundInStore:
-        return False
-    return True

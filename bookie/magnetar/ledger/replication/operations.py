@@ -8,14 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.ledger.directory import BOOKIES_PATH
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.paths import cookie_path
 from magnetar.metadata.store import MetadataStore
-from magnetar.proto.errors import InvalidArgument, NotFoundInStore
+from magnetar.proto.errors import AlreadyExists, InvalidArgument, NotFoundInStore
 from magnetar.runtime.clock import Clock
 
 from .audit_pass import LedgerAudit, ledgers_naming
-from .cluster_watch import ClusterWatch, drain, end_drain
+from .cluster_watch import DRAINING_PATH, ClusterWatch
 from .core.request import Reason
 from .queue import RepairQueue
 
@@ -35,22 +36,30 @@ class DrainProgress:
 
 async def begin_drain(store: MetadataStore, bookie: str) -> bool:
     """Marks the bookie; the auditor queues its ledgers. False if it was marked before. InvalidArgument: never registered."""
-    if await store.get(cookie_path(bookie)) is None and await store.get(f"/bookies/{bookie}") is None:
+    if await store.get(cookie_path(bookie)) is None and await store.get(f"{BOOKIES_PATH}/{bookie}") is None:
         raise InvalidArgument(
             f"no bookie {bookie!r} was ever registered; `magnetar cluster status` shows their names"
         )
-    return await drain(store, bookie)
+    try:
+        await store.create(f"{DRAINING_PATH}/{bookie}", b"")
+    except AlreadyExists:
+        return False
+    return True
 
 
 async def cancel_drain(store: MetadataStore, bookie: str) -> bool:
     """Ledgers that are still there stay, and new ones come. False if it was not drained."""
-    return await end_drain(store, bookie)
+    try:
+        await store.delete(f"{DRAINING_PATH}/{bookie}")
+    except NotFoundInStore:
+        return False
+    return True
 
 
 async def drain_progress(store: MetadataStore, bookie: str, clock: Clock) -> DrainProgress:
     """Looks through all records, and queues what a client with an old view has placed there since."""
     ledgers, queue = StoredLedgers(store), RepairQueue(store, _TIMEOUT_S)
-    if await store.get(f"/draining/{bookie}") is not None:
+    if await store.get(f"{DRAINING_PATH}/{bookie}") is not None:
         await LedgerAudit(ledgers, queue, clock, _TIMEOUT_S).run({bookie: Reason.DRAINING})
     named = await ledgers_naming(ledgers, bookie)
     open_ledgers, notes = 0, dict[int, str]()
@@ -72,7 +81,7 @@ async def remove_bookie(store: MetadataStore, bookie: str) -> None:
         raise InvalidArgument(
             f"{len(named)} ledgers name bookie {bookie!r}, ledger {named[0]} among them; drain it, or recover it first"
         )
-    for path in (cookie_path(bookie), f"/draining/{bookie}"):
+    for path in (cookie_path(bookie), f"{DRAINING_PATH}/{bookie}"):
         try:
             await store.delete(path)
         except NotFoundInStore:
