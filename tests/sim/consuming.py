@@ -219,10 +219,10 @@ class Place:
             hash_ranges=plan.hash_ranges(self._number),
         )
         self._consumer = consumer
-        self._holder = holder = Holder(self.name)
+        self._holder = holder = Holder(self.name, seeks=self.subscription.seeks)
         member = consumer._consumer.consumers[FULL_TOPIC]
         for change in ("detached", "active_changed"):
-            setattr(member, change, counted(holder, getattr(member, change)))
+            setattr(member, change, counted(holder, self.subscription, getattr(member, change)))
         return consumer
 
     async def _leave(self, consumer: Consumer) -> None:
@@ -336,11 +336,11 @@ class Place:
         subscription.receipt_up_to(attempt, message.id, loop.now)
 
 
-def counted(holder: Holder, inner: Callable[..., None]) -> Callable[..., None]:
+def counted(holder: Holder, subscription: Subscription, inner: Callable[..., None]) -> Callable[..., None]:
     """What ends an attachment of a consumer."""
 
     def outer(*arguments: Any) -> None:
-        holder.attachment += 1
+        holder.detached(subscription)
         inner(*arguments)
 
     return outer

@@ -23,7 +23,6 @@ from sim.consuming import (
     SubscriptionPlan,
     Surroundings,
     disturb,
-    is_poison,
     plan_of_subscriptions,
 )
 from sim.deliveries import Name, Subscription, Violation
@@ -239,6 +238,5 @@ class Load:
                         )
                     letters[name] += 1
             await client.close()
-            poison = {name for name in self.history.confirmed if is_poison(name)}
-            subscription.check_letters(letters, self.history.confirmed, poison)
+            subscription.check_letters(letters, self.history.confirmed)
             self.dead_letters += len(letters)
