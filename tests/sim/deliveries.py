@@ -147,7 +147,7 @@ class Subscription:
         missing = [
             one
             for one in gap
-            if one not in failed_sends and one not in self._excused and one not in self.delivered
+            if not any(one in where for where in (failed_sends, self._excused, self.delivered, self.acknowledged))
         ]
         if not missing:
             return
