@@ -10,6 +10,7 @@ What they see goes to `sim.deliveries`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -171,26 +172,23 @@ class Place:
         around, plan, rng = self._around, self.plan, self._rng
         client = await around.connect(self._process_name)
         while around.consuming:
+            consumer = self._consumer
+            bite: list[Message] = []
             try:
-                consumer = self._consumer
                 if consumer is None:
                     consumer = await self._subscribe(client)
-                message = await consumer.receive(timeout=1.0)
+                bite.append(await consumer.receive(timeout=1.0))
             except ReceiveTimeout:
-                bite = []
+                pass
             except MagnetarError as error:
                 # Another process of this name may still hold the place.
                 if not error.retryable and not (isinstance(error, ConsumerBusy) and self._consumer is None):
                     raise
                 await asyncio.sleep(0.2)
                 continue
-            else:
-                bite = [message]
-                wanted = rng.randrange(BITE)
-                for message in consumer.open_messages() if wanted else ():
-                    bite.append(message)
-                    if len(bite) > wanted:
-                        break
+            assert consumer is not None
+            if bite:
+                bite += itertools.islice(consumer.open_messages(), rng.randrange(BITE))
                 self._take(consumer, bite)
             if self.leaving or self.seeking:
                 await asyncio.gather(*self._acks)
@@ -360,7 +358,9 @@ async def disturb(around: Surroundings, places: list[Place]) -> None:
     """Has places leave, die and seek; ends with the storm."""
     loop = around.loop
     rng = random.Random(loop.rng.getrandbits(64))
-    going = [(loop.now + rng.expovariate(1 / place.plan.stay_s), number) for number, place in enumerate(places)]
+    going = [
+        (loop.now + rng.expovariate(1 / place.plan.stay_s), number) for number, place in enumerate(places)
+    ]
     seeks = [
         (loop.now + rng.uniform(2.0, 10.0), places.index(place))
         for place in places

@@ -7,7 +7,7 @@
 Order is checked at every moment. Of first occurrences: by producer (exclusive, failover) or by key (key_shared). Of what
 comes again, exclusive and failover: an *attachment*, the time during which the broker knows a consumer and holds its place
 for it, hands out in order what is not acknowledged, without a gap. Of key_shared: no two consumers *hold* a key at once. A
-consumer certainly holds a message from its handing out until it acknowledges it, if the receipt comes in the same attachment.
+consumer certainly holds a message from its handing out until it acknowledges it, if the receipt comes in this attachment.
 
 What clients see is all that is known here, so each rule says what must be excused: an acknowledgement without a receipt may
 be lost or not, and after a seek nobody knows which acknowledgements of others it overtook.
@@ -88,7 +88,9 @@ class Subscription:
         self._tried_by: dict[MessageId, Holder | None] = {}  # who acknowledged it first; None: several
         self._tried_up_to: MessageId | None = None  # the highest that somebody acknowledged cumulatively
         self._holds: dict[Name, list[tuple[float, float, Holder]]] = {}  # by producer and key
-        self._counts: dict[MessageId, list[tuple[int, float]]] = {}  # redelivery counts, and when they were seen
+        self._counts: dict[
+            MessageId, list[tuple[int, float]]
+        ] = {}  # redelivery counts, and when they were seen
         self._crashes: list[tuple[float, float]] = []  # when, and until when all changes were durable
         self._durable_until = 0.0
         self._mark_delete: tuple[int, ...] = ()
@@ -147,7 +149,9 @@ class Subscription:
         missing = [
             one
             for one in gap
-            if not any(one in where for where in (failed_sends, self._excused, self.delivered, self.acknowledged))
+            if not any(
+                one in where for where in (failed_sends, self._excused, self.delivered, self.acknowledged)
+            )
         ]
         if not missing:
             return

@@ -1,5 +1,4 @@
-"""Subscriptions of all four types on one topic against a reference model, by what a client sees; the topic is unloaded and the
-broker killed in between.
+"""Subscriptions of all four types on one topic against a reference model, by what a client sees, over unloads and crashes.
 
 Everything is real from the listener to the cursor ledgers, which are in memory. The model is told what consumers do before
 they do it, and sees each delivery when it is sent. After each step it compares what must have come. In the end everything
@@ -158,7 +157,9 @@ class Model:
             ready = any(permits > 0 for permits in self.permits.values())
         else:
             ready = self.active is not None and self.takeover_at is None and self.permits[self.active] > 0
-        assert not ready or not (self.in_turn or self.returned), f"{self.in_turn or self.returned} do not come"
+        assert not ready or not (self.in_turn or self.returned), (
+            f"{self.in_turn or self.returned} do not come"
+        )
 
 
 class ModelClient(FakeClient):
@@ -228,7 +229,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
 
     async def load(self) -> None:
         """The broker starts, and the topic is loaded when somebody asks for it."""
-        self.broker = Broker(self.metadata, self.ledgers, self.settings, FakeClock())  # type: ignore[arg-type]
+        self.broker = Broker(self.metadata, self.ledgers, self.settings, FakeClock())
         await self.broker.start()
         self.producer = FakeClient(self.broker)
         answer = await self.producer.producer(9)

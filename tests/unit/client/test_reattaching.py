@@ -8,7 +8,16 @@ import pytest
 
 from magnetar.client import Client, InvalidArgument, MagnetarError, RequestTimeout, connect
 from magnetar.client.messages import Delivery
-from magnetar.proto.commands import Ack, CloseConsumer, Command, CreateProducer, Deliver, Redeliver, Seek, Subscribe
+from magnetar.proto.commands import (
+    Ack,
+    CloseConsumer,
+    Command,
+    CreateProducer,
+    Deliver,
+    Redeliver,
+    Seek,
+    Subscribe,
+)
 from magnetar.proto.errors import MalformedFrame
 from support.client_kit import fill, take, until
 from support.fake_broker import FakeBroker, Handler
