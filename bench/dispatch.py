@@ -6,19 +6,14 @@
 (2) the same in a topic with 1,000 subscriptions of which one has a consumer; and with 1,000 that all have one, of which one
     has permits.
 (3) 1,000 consumers on one Shared subscription, all with permits; and of whom one has permits.
-(4) 10,000 keys of a Key_Shared subscription that move between 50 consumers, of whom every 20 ms one leaves and another one
-    joins. Each message is acknowledged 5 ms after its delivery; until then a consumer that joins gets nothing of its key.
 
-The figures of (1) to (3) are microseconds of one publish until the last delivery of it, the whole broker included: compare
-them with (1). Those of (4) are messages a second, the longest time until a delivery, of keys that moved to another consumer
-and of the others, and the memory that the run has taken.
+The figures are microseconds of one publish until the last delivery of it, the whole broker included: compare them with (1).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import resource
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,29 +30,20 @@ MANY = 1_000
 PUBLISHES = 2_000
 
 
-KEYS = 10_000
-KEY_CONSUMERS = 50
-KEY_MESSAGES = 200_000
-MESSAGES_PER_PUBLISH = 100
-MOVE_INTERVAL_S = 0.02
-ACK_DELAY_S = 0.005
-
-
 class _Clock:
     def now_ms(self) -> int:
         return int(time.time() * 1000)
 
 
 class _Ledgers:
-    """Ledgers that confirm in the next turn of the loop and, unless told to keep it, forget what they were given."""
+    """Ledgers that confirm in the next turn of the loop and forget what they were given."""
 
-    def __init__(self, *, keep: bool = False) -> None:
+    def __init__(self) -> None:
         self._next_id = 0
-        self._keep = keep
 
     async def create(self, *, ledger_id: int | None = None, **_: Any) -> _Writer:
         self._next_id += 1
-        return _Writer(self._next_id if ledger_id is None else ledger_id, self._keep)
+        return _Writer(self._next_id if ledger_id is None else ledger_id)
 
     async def next_id(self, count: int = 1) -> int:
         self._next_id += count
@@ -73,9 +59,8 @@ class _Ledgers:
 class _Writer:
     restorable = False
 
-    def __init__(self, ledger_id: int, keep: bool) -> None:
+    def __init__(self, ledger_id: int) -> None:
         self.ledger_id = ledger_id
-        self._entries: list[bytes] | None = [] if keep else None
         self.last_add_confirmed = -1
         self.length = 0
         self._loop = asyncio.get_running_loop()
@@ -85,15 +70,8 @@ class _Writer:
         self.last_add_confirmed = entry_id
         self.length += len(payload)
         entry = encode_ledger_entry(self.ledger_id, entry_id, entry_id - 1, self.length, payload)
-        if self._entries is not None:
-            self._entries.append(entry)
         self._loop.call_soon(confirmed, entry_id, entry, None)
         return entry_id
-
-    async def read(self, first: int, last: int, *, max_bytes: int) -> list[bytes]:
-        assert self._entries is not None
-        found = self._entries[first : last + 1]
-        return found[: max(max_bytes // len(found[0]), 1)]
 
     def detach(self) -> None:
         pass
@@ -184,112 +162,6 @@ async def _work(rounds: int) -> dict[str, list[float]]:
     return found
 
 
-class _KeyConsumer:
-    """Notes when each message came, and acknowledges it a little later."""
-
-    writable = True
-
-    def __init__(self, run: _MovingKeys) -> None:
-        self._run = run
-        self.consumer: Any = None
-
-    def deliver(self, delivery: Any) -> None:
-        entry = delivery.entry
-        first = entry.batch_start_index(delivery.first_batch)
-        end = entry.end_indexes[delivery.last_batch - 1]
-        hidden = {index for start, last in delivery.hidden for index in range(start, last + 1)}
-        indexes = [index for index in range(first, end) if index not in hidden]
-        for index in indexes:
-            self._run.delivered(self, delivery.entry_id * MESSAGES_PER_PUBLISH + index)
-        rows = [(delivery.ledger_id, delivery.entry_id, index, index) for index in indexes]
-        asyncio.get_running_loop().call_later(ACK_DELAY_S, self._acknowledge, rows)
-
-    def _acknowledge(self, rows: list[tuple[int, int, int, int]]) -> None:
-        if not self.consumer.closed:
-            self._run.subscription.acknowledge(self.consumer, rows, cumulative=False, done=None)
-
-    def active_changed(self, active: bool) -> None:
-        pass
-
-    def consumer_closed(self, error: Exception) -> None:
-        pass
-
-
-class _MovingKeys:
-    """(4). Message n, in entry n // MESSAGES_PER_PUBLISH, has key n % KEYS."""
-
-    def __init__(self) -> None:
-        self.subscription: Any = None
-        self.published_at: list[float] = []  # by entry
-        self.deliveries = 0  # of messages that had not been delivered before
-        self._seen = bytearray(KEY_MESSAGES)
-        self._owners: list[_KeyConsumer | None] = [None] * KEYS  # who got a key last
-        self.moves = 0
-        self.longest_s = {"moved": 0.0, "stayed": 0.0}
-
-    def delivered(self, port: _KeyConsumer, number: int) -> None:
-        owner, self._owners[number % KEYS] = self._owners[number % KEYS], port
-        moved = owner is not None and owner is not port
-        self.moves += moved
-        if not self._seen[number]:
-            self._seen[number] = 1
-            self.deliveries += 1
-            waited = time.perf_counter() - self.published_at[number // MESSAGES_PER_PUBLISH]
-            kind = "moved" if moved else "stayed"
-            self.longest_s[kind] = max(self.longest_s[kind], waited)
-
-    async def join(self, topic: Any, number: int) -> Any:
-        port = _KeyConsumer(self)
-        self.subscription, port.consumer = await topic.subscribe(
-            "keys", port, type="key_shared", consumer_name=f"consumer-{number}"
-        )
-        self.subscription.flow(port.consumer, 1 << 30, 0)
-        return port.consumer
-
-    async def play(self, topic: Any) -> float:
-        """Seconds from the first publish to the last delivery."""
-        session = await topic.open_producer("p", epoch=0, access_mode="shared", new_port=lambda _: _Port())
-        consumers = [await self.join(topic, number) for number in range(KEY_CONSUMERS)]
-        joined = len(consumers)
-        start = time.perf_counter()
-        move_at = start + MOVE_INTERVAL_S
-        for first in range(0, KEY_MESSAGES, MESSAGES_PER_PUBLISH):
-            batches = [
-                encode_batch([b"x" * 100], sequence_id=n, publish_time_ms=0, keys=[b"%d" % (n % KEYS)])
-                for n in range(first, first + MESSAGES_PER_PUBLISH)
-            ]
-            self.published_at.append(time.perf_counter())
-            topic.publish(session, admit_groups(batches), whole=True)
-            await asyncio.sleep(0)
-            if time.perf_counter() >= move_at:
-                move_at += MOVE_INTERVAL_S
-                self.subscription.remove_consumer(consumers.pop(0))
-                consumers.append(await self.join(topic, joined))
-                joined += 1
-        while self.deliveries < KEY_MESSAGES:  # noqa: ASYNC110
-            await asyncio.sleep(ACK_DELAY_S)
-        return time.perf_counter() - start
-
-
-async def _moving_keys() -> str:
-    settings = BrokerSettings(max_ledger_entries=10_000_000, cursor_flush_interval_ms=60_000)
-    ledgers: Any = _Ledgers(keep=True)
-    broker = Broker(MemoryMetadataStore(), ledgers, settings, _Clock())
-    await broker.start()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    try:
-        run = _MovingKeys()
-        seconds = await run.play(await broker.find(TopicName.parse("keys")))
-    finally:
-        await broker.close()
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    return (
-        f"Key_Shared, {KEYS} keys, {KEY_CONSUMERS} consumers that join and leave: {KEY_MESSAGES / seconds:,.0f} msg/s, "
-        f"{run.moves} moves of a key, the longest wait of a key that moved {run.longest_s['moved'] * 1000:.0f} ms, "
-        f"of another one {run.longest_s['stayed'] * 1000:.0f} ms, memory + {grown:.0f} MiB"
-    )
-
-
 def main(arguments: Sequence[str]) -> int:
     """Prints the medians of the rounds."""
     parser = argparse.ArgumentParser(prog="python -m bench dispatch", description=__doc__)
@@ -301,5 +173,4 @@ def main(arguments: Sequence[str]) -> int:
     for name, figures in found.items():
         figure = statistics.median(figures)
         screen.print(f"{name:55} {figure:8.1f} us a publish  {figure / first:6.2f} times the first")
-    screen.print(asyncio.run(_moving_keys()))
     return 0

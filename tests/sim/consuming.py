@@ -202,7 +202,7 @@ class Place:
         await client.close()
 
     async def _subscribe(self, client: Client) -> Consumer:
-        plan = self.plan
+        plan, began = self.plan, self._around.loop.now
         consumer = await client.subscribe(
             TOPIC,
             plan.name,
@@ -217,11 +217,20 @@ class Place:
             hash_ranges=plan.hash_ranges(self._number),
         )
         self._consumer = consumer
-        self._holder = holder = Holder(self.name, seeks=self.subscription.seeks)
+        self._holder = holder = Holder(self.name, seeks=self.subscription.seeks, attached=began)
         member = consumer._consumer.consumers[FULL_TOPIC]
         for change in ("detached", "active_changed"):
-            setattr(member, change, counted(holder, self.subscription, getattr(member, change)))
+            setattr(member, change, self._counted(holder, getattr(member, change)))
         return consumer
+
+    def _counted(self, holder: Holder, inner: Callable[..., None]) -> Callable[..., None]:
+        """What ends an attachment of a consumer."""
+
+        def outer(*arguments: Any) -> None:
+            holder.detached(self.subscription, self._around.loop.now)
+            inner(*arguments)
+
+        return outer
 
     async def _leave(self, consumer: Consumer) -> None:
         self._around.loop.trace.fault("leave", self.name)
@@ -332,16 +341,6 @@ class Place:
         attempt = subscription.acknowledging_up_to(self._holder, message.id, loop.now)
         await self._around.until_done(lambda: consumer.ack_cumulative(message.id, receipt=True))
         subscription.receipt_up_to(attempt, message.id, loop.now)
-
-
-def counted(holder: Holder, subscription: Subscription, inner: Callable[..., None]) -> Callable[..., None]:
-    """What ends an attachment of a consumer."""
-
-    def outer(*arguments: Any) -> None:
-        holder.detached(subscription)
-        inner(*arguments)
-
-    return outer
 
 
 def ids_of(messages: list[Message]) -> list[tuple[MessageId, Name]]:

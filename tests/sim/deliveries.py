@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from magnetar.proto.ids import MessageId
 
@@ -43,12 +44,23 @@ class Holder:
     again: deque[MessageId] = field(default_factory=deque)
     again_of: int = -1
     seeks: int = 0  # of the subscription, before this attachment began
+    attached: float = 0.0  # since when it may have been
     held: dict[MessageId, tuple[int, float]] = field(default_factory=dict)  # attachment, since when
 
-    def detached(self, subscription: Subscription) -> None:
+    def detached(self, subscription: Subscription, now: float) -> None:
         """The broker takes back what it holds."""
         self.attachment += 1
         self.seeks = subscription.seeks
+        self.attached = now
+
+
+class Seen(NamedTuple):
+    """A redelivery count: who saw it, attached since when, and when."""
+
+    count: int
+    holder: Holder
+    attached: float
+    at: float
 
 
 @dataclass(eq=False)
@@ -128,7 +140,7 @@ class Subscription:
             raise Violation(
                 f"{self.name} got {name} ({message_id}) at {now:.3f}, acknowledged with receipt at {receipt:.3f}"
             )
-        self._check_count(message_id, name, count, now)
+        self._check_count(holder, message_id, name, count, now)
         if name in self.delivered:
             self.redeliveries += 1
         else:
@@ -175,21 +187,26 @@ class Subscription:
                 f"{self.name}: {holder.name} got {name} ({message_id}) before {again[0]}, which is not acknowledged"
             )
 
-    def _check_count(self, message_id: MessageId, name: Name, count: int, now: float) -> None:
+    def _check_count(self, holder: Holder, message_id: MessageId, name: Name, count: int, now: float) -> None:
         if self.max_redeliver_count is not None and count > self.max_redeliver_count:
             raise Violation(f"{self.name} got {name} ({message_id}), a dead letter: redelivery count {count}")
         seen = self._counts.setdefault(message_id, [])
-        lowest = max((known for known, at in seen if self._is_remembered(at)), default=0)
+        # What another consumer was sent may have been under way for long.
+        lowest = max((self._lowest_after(one) for one in seen if one.holder is holder), default=0)
         if count < lowest:
             raise Violation(
-                f"the redelivery count of {self.name} at {name} ({message_id}) went from {lowest} to {count}"
+                f"{self.name}: {holder.name} got {name} ({message_id}) again with the redelivery count {count}, "
+                f"below {lowest}"
             )
-        seen.append((count, now))
+        seen.append(Seen(count, holder, holder.attached, now))
 
-    def _is_remembered(self, at: float) -> bool:
-        """True if no crash has made the service forget what it knew then."""
-        first = next((crash for crash in self._crashes if crash[0] >= at), None)
-        return first is None or at < first[1]
+    def _lowest_after(self, seen: Seen) -> int:
+        """The least redelivery count of a message that was handed out so, and comes again."""
+        # It may be handed out when the broker that sent it is dead already.
+        crash = next((crash for crash in self._crashes if crash[0] >= seen.attached), None)
+        if crash is None:
+            return seen.count + 1
+        return seen.count if seen.at < crash[1] else 0  # it was durable, or may be forgotten
 
     # --- acknowledgements --------------------------------------------------------------------------------------------
 

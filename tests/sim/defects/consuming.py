@@ -23,7 +23,6 @@ OF_DISPATCH = (
     "takeover_does_not_go_back",
     "due_nack_forgotten_at_unload",
     "redelivery_count_forgotten",
-    "replay_survives_a_seek",
     "set_aside_for_ever",
 )
 
@@ -98,13 +97,3 @@ def nacks_forgotten_by_the_client() -> None:
     """What waits for its time in the client is never asked for."""
     acknowledger: Any = Acknowledger
     acknowledger._schedule_redelivery = lambda self: None
-
-
-@standalone_defect
-def acks_not_sent_again() -> None:
-    """Rule 34: permits are granted on a new connection before the acknowledgements that wait for receipts are repeated."""
-
-    async def nothing(self: Any, connection: Any) -> None:
-        pass
-
-    Acknowledger.subscribed = nothing  # type: ignore[method-assign]
