@@ -57,7 +57,7 @@ class Holder:
 class Seen(NamedTuple):
     """A redelivery count: who saw it, attached since when, and when."""
 
-    count: int
+    redelivery_count: int
     holder: Holder
     attached: float
     at: float
@@ -100,9 +100,7 @@ class Subscription:
         self._tried_by: dict[MessageId, Holder | None] = {}  # who acknowledged it first; None: several
         self._tried_up_to: MessageId | None = None  # the highest that somebody acknowledged cumulatively
         self._holds: dict[Name, list[tuple[float, float, Holder]]] = {}  # by producer and key
-        self._counts: dict[
-            MessageId, list[tuple[int, float]]
-        ] = {}  # redelivery counts, and when they were seen
+        self._counts: dict[MessageId, list[Seen]] = {}
         self._crashes: list[tuple[float, float]] = []  # when, and until when all changes were durable
         self._durable_until = 0.0
         self._mark_delete: tuple[int, ...] = ()
@@ -205,8 +203,8 @@ class Subscription:
         # It may be handed out when the broker that sent it is dead already.
         crash = next((crash for crash in self._crashes if crash[0] >= seen.attached), None)
         if crash is None:
-            return seen.count + 1
-        return seen.count if seen.at < crash[1] else 0  # it was durable, or may be forgotten
+            return seen.redelivery_count + 1
+        return seen.redelivery_count if seen.at < crash[1] else 0  # it was durable, or may be forgotten
 
     # --- acknowledgements --------------------------------------------------------------------------------------------
 
