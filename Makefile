@@ -84,9 +84,10 @@ sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a clus
 	@PYTHONPATH=tests $(PY) -m sim.runner standalone --seeds $(SEEDS) $(ARGS)
 
 teeth: SEEDS = 200
-teeth: $(STAMP) ## plant each known defect in the cluster simulation; a table of the seeds that notice it: SEEDS of each (default 200), about an hour
+teeth: $(STAMP) ## plant each known defect in the simulations; a table of the seeds that notice it: SEEDS of each (default 200), about an hour
 	@PYTHONPATH=tests $(PY) -m sim.runner ledgers --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner repair --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner standalone --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 
 model: $(STAMP) ## search every state of small ledger worlds, and every planted defect: ARGS='--long', '--only NAME'
 	@echo "make model: breadth-first model check of the ledger protocol's cores"

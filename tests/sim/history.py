@@ -6,18 +6,8 @@ knows nothing of loops or sockets: clients tell it what happened, `now` is virtu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from magnetar.proto.ids import MessageId
-
-Name = tuple[str, int]
-
-# A delivery that was on its way when the receipt was given may still arrive; later ones were sent after it.
-RECEIPT_GRACE_S = 1.0
-
-
-class Violation(AssertionError):
-    """A rule was broken; the message names it."""
+from sim.deliveries import Name, Subscription, Violation, next_in_order
 
 
 def value_of(name: Name, padding: int) -> bytes:
@@ -29,24 +19,6 @@ def name_of(value: bytes) -> Name:
     """Reads `value_of`."""
     producer, number, _ = value.split(b"/", 2)
     return producer.decode(), int(number)
-
-
-@dataclass
-class Subscription:
-    """What one subscription delivered and acknowledged."""
-
-    name: str
-    # First occurrences come in order: of each producer (1), of each of so many keys of a producer, or not at all (0).
-    keys_in_order: int
-    delivered: dict[Name, MessageId] = field(default_factory=dict)  # first delivery of each
-    last_number: dict[Name, int] = field(
-        default_factory=dict
-    )  # highest number delivered, by producer and key
-    receipts: dict[MessageId, float] = field(default_factory=dict)  # id -> when its receipt came
-    cumulative: tuple[MessageId, float] | None = None  # highest cumulative receipt
-    acknowledged: dict[Name, None] = field(default_factory=dict)  # with or without receipt
-    redeliveries: int = 0
-    mark_delete: tuple[int, ...] = ()
 
 
 class History:
@@ -84,64 +56,19 @@ class History:
             raise Violation(f"the reader got {message_id} after {self._tail_last}")
         self._tail_last = message_id
         self.tail[message_id] = name
-        self._in_order(self._tail_numbers, name, f"the reader at {message_id}", gaps=self.trimming)
+        self._check_order(self._tail_numbers, name, f"the reader at {message_id}")
 
-    def subscription(self, name: str, *, keys_in_order: int) -> Subscription:
-        """Made when first asked for."""
-        return self.subscriptions.setdefault(name, Subscription(name, keys_in_order))
+    def crashed(self, now: float) -> None:
+        """The service died."""
+        for subscription in self.subscriptions.values():
+            subscription.crashed(now)
 
-    def delivered(self, subscription: Subscription, message_id: MessageId, value: bytes, now: float) -> None:
-        """A consumer got a message."""
-        name = name_of(value)
-        receipt = subscription.receipts.get(message_id)
-        if subscription.cumulative is not None and message_id <= subscription.cumulative[0]:
-            receipt = min(receipt or now, subscription.cumulative[1])
-        if receipt is not None and now > receipt + RECEIPT_GRACE_S:
-            raise Violation(
-                f"{subscription.name} got {name} ({message_id}) at {now:.3f}, acknowledged with receipt at {receipt:.3f}"
-            )
-        if name in subscription.delivered:
-            subscription.redeliveries += 1
-        else:
-            subscription.delivered[name] = message_id
-        if keys := subscription.keys_in_order:
-            self._in_order(subscription.last_number, name, f"{subscription.name} at {message_id}", keys=keys)
-
-    def acknowledged(
-        self, subscription: Subscription, message_id: MessageId, name: Name, now: float, *, receipt: bool
-    ) -> None:
-        """An individual acknowledgement was sent, or its receipt came."""
-        subscription.acknowledged[name] = None
-        if receipt:
-            subscription.receipts.setdefault(message_id, now)
-
-    def acknowledged_up_to(self, subscription: Subscription, message_id: MessageId, now: float) -> None:
-        """The receipt of a cumulative acknowledgement came."""
-        if subscription.cumulative is None or message_id > subscription.cumulative[0]:
-            subscription.cumulative = (message_id, now)
-
-    def observed_mark_delete(self, subscription: Subscription, mark: tuple[int, ...]) -> None:
-        """What the service tells of itself."""
-        if mark < subscription.mark_delete:
-            raise Violation(
-                f"mark-delete of {subscription.name} went from {subscription.mark_delete} to {mark}"
-            )
-        subscription.mark_delete = mark
-
-    def _in_order(
-        self, last: dict[Name, int], name: Name, where: str, *, keys: int = 1, gaps: bool = False
-    ) -> None:
-        producer, number = name
-        key = number % keys
-        highest = last.get((producer, key), key - keys)
-        if number <= highest:
-            return  # a duplicate, or this would not be the first occurrence
-        missing = [n for n in range(highest + keys, number, keys) if (producer, n) not in self.failed]
-        if missing and not gaps:
+    def _check_order(self, last: dict[Name, int], name: Name, where: str) -> None:
+        missing = [one for one in next_in_order(last, name, 1) if one not in self.failed]
+        if missing and not self.trimming:
             raise Violation(
                 f"{where} got {name} as first occurrence although {missing[:5]} did not come before it"
             )
-        last[producer, key] = number
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -150,7 +77,7 @@ class History:
         seen = set(self.tail.values())
         lacks = {"reader": [name for name in self.confirmed if name not in seen and not self.trimming]}
         for subscription in self.subscriptions.values():
-            lacks[subscription.name] = [name for name in self.confirmed if name not in subscription.delivered]
+            lacks[subscription.name] = subscription.lacks(self.confirmed)
         return {who: names for who, names in lacks.items() if names}
 
     def check_reread(self, entries: list[tuple[MessageId, bytes]]) -> None:
@@ -160,7 +87,7 @@ class History:
         for message_id, value in entries:
             name = name_of(value)
             by_id[message_id] = name
-            self._in_order(last, name, f"the second reading at {message_id}", gaps=self.trimming)
+            self._check_order(last, name, f"the second reading at {message_id}")
         first = min(by_id, default=MessageId(1 << 62, 0, 0)) if self.trimming else MessageId(0, 0, 0)
         for name, message_id in self.confirmed.items():
             if message_id >= first and by_id.get(message_id) != name:

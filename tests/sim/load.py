@@ -8,39 +8,66 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 
-from magnetar.client import Client, Consumer, Producer, Reader, connect
+from magnetar.client import Client, Producer, Reader, connect
 from magnetar.proto.errors import MagnetarError, ReceiveTimeout
 from magnetar.proto.ids import MessageId
-from sim.history import History, Name, Subscription, name_of, value_of
+from sim.consuming import (
+    FULL_TOPIC,
+    KEYS,
+    MAX_REDELIVER_COUNT,
+    TOPIC,
+    Place,
+    SubscriptionPlan,
+    Surroundings,
+    disturb,
+    plan_of_subscriptions,
+)
+from sim.deliveries import Name, Subscription, Violation
+from sim.history import History, name_of, value_of
 from support.sim import SimClock, SimLoop
 
-TOPIC = "orders"
-KEYS = 7  # message n of a producer has the key n % KEYS
 PADDINGS = (0, 10, 100, 100, 100, 1000, 20_000)
 
 
 class Load:
     """All clients of one run. `history` fills up; tasks end after `stop` when there is nothing left to do."""
 
-    def __init__(self, loop: SimLoop, history: History, url: str) -> None:
+    def __init__(
+        self,
+        loop: SimLoop,
+        history: History,
+        url: str,
+        plans: Sequence[SubscriptionPlan] | None = None,
+    ) -> None:
+        """`plans`: what is consumed and how; None: as the seed has it."""
         self.history = history
         self.producing = True
         self.reading = True
         self._loop = loop
         self._url = url
-        self._clients = 0
-        # Of these two: their names, and how many keys of a producer keep their order.
-        self._types = loop.rng.sample([("shared", 0), ("failover", 1), ("key_shared", KEYS)], 2)
+        self.dead_letters = 0
         self.producers: list[asyncio.Task[None]] = []
         self.readers: list[asyncio.Task[None]] = []
+        self.around = Surroundings(loop, history, self.client, self.until_done)
+        self.plans = plan_of_subscriptions(loop.rng, trimming=history.trimming) if plans is None else plans
+        self.places: list[Place] = []
+        for plan in self.plans:
+            history.subscriptions[plan.name] = Subscription(
+                plan.name,
+                plan.type,
+                plan.keys_in_order,
+                max_redeliver_count=MAX_REDELIVER_COUNT if plan.dead_letters else None,
+            )
 
     def start(self) -> None:
-        """Three producers, one tail reader, and consumers of three subscriptions."""
+        """Three producers, one tail reader, and consumers of two subscriptions, who come and go."""
         for name, batching in (("batched", True), ("single", False), ("paced", True)):
             self.producers.append(self._spawn(name, self._produce(name, batching)))
         self.start_readers()
+        self.readers.append(asyncio.create_task(disturb(self.around, self.places)))
 
     def start_readers(self) -> None:
         """All but the producers."""
@@ -50,14 +77,29 @@ class Load:
         self.start_consumers("")
 
     def start_consumers(self, again: str) -> None:
-        """One Exclusive consumer, and two each of two of the other types; `again` tells later ones from the first."""
-        billing = self.history.subscription("billing", keys_in_order=1)
-        self.readers.append(self._spawn(f"billing{again}", self._consume(billing, "exclusive", "billing")))
-        for kind, keys in self._types:
-            subscription = self.history.subscription(kind, keys_in_order=keys)
-            for number in range(2):
-                name = f"{kind}-{number}"
-                self.readers.append(self._spawn(f"{name}{again}", self._consume(subscription, kind, name)))
+        """Those of all subscriptions; `again` tells later ones from the first."""
+        self.around.consuming = True
+        self.places = [
+            Place(self.around, plan, number, again) for plan in self.plans for number in range(plan.consumers)
+        ]
+        for place in self.places:
+            place.start()
+
+    def stop_disturbing(self) -> None:
+        """Producers end, and consumers stay where they are."""
+        self.producing = self.around.disturbed = False
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Of everybody who is there and reads."""
+        return [*self.readers, *(place.task for place in self.places if place.task is not None)]
+
+    async def finish(self) -> None:
+        """Everybody stops reading. Raises what one of them raised."""
+        self.reading = self.around.consuming = False
+        for task in self.tasks:
+            await task
+        self.readers.clear()
 
     async def client(self, name: str) -> Client:
         """A connected client; keeps trying."""
@@ -159,68 +201,6 @@ class Load:
         await self.until_done(subscribe)
         await client.close()
 
-    async def _consume(self, subscription: Subscription, kind: str, name: str) -> None:
-        rng = random.Random(self._loop.rng.getrandbits(64))
-        client = await self.client(name)
-        consumer: Consumer | None = None
-        acks: list[asyncio.Task[None]] = []
-        while self.reading:
-            try:
-                if consumer is None:
-                    consumer = await client.subscribe(
-                        TOPIC, subscription.name, type=kind, start="earliest", name=name, nack_delay=1.0
-                    )
-                message = await consumer.receive(timeout=1.0)
-            except ReceiveTimeout:
-                continue
-            except MagnetarError as error:
-                if not error.retryable:
-                    raise
-                await asyncio.sleep(0.2)
-                continue
-            assert message.value is not None
-            self.history.delivered(subscription, message.id, message.value, self._loop.now)
-            dice = rng.random()
-            if dice < 0.03 and kind in ("shared", "key_shared"):
-                consumer.nack(message)
-            elif dice < 0.032 and kind in ("failover", "key_shared") and self.producing:
-                # Its place goes to the other one. Rarely: what waits in its queue is delivered again.
-                await asyncio.gather(*acks)
-                await self.until_done(consumer.close)
-                consumer = None
-            elif dice < 0.40:
-                await consumer.ack(message)
-                self.history.acknowledged(
-                    subscription, message.id, name_of(message.value), self._loop.now, receipt=False
-                )
-            else:
-                cumulative = kind in ("exclusive", "failover") and dice < 0.5
-                work = self._ack(subscription, consumer, message.id, name_of(message.value), cumulative)
-                acks.append(asyncio.create_task(work))
-                acks = [task for task in acks if not task.done() or task.exception() is not None]
-        await asyncio.gather(*acks)
-        await client.close()
-
-    async def _ack(
-        self,
-        subscription: Subscription,
-        consumer: Consumer,
-        message_id: MessageId,
-        name: Name,
-        cumulative: bool,
-    ) -> None:
-        """Acknowledges with receipt until it works; each failure leaves open whether it did."""
-
-        async def attempt() -> None:
-            if cumulative:
-                await consumer.ack_cumulative(message_id, receipt=True)
-                self.history.acknowledged_up_to(subscription, message_id, self._loop.now)
-            else:
-                await consumer.ack(message_id, receipt=True)
-                self.history.acknowledged(subscription, message_id, name, self._loop.now, receipt=True)
-
-        await self.until_done(attempt)
-
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def reread(self) -> list[tuple[MessageId, bytes]]:
@@ -234,3 +214,29 @@ class Load:
                 found.append((message.id, message.value))
         await client.close()
         return found
+
+    async def check_letters(self, stored: list[tuple[MessageId, bytes]]) -> None:
+        """Each dead letter is a copy of what it says, and all are there. `stored`: the whole topic."""
+        names = {str(message_id): name_of(value) for message_id, value in stored}
+        for plan in self.plans:
+            if plan.policy is None:
+                continue
+            subscription = self.history.subscriptions[plan.name]
+            letters: Counter[Name] = Counter()
+            client = await self.client(f"letters of {plan.name}")
+            async with client.create_reader(
+                plan.policy.dead_letter_topic(FULL_TOPIC, plan.name), start="earliest"
+            ) as reader:
+                while await reader.has_message_available():
+                    message = await reader.receive(timeout=10.0)
+                    assert message.value is not None
+                    name, origin = name_of(message.value), message.properties["ORIGIN_MESSAGE_ID"]
+                    if message.properties["REAL_TOPIC"] != FULL_TOPIC or names.get(origin, name) != name:
+                        raise Violation(
+                            f"the dead letter {name} of {plan.name} says that it was {origin}, "
+                            f"which is {names.get(origin)}"
+                        )
+                    letters[name] += 1
+            await client.close()
+            subscription.check_letters(letters, self.history.confirmed)
+            self.dead_letters += len(letters)

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 from magnetar.client import Client
 from magnetar.proto.errors import MagnetarError
-from sim.history import History, Violation
-from sim.load import TOPIC, Load
+from sim.consuming import TOPIC
+from sim.deliveries import Violation
+from sim.history import History
+from sim.load import Load
 from support.sim import SimLoop, SimProcess, Trace
 
 PORT = 7650
@@ -28,7 +30,11 @@ class Backend(Protocol):
     """The daemon of a scenario, and the machine that it runs on."""
 
     async def serve(self, process: SimProcess) -> None:
-        """Runs in the process: opens what survived, listens on PORT, and goes on until it fails."""
+        """Runs in the process: opens what survived, listens on PORT, goes on until it fails, or until SIGTERM stops it."""
+        ...
+
+    def stop(self, process: SimProcess) -> bool:
+        """SIGTERM, after which `serve` returns; False if it has not started yet."""
         ...
 
     def crashed(self, *, power: bool) -> None:
@@ -51,11 +57,13 @@ class Backend(Protocol):
 class Service:
     """The daemon with its supervisor, which starts it again after each end."""
 
-    def __init__(self, loop: SimLoop, backend: Backend) -> None:
+    def __init__(self, loop: SimLoop, backend: Backend, history: History) -> None:
         self._loop = loop
         self._backend = backend
+        self._history = history
         self._process: SimProcess | None = None
         self.starts = 0
+        self._stopping = False  # it was told to
         self.disk_broken = False  # a fault was planted: the daemon may end by itself
 
     def start(self) -> None:
@@ -72,16 +80,33 @@ class Service:
                 raise
             self._loop.trace.record("fail_stop", type(error).__name__)
         else:
-            raise AssertionError("the daemon ended by itself")
+            if not self._stopping:
+                raise AssertionError("the daemon ended by itself")
+            self._loop.trace.record("stopped")
+            if not self.disk_broken:
+                self._loop.call_outside(0.0, self._end, False)
+                return
         self._loop.call_outside(0.0, self.crash, False)
+
+    def stop(self) -> None:
+        """SIGTERM: it makes everything durable and ends; started again a little later."""
+        if self._process is not None and self._backend.stop(self._process):
+            self._stopping = True
+            self._loop.trace.fault("stop")
 
     def crash(self, power: bool) -> None:
         """kill -9, or the power fails; started again a little later."""
+        if self._process is not None:
+            self._history.crashed(self._loop.now)
+            self._loop.trace.fault("crash_power" if power else "crash_process")
+            self._end(power)
+
+    def _end(self, power: bool) -> None:
+        """The process is over."""
         process = self._process
         if process is None:
             return
-        self._process = None
-        self._loop.trace.fault("crash_power" if power else "crash_process")
+        self._process, self._stopping = None, False
         try:
             process.kill(power=power)
         finally:  # killed from inside a disk call: the rest happens outside of it
@@ -104,10 +129,12 @@ async def storm(loop: SimLoop, service: Service, backend: Backend) -> None:
     while loop.time() < end:
         await asyncio.sleep(rng.expovariate(0.8))
         match rng.choice(
-            ("kill", "power", "power", "call", "call", "cut", "cut", "partition", "pause", "disk")
+            ("kill", "power", "power", "call", "call", "cut", "cut", "partition", "pause", "disk", "stop")
         ):
             case "kill":
                 service.crash(False)
+            case "stop":
+                service.stop()
             case "power":
                 service.crash(True)
             case "call":
@@ -124,12 +151,23 @@ async def storm(loop: SimLoop, service: Service, backend: Backend) -> None:
 
 async def watch_mark_delete(client: Client, history: History) -> dict[str, int]:
     """Asks for the topic's figures; returns the backlog of each subscription."""
+    moves = {name: subscription.moves for name, subscription in history.subscriptions.items()}
     stats = await client.topic_stats(TOPIC)
     backlog: dict[str, int] = {}
     for name, figures in stats["subscriptions"].items():
         if name in history.subscriptions:
-            history.observed_mark_delete(history.subscriptions[name], tuple(figures["mark_delete"]))
+            history.subscriptions[name].observed_mark_delete(tuple(figures["mark_delete"]), moves[name])
             backlog[name] = figures["backlog_messages"]
+    return backlog
+
+
+async def retry_backlog(client: Client, load: Load) -> dict[str, int]:
+    """What waits in the retry topics, by subscription."""
+    backlog: dict[str, int] = {}
+    for plan in load.plans:
+        if plan.policy is not None and plan.retry:
+            stats = await client.topic_stats(plan.policy.retry_letter_topic(TOPIC, plan.name))
+            backlog[f"retry of {plan.name}"] = stats["subscriptions"][plan.name]["backlog_messages"]
     return backlog
 
 
@@ -148,19 +186,18 @@ async def observe(load: Load, history: History) -> None:
 async def converge(loop: SimLoop, load: Load, history: History) -> None:
     """Producers confirmed, readers complete, nothing left in any backlog; raises Violation after a minute."""
     deadline = loop.time() + CONVERGED_WITHIN_S
-    load.producing = False
     client = await load.client("judge")
     state: Any = "producers are not done"
     while loop.time() < deadline:
         await asyncio.sleep(0.5)
-        failed = [task for task in [*load.producers, *load.readers] if task.done() and task.exception()]
+        failed = [task for task in [*load.producers, *load.tasks] if task.done() and task.exception()]
         if failed:
             failed[0].result()
         if not all(task.done() for task in load.producers):
             continue
         missing = history.missing()
         try:
-            backlog = await watch_mark_delete(client, history)
+            backlog = {**await watch_mark_delete(client, history), **await retry_backlog(client, load)}
         except MagnetarError as error:
             state = error
             continue
@@ -171,15 +208,8 @@ async def converge(loop: SimLoop, load: Load, history: History) -> None:
         raise Violation(
             f"not converged {CONVERGED_WITHIN_S} s after healing: {state}; counts {history.counts()}"
         )
-    load.reading = False
-    await finish(load.readers)
+    await load.finish()
     await client.close()
-
-
-async def finish(tasks: list[asyncio.Task[None]]) -> None:
-    """Waits for tasks and raises what they raised."""
-    for task in tasks:
-        await task
 
 
 def check_load(history: History) -> None:
@@ -194,7 +224,7 @@ def play_storm(seed: int, trace: Trace, make_backend: Callable[[SimLoop], Backen
     loop = SimLoop(seed, trace=trace, limit_seconds=600.0, whole_milliseconds=bool(seed % 2))
     history = History(trimming=loop.rng.random() < 0.4)
     backend = make_backend(loop)
-    service = Service(loop, backend)
+    service = Service(loop, backend, history)
     load = Load(loop, history, f"magnetar://127.0.0.1:{PORT}")
 
     async def main() -> None:
@@ -203,6 +233,7 @@ def play_storm(seed: int, trace: Trace, make_backend: Callable[[SimLoop], Backen
         observer = loop.start_process("observer").spawn(observe(load, history), name="observer")
         await storm(loop, service, backend)
         backend.heal()
+        load.stop_disturbing()
         await asyncio.sleep(6.0)  # the last partition, pause and restart are over
         service.disk_broken = False  # from here on a daemon that stops by itself is a failure
         trace.record("healed")
@@ -211,21 +242,21 @@ def play_storm(seed: int, trace: Trace, make_backend: Callable[[SimLoop], Backen
         check_load(history)
         service.crash(True)
         await asyncio.sleep(2.0)
-        history.check_reread(await load.reread())
+        stored = await load.reread()
+        history.check_reread(stored)
+        await load.check_letters(stored)
         await check_nothing_comes_back(loop, load, history)
 
     try:
         loop.run(main())
     finally:
         loop.close()
-    return {**history.counts(), "starts": service.starts, "virtual_seconds": int(loop.time())}
+    counts = {**history.counts(), "dead_letters": load.dead_letters}
+    return {**counts, "starts": service.starts, "virtual_seconds": int(loop.time())}
 
 
 async def check_nothing_comes_back(loop: SimLoop, load: Load, history: History) -> None:
     """New consumers of the drained subscriptions, after a power loss, get nothing that has a receipt."""
-    load.reading = True
-    load.readers.clear()
     load.start_consumers(" again")
     await asyncio.sleep(5.0)
-    load.reading = False
-    await finish(load.readers)
+    await load.finish()

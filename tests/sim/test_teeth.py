@@ -28,13 +28,21 @@ REPAIR_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "repair_names_the_copy_before_it_is_durable": (1, "does not have entry"),
     "dropping_leftovers_forgets_the_fence": (3, "lost the fence"),
 }
+STANDALONE_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
+    "hole_dropped_on_reload": (0, "acknowledged with receipt"),
+    "hand_over_without_draining": (0, "as first occurrence", "another message of its key"),
+    "epoch_not_checked_after_a_seek": (2, "as first occurrence"),
+}
+SCENARIO_PLANTS = {"ledgers": PLANTS, "repair": REPAIR_PLANTS, "standalone": STANDALONE_PLANTS}
 SEEDS = 40
 
 
-@pytest.mark.parametrize("defect", [*PLANTS, *REPAIR_PLANTS])
-def test_planted_defect_is_noticed_by_the_rule_that_it_breaks(defect: str) -> None:
-    first, *rules = (PLANTS | REPAIR_PLANTS)[defect]
-    scenario = "repair" if defect in REPAIR_PLANTS else "ledgers"
+@pytest.mark.parametrize(
+    ("scenario", "defect"),
+    [(scenario, defect) for scenario, plants in SCENARIO_PLANTS.items() for defect in plants],
+)
+def test_planted_defect_is_noticed_by_the_rule_that_it_breaks(scenario: str, defect: str) -> None:
+    first, *rules = SCENARIO_PLANTS[scenario][defect]
     caught, played = catches(scenario, defect, range(first, first + SEEDS), 1)
     assert caught, f"{defect} was not noticed by {played} seeds from {first} on"
     assert any(rule in caught[0].error for rule in rules), caught[0].error

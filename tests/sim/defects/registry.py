@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario ledgers
 REPAIR_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario repair
+STANDALONE_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario standalone
+_OF_SCENARIO = {"repair": REPAIR_DEFECTS, "standalone": STANDALONE_DEFECTS}
 
 
 def defect(function: Callable[[], None]) -> Callable[[], None]:
@@ -20,11 +22,17 @@ def repair_defect(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
+def standalone_defect(function: Callable[[], None]) -> Callable[[], None]:
+    """The same for the scenario standalone."""
+    STANDALONE_DEFECTS[function.__name__] = function
+    return function
+
+
 def defects_of(scenario: str) -> list[str]:
     """Names of the defects that a scenario is to notice."""
-    return list(REPAIR_DEFECTS if scenario == "repair" else DEFECTS)
+    return list(_OF_SCENARIO.get(scenario, DEFECTS))
 
 
 def plant(name: str) -> None:
     """Plants one of them in this process."""
-    (REPAIR_DEFECTS | DEFECTS)[name]()
+    (STANDALONE_DEFECTS | REPAIR_DEFECTS | DEFECTS)[name]()

@@ -28,7 +28,7 @@ from magnetar.proto.errors import (
     MagnetarError,
 )
 from magnetar.proto.stripe import EVERY_ENTRY
-from sim.history import Violation
+from sim.deliveries import Violation
 from support.sim import current_process
 
 _ANSWERS = (EntryNotFound, EntryDamaged, LedgerNotFound)  # of a bookie that has fenced

@@ -10,7 +10,7 @@ from typing import Any
 
 from magnetar.ledger import LedgerMetadata
 from magnetar.ledger.core.metadata import LedgerState
-from sim.history import Violation
+from sim.deliveries import Violation
 from sim.ledgers.clients import ClientContext, Tail, Writer, delete, recover
 from sim.ledgers.history import History, LedgerHistory, check_change
 from sim.ledgers.machines import Contents, Machine

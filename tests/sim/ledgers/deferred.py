@@ -12,7 +12,7 @@ from typing import Any
 
 from magnetar.ledger import DeferredLedgerWriter, LedgerClient, LedgerWriter
 from magnetar.proto.errors import EntriesNotForced, MagnetarError
-from sim.history import Violation
+from sim.deliveries import Violation
 from sim.ledgers.clients import SIZES, Writer
 
 MAX_UNCONFIRMED = 150

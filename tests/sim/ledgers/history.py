@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from magnetar.ledger import LedgerMetadata
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
-from sim.history import Violation
+from sim.deliveries import Violation
 
 NONE = -1
 

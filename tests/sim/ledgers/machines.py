@@ -21,7 +21,7 @@ from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.metadata.paths import cookie_path
 from magnetar.proto.errors import AlreadyExists, MagnetarError
 from magnetar.runtime.connection import ConnectionOptions
-from sim.history import Violation
+from sim.deliveries import Violation
 from sim.ledgers.disk_processes import with_processes
 from sim.ledgers.metadata import MetadataService, ServiceClient, ServiceSession
 from sim.ledgers.plan import Storage

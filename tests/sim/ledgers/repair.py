@@ -20,7 +20,7 @@ from magnetar.ledger.replication.core.fragments import fragments_of
 from magnetar.ledger.replication.leftovers import StoredAssignments
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import MagnetarError
-from sim.history import Violation
+from sim.deliveries import Violation
 from sim.ledgers.answer_checker import CheckedTransport
 from sim.ledgers.cluster import Cluster
 from sim.ledgers.machines import CONNECTION, SETTINGS, Machine

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from magnetar.runtime.connection import ConnectionOptions, start_server
 from sim.storm import PORT, play_storm
 from support.sim import SimClock, SimLoop, SimProcess, Trace
 
-EXPECTED_FAULTS = ("crash_process", "crash_power", "cut", "partition", "pause")
+EXPECTED_FAULTS = ("crash_process", "crash_power", "cut", "partition", "pause", "stop")
 
 # Small, so that rollovers, cursor snapshots and full queues happen within a run.
 BROKER_SETTINGS = BrokerSettings(
@@ -161,6 +162,7 @@ class BrokerBackend:
         self._loop = loop
         self._metadata = ModelKeyValue()
         self._bookie = ModelBookie(loop)
+        self._serving: SimProcess | None = None
 
     async def serve(self, process: SimProcess) -> None:
         """See Backend."""
@@ -178,8 +180,21 @@ class BrokerBackend:
         broker = Broker(metadata, ledgers, BROKER_SETTINGS, clock)
         await broker.start()
         options = ConnectionOptions("broker", ping_interval_s=2.0)
-        await start_server("127.0.0.1", PORT, listener(broker), options)
-        await asyncio.Event().wait()
+        server = await start_server("127.0.0.1", PORT, listener(broker), options)
+        stopping = asyncio.Event()
+        self._loop.add_signal_handler(signal.SIGTERM, stopping.set)
+        self._serving = process
+        await stopping.wait()
+        server.stop_accepting()
+        await broker.close(drain_seconds=0.5)
+        await server.close(0.25)
+
+    def stop(self, process: SimProcess) -> bool:
+        """See Backend."""
+        if self._serving is not process:
+            return False
+        self._loop.deliver_signal(process, signal.SIGTERM)
+        return True
 
     def crashed(self, *, power: bool) -> None:
         """See Backend."""

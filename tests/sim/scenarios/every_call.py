@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from sim.consuming import TOPIC, SubscriptionPlan
 from sim.history import History, value_of
-from sim.load import TOPIC, Load
+from sim.load import Load
 from sim.scenarios.standalone import StandaloneBackend
 from sim.storm import PORT, Service, converge
 from support.sim import SimLoop, Trace
 
 EXPECTED_FAULTS = ("crash_at_call", "power_loss")
+PLANS = [SubscriptionPlan(type="exclusive"), SubscriptionPlan(type="shared", consumers=2, priorities=(0, 0))]
 MESSAGES = 40
 PADDING = 3000
 
@@ -35,9 +37,9 @@ def play(seed: int, trace: Trace) -> dict[str, int]:
     """See sim.runner."""
     loop = SimLoop(0, trace=trace, limit_seconds=600.0)  # the same run every time, up to the call
     backend = StandaloneBackend(loop)
-    service = Service(loop, backend)
     history = History()
-    load = Load(loop, history, f"magnetar://127.0.0.1:{PORT}")
+    service = Service(loop, backend, history)
+    load = Load(loop, history, f"magnetar://127.0.0.1:{PORT}", PLANS)
     backend.disk.at_call(seed, partial(service.crash, True))
 
     async def main() -> None:

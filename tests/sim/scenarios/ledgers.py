@@ -19,7 +19,7 @@ from magnetar.ledger import LedgerMetadata
 from magnetar.ledger.directory import BOOKIES_PATH
 from magnetar.metadata.ledgers import ledger_path
 from magnetar.proto.errors import EntryDamaged, EntryNotFound, LedgerNotFound, MagnetarError
-from sim.history import Violation
+from sim.deliveries import Violation
 from sim.ledgers.clients import Writer, recover
 from sim.ledgers.cluster import Cluster
 from sim.ledgers.history import LedgerHistory

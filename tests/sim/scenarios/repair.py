@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
-from sim.history import Violation
+from sim.deliveries import Violation
 from sim.ledgers.plan import draw
 from sim.ledgers.repair import PROCESSES, RepairCluster
 from sim.scenarios import ledgers

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from magnetar.bookie import BookieSettings
@@ -39,6 +40,11 @@ EXPECTED_FAULTS = (
     "sync_EIO",
     "uncached_read",
     "clock_set",
+    "stop",
+    "kill_consumer",
+    "leave",
+    "pause_consumer",
+    "seek",
 )
 MIB = 1024 * 1024
 DATA = "/data"
@@ -159,6 +165,7 @@ class StandaloneBackend:
         )
         self._metadata = ModelKeyValue()
         self._index = ModelStorage()
+        self._serving: SimProcess | None = None
 
     async def serve(self, process: SimProcess) -> None:
         """See Backend."""
@@ -166,12 +173,16 @@ class StandaloneBackend:
         clock = SimClock(self._loop)
         clock.set_now_and_then(process)
         rng = random.Random(self._loop.rng.getrandbits(64))
-        failed: asyncio.Future[None] = self._loop.create_future()
+        ended: asyncio.Future[None] = self._loop.create_future()
 
         def fail(error: MagnetarError) -> None:
-            if not failed.done():
-                failed.set_exception(error)
-                failed.exception()  # the start may fail by itself before anybody waits for this
+            if not ended.done():
+                ended.set_exception(error)
+                ended.exception()  # the start may fail by itself before anybody waits for this
+
+        def stop() -> None:
+            if not ended.done():
+                ended.set_result(None)
 
         components = ServiceComponents(
             files=files,
@@ -184,7 +195,17 @@ class StandaloneBackend:
         addresses = await service.start()
         assert addresses.broker[1] == PORT
         self._loop.trace.record("ready")
-        await failed
+        self._loop.add_signal_handler(signal.SIGTERM, stop)
+        self._serving = process
+        await ended
+        await service.close()
+
+    def stop(self, process: SimProcess) -> bool:
+        """See Backend."""
+        if self._serving is not process:
+            return False
+        self._loop.deliver_signal(process, signal.SIGTERM)
+        return True
 
     def crashed(self, *, power: bool) -> None:
         """See Backend."""

@@ -8,10 +8,19 @@ import pytest
 
 from magnetar.client import Client, InvalidArgument, MagnetarError, RequestTimeout, connect
 from magnetar.client.messages import Delivery
-from magnetar.proto.commands import Ack, CreateProducer, Deliver, Redeliver, Seek, Subscribe
+from magnetar.proto.commands import (
+    Ack,
+    CloseConsumer,
+    Command,
+    CreateProducer,
+    Deliver,
+    Redeliver,
+    Seek,
+    Subscribe,
+)
 from magnetar.proto.errors import MalformedFrame
 from support.client_kit import fill, take, until
-from support.fake_broker import FakeBroker
+from support.fake_broker import FakeBroker, Handler
 
 
 @pytest.mark.parametrize("kind", ["producer", "consumer"])
@@ -46,6 +55,28 @@ async def test_a_failed_seek_changes_nothing(broker: FakeBroker, client: Client)
     broker.cut()
     read += await take(reader, 50)
     assert [message.value for message in read] == values
+
+
+@pytest.mark.parametrize("request_type", [Ack, Seek])
+async def test_a_request_that_meets_the_end_of_its_consumer_at_the_broker_is_repeated(
+    broker: FakeBroker, client: Client, monkeypatch: pytest.MonkeyPatch, request_type: type[Command]
+) -> None:
+    """The topic is unloaded while the request is under way: the broker does not know the consumer any more."""
+    fill(broker, 3)
+    consumer = await client.subscribe("t", "s", start="earliest")
+    message = await consumer.receive(2.0)
+    answer = broker.answer
+
+    def moved(handler: Handler, command: Command, payload: bytes) -> Any:
+        if isinstance(command, request_type) and len(broker.received(request_type)) == 1:
+            handler.consumers.clear()
+            handler.connection.send(CloseConsumer(0, command.consumer_id).encode())  # type: ignore[attr-defined]
+            raise InvalidArgument("consumer 1 is not open on this connection")
+        return answer(handler, command, payload)
+
+    monkeypatch.setattr(broker, "answer", moved)
+    await (consumer.ack(message, receipt=True) if request_type is Ack else consumer.seek("latest"))
+    assert len(broker.received(Subscribe)) == 2
 
 
 async def test_a_seek_without_an_answer_starts_anew_from_where_the_broker_is(broker: FakeBroker) -> None:

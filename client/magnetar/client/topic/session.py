@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from magnetar.proto.commands import Command
-from magnetar.proto.errors import AlreadyClosed, MagnetarError
+from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError, TopicNotServed
 
 from ..connection.broker_connection import BrokerConnection
 from ..connection.pool import ConnectionPool
@@ -39,7 +39,7 @@ class ConsumerSession:
             raise AlreadyClosed(f"{self.what} is closed; open another one")
 
     async def call(self, command: Command, payload: bytes = b"") -> Any:
-        """A request to whichever broker this is attached to, repeated when the connection breaks meanwhile.
+        """A request to whichever broker this is attached to, repeated when it is not attached there any more meanwhile.
 
         Raises what the broker answered, or RequestTimeout after operation_timeout.
         """
@@ -49,7 +49,14 @@ class ConsumerSession:
             while self.connection is None:
                 self.check_open()
                 await self.attached.wait()
-            return await self.connection.request(command, pool.options.operation_timeout, payload)
+            connection = self.connection
+            try:
+                return await connection.request(command, pool.options.operation_timeout, payload)
+            except InvalidArgument as error:
+                if self.connection is connection or self.closed:
+                    raise
+                # The broker had ended the consumer (its topic moves, or the broker stops) when the request reached it.
+                raise TopicNotServed(f"{self.what}: {error.message}") from error
 
         what = f"{self.what}: {type(command).__name__} did not succeed"
         return await until_answered(ask, pool.options, pool.rng, what)

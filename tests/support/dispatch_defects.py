@@ -1,0 +1,257 @@
+"""Planted defects of the dispatch core: mistakes that a test or a simulation must notice. PLANTS has them by name.
+
+Each is a patch of the real code by way of pytest's MonkeyPatch, which a test undoes and the worker of a simulation does not.
+"""
+
+from typing import Any
+
+import pytest
+
+from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
+from magnetar.broker.dispatch.core import dispatcher, entry_source
+from magnetar.broker.dispatch.core.dispatcher import DispatchCore
+from magnetar.broker.dispatch.core.entry_source import EntrySource
+from magnetar.broker.dispatch.core.redelivery_tracker import RedeliveryTracker
+from magnetar.broker.dispatch.core.selection.failover import FailoverSelector
+from magnetar.broker.dispatch.core.selection.key_shared import KeySharedSelector
+from magnetar.broker.dispatch.core.selection.shared import SharedSelector
+
+core: Any = DispatchCore
+source: Any = EntrySource
+tracker: Any = RedeliveryTracker
+
+
+def plant_forgotten_waker(patch: pytest.MonkeyPatch) -> None:
+    """A consumer that becomes ready again is not put back into the queue."""
+    changed = SharedSelector.changed
+    patch.setattr(
+        SharedSelector, "changed", lambda self, c: None if c.delivered_messages else changed(self, c)
+    )
+
+
+def plant_permit_leaked(patch: pytest.MonkeyPatch) -> None:
+    """Hidden messages of a delivery cost permits as well."""
+    deliver = core._deliver
+
+    def leaky(self: Any, *given: Any, **named: Any) -> Any:
+        delivery, following = deliver(self, *given, **named)
+        hidden = sum(last - first + 1 for first, last in delivery.hidden)
+        delivery.consumer.available_permits -= hidden
+        return delivery, following
+
+    patch.setattr(core, "_deliver", leaky)
+
+
+def plant_pending_acks_survive_a_seek(patch: pytest.MonkeyPatch) -> None:
+    """Rule 30: what was delivered before a seek is still pending after it."""
+
+    def start_at(self: Any, position: Any) -> None:
+        self.source.clear()
+        self.read_position = position
+
+    patch.setattr(core, "_start_at", start_at)
+
+
+def plant_replay_survives_a_seek(patch: pytest.MonkeyPatch) -> None:
+    """Rule 30: what waited to be delivered again is delivered after the seek, and counted as new too."""
+    patch.setattr(tracker, "clear_replay", lambda self: None)
+
+
+def plant_redelivery_count_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """What a consumer leaves behind comes with the count it had."""
+    add_replay = tracker.add_replay
+    patch.setattr(
+        tracker, "add_replay", lambda self, k, a, b, count: add_replay(self, k, a, b, max(count - 1, 0))
+    )
+
+
+def plant_rewind_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """What an exclusive consumer gets after another one left looks new."""
+    patch.setattr(RedeliveryCounts, "rewound", lambda self, read_position, mark_delete: None)
+
+
+def plant_read_survives_its_consumer(patch: pytest.MonkeyPatch) -> None:
+    """What a read brings after everybody left stays in the budget."""
+    clear = source.clear
+
+    def forgetful(self: Any) -> None:
+        reads, catch_up = dict(self._reads), self._catch_up
+        clear(self)
+        if reads:
+            self._out.pop()
+        self._reads.update(reads)
+        self._catch_up = catch_up
+
+    patch.setattr(source, "clear", forgetful)
+
+
+def plant_cap_never_unblocked(patch: pytest.MonkeyPatch) -> None:
+    """A consumer that reached its cap stays blocked whatever it acknowledges."""
+    released = tracker._released
+
+    def stuck(self: Any, consumer: Any, messages: int) -> None:
+        before = consumer.blocked_on_unacked_messages
+        released(self, consumer, messages)
+        consumer.blocked_on_unacked_messages = before
+
+    patch.setattr(tracker, "_released", stuck)
+
+
+def plant_unblocked_consumer_not_woken(patch: pytest.MonkeyPatch) -> None:
+    """An acknowledgement ends the block, and nothing delivers to the consumer."""
+    patch.setattr(core, "_changed", lambda self, consumer: None)
+
+
+def plant_acknowledged_message_delivered(patch: pytest.MonkeyPatch) -> None:
+    """What was acknowledged while it waited to be delivered again is delivered."""
+    deliver_again = core._deliver_again
+
+    def careless(self: Any, selector: Any) -> Any:
+        state = self._state
+        self._state = type("All", (), {"unacked": staticmethod(lambda ledger, entry, a, b: [(a, b)])})
+        try:
+            return deliver_again(self, selector)
+        finally:
+            self._state = state
+
+    patch.setattr(core, "_deliver_again", careless)
+
+
+def plant_timer_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A read that failed is never tried again."""
+    patch.setattr(core, "_set_timer", lambda self: None)
+
+
+def plant_failed_replay_not_delayed(patch: pytest.MonkeyPatch) -> None:
+    """An entry that cannot be read is read again at once, for ever, and starves those behind it."""
+    read_failed = source.read_failed
+
+    def impatient(self: Any, *given: Any) -> Any:
+        skipped = read_failed(self, *given)
+        for failure in self.failures.values():
+            failure.waiting = False
+        return skipped
+
+    patch.setattr(source, "read_failed", impatient)
+
+
+def plant_slots_never_given_up(patch: pytest.MonkeyPatch) -> None:
+    """What was read to be delivered again holds every slot; the simulation found an entry before it that was never read."""
+    want_replays = source.want_replays
+
+    def polite(self: Any, keys: Any) -> None:
+        if self.replay_reads + len(self._replayed) < entry_source.MAX_REPLAY_READS:
+            want_replays(self, keys)
+
+    patch.setattr(source, "want_replays", polite)
+
+
+def plant_nack_past_the_end(patch: pytest.MonkeyPatch) -> None:
+    """A nack that names more than the entry has is believed."""
+    patch.setattr(dispatcher, "up_to", lambda last, ranges: ranges)
+    patch.setattr(dispatcher, "MAX_MESSAGES_PER_ENTRY", 1 << 30)
+
+
+def plant_owner_not_settled(patch: pytest.MonkeyPatch) -> None:
+    """What somebody else acknowledged stays pending at the consumer that has it."""
+    patch.setattr(core, "_settle_elsewhere", lambda self, key, first, last: None)
+
+
+def plant_hand_over_without_draining(patch: pytest.MonkeyPatch) -> None:
+    """Rule 28: a key goes to its new owner while the old one has unacknowledged messages of it."""
+    without(patch, "_in_flight")
+
+
+def plant_key_overtaken(patch: pytest.MonkeyPatch) -> None:
+    """Rule 28: what is new goes past older messages of its key that wait in the replay queue."""
+    without(patch, "_queued")
+
+
+def without(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Entries are shared out without a look at this."""
+    share_out = KeySharedSelector.share_out
+
+    def careless(self: Any, *given: Any, **named: Any) -> Any:
+        known = getattr(self, name)
+        setattr(self, name, {})
+        try:
+            return share_out(self, *given, **named)
+        finally:
+            setattr(self, name, known)
+
+    patch.setattr(KeySharedSelector, "share_out", careless)
+
+
+def plant_set_aside_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """What waits for a consumer's permits or for a key to drain is never looked at again."""
+    patch.setattr(KeySharedSelector, "_release", lambda self, event: None)
+
+
+def plant_two_active_consumers(patch: pytest.MonkeyPatch) -> None:
+    """Failover: every consumer that has room gets something."""
+
+    def anybody(self: Any, entry: Any, wanted: Any) -> Any:
+        consumer = next((one for one in reversed(self._consumers) if one.ready), self.active)
+        return consumer, wanted, consumer.available_permits
+
+    patch.setattr(FailoverSelector, "choose", anybody)
+
+
+def plant_takeover_does_not_go_back(patch: pytest.MonkeyPatch) -> None:
+    """Failover: what the consumer before had not acknowledged is not delivered to the one that takes over."""
+
+    def forgetful(self: Any, now_ms: int) -> bool:
+        self.next_due_ms = None
+        return False
+
+    patch.setattr(FailoverSelector, "timer_due", forgetful)
+
+
+def plant_due_nack_forgotten_at_unload(patch: pytest.MonkeyPatch) -> None:
+    """What waits to be delivered again when the topic is unloaded counts as new afterwards, and so does what is pending."""
+
+    def close(self: Any) -> None:
+        self._closed = True
+        for consumer in self.consumers:
+            consumer.closed = True
+            self.tracker.forget(consumer)
+        self.consumers.clear()
+        self.source.close()
+        self.tracker.counts.clear()
+
+    patch.setattr(core, "_close", close)
+
+
+def plant_held_messages_not_counted_at_unload(patch: pytest.MonkeyPatch) -> None:
+    """What consumers hold when the topic is unloaded comes again as if it had not been delivered."""
+
+    def close(self: Any) -> None:
+        self._closed = True
+        for consumer in self.consumers:
+            consumer.closed = True
+            self.tracker.forget(consumer)
+        self.consumers.clear()
+        self.source.close()
+
+    patch.setattr(core, "_close", close)
+
+
+def plant_rewind_counts_what_waits_twice(patch: pytest.MonkeyPatch) -> None:
+    """A nack counts, and going back before it was delivered again counts once more."""
+    patch.setattr(tracker, "keep_replay_counts", lambda self: None)
+
+
+def plant_other_counts_passed_over(patch: pytest.MonkeyPatch) -> None:
+    """After a restart, messages between others of another redelivery count are not delivered."""
+    of_one_count = RedeliveryCounts.of_one_count
+
+    def careless(self: Any, key: Any, wanted: Any, *, in_order: bool) -> Any:
+        count, part, _ = of_one_count(self, key, wanted, in_order=in_order)
+        return count, part, []
+
+    patch.setattr(RedeliveryCounts, "of_one_count", careless)
+
+
+PLANTS = {
+    name.removeprefix("plant_"): plant for name, plant in list(globals().items()) if name.startswith("plant_")
+}
