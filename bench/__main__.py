@@ -7,6 +7,7 @@ python -m bench bookie           the storage daemon alone (bench/bookie)
 python -m bench ledger           the ledger client against three bookies (bench/ledger)
 python -m bench spark            the data pipeline on Spark (bench/spark)
 python -m bench dispatch         the broker's dispatch with many subscriptions and consumers, in memory (bench/dispatch.py)
+python -m bench catchup          readers far behind and stuck consumers beside a tail (bench/catchup.py)
 python -m bench cursors          a cursor with 200,000 holes, 1,000 cursors of a topic (bench/cursors.py)
 python -m bench metadata         the metadata stores: ZooKeeper beside kazoo and aiozk, embedded (bench/metadata.py)
 python -m bench archive          archived ledgers through the broker, and what else it serves meanwhile (bench/archive.py)
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 
 from bench.arguments import OUT, console, parse
 from bench.bookie.main import main as bench_bookie
+from bench.catchup import main as bench_catchup
 from bench.cluster import main as bench_cluster
 from bench.compare.main import main as bench_compare
 from bench.cursors import main as bench_cursors
@@ -86,6 +88,7 @@ _PARTS = {
     "spark": bench_spark,
     "archive": bench_archive,
     "dispatch": bench_dispatch,
+    "catchup": bench_catchup,
     "cursors": bench_cursors,
     "metadata": bench_metadata,
     "topics": bench_topics,
