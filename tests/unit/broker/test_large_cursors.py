@@ -185,8 +185,8 @@ async def test_what_is_acknowledged_while_a_snapshot_is_written_is_not_lost(seed
         stage.ledgers.confirm(1)
         await settle(5)
         if rng.random() < 0.7:  # the mark-delete position runs over ranges whose piece is still to be written
-            acknowledge(list(range(front, front + 5 * MAX_ROWS_PER_ENTRY, 2)))
-            front += 5 * MAX_ROWS_PER_ENTRY
+            acknowledge(list(range(front, front + 7 * MAX_ROWS_PER_ENTRY, 2)))
+            front += 7 * MAX_ROWS_PER_ENTRY
         acknowledge([rng.randrange(most) for _ in range(3)])
     for writer in stage.ledgers.writers.values():  # what was not confirmed is lost in the crash
         del writer.ledger.entries[writer.last_add_confirmed + 1 :]
