@@ -7,6 +7,8 @@ python -m bench bookie           the storage daemon alone (bench/bookie)
 python -m bench ledger           the ledger client against three bookies (bench/ledger)
 python -m bench spark            the data pipeline on Spark (bench/spark)
 python -m bench dispatch         the broker's dispatch with many subscriptions and consumers, in memory (bench/dispatch.py)
+python -m bench catchup          readers far behind and stuck consumers beside a tail (bench/catchup.py)
+python -m bench cursors          a cursor with 200,000 holes, 1,000 cursors of a topic (bench/cursors.py)
 python -m bench metadata         the metadata stores: ZooKeeper beside kazoo and aiozk, embedded (bench/metadata.py)
 python -m bench archive          archived ledgers through the broker, and what else it serves meanwhile (bench/archive.py)
 python -m bench topics           10,000 idle topics, topics of 100,000 ledgers, in memory (bench/topics.py)
@@ -22,8 +24,10 @@ from collections.abc import Sequence
 
 from bench.arguments import OUT, console, parse
 from bench.bookie.main import main as bench_bookie
+from bench.catchup import main as bench_catchup
 from bench.cluster import main as bench_cluster
 from bench.compare.main import main as bench_compare
+from bench.cursors import main as bench_cursors
 from bench.dispatch import main as bench_dispatch
 from bench.ledger.main import main as bench_ledger
 from bench.metadata import main as bench_metadata
@@ -84,6 +88,8 @@ _PARTS = {
     "spark": bench_spark,
     "archive": bench_archive,
     "dispatch": bench_dispatch,
+    "catchup": bench_catchup,
+    "cursors": bench_cursors,
     "metadata": bench_metadata,
     "topics": bench_topics,
     "million": bench_million,

@@ -26,6 +26,7 @@ from bench.arguments import console
 from bench.dispatch import _Clock, _Ledgers
 from bench.turns import longest_turn
 from magnetar.broker import Broker, BrokerSettings
+from magnetar.broker.cursors.entries import encode_acks
 from magnetar.broker.log.ledger_list import LedgerList
 from magnetar.broker.log.records import CursorRecord, LedgerInfo, TopicRecord, cursor_path, topic_path
 from magnetar.metadata.memory import MemoryMetadataStore
@@ -69,8 +70,7 @@ async def _load(broker: Broker, names: Sequence[TopicName]) -> None:
 
 async def _prepare(metadata: Any, names: Sequence[TopicName]) -> None:
     """Topics with a subscription and a closed ledger each, as a broker leaves them."""
-    snapshot = {"format": 1, "mark_delete": [1, 0, 0], "entries": [], "partial": []}
-    pointer = CursorRecord(-1, snapshot, 1, {}, [], False).encode()
+    pointer = CursorRecord(-1, [encode_acks((1, 0, 0), [])], 1, {}, [], False).encode()
     for number, name in enumerate(names, 1):
         record = TopicRecord.new(1)
         record.ledgers, record.next_index = [LedgerInfo(number, 0, 1, 1, 100, 1, 1, True)], 1

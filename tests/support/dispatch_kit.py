@@ -4,8 +4,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from magnetar.broker.cursors.core.acks import AckState, EntryKey, Position
+from magnetar.broker.cursors.core.acks import AckState, EntryKey, Position, Topology
 from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
+from magnetar.broker.cursors.entries import encode_acks, encode_redeliveries, encode_rewinds, replay
 from magnetar.broker.dispatch.core.consumer import Consumer, Delivery
 from magnetar.broker.dispatch.core.dispatcher import DispatchCore
 from magnetar.broker.dispatch.core.entry_source import DispatchCounters
@@ -115,6 +116,19 @@ class FakeTopic:
         return self.entry(key) if key in self.in_cache and self.is_confirmed(*key) else None
 
 
+def read_back(
+    topology: Topology, state: AckState, counts: RedeliveryCounts, most: int = 2
+) -> tuple[AckState, RedeliveryCounts]:
+    """A cursor's state as it is after it was stored in pieces of at most `most` rows, and loaded."""
+    entries = [encode_acks(state.mark_delete, piece) for piece in state.acked.pieces(most)]
+    entries += [encode_redeliveries(rows) for rows in counts.pieces(most)]
+    entries.append(encode_rewinds(counts.rewinds))
+    found, found_counts = AckState(topology, (0, 0, 0)), RedeliveryCounts()
+    for entry in entries:
+        replay(found, found_counts, entry)
+    return found, found_counts
+
+
 class FakePort:
     """Writable or not, as the test says; the core calls nothing else."""
 
@@ -181,11 +195,7 @@ class DispatchWorld:
     def reload(self) -> None:
         """The topic is unloaded, and loaded again from what its cursor has stored."""
         self.core.handle(Closed())
-        snapshot = self.state.snapshot()
-        rows, rewinds = self.counts.stored_rows(), list(self.counts.rewinds)
-        self.state = AckState.restore(self.topic, snapshot)
-        self.counts = RedeliveryCounts()
-        self.counts.restore(rows, rewinds)
+        self.state, self.counts = read_back(self.topic, self.state, self.counts)
         self.consumers.clear()
         self.reads.clear()
         self.timer_ms = None

@@ -65,6 +65,8 @@ class BrokerSettings:
 
     read_bytes: int = 1 * MIB  # one read of a consumer that is behind the cache
     read_ahead_bytes: int = 4 * MIB  # read and not yet dispatched, per subscription
+    # Of the memory budget: what was read last, over all topics, for other subscriptions that read the same.
+    shared_read_share: float = 0.1
 
     # Archived ledgers are read from their files by helper processes. All topics of the broker together read so much.
     archive_read_bytes_per_s: int = 32 * MIB
@@ -123,7 +125,7 @@ class BrokerSettings:
             )
         if self.max_ledger_entries > MAX_LEDGER_ENTRIES:
             raise InvalidSetting(f"broker setting max_ledger_entries must not exceed {MAX_LEDGER_ENTRIES}")
-        for name in ("tail_cache_share", "publish_share"):
+        for name in ("tail_cache_share", "publish_share", "shared_read_share"):
             if getattr(self, name) >= 1:
                 raise InvalidSetting(f"broker setting {name} is a share: it must be less than 1")
 
@@ -136,6 +138,11 @@ class BrokerSettings:
     def tail_cache_bytes(self) -> int:
         """Budget of the tail cache."""
         return int(self.memory_budget_bytes * self.tail_cache_share)
+
+    @property
+    def shared_read_bytes(self) -> int:
+        """Budget of what was read last."""
+        return int(self.memory_budget_bytes * self.shared_read_share)
 
     @property
     def publish_bytes(self) -> int:

@@ -81,6 +81,32 @@ async def test_an_unwritable_connection_stops_dispatch_and_costs_a_bounded_amoun
         assert broker.figures()["read_ahead_bytes"] == 0
 
 
+async def test_consumers_of_one_connection_take_turns_when_it_is_writable_again() -> None:
+    """Else the first one runs ahead of the others as long as the connection is the bottleneck."""
+
+    class Narrow(FakeClient):
+        """A connection whose buffer is full after every delivery."""
+
+        def send(self, header: bytes, payload: Any = b"") -> None:
+            super().send(header, payload)
+            self.writable = False
+
+    async with running_broker() as broker:
+        client = Narrow(broker)
+        client.writable = False
+        for number in range(3):
+            await client.consumer(number + 1, f"s-{number}")
+        await publish(FakeClient(broker), *numbers(12), each=1)
+        await settle()
+        assert not client.messages
+        for _ in range(12):
+            client.writable = True
+            client.handler.writing_resumed()
+            await settle()
+        consumers = [command.consumer_id for command, _ in client.frames if isinstance(command, c.Deliver)]
+        assert consumers == [1, 2, 3] * 4
+
+
 async def test_new_entries_wake_a_tailing_consumer() -> None:
     async with running_broker() as broker:
         client = FakeClient(broker)

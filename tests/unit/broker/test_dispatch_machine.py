@@ -506,7 +506,7 @@ class DispatchMachine(RuleBasedStateMachine):
                     assert message not in world.returned, f"{message} was never delivered again"
         assert not world.core.source.failures
         assert world.counters.unreadable_entries == 0
-        assert world.budget.used == world.core.source.held_bytes
+        assert world.budget.used == world.core.source.charged_bytes
         for name in list(world.consumers):
             self.leave_one(name)
         assert world.budget.used == 0

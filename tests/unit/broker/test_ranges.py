@@ -2,11 +2,21 @@
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.broker.cursors.core.acks import AckState, Position
-from magnetar.broker.cursors.core.ranges import DeliveredRanges, IndexRanges, complement
+from magnetar.broker.cursors.core.ranges import (
+    DeliveredRanges,
+    IndexRanges,
+    LedgerRanges,
+    RangeBlocks,
+    RangesOfLedger,
+    complement,
+)
+from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
+from support.dispatch_kit import read_back
 
 small = st.integers(0, 40)
 spans = st.tuples(small, small).map(lambda pair: (min(pair), max(pair)))
@@ -32,6 +42,67 @@ def test_ranges_behave_like_sets(steps: list[tuple[bool, tuple[int, int]]], prob
     assert {n for a, b in ranges.gaps(first, last) for n in range(a, b + 1)} == wanted - model
     assert ranges.covers(first, last) == (wanted <= model)
     assert (ranges.end_of(first) is not None) == (first in model)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["add", "add", "add", "below", "update"]), spans), max_size=30), spans
+)
+def test_blocks_of_ranges_behave_like_one(
+    steps: list[tuple[str, tuple[int, int]]], probe: tuple[int, int]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("magnetar.broker.cursors.core.ranges.BLOCK_RANGES", 2)
+        blocks, model = RangeBlocks(), IndexRanges()
+        for what, (first, last) in steps:
+            if what == "add":
+                assert blocks.add(first, last) == model.add(first, last)
+            elif what == "below":
+                blocks.remove_below(first)
+                model.remove(0, first - 1)
+            else:
+                starts = list(range(first, last + 1, 3))
+                blocks.update(starts, [start + 1 for start in starts])
+                for start in starts:
+                    model.add(start, start + 1)
+            blocks.check()
+        assert list(blocks) == list(model)
+        first, last = probe
+        assert blocks.gaps(first, last) == model.gaps(first, last)
+        assert blocks.end_of(first) == model.end_of(first)
+        starts, ends = blocks.part(first, last)
+        assert list(zip(starts, ends)) == [found for found in model if found[1] >= first][:last]
+
+
+def rows_of(ranges: LedgerRanges) -> list[RangesOfLedger]:
+    """In one piece."""
+    (rows,) = ranges.pieces(1 << 30)
+    return rows
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), spans), max_size=20), st.data())
+def test_pieces_have_what_is_there_all_the_while(
+    there: list[tuple[int, tuple[int, int]]], data: st.DataObject
+) -> None:
+    """While a snapshot is taken, ranges grow together, and those before the mark-delete position go."""
+    ranges = LedgerRanges()
+    for ledger, span in there:
+        ranges.add(ledger, *span)
+    before = {(ledger, number) for ledger, *found in rows_of(ranges) for first, last in zip(*found)
+              for number in range(first, last + 1)}  # fmt: skip
+    mark = (0, 0)
+    taken: set[tuple[int, int]] = set()
+    for rows in ranges.pieces(data.draw(st.integers(1, 3))):
+        assert sum(len(starts) for _, starts, _ in rows) <= 3
+        taken |= {(ledger, number) for ledger, starts, ends in rows for first, last in zip(starts, ends)
+                  for number in range(first, last + 1)}  # fmt: skip
+        ledger, (first, last) = data.draw(st.integers(0, 2)), data.draw(spans)
+        ranges.add(ledger, first, last)
+        mark = max(mark, (ledger, first))
+        if data.draw(st.booleans()):
+            ranges.remove_ledgers_below(mark[0])
+            ranges.remove_below(*mark)
+        ranges.check()
+    assert {place for place in before if place >= mark} <= taken
 
 
 def test_complement_of_nothing_is_everything() -> None:
@@ -87,7 +158,10 @@ def test_ack_state_behaves_like_a_set_of_messages(seed: int) -> None:
         state.check()
         assert state.mark_delete >= before  # rule 26: it never goes back by itself
         if rng.random() < 0.2:
-            state = AckState.restore(Ledgers(), state.snapshot())
+            stored = state
+            state, _ = read_back(Ledgers(), stored, RedeliveryCounts(), rng.randrange(1, 4))
+            assert state.mark_delete == stored.mark_delete
+            assert rows_of(state.acked) == rows_of(stored.acked)
     for ledger, entry in {message[:2] for message in ALL}:
         missing = {
             (ledger, entry, n)

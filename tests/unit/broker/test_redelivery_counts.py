@@ -11,12 +11,12 @@ from magnetar.broker import Broker
 from magnetar.broker.cursors.core import redeliveries
 from magnetar.broker.cursors.core.acks import AckState, Position
 from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
-from magnetar.broker.cursors.entries import describe, encode_redeliveries, replay
+from magnetar.broker.cursors.entries import describe, encode_acks, encode_redeliveries, encode_rewinds, replay
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import DataDirectoryError
 from support.broker_kit import FakeClient, running_broker, settle
-from support.dispatch_kit import FakeTopic
+from support.dispatch_kit import FakeTopic, read_back
 from support.fake_ledger import FakeLedgers
 from unit.broker.test_cursor import crash, publish, subscription
 
@@ -37,11 +37,12 @@ STEPS = st.lists(
 
 def stored(counts: RedeliveryCounts, before: RedeliveryCounts, *, snapshot: bool) -> RedeliveryCounts:
     """What is read back: from a snapshot, or from the changes since `before`."""
+    state = AckState(FakeTopic(), (1, 0, 0))
     if snapshot:
-        before.restore(counts.stored_rows(), counts.rewinds)
-    else:
-        entry = encode_redeliveries(counts.changed_rows, counts.rewinds)
-        replay(AckState(FakeTopic(), (1, 0, 0)), before, FakeTopic(), entry)
+        return read_back(FakeTopic(), state, counts)[1]
+    replay(state, before, encode_redeliveries(counts.changed_rows))
+    if counts.rewinds_changed:
+        replay(state, before, encode_rewinds(counts.rewinds))
     return before
 
 
@@ -69,8 +70,7 @@ def test_counts_are_as_in_a_dictionary_also_after_restarts(steps: list[Any]) -> 
                 unknown |= {(1, entry, index) for index in range(min(a, b), max(a, b) + 1)}
             case "restart":
                 counts = stored(counts, before, snapshot=step[0])
-                before = RedeliveryCounts()
-                before.restore(counts.stored_rows(), counts.rewinds)
+                _, before = read_back(FakeTopic(), AckState(FakeTopic(), (1, 0, 0)), counts)
         counts.check()
         for place in PLACES:
             if place not in unknown:
@@ -99,17 +99,41 @@ def test_what_is_remembered_is_bounded_and_the_highest_counts_stay(monkeypatch: 
         assert len(counts.rewinds) <= redeliveries.MAX_REWINDS
 
 
-def test_a_damaged_entry_of_the_cursor_ledger_is_damage() -> None:
-    entry = encode_redeliveries([(1, 2, 3, 4, 5)], [(1, 1, 1), (1, 2, 0)])
-    assert describe(entry) == {
+def test_entries_of_the_cursor_ledger_as_people_see_them() -> None:
+    assert describe(encode_redeliveries([(1, 2, 3, 4, 5)])) == {
         "kind": "cursor redeliveries",
-        "content": {"rewinds": [[1, 1, 1], [1, 2, 0]], "rows": [[1, 2, 3, 4, 5]]},
+        "content": {"rows": [[1, 2, 3, 4, 5]]},
     }
-    for damaged in (entry[:3], entry[:-1], entry[:1] + b"\xff" * 4):
-        with pytest.raises(DataDirectoryError, match="is damaged"):
-            replay(AckState(FakeTopic(), (1, 0, 0)), RedeliveryCounts(), FakeTopic(), damaged)
-        with pytest.raises(DataDirectoryError, match="is damaged"):
-            describe(damaged)
+    assert describe(encode_rewinds([(1, 1, 1), (1, 2, 0)])) == {
+        "kind": "cursor rewinds",
+        "content": {"rewinds": [[1, 1, 1], [1, 2, 0]]},
+    }
+
+
+@pytest.mark.parametrize("rows", [1, 1000], ids=["plain", "compressed"])
+def test_a_damaged_entry_of_the_cursor_ledger_is_damage(rows: int) -> None:
+    starts = list(range(0, 10 * rows, 10))
+    for entry in (
+        encode_redeliveries([(1, number, 3, 4, 5) for number in range(rows)]),
+        encode_rewinds([(1, number, 3) for number in range(rows)]),
+        encode_acks((1, 2, 3), [(1, starts, [start + 1 for start in starts])]),
+    ):
+        assert (entry[1] != 0) == (rows > 1)
+        damaged_ones = [entry[:1], entry[:3], entry[:-1], entry[:2] + b"\xff" * 4, b"", b"\x09" + entry[1:],
+                        entry[:1] + b"\x07" + entry[2:]]  # fmt: skip
+        for damaged in damaged_ones:
+            with pytest.raises(DataDirectoryError, match="an entry of a cursor ledger is"):
+                replay(AckState(FakeTopic(), (1, 0, 0)), RedeliveryCounts(), damaged)
+            with pytest.raises(DataDirectoryError, match="an entry of a cursor ledger is"):
+                describe(damaged)
+
+
+def test_a_change_is_as_large_as_what_changed() -> None:
+    """Rewinds that did not change are not written again with every count that rises."""
+    assert len(encode_redeliveries([(1, 50_000, 3, 3, 1)])) < 20
+    assert len(encode_acks((1, 50_000, 0), [(1, [50_001 << 20], [(50_001 << 20) + 3])])) < 30
+    alternating = [number << 20 for number in range(0, 8_000, 2)]
+    assert len(encode_acks((1, 0, 0), [(1, alternating, [start + 3 for start in alternating])])) < 2_000
 
 
 # --- a whole broker --------------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.broker.cursors.entries import encode_delta
+from magnetar.broker.cursors.core.acks import acked_numbers
+from magnetar.broker.cursors.entries import encode_acks
 from magnetar.cli.bookie_tools_read import decode_payload, parse_range
 from magnetar.cli.flags import UsageError, parse_flags
 from magnetar.cli.main import BOOKIE_COMMANDS
@@ -49,9 +50,10 @@ def test_messages_of_an_entry() -> None:
 
 
 def test_an_entry_of_a_cursor_ledger() -> None:
-    assert decode_payload(encode_delta((1, 2, 3), [(1, 4, 0, 5, 9)])) == {
-        "kind": "cursor delta",
-        "content": {"mark_delete": [1, 2, 3], "rows": [[1, 4, 0, 5, 9]]},
+    start, end = acked_numbers(4, 0, 5, 9)
+    assert decode_payload(encode_acks((1, 2, 3), [(1, [start], [end])])) == {
+        "kind": "cursor acknowledgements",
+        "content": {"mark_delete": [1, 2, 3], "ranges": [[1, 4, 0, 4, 5]]},
     }
 
 

@@ -1,17 +1,21 @@
 """A durable cursor: acknowledgement state in memory, its changes in a cursor ledger, a pointer to that in metadata.
 
 The cursor ledger begins with a snapshot, deltas follow: one for all acknowledgements that came while the last one was being
-written (group commit), holding the mark-delete position and the rows that lie beyond it. Receipts are given when the delta
+written (group commit), holding the mark-delete position and the ranges that lie beyond it. Receipts are given when the delta
 is durable (rule 34). Acknowledgements without a receipt wait `cursor_flush_interval_ms` at most, and so do redelivery counts
-that have risen, which are an entry of their own behind the delta.
+that have risen, which are an entry of their own behind the delta. Large ones are several entries, with a turn of the loop
+for each: what is acknowledged while a snapshot is being written may be in it or not, and is in the next delta in any case.
 
 Everything is written by one flush task at a time, so a roll-over finds nothing outstanding (rule 26): it writes a full
 snapshot to a new ledger, moves the pointer by compare-and-set, then deletes the old ledger. If no ledger can be written the
 snapshot goes into the pointer itself. A version conflict on the pointer means another owner: the topic fences itself.
 
 A roll-over leaves its snapshot in the pointer as well (if it is large, the mark-delete position alone). So whatever of a
-cursor ledger cannot be read any more costs the redelivery of what was acknowledged there, and nothing else: every delta
+cursor ledger cannot be read any more costs the redelivery of what was acknowledged there, and nothing else: every entry
 holds acknowledgements that are true without those before it, and a seek, which takes some back, begins a new ledger.
+
+A ledger is left when its deltas have so many entries, or so many ranges beside those that stand, that reading them back
+would take longer than reading the snapshot.
 
     CLEAN --> DIRTY     `changed`
     DIRTY --> WRITING   the flush task runs: at once with a receipt, else after the interval
@@ -24,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from magnetar.metadata import MetadataStore
@@ -45,15 +49,20 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from ..log.records import CursorLedgers, CursorRecord, replace
 from ..resources.stores import Ledgers, Reader, Writer, delete_ledgers
 from ..settings import BrokerSettings
-from .core.acks import AckState, Position, Snapshot, Topology
-from .core.redeliveries import RedeliveryCounts
-from .entries import AckRowWithCount, encode_delta, encode_redeliveries, encode_snapshot, replay
+from .core.acks import AckState, Position, Topology, acked_numbers, number_of
+from .core.ranges import LedgerRanges
+from .core.redeliveries import RedeliveryCounts, RedeliveryRow
+from .entries import MAX_ROWS_PER_ENTRY, encode_acks, encode_redeliveries, encode_rewinds, replay
 
 _log = logging.getLogger(__name__)
 
 NO_LEDGER = -1
-# A cursor that acknowledges faster than it can write keeps this many rows at most; then a snapshot takes their place.
-_MAX_ROWS = 20_000
+# Redelivery counts that rise faster than they can be written: then a snapshot takes the place of the changes.
+_MAX_COUNT_ROWS = 20_000
+# Rows of deltas behind a snapshot: replaying one takes 2 us, of a snapshot 0.3 us. At least so many, or a share of the
+# ranges that stand.
+_MIN_DELTA_ROWS = 20_000
+_DELTA_SHARE = 4
 
 DurableCallback = Callable[[MagnetarError | None], None]
 
@@ -90,12 +99,15 @@ class Cursor:
         self._on_conflict = on_conflict
         self._loop = asyncio.get_running_loop()
         self._version = -1
-        self._record = CursorRecord(NO_LEDGER, None, 0, {}, [], False)
+        self._record = CursorRecord(NO_LEDGER, [], 0, {}, [], False)
         self._writer: Writer | None = None
-        self._entries = 0  # in the cursor ledger
-        self._rows: list[AckRowWithCount] = []
+        # In the cursor ledger: entries, the snapshot counts as one, and rows behind the snapshot.
+        self._entries = 0
+        self._delta_rows = 0
+        self._changed = LedgerRanges()  # acknowledged since the last delta was taken, as `state` has it
         self._dirty = False
         self._snapshot_due = False
+        self._resets = 0
         # Receipts to give: for the change that is being written, and for those that come after it.
         self._writing: list[DurableCallback] = []
         self._waiting: list[DurableCallback] = []
@@ -117,7 +129,8 @@ class Cursor:
     async def create(self, now_ms: int) -> None:
         """Records a new durable cursor at the state's position; durable when it returns. Raises AlreadyExists."""
         if self.path is not None:
-            self._record = CursorRecord(NO_LEDGER, self._snapshot(), now_ms, {}, [], False)
+            snapshot = list(self._state_entries())
+            self._record = CursorRecord(NO_LEDGER, snapshot, now_ms, {}, [], False)
             self._version = await self._metadata.create(self.path, self._record.encode())
 
     async def recover(self, topology: Topology) -> None:
@@ -127,20 +140,25 @@ class Cursor:
         damaged; any other error may pass, and `recover` may be called again.
         """
         await self._delete_trimmed()
-        if self._record.snapshot is None:
+        if not self._record.snapshot:
             raise DataDirectoryError(f"the metadata of {self.path} is damaged: it has no snapshot")
-        state = AckState.restore(topology, self._record.snapshot)
-        self.redeliveries.restore(self._record.snapshot.redeliveries, self._record.snapshot.rewinds)
+        state = AckState(topology, (0, 0, 0))
+        self.redeliveries.clear()
+        for number, entry in enumerate(self._record.snapshot):
+            if number:
+                await asyncio.sleep(0)
+            replay(state, self.redeliveries, entry)
         if self._record.ledger_id != NO_LEDGER:
-            state = await self._read_ledger(state, topology)
-        self._record.snapshot = None  # the state has it
+            await self._read_ledger(state)
+        self._record.snapshot = []  # the state has it
         self.state = state
         self._durable_mark = state.mark_delete
 
-    async def _read_ledger(self, state: AckState, topology: Topology) -> AckState:
+    async def _read_ledger(self, state: AckState) -> None:
         """Replays the cursor ledger on the pointer's snapshot, without what is damaged."""
         ledger_id = self._record.ledger_id
         first, last = 0, 0
+        rows = 0  # replayed in this turn of the loop
         reader: Reader | None = None
         damage: list[MagnetarError] = []
         while first <= last:
@@ -156,8 +174,11 @@ class Cursor:
                 first += 1
                 continue
             for entry in entries:
+                if rows >= MAX_ROWS_PER_ENTRY:
+                    await asyncio.sleep(0)
+                    rows = 0
                 try:
-                    state = replay(state, self.redeliveries, topology, entry[LEDGER_ENTRY_HEADER_BYTES:])
+                    rows += 1 + replay(state, self.redeliveries, entry[LEDGER_ENTRY_HEADER_BYTES:])
                 except DataDirectoryError as error:
                     damage.append(error)
             first += len(entries)
@@ -168,7 +189,6 @@ class Cursor:
                 "acknowledged there beyond it is delivered again",
                 self.path, len(damage), last + 1, ledger_id, damage[0], state.mark_delete,
             )  # fmt: skip
-        return state
 
     async def adopt(self) -> bool:
         """Reads the pointer alone; False if the subscription was being deleted: call `delete` then.
@@ -206,8 +226,10 @@ class Cursor:
         """Acknowledges a range; returns how many messages were new. `changed` afterwards, once for many."""
         added = self.state.ack(ledger, entry, first, last, message_count)
         if added and self.durable:
-            self._rows.append((ledger, entry, first, last, message_count))
             self._dirty = True
+            last = min(last, message_count - 1)
+            if self.state.mark_delete <= (ledger, entry, last):  # else the mark-delete position says it
+                self._changed.add(ledger, *acked_numbers(entry, first, last, message_count))
         return added
 
     def ack_through(self, ledger: int, entry: int, index: int, message_count: int) -> bool:
@@ -234,7 +256,8 @@ class Cursor:
         """A seek: the one way in which the mark-delete position goes back."""
         self.state.reset(position)
         self.redeliveries.clear()
-        self._rows = []
+        self._changed.clear()
+        self._resets += 1
         self._dirty = self._snapshot_due = self.durable
 
     def changed(self, done: DurableCallback | None) -> None:
@@ -247,8 +270,7 @@ class Cursor:
             if done is not None:
                 done(None)
             return
-        if len(self._rows) + len(self.redeliveries.changed_rows) > _MAX_ROWS:
-            self._rows = []
+        if len(self.redeliveries.changed_rows) > _MAX_COUNT_ROWS:
             self.redeliveries.clear_changes()
             self._snapshot_due = True
         if done is not None:
@@ -310,30 +332,42 @@ class Cursor:
         """Makes the current state durable: as a delta, else as a snapshot in a new ledger, else in the pointer."""
         if not self._dirty:
             return
-        rows, self._rows = self._rows, []
+        changed, self._changed = self._changed, LedgerRanges()
         self._dirty = False
         mark = self.state.mark_delete
-        entries: list[bytes] = []
-        if rows or mark != self._durable_mark:
-            entries.append(encode_delta(mark, [row for row in rows if row[:2] >= mark[:2]]))
         counts = self.redeliveries
-        if counts.changed:
-            entries.append(encode_redeliveries(counts.changed_rows, counts.rewinds))
-            counts.clear_changes()
+        count_rows, rewinds = counts.changed_rows, list(counts.rewinds) if counts.rewinds_changed else None
+        counts.clear_changes()
         try:
-            await self._write_state(entries)
-        except BaseException:  # whether it is durable is not known, and the rows were taken
+            await self._write_state(mark, changed, count_rows, rewinds)
+        except BaseException:  # whether it is durable is not known, and the changes were taken
             self._dirty = self._snapshot_due = True
             raise
         self._durable_mark = mark
 
-    async def _write_state(self, entries: list[bytes]) -> None:
+    async def _write_state(
+        self,
+        mark: Position,
+        changed: LedgerRanges,
+        count_rows: list[RedeliveryRow],
+        rewinds: list[Position] | None,
+    ) -> None:
         if self._writer is not None and not self._snapshot_due:
-            full = self._entries >= self._settings.max_cursor_ledger_entries
+            most_rows = max(_MIN_DELTA_ROWS, self.state.range_count // _DELTA_SHARE)
+            full = self._entries >= self._settings.max_cursor_ledger_entries or self._delta_rows >= most_rows
             if not full and not self._writer.restorable:
                 try:
-                    for entry in entries:
-                        await self._append(self._writer, entry)
+                    changed.remove_ledgers_below(mark[0])
+                    changed.remove_below(mark[0], number_of(mark))
+                    if changed or mark != self._durable_mark:
+                        for piece in changed.pieces(MAX_ROWS_PER_ENTRY):
+                            await self._append(self._writer, encode_acks(mark, piece))
+                    for first in range(0, len(count_rows), MAX_ROWS_PER_ENTRY):
+                        rows = count_rows[first : first + MAX_ROWS_PER_ENTRY]
+                        await self._append(self._writer, encode_redeliveries(rows))
+                    if rewinds is not None:
+                        await self._append(self._writer, encode_rewinds(rewinds))
+                    self._delta_rows += changed.count + len(count_rows) + len(rewinds or ())
                     return
                 except MagnetarError as error:
                     _log.warning("cursor %s: its ledger failed: %s", self.path, error)
@@ -359,48 +393,92 @@ class Cursor:
 
     async def _roll_over(self) -> None:
         """Rule 26: snapshot to a new ledger, compare-and-set the pointer, delete the old ledger."""
-        settings = self._settings
-        assert self.path is not None
-        writer = await self._ledgers.create(
-            ensemble_size=settings.ensemble_size,
-            write_quorum=settings.write_quorum,
-            ack_quorum=settings.ack_quorum,
-            properties={"kind": "cursor", "cursor": self.path},
-            explicit_lac=False,
-        )
         old_writer, self._writer = self._writer, None
-        self._entries = 0
-        # What comes while this is being written is the next delta, so the snapshot is of this very moment.
-        snapshot = self._snapshot()
-        entry = encode_snapshot(snapshot)
-        if len(entry) > settings.max_inline_cursor_bytes:
-            snapshot = Snapshot(snapshot.mark_delete, [], [], [], [])
-        try:
-            await self._append(writer, entry)
-        except BaseException:
+        while True:
+            resets = self._resets
+            writer = await self._create_ledger()
+            try:
+                snapshot = await self._append_snapshot(writer)
+            except BaseException:
+                with contextlib.suppress(MagnetarError):
+                    await self._ledgers.delete(writer.ledger_id)
+                raise
+            if resets == self._resets:
+                break
+            # A seek: what was written before it is not acknowledged any more.
+            writer.detach()
             with contextlib.suppress(MagnetarError):
                 await self._ledgers.delete(writer.ledger_id)
-            raise
         try:
             await self._point(writer.ledger_id, snapshot)
         except BaseException:
             writer.detach()  # the stored pointer may name the new ledger, so it stays
             raise
         self._writer = writer
+        self._entries, self._delta_rows = 1, 0
         await self._delete_trimmed(old_writer)
+
+    async def _create_ledger(self) -> Writer:
+        settings = self._settings
+        assert self.path is not None
+        return await self._ledgers.create(
+            ensemble_size=settings.ensemble_size,
+            write_quorum=settings.write_quorum,
+            ack_quorum=settings.ack_quorum,
+            properties={"kind": "cursor", "cursor": self.path},
+            explicit_lac=False,
+        )
+
+    async def _append_snapshot(self, writer: Writer) -> list[bytes]:
+        """The state becomes entries of the ledger. Returns those of the pointer: the same, or if large the mark alone."""
+        snapshot: list[bytes] = []
+        size = 0
+        for entry in self._state_entries():
+            await self._append(writer, entry)
+            size += len(entry)
+            if size <= self._settings.max_inline_cursor_bytes:
+                snapshot.append(entry)
+        return snapshot if size <= self._settings.max_inline_cursor_bytes else [self._mark_entry()]
 
     async def _write_pointer(self) -> None:
         old_writer, self._writer = self._writer, None
-        await self._point(NO_LEDGER, self._snapshot())
+        snapshot = await self._snapshot()
+        assert snapshot is not None
+        await self._point(NO_LEDGER, snapshot)
         await self._delete_trimmed(old_writer)
 
-    def _snapshot(self) -> Snapshot:
-        snapshot, counts = self.state.snapshot(), self.redeliveries
-        counts.drop_below(snapshot.mark_delete)
-        snapshot.redeliveries, snapshot.rewinds = counts.stored_rows(), list(counts.rewinds)
-        return snapshot
+    async def _snapshot(self, most_bytes: int | None = None) -> list[bytes] | None:
+        """Entries of the whole state, with a turn of the loop for each; None if they have more than `most_bytes`."""
+        while True:
+            resets, size = self._resets, 0
+            entries: list[bytes] = []
+            for entry in self._state_entries():
+                if entries:
+                    await asyncio.sleep(0)
+                entries.append(entry)
+                size += len(entry)
+                if most_bytes is not None and size > most_bytes:
+                    return None
+            if resets == self._resets:
+                return entries
 
-    async def _point(self, ledger_id: int, snapshot: Snapshot | None, *, deleting: bool = False) -> None:
+    def _state_entries(self) -> Iterator[bytes]:
+        """A snapshot, piece by piece. The mark-delete position of each is of its moment, so that nothing falls out between
+        two pieces because everything before it was acknowledged meanwhile.
+        """
+        for piece in self.state.acked.pieces(MAX_ROWS_PER_ENTRY):
+            yield encode_acks(self.state.mark_delete, piece)
+        counts = self.redeliveries
+        counts.drop_below(self.state.mark_delete)
+        for rows in counts.pieces(MAX_ROWS_PER_ENTRY):
+            yield encode_redeliveries(rows)
+        if counts.rewinds:
+            yield encode_rewinds(counts.rewinds)
+
+    def _mark_entry(self) -> bytes:
+        return encode_acks(self.state.mark_delete, [])
+
+    async def _point(self, ledger_id: int, snapshot: list[bytes], *, deleting: bool = False) -> None:
         """Moves the pointer by compare-and-set; the ledger that it named is to be deleted then."""
         old = self._record
         trimmed = (
@@ -450,7 +528,7 @@ class Cursor:
             if self._writer is not None:
                 self._writer.detach()  # the ledger is another owner's, or is about to be deleted
             return
-        small = len(encode_snapshot(self._snapshot())) <= self._settings.max_inline_cursor_bytes
+        small = await self._snapshot(self._settings.max_inline_cursor_bytes) is not None
         idle = self._writer is None and self._task is None and not self._waiting
         if self._dirty and not (small and idle):
             with contextlib.suppress(MagnetarError):
@@ -477,7 +555,7 @@ class Cursor:
             await self._metadata.delete(self.path, version=self._version)
             return
         writer, self._writer = self._writer, None
-        await self._point(NO_LEDGER, None, deleting=True)
+        await self._point(NO_LEDGER, [], deleting=True)
         await self._delete_trimmed(writer)
         if self._record.trimmed:
             raise TopicBusy(

@@ -84,6 +84,10 @@ class Readers:
                 heappop(order)
             self.on_slowest(order[0])
 
+    def slowest_from(self, key: EntryKey) -> EntryKey | None:
+        """Where the slowest of those readers is that are at `key` or past it, None if none is. Looks at all of them."""
+        return min((position for position in self._positions.values() if position >= key), default=None)
+
     def wait(self, reader: Reader) -> None:
         """Runs `reader` once, when entries were confirmed."""
         self._waiting[reader] = None

@@ -52,6 +52,7 @@ from .open_ledger import LedgerEvents, OpenLedger, PendingEntry, State, measure
 from .readers import LedgerReaders
 from .records import LedgerInfo, cursor_path
 from .rollover import rollover_due
+from .shared_reads import SharedReads
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class ManagedLedger(Generic[T]):
         metadata: MetadataStore,
         ledgers: Ledgers,
         archives: ArchiveReader,
+        shared_reads: SharedReads,
         settings: BrokerSettings,
         clock: Clock,
         events: LedgerEvents[T],
@@ -79,6 +81,7 @@ class ManagedLedger(Generic[T]):
         self._metadata = metadata
         self._ledgers = ledgers
         self._archives = archives
+        self._shared_reads = shared_reads
         self._settings = settings
         self._clock = clock
         self._events = events
@@ -494,13 +497,19 @@ class ManagedLedger(Generic[T]):
         archived = self.list.archived(ledger_id)
         if archived is not None:
             return await self._archives.read(str(self.name), archived, first, last, max_bytes=max_bytes)
-        ledger = self._open_ledger
-        handle: Reads
-        if ledger is not None and ledger.info is info:
-            handle = ledger.writer
-        else:
-            handle = await self._readers.reader(info.stored_id)
-        return await handle.read(first, last, max_bytes=max_bytes)
+
+        async def fetch(first: int, last: int) -> list[bytes]:
+            ledger = self._open_ledger
+            handle: Reads
+            if ledger is not None and ledger.info is info:
+                handle = ledger.writer
+            else:
+                handle = await self._readers.reader(info.stored_id)
+            return await handle.read(first, last, max_bytes=max_bytes)
+
+        return await self._shared_reads.read(
+            info.stored_id, first, last, fetch, max_bytes=max_bytes, entry_bytes=info.size // info.entries
+        )
 
     # --- trimming ----------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,6 @@ from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, NotFoundInStore, VersionConflict
 from magnetar.proto.ids import TopicName
 
-from ..cursors.core.acks import Snapshot
-
 FORMAT = 1
 TOPICS_ROOT = "/topics"
 
@@ -195,7 +193,7 @@ class CursorRecord(Record, tag_field="format", tag=FORMAT):
     """A cursor's pointer: the ledger that holds it, or (ledger -1) the snapshot itself."""
 
     ledger_id: int
-    snapshot: Snapshot | None  # where a cursor without ledger stands; None: `deleting`
+    snapshot: list[bytes]  # entries as a cursor ledger has them (`cursors.entries`); none: `deleting`
     created_ms: int
     properties: dict[str, str]
     trimmed: list[int]  # ledgers that held it and may not be deleted yet

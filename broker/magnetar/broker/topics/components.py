@@ -10,6 +10,7 @@ from magnetar.runtime.clock import Clock
 
 from ..dispatch.core.entry_source import DispatchCounters
 from ..log.archives import ArchiveReader
+from ..log.shared_reads import SharedReads
 from ..log.tail_cache import TailCache
 from ..resources.budget import ByteBudget
 from ..resources.stores import Bookies, Ledgers
@@ -37,6 +38,7 @@ class Components(NamedTuple):
     settings: BrokerSettings
     clock: Clock
     cache: TailCache
+    shared_reads: SharedReads
     publish_budget: ByteBudget
     read_budget: ByteBudget
     published: PublishCounters

@@ -23,6 +23,7 @@ from ..dispatch.core.entry_source import DispatchCounters
 from ..export.orphans import find_staged
 from ..log.archives import ArchiveReader, NoArchives
 from ..log.records import TOPICS_ROOT, TopicRecord, topic_path
+from ..log.shared_reads import SharedReads
 from ..log.tail_cache import TailCache
 from ..resources.budget import ByteBudget
 from ..resources.stores import Bookies, Ledgers
@@ -63,13 +64,14 @@ class Broker:
         self.settings = settings
         self._metadata = metadata
         self.cache = TailCache(settings.tail_cache_bytes)
+        self._shared_reads = SharedReads(settings.shared_read_bytes)
         self.publish_budget = ByteBudget(settings.publish_bytes)
         self._read_budget = ByteBudget(int(settings.memory_budget_bytes * _READ_AHEAD_SHARE))
         self.published = PublishCounters()
         self.dispatched = DispatchCounters()
         self._components = Components(
-            metadata, ledgers, settings, clock, self.cache, self.publish_budget, self._read_budget,
-            self.published, self.dispatched, archives or NoArchives(), bookies,
+            metadata, ledgers, settings, clock, self.cache, self._shared_reads, self.publish_budget,
+            self._read_budget, self.published, self.dispatched, archives or NoArchives(), bookies,
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
         self._loading: dict[str, _Load] = {}
@@ -320,6 +322,9 @@ class Broker:
             "tail_cache_bytes": self.cache.used,
             "tail_cache_entries": len(self.cache),
             "read_ahead_bytes": self._read_budget.used,
+            "shared_read_bytes": self._shared_reads.used,
+            "shared_reads_total": self._shared_reads.joined,
+            "ledger_read_bytes_total": self._shared_reads.fetched_bytes,
             **self._components.ledgers.figures(),
             **self._components.archives.figures(),
         }

@@ -70,13 +70,14 @@ class Topic:
         self._subscribing = asyncio.Lock()
         self.publish_budget = ByteBudget(settings.max_topic_publish_bytes, components.publish_budget)
         self._coalescer = Coalescer(settings.max_entry_bytes)
-        self._cache = TopicCache(components.cache)
+        self._cache = TopicCache(components.cache, settings.read_ahead_bytes)
         self._readers = Readers(self._drop_before)
         self.ledger: ManagedLedger[GatheredEntry] = ManagedLedger(
             name,
             components.metadata,
             components.ledgers,
             components.archives,
+            components.shared_reads,
             settings,
             components.clock,
             LedgerEvents(
@@ -226,6 +227,7 @@ class Topic:
                 session.rows.append((run.sequence_id, run.messages, ledger_id, entry_id, run.index))
             if cached and data is not None:
                 self._cache.put((ledger_id, entry_id), Entry(data, LEDGER_ENTRY_HEADER_BYTES))
+        self._cache.drop_what_nobody_holds(self._readers.slowest_from)
         closed = False
         for session in sessions.values():
             rows, session.rows = session.rows, []

@@ -1,10 +1,17 @@
 """Acknowledgement state of one subscription: a mark-delete position and what is acknowledged beyond it.
 
 A position is (ledger, entry, index). The mark-delete position is *exclusive*: the first message that is not known to be
-acknowledged together with everything before it. Beyond it whole entries are ranges of entry ids per ledger, and entries
-acknowledged in part have ranges of indexes. Knowing that an entry is complete takes its message count, which comes with
-every acknowledgement; knowing which entry follows the last one of a ledger takes the topic's ledger list, behind
-`Topology`.
+acknowledged together with everything before it. What is acknowledged beyond it are ranges of numbers in each ledger:
+
+    number of a message    entry << INDEX_BITS | index
+    last of its entry      acknowledged together with all numbers that the entry does not use
+
+so that entries acknowledged as a whole, parts of entries, and what lies across their borders are ranges of one kind:
+
+    acknowledged of entry 3 (4 messages): 2 to 3; of entry 4: all; of entry 5: 0    -->    one range, from 3:2 to 5:0
+
+Knowing that a message is the last of its entry takes the entry's message count, which comes with every acknowledgement;
+knowing which entry follows the last one of a ledger takes the topic's ledger list, behind `Topology`.
 
 >>> class OneLedger:
 ...     def normalise(self, position): return position
@@ -19,29 +26,19 @@ every acknowledgement; knowing which entry follows the last one of a ledger take
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
-import msgspec
+from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 
-from .ranges import IndexRanges, Range
+from .ranges import LedgerRanges, Range, RangesOfLedger
 
 Position = tuple[int, int, int]
 EntryKey = tuple[int, int]
 
-FORMAT = 1
-
-
-class Snapshot(msgspec.Struct, tag_field="format", tag=FORMAT):
-    """An `AckState` and the redelivery counts beside it as they are stored (FORMATS.md).
-
-    Ranges are [first, last, first, last, ...], counted ones [first, last, count, ...].
-    """
-
-    mark_delete: Position
-    entries: list[tuple[int, list[int]]]  # by ledger
-    partial: list[tuple[int, int, list[int]]]  # by ledger and entry
-    redeliveries: list[tuple[int, int, list[int]]]  # by ledger and entry
-    rewinds: list[Position]
+INDEX_BITS = 20
+_LAST_INDEX = (1 << INDEX_BITS) - 1
+assert MAX_MESSAGES_PER_ENTRY == 1 << INDEX_BITS
 
 
 class Topology(Protocol):
@@ -51,93 +48,90 @@ class Topology(Protocol):
         """`position`, or the start of the ledger that follows if its ledger ends before it or is gone."""
 
 
-class AckState:
-    """See the module docstring. One door for every change: `ack`, `ack_through`, `reset`.
+def number_of(position: Position) -> int:
+    """The number in its ledger of the message there, or of the place behind the last one of an entry."""
+    return (position[1] << INDEX_BITS) + position[2]
 
-    Invariants (`check`): nothing is recorded below the mark-delete position, no entry is both whole and in part, the
-    entry at the mark-delete position is not whole, and its recorded part does not begin at the mark-delete index.
+
+def acked_numbers(entry: int, first: int, last: int, message_count: int) -> Range:
+    """The numbers in their ledger of messages first..last of an entry: the module docstring."""
+    base = entry << INDEX_BITS
+    return base + first, base + (last if last + 1 < message_count else _LAST_INDEX)
+
+
+class AckState:
+    """See the module docstring. One door for every change: `ack`, `ack_through`, `move_to`, `merge`, `reset`.
+
+    Invariants (`check`): nothing is recorded below the mark-delete position or beginning at it.
     """
 
-    __slots__ = ("_partial_ranges", "_topology", "entries", "mark_delete", "partial")
+    __slots__ = ("_topology", "acked", "mark_delete")
 
     def __init__(self, topology: Topology, mark_delete: Position) -> None:
         self._topology = topology
         self.mark_delete = mark_delete
-        self.entries: dict[int, IndexRanges] = {}  # ledger -> entries acknowledged as a whole
-        self.partial: dict[EntryKey, IndexRanges] = {}  # entry -> acknowledged indexes, never all of them
-        self._partial_ranges = 0  # over all of `partial`
+        self.acked = LedgerRanges()  # numbers of messages acknowledged beyond the mark-delete position
 
     @property
     def range_count(self) -> int:
-        """Ranges kept beyond the mark-delete position: what memory and snapshots pay for."""
-        return sum(map(len, self.entries.values())) + self._partial_ranges
+        """Ranges kept beyond the mark-delete position: what memory (80 bytes each) and snapshots pay for."""
+        return self.acked.count
 
     def ack(self, ledger: int, entry: int, first: int, last: int, message_count: int) -> int:
         """Acknowledges first..last of an entry that has `message_count` messages; returns how many were new."""
         mark_ledger, mark_entry, mark_index = self.mark_delete
-        lowest = 0
-        key = (ledger, entry)
-        if key <= (mark_ledger, mark_entry):
-            if key < (mark_ledger, mark_entry):
+        if (ledger, entry) <= (mark_ledger, mark_entry):
+            if (ledger, entry) < (mark_ledger, mark_entry):
                 return 0
-            lowest = mark_index
-            first = max(first, lowest)
+            first = max(first, mark_index)
         last = min(last, message_count - 1)
-        if first > last or self.is_whole(ledger, entry):
+        if first > last:
             return 0
-        ranges = self.partial.get(key)
-        if ranges is None:
-            added = last - first + 1
-            if first > lowest or last < message_count - 1:
-                ranges = self.partial[key] = IndexRanges()
-                ranges.add(first, last)
-                self._partial_ranges += 1
-        else:
-            self._partial_ranges -= len(ranges)
-            added = ranges.add(first, last)
-            if ranges.covers(lowest, message_count - 1):
-                del self.partial[key]
-                ranges = None
-            else:
-                self._partial_ranges += len(ranges)
-        if ranges is None:
-            self.entries.setdefault(ledger, IndexRanges()).add(entry, entry)
+        start, end = acked_numbers(entry, first, last, message_count)
+        ranges = self.acked.by_ledger.get(ledger)
+        if ranges is None and (ledger, entry, first) == self.mark_delete:  # in order, and nothing lies beyond
+            self._move((ledger, (end + 1) >> INDEX_BITS, (end + 1) & _LAST_INDEX))
+            self._advance()
+            return last - first + 1
+        unused = end - start - (last - first)  # counted if they are new: if the last message is
+        if unused and ranges is not None and ranges.end_of(end) is not None:
+            unused = 0
+        added = self.acked.add(ledger, start, end) - unused
         self._advance()
         return added
 
     def ack_through(self, ledger: int, entry: int, index: int, message_count: int) -> bool:
         """Acknowledges everything up to and with `index`; False if that was known. `message_count` 0: not known."""
-        part = self.partial.get((ledger, entry))
-        # The rest of the entry may be acknowledged already. Here its end is known; `_advance` could only move behind its
-        # last message, a position that nothing that follows would ever join on to.
-        rest = part is not None and index + 1 < message_count and part.covers(index + 1, message_count - 1)
-        whole = rest or index + 1 == message_count
+        whole = index + 1 == message_count
         return self.move_to((ledger, entry + 1, 0) if whole else (ledger, entry, index + 1))
 
     def move_to(self, target: Position) -> bool:
         """Everything before `target` is acknowledged. Never goes back."""
         if target <= self.mark_delete:
             return False
-        self.mark_delete = target
-        self._drop_below(partial=True)
+        self._move(target)
         self._advance()
         return True
 
+    def merge(self, mark_delete: Position, rows: Iterable[RangesOfLedger]) -> None:
+        """Adds what is stored of a cursor: ranges of numbers, sorted and apart in each ledger, and where it stood."""
+        if mark_delete > self.mark_delete:
+            self._move(mark_delete)
+        mark_ledger = self.mark_delete[0]
+        for ledger, starts, ends in rows:
+            if ledger >= mark_ledger:
+                self.acked.update(ledger, starts, ends)
+        self.acked.remove_below(mark_ledger, number_of(self.mark_delete))
+        self._advance()
+
     def reset(self, position: Position) -> None:
         """Forgets everything and starts at `position`: a seek, forwards or back."""
-        self.entries.clear()
-        self.partial.clear()
-        self._partial_ranges = 0
+        self.acked.clear()
         self.mark_delete = self._topology.normalise(position)
 
     def renormalise(self) -> None:
         """Called when the ledger list changed: a mark-delete position at the end of a ledger may now move on."""
         self._advance()
-
-    def is_whole(self, ledger: int, entry: int) -> bool:
-        """True if the entry lies beyond the mark-delete position and is acknowledged as a whole."""
-        ranges = self.entries.get(ledger)
-        return ranges is not None and ranges.end_of(entry) is not None
 
     def unacked(self, ledger: int, entry: int, first: int, last: int) -> list[Range]:
         """What of first..last is not acknowledged."""
@@ -146,106 +140,45 @@ class AckState:
             if (ledger, entry) < (mark_ledger, mark_entry):
                 return []
             first = max(first, mark_index)
-        if first > last or (self.entries and self.is_whole(ledger, entry)):
+        if first > last:
             return []
-        ranges = self.partial.get((ledger, entry)) if self.partial else None
-        return [(first, last)] if ranges is None else ranges.gaps(first, last)
+        ranges = self.acked.by_ledger.get(ledger) if self.acked.by_ledger else None
+        if ranges is None:
+            return [(first, last)]
+        base = entry << INDEX_BITS
+        return [(start - base, end - base) for start, end in ranges.gaps(base + first, base + last)]
 
     def skip_whole(self, ledger: int, entry: int) -> int:
         """The first entry from `entry` on that is not acknowledged as a whole: readers jump over ranges."""
-        ranges = self.entries.get(ledger)
-        end = None if ranges is None else ranges.end_of(entry)
-        return entry if end is None else end + 1
+        ranges = self.acked.by_ledger.get(ledger)
+        end = None if ranges is None else ranges.end_of(entry << INDEX_BITS)
+        return entry if end is None else (end + 1) >> INDEX_BITS
 
     def _advance(self) -> None:
         """Moves the mark-delete position over everything that follows it and is acknowledged."""
         while True:
             position = self._topology.normalise(self.mark_delete)
-            ledger, entry, index = position
-            ranges = self.entries.get(ledger)
-            end = ranges.end_of(entry) if ranges is not None else None
+            ranges = self.acked.by_ledger.get(position[0])
+            end = None if ranges is None else ranges.end_of(number_of(position))
             if end is not None:
-                position = (ledger, end + 1, 0)
-            else:
-                part = self.partial.get((ledger, entry))
-                if part is not None and part.starts[0] <= index:
-                    position = (ledger, entry, max(part.ends[0] + 1, index))
+                position = (position[0], (end + 1) >> INDEX_BITS, (end + 1) & _LAST_INDEX)
             if position == self.mark_delete:
                 return
-            # Moving over whole entries leaves no partial one behind; another ledger may (a reader's, after a trim).
-            behind = position[0] != self.mark_delete[0]
-            self.mark_delete = position
-            self._drop_below(partial=behind)
+            self._move(position)
 
-    def _drop_below(self, *, partial: bool) -> None:
-        """Forgets what is recorded below the mark-delete position."""
-        ledger, entry, index = self.mark_delete
-        if self.entries:
-            for other in [other for other in self.entries if other < ledger]:
-                del self.entries[other]
-            ranges = self.entries.get(ledger)
-            if ranges is not None:
-                if entry and ranges.starts[0] < entry:
-                    ranges.remove(0, entry - 1)
-                if not ranges:
-                    del self.entries[ledger]
-        if self.partial:
-            if partial:
-                for key in [key for key in self.partial if key < (ledger, entry)]:
-                    self._partial_ranges -= len(self.partial.pop(key))
-            part = self.partial.get((ledger, entry))
-            if part is not None and index and part.starts[0] < index:
-                self._partial_ranges -= len(part)
-                part.remove(0, index - 1)
-                self._partial_ranges += len(part)
-                if not part:
-                    del self.partial[ledger, entry]
-
-    def snapshot(self) -> Snapshot:
-        """What `restore` takes back; redelivery counts are not known here."""
-        return Snapshot(
-            self.mark_delete,
-            [(ledger, _flat(ranges)) for ledger, ranges in sorted(self.entries.items())],
-            [(*key, _flat(ranges)) for key, ranges in sorted(self.partial.items())],
-            [],
-            [],
-        )
-
-    @classmethod
-    def restore(cls, topology: Topology, snapshot: Snapshot) -> AckState:
-        """Inverse of `snapshot`."""
-        state = cls(topology, snapshot.mark_delete)
-        for ledger, flat in snapshot.entries:
-            state.entries[ledger] = _ranges(flat)
-        for ledger, entry, flat in snapshot.partial:
-            state.partial[ledger, entry] = _ranges(flat)
-            state._partial_ranges += len(flat) // 2
-        state._advance()
-        return state
+    def _move(self, position: Position) -> None:
+        """The mark-delete position is there; what is recorded below it is forgotten."""
+        before, self.mark_delete = self.mark_delete, position
+        if self.acked:
+            if position[0] != before[0]:
+                self.acked.remove_ledgers_below(position[0])
+            self.acked.remove_below(position[0], number_of(position))
 
     def check(self) -> None:
         """Asserts the invariants; tests call it after every change."""
-        ledger, entry, index = self.mark_delete
-        for other, ranges in self.entries.items():
-            ranges.check()
-            assert ranges
-            assert (other, ranges.starts[0]) >= (ledger, entry)
-        for key, ranges in self.partial.items():
-            ranges.check()
-            assert ranges
-            assert key >= (ledger, entry)
-            assert not self.is_whole(*key)
-        assert not self.is_whole(ledger, entry)
-        assert self._partial_ranges == sum(map(len, self.partial.values()))
-        part = self.partial.get((ledger, entry))
-        assert part is None or part.starts[0] > index
-
-
-def _flat(ranges: IndexRanges) -> list[int]:
-    return [bound for pair in ranges for bound in pair]
-
-
-def _ranges(flat: list[int]) -> IndexRanges:
-    ranges = IndexRanges()
-    ranges.starts, ranges.ends = list(flat[::2]), list(flat[1::2])
-    return ranges
+        self.acked.check()
+        ledger = self.mark_delete[0]
+        assert all(other >= ledger for other in self.acked.by_ledger)
+        if ledger in self.acked.by_ledger:
+            (start,), _ = self.acked.by_ledger[ledger].part(0, 1)
+            assert start > number_of(self.mark_delete)

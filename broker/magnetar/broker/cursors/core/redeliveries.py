@@ -21,7 +21,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator
 
 from .acks import EntryKey, Position
-from .ranges import CountedRange, DeliveredRanges, IndexRanges, Range
+from .ranges import CountedRange, DeliveredRanges, Range
 
 # Read positions from which an exclusive subscription went back. A consumer that comes and goes more often without
 # acknowledging gets redelivery counts that are too low; nothing else depends on them.
@@ -172,28 +172,21 @@ class RedeliveryCounts:
 
     # --- what is stored ----------------------------------------------------------------------------------------------
 
-    def stored_rows(self) -> list[tuple[int, int, list[int]]]:
-        """Of a snapshot: ledger, entry, [first, last, count, ...]."""
-        return [
-            (*key, [number for row in ranges.rows() for number in row])
-            for key, ranges in sorted(self.by_entry.items())
-        ]
+    def pieces(self, most: int) -> Iterator[list[RedeliveryRow]]:
+        """Everything in `by_entry`, in pieces of at most `most` rows.
 
-    def restore(self, stored_rows: list[tuple[int, int, list[int]]], rewinds: list[Position]) -> None:
-        """Takes back what a snapshot has; what was known before is forgotten."""
-        self.clear()
-        self.rewinds = sorted(rewinds)
-        for ledger, entry, flat in stored_rows:
-            ranges = self.by_entry[ledger, entry] = DeliveredRanges()
-            for first, last, count in zip(
-                flat[::3], flat[1::3], flat[2::3]
-            ):  # sorted: appended, at 1 us each
-                members = ranges.by_count.get(count)
-                if members is None:
-                    members = ranges.by_count[count] = IndexRanges()
-                members.starts.append(first)
-                members.ends.append(last)
-            self.rows += len(flat) // 3
+        Counts may change while the caller pauses between two pieces; `changed_rows` has what did.
+        """
+        rows: list[RedeliveryRow] = []
+        for key in list(self.by_entry):
+            ranges = self.by_entry.get(key)
+            if ranges is not None:
+                rows += [(*key, *row) for row in ranges.rows()]
+            while len(rows) >= most:
+                yield rows[:most]
+                rows = rows[most:]
+        if rows:
+            yield rows
 
     def check(self) -> None:
         """Asserts the invariants; tests call it after every event."""

@@ -3,7 +3,7 @@
     wanted --in the tail cache--> given
        |
        `--> READING --done--> HELD until the read position has passed it, or until it is delivered again --> released
-               | failed       (counts against the broker's read budget, as what is set aside does)
+               | failed       (both count against the broker's read budget, as what is set aside does)
                v
             FAILED --back-off--> READING ...  after `max_entry_read_attempts`: UNREADABLE, which is reported once
                                                   |
@@ -134,7 +134,7 @@ class EntrySource:
         self._replayed: dict[EntryKey, Entry] = {}  # read to be delivered again; at most MAX_REPLAY_READS
         self._set_aside: dict[EntryKey, Entry] = {}  # to be delivered again, and were in memory; see `keep`
         self.ahead_bytes = 0  # of `ahead`; above half of read_ahead_bytes no read is started
-        self.held_bytes = 0  # of all three: charged to `budget`
+        self.held_bytes = 0  # of all three: charged to `budget`, as what reads in flight may bring is
         self._reads: dict[int, Read] = {}  # in flight
         self._next_read_id = 0
         self._catch_up: int | None = None  # the one of `_reads` that is from the read position on
@@ -212,6 +212,7 @@ class EntrySource:
         self._next_read_id += 1
         read = Read(self._next_read_id, key, max_bytes)
         self._reads[read.read_id] = read
+        self.budget.charge(max_bytes)
         self._out.append(read)
         return read.read_id
 
@@ -235,10 +236,17 @@ class EntrySource:
             if held is self.ahead or key in replay:
                 self._hold(held, key, entry)
             self._recovered(key)
-        del self._reads[read_id]
+        self._ended(read_id)
         if read_id == self._catch_up:
             self._catch_up = None
             self.next_key = (ledger, first + len(entries))
+
+    def _ended(self, read_id: int) -> Read | None:
+        """The read is in flight no more; None if it was not."""
+        read = self._reads.pop(read_id, None)
+        if read is not None:
+            self.budget.release(read.max_bytes)
+        return read
 
     def _hold(self, held: dict[EntryKey, Entry], key: EntryKey, entry: Entry) -> None:
         if key not in held:
@@ -258,7 +266,7 @@ class EntrySource:
 
         A read for `replay` is ignored if the entry is not to be delivered again any more.
         """
-        read = self._reads.pop(read_id, None)
+        read = self._ended(read_id)
         if read is None:
             return None
         key = read.key
@@ -350,7 +358,8 @@ class EntrySource:
         self.ahead_bytes = 0
         if self._reads:
             self._out.append(CancelReads(list(self._reads)))
-            self._reads.clear()
+            for read_id in list(self._reads):
+                self._ended(read_id)
         self._catch_up = self.next_key = None
 
     def forget_replays(self) -> None:
@@ -379,6 +388,11 @@ class EntrySource:
         """Reads in flight for what is to be delivered again."""
         return len(self._reads) - (self._catch_up is not None)
 
+    @property
+    def charged_bytes(self) -> int:
+        """Of this subscription in `budget`."""
+        return self.held_bytes + sum(read.max_bytes for read in self._reads.values())
+
     def check(self, read_position: Position, *, wanted: bool) -> None:
         """Asserts the invariants; tests call it after every event. `wanted`: there are consumers."""
         assert list(self.ahead) == sorted(self.ahead)
@@ -389,5 +403,4 @@ class EntrySource:
         assert self.replay_reads + len(self._replayed) <= MAX_REPLAY_READS
         assert set(self._failed_ahead) <= set(self.failures)
         if not wanted:
-            assert not self._reads
-            assert not self.held_bytes
+            assert not self.charged_bytes

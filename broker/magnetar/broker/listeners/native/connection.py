@@ -67,6 +67,9 @@ class ClientConnection:
         )
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._budgets: dict[int, ByteBudget] = {}  # that this connection waits for
+        self._resume_at = (
+            0  # of the consumers in their order: whose turn it is when the connection is writable again
+        )
         self._closed = False
 
     # --- ConnectionHandler -------------------------------------------------------------------------------------------
@@ -97,9 +100,14 @@ class ClientConnection:
         self._consumers.lose_all()
 
     def writing_resumed(self) -> None:
-        """Delivery goes on."""
-        for consumer in self._consumers:
+        """Delivery goes on with the consumer that the last call did not come to, so that each has its share."""
+        consumers = list(self._consumers)
+        first = self._resume_at % max(len(consumers), 1)
+        for number, consumer in enumerate(consumers[first:] + consumers[:first], first + 1):
             consumer.subscription.writable(consumer.consumer)
+            if not self._link.writable:
+                self._resume_at = number
+                break
 
     # --- frames ------------------------------------------------------------------------------------------------------
 
