@@ -34,7 +34,7 @@ app = typer.Typer(
 )
 perf_app = typer.Typer(no_args_is_help=True, help="Measure: produce, consume or tail as fast as it goes.")
 topics_app = typer.Typer(no_args_is_help=True, help="List, inspect and delete topics.")
-subscriptions_app = typer.Typer(no_args_is_help=True, help="List and delete subscriptions.")
+subscriptions_app = typer.Typer(no_args_is_help=True, help="List, expire and delete subscriptions.")
 app.add_typer(perf_app, name="perf", rich_help_panel="Operate")
 app.add_typer(topics_app, name="topics", rich_help_panel="Operate")
 app.add_typer(subscriptions_app, name="subscriptions", rich_help_panel="Operate")
@@ -377,6 +377,33 @@ def subscriptions_delete(
 
     admin.confirm(f"Delete the subscription {subscription} of {topic}?", yes)
     run(admin.delete_subscription(url, topic, subscription, force=force))
+
+
+@subscriptions_app.command("expire")
+def subscriptions_expire(
+    topic: Topic,
+    subscription: Annotated[str, typer.Argument(metavar="SUBSCRIPTION")],
+    older_than: Annotated[
+        str,
+        typer.Option("--older-than", help="What the topic stored longer ago: 90s, 2h, 7d.", metavar="AGE"),
+    ],
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Give up old messages of a subscription: they count as acknowledged."""
+    import time
+
+    from . import admin
+    from .session import milliseconds, run
+
+    before_ms = int(time.time() * 1000) - milliseconds("--older-than", older_than)
+    admin.confirm(
+        f"Give up all messages of the subscription {subscription} of {topic} that are older than {older_than}?",
+        yes,
+        refusal="this gives up messages: say --yes",
+    )
+    run(admin.expire_messages(url, topic, subscription, max(before_ms, 0), as_json=as_json))
 
 
 @app.command("config", rich_help_panel="Operate")

@@ -298,6 +298,7 @@ class Client(_Facade[aio.Client]):
     create_topic = _waiting(aio.Client.create_topic)
     delete_topic = _waiting(aio.Client.delete_topic)
     delete_subscription = _waiting(aio.Client.delete_subscription)
+    expire_messages = _waiting(aio.Client.expire_messages)
 
     def __exit__(self, *exc_info: Any) -> None:
         try:

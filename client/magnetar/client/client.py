@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from magnetar.proto.commands import (
@@ -17,6 +18,7 @@ from magnetar.proto.commands import (
     CreateTopic,
     DeleteSubscription,
     DeleteTopic,
+    ExpireMessages,
     ListTopics,
     TopicStats,
 )
@@ -37,6 +39,7 @@ from .options import (
     RedeliveryBackoff,
     Start,
     parse_url,
+    time_in_ms,
 )
 from .producer import Producer
 from .reader import Reader
@@ -417,6 +420,16 @@ class Client:
         name = str(TopicName.parse(topic))
         command = DeleteSubscription(0, name, check_subscription_name(subscription), force)
         await self.request(command, topic=name)
+
+    async def expire_messages(self, topic: str, subscription: str, before: datetime | int) -> int:
+        """Acknowledges what `topic` stored before a time (a datetime or ms since the epoch); durable when it returns.
+
+        For a durable subscription. Returns how many messages it went on by, those acknowledged before among them. Raises
+        SubscriptionNotFound.
+        """
+        name = str(TopicName.parse(topic))
+        command = ExpireMessages(0, name, check_subscription_name(subscription), time_in_ms(before))
+        return int((await self.request(command, topic=name))["messages"])
 
     async def request(self, command: Command, *, topic: str | None = None, payload: bytes = b"") -> Any:
         """Asks the broker of `topic` (None: the one of the URL), again after retryable errors, up to operation_timeout.

@@ -17,6 +17,7 @@ __all__ = [
     "DeleteSubscription",
     "DeleteTopic",
     "DiscardStaged",
+    "ExpireMessages",
     "GetLedgerMetadata",
     "KeepLedgers",
     "KeepStaged",
@@ -66,6 +67,18 @@ class DeleteSubscription(Command, tag=52):
     topic: str
     subscription: str
     force: bool = False
+
+
+class ExpireMessages(Command, tag=60):
+    """Acknowledges, in a durable subscription, all that the topic stored before `before_ms` (ms since the epoch).
+
+    Ok: {"moved": bool, "messages": int, "mark_delete": [ledger, entry, index]}, once it is durable. `messages`: how many
+    lie between the old mark-delete position and the new one, whether they were acknowledged before or not.
+    """
+
+    topic: str
+    subscription: str
+    before_ms: int
 
 
 # --- topics as ledgers -----------------------------------------------------------------------------------------------

@@ -2,11 +2,15 @@
 
 A time is looked for in the ledgers' append times, then by binary search in the append times of the ledger's entries, then
 in the publish times of one entry's batches: nothing published at or after the time is skipped while clocks agree.
+
+What is to expire goes by append times alone: they are of the broker's clock, and never fall along a topic.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 from typing import Any
 
 from magnetar.proto.batch import decode_batch_header
@@ -16,9 +20,11 @@ from magnetar.proto.ids import MessageId
 
 from ..cursors.core.acks import EntryKey, Position
 from .ledger_list import LedgerList
+from .records import LedgerInfo
 
 Start = tuple[str, Any]
 ReadEntry = Callable[[EntryKey], Awaitable[Entry]]
+_last_append_of = attrgetter("last_append_ms")
 
 
 async def find_position(ledgers: LedgerList, read_entry: ReadEntry, start: Start) -> Position:
@@ -46,20 +52,61 @@ def _at_id(ledgers: LedgerList, message_id: MessageId) -> Position:
 
 
 async def _at_time(ledgers: LedgerList, read_entry: ReadEntry, time_ms: int) -> Position:
-    for info in [*ledgers.archived_ledgers, *ledgers.ledgers]:
-        if not info.entries or info.last_append_ms < time_ms:
-            continue
-        low, high = 0, info.entries - 1  # the answer is in low..high
-        while low < high:
-            middle = (low + high) // 2
-            if (await read_entry((info.ledger_id, middle))).append_time_ms < time_ms:
-                low = middle + 1
-            else:
-                high = middle
-        entry = await read_entry((info.ledger_id, low))
-        index = _first_published(entry, time_ms)
-        return (info.ledger_id, low, index) if index < entry.message_count else (info.ledger_id, low + 1, 0)
-    return ledgers.end
+    info = _appended_at(ledgers, time_ms)
+    if info is None:
+        return ledgers.end
+    entry_id = await _first_appended(info, read_entry, time_ms, 0)
+    entry = await read_entry((info.ledger_id, entry_id))
+    index = _first_published(entry, time_ms)
+    return (info.ledger_id, entry_id, index) if index < entry.message_count else (info.ledger_id, entry_id + 1, 0)
+
+
+async def find_expired(
+    ledgers: LedgerList, read_entry: ReadEntry, time_ms: int, mark_delete: Position
+) -> Position:
+    """The position from `mark_delete` on before which everything was appended before `time_ms`, in whole entries.
+
+    Reads the entry at the mark-delete position alone if nothing is to expire, else one for each halving of a ledger; none
+    of an archived ledger, which expires as a whole. Nothing that it reads is trimmed while a cursor stands at `mark_delete`.
+    """
+    mark_delete = ledgers.normalise(mark_delete)
+    info = _appended_at(ledgers, time_ms)
+    if info is None:
+        return max(mark_delete, ledgers.end)
+    start = (info.ledger_id, 0, 0)
+    if info.ledger_id < mark_delete[0]:
+        return mark_delete
+    # Append times of an attached ledger's entries are older than it is as a part of the topic.
+    if info.first_append_ms >= time_ms or ledgers.archived(info.ledger_id) is not None:
+        return max(mark_delete, start)
+    first = max(mark_delete, start)[1]
+    if first >= info.entries or (await read_entry((info.ledger_id, first))).append_time_ms >= time_ms:
+        return max(mark_delete, start)
+    return (info.ledger_id, await _first_appended(info, read_entry, time_ms, first), 0)
+
+
+def _appended_at(ledgers: LedgerList, time_ms: int) -> LedgerInfo | None:
+    """The first ledger with an entry that was appended at `time_ms` or later."""
+    for found in (ledgers.archived_ledgers, ledgers.ledgers):
+        filled = len(found)
+        while filled and not found[filled - 1].entries:  # the open one
+            filled -= 1
+        at = bisect_left(found, time_ms, hi=filled, key=_last_append_of)
+        if at < filled:
+            return found[at]
+    return None
+
+
+async def _first_appended(info: LedgerInfo, read_entry: ReadEntry, time_ms: int, low: int) -> int:
+    """The first entry from `low` on that was appended at `time_ms` or later, in a ledger that has one."""
+    high = info.entries - 1
+    while low < high:
+        middle = (low + high) // 2
+        if (await read_entry((info.ledger_id, middle))).append_time_ms < time_ms:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def _first_published(entry: Entry, time_ms: int) -> int:

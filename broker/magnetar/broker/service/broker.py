@@ -14,8 +14,8 @@ from ..topics.producers import ProducerPort
 from ..topics.registry import Broker
 from .ledgers import LedgerService
 from .operations import on_consumer, on_namespace, on_topic
-from .results import ConsumerOpened, ProducerOpened, TopicPage, TopicStats
-from .stats import topic_stats
+from .results import ConsumerOpened, Expired, ProducerOpened, TopicPage, TopicStats
+from .stats import topic_index, topic_stats
 
 MAX_TOPICS_PER_PAGE = 1_000
 MAX_PRIORITY_LEVEL = 1_000
@@ -162,3 +162,16 @@ class BrokerService:
         """Raises TopicNotFound, SubscriptionNotFound, and ConsumerBusy while somebody is connected unless `force`."""
         topic = await self._broker.known(name)
         await topic.delete_subscription(subscription, force=force)
+
+    @on_topic("expire_messages")
+    async def expire_messages(self, name: TopicName, subscription: str, before_ms: int) -> Expired:
+        """Acknowledges what was stored before a time. Raises TopicNotFound, SubscriptionNotFound, TopicBusy."""
+        if before_ms < 0:
+            raise InvalidArgument(f"{before_ms} is no time: want milliseconds since the epoch")
+        topic = await self._broker.known(name)
+        found = topic.durable_subscription(subscription)
+        ledgers, before = topic.ledger.list, await topic_index(topic, found.cursor.state.mark_delete)
+        moved = await topic.expire(found, before_ms)
+        mark = ledgers.normalise(found.cursor.state.mark_delete)
+        messages = max(0, await topic_index(topic, mark) - before) if moved else 0
+        return Expired(moved, messages, list(mark))

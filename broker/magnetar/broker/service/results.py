@@ -122,6 +122,14 @@ class TopicStats(msgspec.Struct, frozen=True):
     unavailable_subscriptions: dict[str, str]  # those whose cursor could not be read, and why
 
 
+class Expired(msgspec.Struct, frozen=True):
+    """What an expiry did to a subscription. `messages` lie between the old and the new mark-delete position."""
+
+    moved: bool
+    messages: int
+    mark_delete: list[int]  # [ledger, entry, index]
+
+
 class LedgerPage(msgspec.Struct, frozen=True):
     """Ledgers of a topic, in its order; a row's fields stand in WIRE.md."""
 

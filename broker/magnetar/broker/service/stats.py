@@ -73,7 +73,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
 async def _subscription_stats(topic: Topic, subscription: Subscription, total: int) -> SubscriptionStats:
     mark = topic.ledger.list.normalise(subscription.cursor.state.mark_delete)
     dispatch = subscription.dispatcher.core
-    backlog = total - await _topic_index(topic, mark, dispatch.source.get(mark[:2]))
+    backlog = total - await topic_index(topic, mark, dispatch.source.get(mark[:2]))
     draining = dispatch.draining_slots
     recovered_from = subscription.cursor.recovered_from
     return SubscriptionStats(
@@ -110,7 +110,7 @@ async def _subscription_stats(topic: Topic, subscription: Subscription, total: i
     )
 
 
-async def _topic_index(topic: Topic, position: Position, entry: Entry | None) -> int:
+async def topic_index(topic: Topic, position: Position, entry: Entry | None = None) -> int:
     """Topic-wide index of the message at `position`; `entry`: the one that it is in, if that is in memory.
 
     Else the entry is read, and if it cannot be, the first message of the ledger stands for it. Within an archived ledger

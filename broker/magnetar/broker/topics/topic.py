@@ -22,6 +22,7 @@ from magnetar.proto.errors import (
     AlreadyExists,
     ConsumerBusy,
     DataDirectoryError,
+    InvalidArgument,
     MagnetarError,
     ServiceNotReady,
     SubscriptionNotFound,
@@ -42,7 +43,7 @@ from ..dispatch.subscription import Subscription, check_type
 from ..export.leases import Leases
 from ..export.topic_export import TopicExport
 from ..log.managed_ledger import LedgerEvents, ManagedLedger
-from ..log.positions import Start, find_position
+from ..log.positions import Start, find_expired, find_position
 from ..log.records import cursors_path, staged_path
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
@@ -359,6 +360,28 @@ class Topic:
     async def seek(self, subscription: Subscription, start: Start) -> int:
         """Moves the subscription; returns its new epoch once that is durable."""
         return await subscription.seek(lambda: self.find(start))
+
+    def durable_subscription(self, name: str) -> Subscription:
+        """For administration. Raises SubscriptionNotFound, InvalidArgument for a reader's, or why it cannot be used now."""
+        self._check_served()
+        self.recovery.check(name)
+        subscription = self.subscriptions.get(name)
+        if subscription is None:
+            raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}")
+        if not subscription.durable:
+            raise InvalidArgument(
+                f"subscription {name!r} of topic {self.name} is a reader's: it keeps nothing that could be acknowledged"
+            )
+        return subscription
+
+    async def expire(self, subscription: Subscription, before_ms: int) -> bool:
+        """Acknowledges what was stored before a time, in ms since the epoch; durable when it returns. False: it was.
+
+        Raises TopicBusy during a seek, and why what has to be looked at cannot be read.
+        """
+        mark = subscription.cursor.state.mark_delete
+        position = await find_expired(self.ledger.list, self.read_entry, before_ms, mark)
+        return await subscription.expire(position)
 
     def _emptied(self, subscription: Subscription) -> None:
         """The last consumer left; a reader's cursor goes with it."""

@@ -53,6 +53,12 @@ async def _delete_subscription(
     await service.delete_subscription(caller, command.topic, command.subscription, force=command.force)
 
 
+async def _expire_messages(
+    service: BrokerService, caller: Caller, command: c.ExpireMessages, _: bytes
+) -> Any:
+    return await service.expire_messages(caller, command.topic, command.subscription, command.before_ms)
+
+
 async def _topic_ledgers(service: BrokerService, caller: Caller, command: c.TopicLedgers, _: bytes) -> Any:
     return await service.ledgers.topic_ledgers(
         caller, command.topic, after=command.after, count=command.count
@@ -155,6 +161,7 @@ REQUESTS: dict[type[c.Command], Callable[[BrokerService, Caller, Any, bytes], Aw
     c.CreateTopic: _create_topic,
     c.DeleteTopic: _delete_topic,
     c.DeleteSubscription: _delete_subscription,
+    c.ExpireMessages: _expire_messages,
     c.TopicLedgers: _topic_ledgers,
     c.KeepLedgers: _keep_ledgers,
     c.CreateStagedLedger: _create_staged,
