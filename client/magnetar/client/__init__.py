@@ -33,11 +33,13 @@ from magnetar.proto.errors import (
     TopicNotFound,
 )
 from magnetar.proto.ids import MessageId
+from magnetar.proto.policies import Policies, PolicyInForce
 
 from .client import Client, connect
 from .consumer import Consumer
 from .messages import Message, MessageBatch
 from .options import DeadLetterPolicy, RedeliveryBackoff
+from .policies import FoundPolicies
 from .producer import Producer
 from .reader import Reader
 from .receipts import Receipt
@@ -50,6 +52,7 @@ __all__ = [
     "ConsumerBusy",
     "DeadLetterPolicy",
     "FinalError",
+    "FoundPolicies",
     "InvalidArgument",
     "InvalidCallError",
     "LookupAgainError",
@@ -58,6 +61,8 @@ __all__ = [
     "MessageBatch",
     "MessageId",
     "MessageTooLarge",
+    "Policies",
+    "PolicyInForce",
     "Producer",
     "ProducerFenced",
     "ProducerQueueFull",

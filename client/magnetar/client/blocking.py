@@ -299,6 +299,10 @@ class Client(_Facade[aio.Client]):
     delete_topic = _waiting(aio.Client.delete_topic)
     delete_subscription = _waiting(aio.Client.delete_subscription)
     expire_messages = _waiting(aio.Client.expire_messages)
+    topic_policies = _waiting(aio.Client.topic_policies)
+    update_topic_policies = _waiting(aio.Client.update_topic_policies)
+    namespace_policies = _waiting(aio.Client.namespace_policies)
+    update_namespace_policies = _waiting(aio.Client.update_namespace_policies)
 
     def __exit__(self, *exc_info: Any) -> None:
         try:

@@ -41,6 +41,7 @@ from .options import (
     parse_url,
     time_in_ms,
 )
+from .policies import FoundPolicies, read_policies, update_policies
 from .producer import Producer
 from .reader import Reader
 from .topic.consumer import TopicConsumer
@@ -430,6 +431,31 @@ class Client:
         name = str(TopicName.parse(topic))
         command = ExpireMessages(0, name, check_subscription_name(subscription), time_in_ms(before))
         return int((await self.request(command, topic=name))["messages"])
+
+    async def topic_policies(self, topic: str) -> FoundPolicies:
+        """Policies of a topic itself, and those in force for it. Raises TopicNotFound."""
+        name = str(TopicName.parse(topic))
+        return await read_policies(self._request_of(name), name, "")
+
+    async def update_topic_policies(self, topic: str, **changed: Any) -> FoundPolicies:
+        """Sets policies of a topic: fields of `Policies`; what is None is that of the namespace again.
+
+        The others stay as they are; so do the subscriptions that subscription_ttl_ms does not name. Raises TopicNotFound,
+        InvalidArgument.
+        """
+        name = str(TopicName.parse(topic))
+        return await update_policies(self._request_of(name), name, "", changed)
+
+    async def namespace_policies(self, namespace: str) -> FoundPolicies:
+        """Policies of `tenant/namespace` itself, and those in force for its topics that have none of their own."""
+        return await read_policies(self._request_of(None), "", namespace)
+
+    async def update_namespace_policies(self, namespace: str, **changed: Any) -> FoundPolicies:
+        """As update_topic_policies; what is None is that of the broker's settings again."""
+        return await update_policies(self._request_of(None), "", namespace, changed)
+
+    def _request_of(self, topic: str | None) -> Callable[[Command, bytes], Awaitable[Any]]:
+        return lambda command, payload: self.request(command, topic=topic, payload=payload)
 
     async def request(self, command: Command, *, topic: str | None = None, payload: bytes = b"") -> Any:
         """Asks the broker of `topic` (None: the one of the URL), again after retryable errors, up to operation_timeout.

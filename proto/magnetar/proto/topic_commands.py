@@ -18,6 +18,7 @@ __all__ = [
     "DeleteTopic",
     "DiscardStaged",
     "ExpireMessages",
+    "GetPolicies",
     "GetLedgerMetadata",
     "KeepLedgers",
     "KeepStaged",
@@ -25,6 +26,7 @@ __all__ = [
     "PutLedgerMetadata",
     "QueryState",
     "ReportDamage",
+    "SetPolicies",
     "TopicLedgers",
     "TopicStats",
 ]
@@ -67,6 +69,29 @@ class DeleteSubscription(Command, tag=52):
     topic: str
     subscription: str
     force: bool = False
+
+
+class GetPolicies(Command, tag=53):
+    """Policies of a topic or (`topic` "") of a namespace.
+
+    Ok: {"policies": map, "version": int, "in_force": [[policy, subscription or "", value, source], ...]}: what is set here,
+    the version to change it with, and what holds in the end, with the level that says so: "topic", "namespace" or "broker".
+    """
+
+    topic: str
+    namespace: str = ""
+
+
+class SetPolicies(Command, tag=54):
+    """Replaces all policies of a topic or a namespace by those of the payload, a msgpack map. Ok: {"version": int}.
+
+    VersionConflict when another version is stored, unless it has just these. A policy that the broker does not know is
+    refused.
+    """
+
+    topic: str
+    namespace: str
+    version: int
 
 
 class ExpireMessages(Command, tag=60):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["format_size", "parse_duration", "parse_size"]
+__all__ = ["format_duration", "format_size", "parse_duration", "parse_size"]
 
 _SIZE_UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
@@ -46,3 +46,11 @@ def format_size(count: int) -> str:
         if count and count % 1024**power == 0:
             return f"{count // 1024**power}{unit}"
     return str(count)
+
+
+def format_duration(ms: int) -> str:
+    """The shortest exact form in one unit: 5400000 is "90m"."""
+    for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")):
+        if ms and ms % size == 0:
+            return f"{ms // size}{unit}"
+    return f"{ms}ms"

@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 
 from magnetar.proto.errors import InvalidArgument, Unsupported
 from magnetar.proto.ids import MessageId, TopicName
+from magnetar.proto.policies import Policies
 
 from ..dispatch.core.consumer import ConsumerPort
 from ..log.positions import Start
 from ..settings import BrokerSettings
+from ..topics.policies import Resolved, check_namespace, of_broker
 from ..topics.producers import ProducerPort
 from ..topics.registry import Broker
 from .ledgers import LedgerService
 from .operations import on_consumer, on_namespace, on_topic
-from .results import ConsumerOpened, Expired, ProducerOpened, TopicPage, TopicStats
+from .results import ConsumerOpened, Expired, PoliciesFound, ProducerOpened, TopicPage, TopicStats
 from .stats import topic_index, topic_stats
 
 MAX_TOPICS_PER_PAGE = 1_000
@@ -175,3 +177,33 @@ class BrokerService:
         mark = ledgers.normalise(found.cursor.state.mark_delete)
         messages = max(0, await topic_index(topic, mark) - before) if moved else 0
         return Expired(moved, messages, list(mark))
+
+    # --- policies ----------------------------------------------------------------------------------------------------
+
+    @on_topic("get_policies")
+    async def topic_policies(self, name: TopicName) -> PoliciesFound:
+        """Those of the topic itself, and what is in force for it. Raises TopicNotFound."""
+        topic = await self._broker.known(name)
+        of_namespace, _ = await self._broker.namespaces.read(f"{name.tenant}/{name.namespace}")
+        record = topic.ledger.list.record
+        return PoliciesFound(
+            record.policies, record.policies_version, topic.policies_with(of_namespace).rows()
+        )
+
+    @on_topic("set_policies")
+    async def set_topic_policies(self, name: TopicName, policies: Policies, version: int) -> int:
+        """Compare-and-set; the new version. Raises TopicNotFound, VersionConflict."""
+        topic = await self._broker.known(name)
+        return await topic.set_policies(policies, version)
+
+    @on_namespace("get_policies")
+    async def namespace_policies(self, namespace: str) -> PoliciesFound:
+        """Those of `tenant/namespace` itself, and what is in force for its topics that have none of their own."""
+        policies, version = await self._broker.namespaces.read(check_namespace(namespace))
+        in_force = Resolved([("namespace", policies), of_broker(self.settings)])
+        return PoliciesFound(policies, version, in_force.rows())
+
+    @on_namespace("set_policies")
+    async def set_namespace_policies(self, namespace: str, policies: Policies, version: int) -> int:
+        """Compare-and-set; the new version. Raises VersionConflict."""
+        return await self._broker.namespaces.set(check_namespace(namespace), policies, version)

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from magnetar.proto.policies import Policies, PolicyInForce
+
 from ..dispatch.core.consumer import Consumer
 from ..dispatch.subscription import Subscription
 from ..topics.producers import ProducerSession
@@ -120,6 +122,14 @@ class TopicStats(msgspec.Struct, frozen=True):
     ledgers: list[LedgerStats]
     subscriptions: dict[str, SubscriptionStats]
     unavailable_subscriptions: dict[str, str]  # those whose cursor could not be read, and why
+
+
+class PoliciesFound(msgspec.Struct, frozen=True):
+    """Policies that are set at one level, their version, and what is in force there."""
+
+    policies: Policies
+    version: int
+    in_force: list[PolicyInForce]
 
 
 class Expired(msgspec.Struct, frozen=True):

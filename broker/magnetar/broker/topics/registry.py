@@ -29,6 +29,7 @@ from ..resources.stores import Bookies, Ledgers
 from ..resources.tasks import Jobs
 from ..settings import BrokerSettings
 from .components import Components, PublishCounters
+from .policies import NamespacePolicies
 from .topic import Topic
 
 _log = logging.getLogger(__name__)
@@ -67,9 +68,10 @@ class Broker:
         self._read_budget = ByteBudget(int(settings.memory_budget_bytes * _READ_AHEAD_SHARE))
         self.published = PublishCounters()
         self.dispatched = DispatchCounters()
+        self.namespaces = NamespacePolicies(metadata)
         self._components = Components(
             metadata, ledgers, settings, clock, self.cache, self.publish_budget, self._read_budget,
-            self.published, self.dispatched, archives or NoArchives(), bookies,
+            self.published, self.dispatched, archives or NoArchives(), self.namespaces, bookies,
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
         self._loading: dict[str, _Load] = {}
@@ -284,6 +286,7 @@ class Broker:
             self._maintenance.cancel()
             await asyncio.wait([self._maintenance])
         await self._jobs.cancel()
+        await self.namespaces.close()
         if busy := [load.task for load in self._loading.values()] + list(self._ending.values()):
             await asyncio.wait(busy)
         topics = list(self.topics.values())

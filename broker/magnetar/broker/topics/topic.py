@@ -31,6 +31,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName, check_subscription_name
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+from magnetar.proto.policies import Policies
 
 from ..cursors.core.acks import EntryKey, Position
 from ..cursors.core.ranges import Range
@@ -50,6 +51,7 @@ from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
 from .maintenance import Maintenance
+from .policies import Resolved, conflict, of_broker
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
 from .retention import Retention
 
@@ -61,6 +63,7 @@ class Topic:
 
     def __init__(self, name: TopicName, components: Components, on_fenced: Callable[[Topic], None]) -> None:
         self.name = name
+        self._namespace = f"{name.tenant}/{name.namespace}"
         self._components = components
         self._settings = settings = components.settings
         self._clock = components.clock
@@ -112,6 +115,7 @@ class Topic:
             await self._delete_rest(self.export)
             existed = await self.ledger.open(create=create)
         metadata = self._components.metadata
+        await self._components.namespaces.learn(self._namespace)
         if existed:
             self._leases.taken_over()
             staged = await metadata.children(staged_path(self.name), limit=1)
@@ -422,6 +426,33 @@ class Topic:
         """The last confirmed message, None if the topic holds none."""
         last = self.ledger.list.last_entry()
         return None if last is None else MessageId(*last, await self.read_message_count(last) - 1)
+
+    # --- policies ----------------------------------------------------------------------------------------------------
+
+    def policies(self) -> Resolved | None:
+        """Those in force; None: not known now."""
+        of_namespace = self._components.namespaces.known(self._namespace)
+        return None if of_namespace is None else self.policies_with(of_namespace)
+
+    def policies_with(self, of_namespace: Policies) -> Resolved:
+        """Those in force if its namespace has these."""
+        own = self.ledger.list.record.policies
+        return Resolved([("topic", own), ("namespace", of_namespace), of_broker(self._settings)])
+
+    async def set_policies(self, policies: Policies, version: int) -> int:
+        """Compare-and-set of the topic's own; the new version. Raises VersionConflict, unless it has just these."""
+
+        async def change() -> int | None:
+            record = self.ledger.list.record
+            if record.policies_version != version:
+                return record.policies_version if record.policies == policies else None
+            await self.ledger.list.commit(policies=policies, policies_version=version + 1)
+            return version + 1
+
+        changed = await self.ledger.edit(change)
+        if changed is None:  # raised here: within an edit it would mean another owner
+            raise conflict(f"topic {self.name}")
+        return changed
 
     # --- maintenance -------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import msgspec
 
 from magnetar.proto import commands as c
 from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.policies import decode_policies
 
 from ...export.archived import decode_wanted
 from ...export.attach import decode_attachment
@@ -51,6 +52,28 @@ async def _delete_subscription(
     service: BrokerService, caller: Caller, command: c.DeleteSubscription, _: bytes
 ) -> Any:
     await service.delete_subscription(caller, command.topic, command.subscription, force=command.force)
+
+
+async def _get_policies(service: BrokerService, caller: Caller, command: c.GetPolicies, _: bytes) -> Any:
+    _check_level(command)
+    if command.topic:
+        return await service.topic_policies(caller, command.topic)
+    return await service.namespace_policies(caller, command.namespace)
+
+
+async def _set_policies(service: BrokerService, caller: Caller, command: c.SetPolicies, payload: bytes) -> Any:
+    _check_level(command)
+    policies = decode_policies(payload)
+    if command.topic:
+        version = await service.set_topic_policies(caller, command.topic, policies, command.version)
+    else:
+        version = await service.set_namespace_policies(caller, command.namespace, policies, command.version)
+    return {"version": version}
+
+
+def _check_level(command: c.GetPolicies | c.SetPolicies) -> None:
+    if bool(command.topic) == bool(command.namespace):
+        raise InvalidArgument("policies are of a topic or of a namespace: name one of the two")
 
 
 async def _expire_messages(
@@ -161,6 +184,8 @@ REQUESTS: dict[type[c.Command], Callable[[BrokerService, Caller, Any, bytes], Aw
     c.CreateTopic: _create_topic,
     c.DeleteTopic: _delete_topic,
     c.DeleteSubscription: _delete_subscription,
+    c.GetPolicies: _get_policies,
+    c.SetPolicies: _set_policies,
     c.ExpireMessages: _expire_messages,
     c.TopicLedgers: _topic_ledgers,
     c.KeepLedgers: _keep_ledgers,
