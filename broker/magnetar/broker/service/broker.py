@@ -17,7 +17,7 @@ from ..topics.registry import Broker
 from .ledgers import LedgerService
 from .operations import on_consumer, on_namespace, on_topic
 from .results import ConsumerOpened, Expired, PoliciesFound, ProducerOpened, TopicPage, TopicStats
-from .stats import topic_index, topic_stats
+from .stats import TopicOffsets, topic_stats
 
 MAX_TOPICS_PER_PAGE = 1_000
 MAX_PRIORITY_LEVEL = 1_000
@@ -172,11 +172,12 @@ class BrokerService:
             raise InvalidArgument(f"{before_ms} is no time: want milliseconds since the epoch")
         topic = await self._broker.known(name)
         found = topic.durable_subscription(subscription)
-        ledgers, before = topic.ledger.list, await topic_index(topic, found.cursor.state.mark_delete)
+        ledgers = topic.ledger.list
+        before = await TopicOffsets(topic).of(ledgers.normalise(found.cursor.state.mark_delete))
         moved = await topic.expire(found, before_ms)
         mark = ledgers.normalise(found.cursor.state.mark_delete)
-        messages = max(0, await topic_index(topic, mark) - before) if moved else 0
-        return Expired(moved, messages, list(mark))
+        messages = (await TopicOffsets(topic).of(mark)).messages - before.messages if moved else 0
+        return Expired(moved, max(messages, 0), list(mark))
 
     # --- policies ----------------------------------------------------------------------------------------------------
 

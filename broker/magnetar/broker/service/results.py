@@ -89,6 +89,7 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     recovered_from: list[int] | None
     # An upper bound: what was acknowledged out of order beyond the mark-delete position is still in it.
     backlog_messages: int
+    backlog_bytes: int  # of the entries that these are in
     acknowledged_ranges: int
     acknowledged_messages: int
     redelivery_messages: int

@@ -57,6 +57,13 @@ class Resolved(NamedTuple):
                 return ttl_ms, source
         raise AssertionError("the broker's settings have a TTL")
 
+    @property
+    def has_ttl(self) -> bool:
+        """False: the messages of every subscription wait for ever."""
+        return any(
+            policies.message_ttl_ms or any(policies.subscription_ttl_ms.values()) for _, policies in self.levels
+        )
+
     def rows(self) -> list[PolicyInForce]:
         """For people and tools."""
         retention_ms, retention_bytes, source = self.retention

@@ -50,6 +50,7 @@ from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
+from .expiry import Expiry
 from .maintenance import Maintenance
 from .policies import Resolved, conflict, of_broker
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
@@ -90,10 +91,16 @@ class Topic:
         self.recovery = CursorRecovery(name, self.ledger.list, self.ledger.cursor, self._attach, settings)
         self._leases = Leases(settings, self._loop.time)
         self.retention = Retention(
-            self.ledger.list, self.subscriptions, self.recovery.unavailable, self._leases
+            self.ledger.list,
+            self.subscriptions,
+            self.recovery.unavailable,
+            self._leases,
+            self.policies,
+            components.clock,
         )
         self._export: TopicExport | None = None  # made when first used: few topics need it
-        self._maintenance = Maintenance(self.ledger, self.retention)
+        expiry = Expiry(name, self.subscriptions, self.policies, self._find_expired, components.clock)
+        self._maintenance = Maintenance(self.ledger, self.retention, expiry)
         self._append_scheduled = False
         # Confirmed in this wake-up, receipts not yet sent: ledger, entry, stored bytes, what it holds.
         self._confirmed_entries: list[tuple[int, int, bytes | None, GatheredEntry]] = []
@@ -383,9 +390,11 @@ class Topic:
 
         Raises TopicBusy during a seek, and why what has to be looked at cannot be read.
         """
-        mark = subscription.cursor.state.mark_delete
-        position = await find_expired(self.ledger.list, self.read_entry, before_ms, mark)
+        position = await self._find_expired(before_ms, subscription.cursor.state.mark_delete)
         return await subscription.expire(position)
+
+    async def _find_expired(self, before_ms: int, mark_delete: Position) -> Position:
+        return await find_expired(self.ledger.list, self.read_entry, before_ms, mark_delete)
 
     def _emptied(self, subscription: Subscription) -> None:
         """The last consumer left; a reader's cursor goes with it."""
@@ -466,6 +475,20 @@ class Topic:
             if self.in_use:
                 self.used_at = self._loop.time()
             self._maintenance.round(None if self._export is None else self._export.staging)
+
+    def expire_old(self) -> None:
+        """The regular round of expiry."""
+        if self._not_served is None:
+            self._maintenance.expire()
+
+    async def expired(self) -> None:
+        """The round of expiry that was begun is over."""
+        await self._maintenance.expired()
+
+    @property
+    def waits_for_time(self) -> bool:
+        """True if messages that it holds are to be deleted, or to expire, some time later: it has to stay loaded for that."""
+        return self.retention.waits_for_time or self._maintenance.waits_for_time
 
     @property
     def in_use(self) -> bool:
