@@ -230,6 +230,11 @@ class _Receiving(_Facade[R_co]):
         """Full name of the topic."""
         return self._inner.topic
 
+    @property
+    def trimmed_gaps(self) -> int:
+        """How often messages were trimmed that were to come next, so that it went on behind them."""
+        return self._inner.trimmed_gaps
+
     def __iter__(self) -> Iterator[Message]:
         """Messages, for ever. Leaving the loop loses nothing."""
         while True:

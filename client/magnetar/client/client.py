@@ -225,6 +225,7 @@ class Client:
         dead_letter: DeadLetterPolicy | None = None,
         retry: bool = False,
         discovery_interval: float = 60.0,
+        fail_on_trimmed: bool = False,
         priority_level: int = 0,
         hash_ranges: tuple[tuple[int, int], ...] = (),
     ) -> Opening[Consumer]:
@@ -248,6 +249,10 @@ class Client:
         neither acknowledged nor nacked. None: it comes again when this consumer leaves. dead_letter says when a message is
         given up and where it goes then; retry=True is for `reconsume_later`. Both are for shared and key_shared.
 
+        Where the message to begin with, or to go on with after a lost connection or a seek, was trimmed, the next one that
+        there is follows; a warning is logged and trimmed_gaps rises. With fail_on_trimmed receiving raises MessageLost there,
+        once, and then goes on.
+
         durable=False: the subscription lives in the broker's memory alone, keeps no data from being trimmed, and ends with
         its last consumer. A consumer that lost its connection goes on behind the last message that it handed out: what it
         did not acknowledge until then does not come again. Raises ConsumerBusy if the subscription exists and is of the
@@ -268,6 +273,7 @@ class Client:
             dead_letter=dead_letter,
             retry=retry,
             discovery_interval=discovery_interval,
+            fail_on_trimmed=fail_on_trimmed,
             priority_level=priority_level,
             hash_ranges=hash_ranges,
         )
@@ -368,10 +374,11 @@ class Client:
         name: str = "",
         receiver_queue_messages: int | None = None,
         receiver_queue_bytes: int = 16 * 1024 * 1024,
+        fail_on_trimmed: bool = False,
     ) -> Opening[Reader]:
         """A reader of `topic` from `start` on: no subscription stays behind, nothing is acknowledged.
 
-        start: as for `subscribe`.
+        start, fail_on_trimmed: as for `subscribe`.
         """
         options = ConsumerOptions(
             durable=False,
@@ -379,6 +386,7 @@ class Client:
             name=name,
             receiver_queue_messages=receiver_queue_messages,
             receiver_queue_bytes=receiver_queue_bytes,
+            fail_on_trimmed=fail_on_trimmed,
         )
         full_name = str(TopicName.parse(topic))
 

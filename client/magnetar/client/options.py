@@ -180,6 +180,7 @@ class ConsumerOptions:
     dead_letter: DeadLetterPolicy | None = None  # None: messages are delivered again for ever
     retry: bool = False  # consumes the retry topic as well, for `reconsume_later`
     discovery_interval: float = 60.0  # of a pattern: how often its topics are looked for
+    fail_on_trimmed: bool = False  # receiving raises MessageLost where messages were trimmed before they were read
     priority_level: int = 0  # failover, shared: 0 is the highest
     hash_ranges: tuple[tuple[int, int], ...] = ()  # key_shared: of 65,536 slots; (): shared out evenly
 

@@ -297,6 +297,14 @@ class LedgerList:
             for info in self.archived_ledgers[at : at + count]
         ]
 
+    def last_before(self, ledger_id: int) -> LedgerInfo | None:
+        """The last ledger before a position, archived or not."""
+        for ledgers in (self.ledgers, self.archived_ledgers):
+            at = _from(ledgers, ledger_id)
+            if at:
+                return ledgers[at - 1]
+        return None
+
     def closed_before(self, limit: Position) -> int:
         """How many of `ledgers`, from the first one on, are closed and lie wholly before `limit`."""
         ledgers = self.ledgers

@@ -51,6 +51,24 @@ def _at_id(ledgers: LedgerList, message_id: MessageId) -> Position:
     return min(ledgers.normalise(position), ledgers.end)
 
 
+def skips_trimmed(ledgers: LedgerList, start: Start, position: Position) -> bool:
+    """True if messages between the id that was asked for and `position`, which `find_position` made of it, were trimmed."""
+    kind, value = start
+    if kind != "id":
+        return False
+    message_id = MessageId.from_bytes(value)
+    wanted = (message_id.ledger, message_id.entry, message_id.index)
+    found = ledgers.info(position[0])
+    first_index = ledgers.message_count if found is None else found.first_index
+    info = ledgers.info(wanted[0])
+    if info is not None:  # or it ends before the id, and what follows it may be missing
+        return position[0] != wanted[0] and first_index > info.first_index + info.messages
+    if wanted >= ledgers.record.trimmed_end:
+        return False
+    before = ledgers.last_before(wanted[0])
+    return first_index > (0 if before is None else before.first_index + before.messages)
+
+
 async def _at_time(ledgers: LedgerList, read_entry: ReadEntry, time_ms: int) -> Position:
     info = _appended_at(ledgers, time_ms)
     if info is None:

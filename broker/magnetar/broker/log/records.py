@@ -16,7 +16,7 @@ from magnetar.proto.errors import DataDirectoryError, MagnetarError, NotFoundInS
 from magnetar.proto.ids import TopicName
 from magnetar.proto.policies import Policies
 
-from ..cursors.core.acks import Snapshot
+from ..cursors.core.acks import Position, Snapshot
 
 FORMAT = 1
 TOPICS_ROOT = "/topics"
@@ -173,13 +173,16 @@ class TopicRecord(Record, tag_field="format", tag=FORMAT):
     attached: dict[str, AttachedQuery]  # by query
     # By query, beside what `attached` has of an earlier batch. Copies of the record share these: `confirmed` changes.
     publishing: dict[str, PublishedBatch]
+    # The position behind the last message that was trimmed, by which whoever asks for an older one learns of it; of its last
+    # entry all counts as trimmed if that could not be read then. (0, 0, 0): nothing was trimmed.
+    trimmed_end: Position
     policies: Policies  # the topic's own
     policies_version: int  # rises with every change of them
 
     @classmethod
     def new(cls, created_ms: int) -> TopicRecord:
         """Of a topic without ledgers."""
-        return cls([], [], [], [], [], 0, created_ms, False, {}, {}, {}, Policies(), 0)
+        return cls([], [], [], [], [], 0, created_ms, False, {}, {}, {}, (0, 0, 0), Policies(), 0)
 
     @property
     def archived_through(self) -> int:

@@ -14,6 +14,7 @@ from ..settings import BrokerSettings
 from ..topics.policies import Resolved, check_namespace, of_broker
 from ..topics.producers import ProducerPort
 from ..topics.registry import Broker
+from ..topics.topic import Sought
 from .ledgers import LedgerService
 from .operations import on_consumer, on_namespace, on_topic
 from .results import ConsumerOpened, Expired, PoliciesFound, ProducerOpened, TopicPage, TopicStats
@@ -93,7 +94,7 @@ class BrokerService:
                 f"a priority level of {priority_level} is not allowed; want 0, the highest, to {MAX_PRIORITY_LEVEL}"
             )
         topic = await (self._broker.find(name) if create else self._broker.known(name))
-        found, consumer = await topic.subscribe(
+        subscribed = await topic.subscribe(
             subscription,
             port,
             type=type,
@@ -104,7 +105,7 @@ class BrokerService:
             priority_level=priority_level,
             hash_ranges=hash_ranges,
         )
-        return ConsumerOpened(topic, found, consumer)
+        return ConsumerOpened(topic, *subscribed)
 
     @on_consumer("consume")
     async def unsubscribe(self, opened: ConsumerOpened) -> None:
@@ -112,8 +113,8 @@ class BrokerService:
         await opened.topic.delete_subscription(opened.subscription.name, by=opened.consumer)
 
     @on_consumer("consume")
-    async def seek(self, opened: ConsumerOpened, start: Start) -> int:
-        """Moves the consumer's subscription; its new epoch, once that is durable."""
+    async def seek(self, opened: ConsumerOpened, start: Start) -> Sought:
+        """Moves the consumer's subscription; durable when it returns."""
         return await opened.topic.seek(opened.subscription, start)
 
     @on_consumer("consume")

@@ -8,6 +8,7 @@ import msgspec
 
 from magnetar.proto.policies import Policies, PolicyInForce
 
+from ..cursors.core.acks import Position
 from ..dispatch.core.consumer import Consumer
 from ..dispatch.subscription import Subscription
 from ..topics.producers import ProducerSession
@@ -27,6 +28,7 @@ class ConsumerOpened(NamedTuple):
     topic: Topic
     subscription: Subscription
     consumer: Consumer
+    trimmed: Position | None  # see Subscribed
 
 
 class TopicPage(msgspec.Struct, frozen=True):

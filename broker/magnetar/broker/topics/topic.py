@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from magnetar.proto.batch import AdmittedGroups
 from magnetar.proto.entry import Entry
@@ -44,7 +44,7 @@ from ..dispatch.subscription import Subscription, check_type
 from ..export.leases import Leases
 from ..export.topic_export import TopicExport
 from ..log.managed_ledger import LedgerEvents, ManagedLedger
-from ..log.positions import Start, find_expired, find_position
+from ..log.positions import Start, find_expired, find_position, skips_trimmed
 from ..log.records import cursors_path, staged_path
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
@@ -57,6 +57,22 @@ from .producers import ProducerPort, Producers, ProducerSession, SessionState
 from .retention import Retention
 
 _log = logging.getLogger(__name__)
+
+
+class Subscribed(NamedTuple):
+    """A consumer of a subscription."""
+
+    subscription: Subscription
+    consumer: Consumer
+    # Where the subscription, which this made, begins, if messages between the id asked for and that were trimmed.
+    trimmed: Position | None
+
+
+class Sought(NamedTuple):
+    """A subscription was moved."""
+
+    epoch: int
+    trimmed: Position | None  # as in Subscribed
 
 
 class Topic:
@@ -317,7 +333,7 @@ class Topic:
         epoch: int = 0,
         priority_level: int = 0,
         hash_ranges: Sequence[Range] = (),
-    ) -> tuple[Subscription, Consumer]:
+    ) -> Subscribed:
         """Attaches a consumer; makes the subscription at `start` if there is none. Raises ConsumerBusy, InvalidArgument."""
         check_type(type)
         if not name and not durable:
@@ -332,8 +348,10 @@ class Topic:
             self._check_served()
             self.recovery.check(name)
             subscription = self.subscriptions.get(name)
+            trimmed = None
             if subscription is None:
                 position = position or await self.find(start)
+                trimmed = self._trimmed(start, position)
                 subscription = await self._create_subscription(name, position, durable=durable)
             elif subscription.durable != durable:
                 kind = "durable" if subscription.durable else "not durable"
@@ -347,7 +365,7 @@ class Topic:
                 priority_level=priority_level,
                 hash_ranges=hash_ranges,
             )
-            return subscription, consumer
+            return Subscribed(subscription, consumer, trimmed)
 
     async def _create_subscription(self, name: str, position: Position, *, durable: bool) -> Subscription:
         cursor = self.ledger.cursor(name if durable else None, position)
@@ -368,9 +386,21 @@ class Topic:
         """The position that "earliest", "latest", an id or a time means now."""
         return await find_position(self.ledger.list, self.read_entry, start)
 
-    async def seek(self, subscription: Subscription, start: Start) -> int:
-        """Moves the subscription; returns its new epoch once that is durable."""
-        return await subscription.seek(lambda: self.find(start))
+    def _trimmed(self, start: Start, position: Position) -> Position | None:
+        """`position`, if it is there because what `start` names was trimmed."""
+        return position if skips_trimmed(self.ledger.list, start, position) else None
+
+    async def seek(self, subscription: Subscription, start: Start) -> Sought:
+        """Moves the subscription; durable when it returns."""
+        trimmed: Position | None = None
+
+        async def resolve() -> Position:
+            nonlocal trimmed
+            position = await self.find(start)
+            trimmed = self._trimmed(start, position)
+            return position
+
+        return Sought(await subscription.seek(resolve), trimmed)
 
     def durable_subscription(self, name: str) -> Subscription:
         """For administration. Raises SubscriptionNotFound, InvalidArgument for a reader's, or why it cannot be used now."""
