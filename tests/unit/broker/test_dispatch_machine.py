@@ -307,6 +307,19 @@ class DispatchMachine(RuleBasedStateMachine):
             self.world.acknowledged([other for other in self.world.topic.messages() if other <= message])
             self.world.acknowledge(self.consumer(data), [(*message, message[2])], cumulative=True)
 
+    @precondition(
+        lambda self: Pause.SEEK not in self.world.core.paused and self.world.counters.deliveries % 3 == 0
+    )
+    @rule(data=st.data())
+    def expire(self, data: st.DataObject) -> None:
+        """Also of what was delivered and is pending, waits to come again, or was never delivered."""
+        message = self.message(data)
+        if message is not None:
+            ledger, entry, _ = message
+            position = (ledger, entry + 1, 0)
+            self.world.acknowledged([other for other in self.world.topic.messages() if other < position])
+            self.world.expire(position)
+
     @precondition(lambda self: self.world.consumers)
     @rule(
         data=st.data(), beyond=st.sampled_from([0, 1, 5, 100]), counted=st.sampled_from([True, True, False])
