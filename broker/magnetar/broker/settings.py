@@ -69,7 +69,7 @@ class BrokerSettings:
     topic_idle_unload_ms: int = 60 * 60_000
 
     # Policies of topics for which neither they nor their namespaces have any (`magnetar.proto.policies`). Pulsar:
-    # defaultRetentionTimeInMinutes, defaultRetentionSizeInMB, ttlDurationDefaultInSeconds, messageExpiryCheckIntervalInMinutes.
+    # defaultRetentionTimeInMinutes, defaultRetentionSizeInMB, ttlDurationDefaultInSeconds.
     retention_ms: int = 0
     retention_bytes: int = 0
     message_ttl_ms: int = 0

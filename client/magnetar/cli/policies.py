@@ -62,9 +62,9 @@ async def update(url: str, topic: str, namespace: str, changed: dict[str, Any], 
     """Changes policies, if any are given, and shows what is in force. `topic` "": of the namespace."""
     async with connect(url) as client:
         if topic:
-            found = await client.update_topic_policies(topic, **changed)
+            found = await client.update_topic_policies(topic, changed)
         else:
-            found = await client.update_namespace_policies(namespace, **changed)
+            found = await client.update_namespace_policies(namespace, changed)
     if as_json:
         rows = [row._asdict() for row in found.in_force]
         print_json({"policies": to_builtins(found.policies), "version": found.version, "in_force": rows})

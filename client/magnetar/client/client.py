@@ -7,7 +7,7 @@ import contextlib
 import random
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import datetime
@@ -242,16 +242,13 @@ class Client:
 
         start: "latest", "earliest", a MessageId (inclusive), ms since the epoch, or a datetime (without tzinfo it is local
         time). receiver_queue_messages bounds what waits in the client (None: 1,000, growing while the consumer keeps up,
-        within receiver_queue_bytes). Acks are sent every ack_group_messages or ack_group_delay seconds.
+        within receiver_queue_bytes). Acks are sent every ack_group_messages or ack_group_delay seconds. With fail_on_trimmed
+        receiving raises MessageLost, once, where messages that were to come next had been trimmed.
 
         A message that is nacked is delivered again after nack_delay seconds, or after a pause that grows with its redelivery
         count by nack_backoff. With an ack_timeout, of 1 s or more, so is one that was handed out so many seconds ago and is
         neither acknowledged nor nacked. None: it comes again when this consumer leaves. dead_letter says when a message is
         given up and where it goes then; retry=True is for `reconsume_later`. Both are for shared and key_shared.
-
-        Where the message to begin with, or to go on with after a lost connection or a seek, was trimmed, the next one that
-        there is follows; a warning is logged and trimmed_gaps rises. With fail_on_trimmed receiving raises MessageLost there,
-        once, and then goes on.
 
         durable=False: the subscription lives in the broker's memory alone, keeps no data from being trimmed, and ends with
         its last consumer. A consumer that lost its connection goes on behind the last message that it handed out: what it
@@ -280,10 +277,8 @@ class Client:
         check_subscription_name(subscription)
         wanted = TopicPattern(topic) if isinstance(topic, re.Pattern) else checked_topics(topic)
         policy = options.letter_policy
-        if policy is not None:  # their names must be possible
-            for name in [] if isinstance(wanted, TopicPattern) else wanted:
-                policy.dead_letter_topic(name, subscription)
-                policy.retry_letter_topic(name, subscription)
+        if policy is not None and isinstance(wanted, list):
+            policy.check_names(wanted, subscription)
 
         def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer | TopicsConsumer, Consumer]:
             what = f"consumer {subscription!r} of {wanted if isinstance(wanted, TopicPattern) else ', '.join(wanted[:3])}"
@@ -445,22 +440,22 @@ class Client:
         name = str(TopicName.parse(topic))
         return await read_policies(self._request_of(name), name, "")
 
-    async def update_topic_policies(self, topic: str, **changed: Any) -> FoundPolicies:
-        """Sets policies of a topic: fields of `Policies`; what is None is that of the namespace again.
+    async def update_topic_policies(self, topic: str, changes: Mapping[str, Any]) -> FoundPolicies:
+        """Sets policies of a topic, `{"retention_ms": 3_600_000}`; what is None is that of the namespace again.
 
-        The others stay as they are; so do the subscriptions that subscription_ttl_ms does not name. Raises TopicNotFound,
-        InvalidArgument.
+        Fields of `Policies` that are not named stay as they are; so do subscriptions that subscription_ttl_ms does not name.
+        Returns what is set and in force then. Raises TopicNotFound, InvalidArgument.
         """
         name = str(TopicName.parse(topic))
-        return await update_policies(self._request_of(name), name, "", changed)
+        return await update_policies(self._request_of(name), name, "", changes)
 
     async def namespace_policies(self, namespace: str) -> FoundPolicies:
         """Policies of `tenant/namespace` itself, and those in force for its topics that have none of their own."""
         return await read_policies(self._request_of(None), "", namespace)
 
-    async def update_namespace_policies(self, namespace: str, **changed: Any) -> FoundPolicies:
+    async def update_namespace_policies(self, namespace: str, changes: Mapping[str, Any]) -> FoundPolicies:
         """As update_topic_policies; what is None is that of the broker's settings again."""
-        return await update_policies(self._request_of(None), "", namespace, changed)
+        return await update_policies(self._request_of(None), "", namespace, changes)
 
     def _request_of(self, topic: str | None) -> Callable[[Command, bytes], Awaitable[Any]]:
         return lambda command, payload: self.request(command, topic=topic, payload=payload)

@@ -63,8 +63,6 @@ def _with(policies: Policies, changed: Mapping[str, Any]) -> Policies:
         ttls = {**policies.subscription_ttl_ms, **(fields["subscription_ttl_ms"] or {})}
         fields["subscription_ttl_ms"] = {name: ttl_ms for name, ttl_ms in ttls.items() if ttl_ms is not None}
     try:
-        return msgspec.convert(
-            {**msgspec.structs.asdict(policies), **fields}, Policies
-        ).check()
+        return msgspec.convert({**msgspec.structs.asdict(policies), **fields}, Policies).check()
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"the policies are not as they should be: {error}") from None

@@ -22,7 +22,8 @@ from .ids import check_subscription_name
 __all__ = ["UNLIMITED", "Policies", "PolicyInForce", "check_retention", "decode_policies"]
 
 UNLIMITED = -1
-MAX_SUBSCRIPTION_TTLS = 200  # a topic stores them beside its list of ledgers, which is written with every ledger
+# A topic stores them beside its list of ledgers, which is written with every ledger.
+MAX_SUBSCRIPTION_TTLS = 200
 _MOST = 1 << 53  # what every client can count to
 
 
@@ -53,7 +54,7 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             check_retention(*self.retention)
         if len(self.subscription_ttl_ms) > MAX_SUBSCRIPTION_TTLS:
             raise InvalidArgument(
-                f"{len(self.subscription_ttl_ms)} subscriptions have a TTL of their own; at most {MAX_SUBSCRIPTION_TTLS}, so "
+                f"{len(self.subscription_ttl_ms)} subscriptions have a TTL of their own; at most {MAX_SUBSCRIPTION_TTLS}: "
                 "give the others message_ttl_ms"
             )
         times = {

@@ -56,8 +56,8 @@ async def expire(client: FakeClient, before_ms: int, subscription: str = "s") ->
 
 
 async def one_round(broker: Broker) -> None:
-    topic_of(broker).expire_old()
-    await topic_of(broker).expired()
+    topic_of(broker).expire()
+    await topic_of(broker).maintenance.expired()
 
 
 @pytest.mark.parametrize("entries_per_ledger", [1, 3, 100])
@@ -68,7 +68,11 @@ async def test_what_was_stored_before_a_time_is_acknowledged_and_stays_so(entrie
         client = await subscribed(broker, "s", "other")
         await client.producer()
         await published(client, clock, [1_000, 2_000, 2_000, 4_000, 5_000, 6_000])
-        assert await expire(client, 1_000) == {"moved": False, "messages": 0, "mark_delete": [*mark(broker, "s")]}
+        assert await expire(client, 1_000) == {
+            "moved": False,
+            "messages": 0,
+            "mark_delete": [*mark(broker, "s")],
+        }
         for before_ms, left in [(1_001, 5), (2_000, 5), (4_000, 3), (2_500, 3), (6_000, 1), (99_999, 0)]:
             answer = await expire(client, before_ms)
             stats = (await client.ask(c.TopicStats, "orders"))["subscriptions"]
@@ -92,7 +96,7 @@ async def test_what_cannot_expire_is_refused() -> None:
         await client.consumer(9, "looking", durable=False)
         with pytest.raises(SubscriptionNotFound, match="has no subscription 'nobody'"):
             await expire(client, 5, "nobody")
-        with pytest.raises(InvalidArgument, match="'looking' of topic .* is a reader's: it keeps nothing"):
+        with pytest.raises(InvalidArgument, match=r"'looking' of topic .* is a reader's: it keeps nothing"):
             await expire(client, 5, "looking")
         with pytest.raises(InvalidArgument, match="-1 is no time: want milliseconds"):
             await expire(client, -1)
@@ -115,7 +119,7 @@ async def test_pending_messages_are_settled_and_come_no_more(type: str) -> None:
         await client.received(4)
         client.frame(c.Redeliver(0, 1), c.encode_rows(c.ACK_ROW, [client.messages[0].row()]))
         await expire(client, 5_000)
-        await client.received(7 if type in ("shared", "key_shared") else 7)
+        await client.received(7)
         await settle()
         unacked = topic_of(broker).subscriptions["s"].dispatcher.core.tracker.unacked_messages
         assert unacked == (3 if type in ("shared", "key_shared") else 0)
@@ -176,7 +180,7 @@ async def test_an_unload_on_the_way_is_told_and_the_next_owner_expires() -> None
         closing = asyncio.ensure_future(topic.close())
         await settle()
         with pytest.raises(MagnetarError) as refused:
-            await topic.expire(subscription, 9_000)
+            await topic.expiry.expire(subscription, 9_000)
         assert refused.value.action.name in ("RETRY", "LOOK_UP_AGAIN")
         await closing
     async with running_broker(ledgers, metadata, clock) as broker:
@@ -192,7 +196,8 @@ async def test_an_entry_that_cannot_be_read_moves_nothing() -> None:
         await published(client, clock, [1_000, 2_000, 3_000, 4_000, 5_000])
         await settle()
         topic_of(broker)._cache.clear()
-        ledgers.fail_read.extend([BookieUnavailable("away")] * 2)  # the figures do without, the search does not
+        # The figures do without it, the search does not.
+        ledgers.fail_read.extend([BookieUnavailable("away")] * 2)
         with pytest.raises(BookieUnavailable):
             await expire(client, 2_500)
         assert mark(broker, "s")[1] == 0
@@ -220,7 +225,7 @@ async def test_an_archived_ledger_expires_as_a_whole_and_is_not_read() -> None:
 async def set_ttl(client: FakeClient, ttl_ms: int | None, **by_name: int) -> None:
     topic = client.broker.topics[str(TOPIC)]
     policies = Policies(message_ttl_ms=ttl_ms, subscription_ttl_ms=by_name)
-    await topic.set_policies(policies, topic.ledger.list.record.policies_version)
+    await topic.policies.set(policies, topic.ledger.list.record.policies_version)
 
 
 async def test_each_subscription_has_its_ttl() -> None:

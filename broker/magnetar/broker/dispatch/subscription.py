@@ -83,6 +83,23 @@ class _Lookup(NamedTuple):
     done: DurableCallback | None
 
 
+class Subscribed(NamedTuple):
+    """A consumer of a subscription."""
+
+    subscription: Subscription
+    consumer: Consumer
+    # Where the subscription begins, if it was made for this consumer and messages between the id that was asked for and that
+    # position were trimmed.
+    trimmed: Position | None
+
+
+class Sought(NamedTuple):
+    """A subscription was moved."""
+
+    epoch: int
+    trimmed: Position | None  # as in Subscribed
+
+
 class Subscription:
     """See the module docstring."""
 

@@ -544,7 +544,11 @@ class ManagedLedger(Generic[T]):
         last = self.list.ledgers[count - 1]
         try:
             found = await self.read(last.ledger_id, last.entries - 1, max_bytes=1)
-            return (last.ledger_id, last.entries - 1, Entry(found[0], LEDGER_ENTRY_HEADER_BYTES).message_count)
+            return (
+                last.ledger_id,
+                last.entries - 1,
+                Entry(found[0], LEDGER_ENTRY_HEADER_BYTES).message_count,
+            )
         except MagnetarError:  # what cannot be read is trimmed all the same
             return (last.ledger_id, last.entries, 0)
 

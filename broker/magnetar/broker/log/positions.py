@@ -8,9 +8,7 @@ What is to expire goes by append times alone: they are of the broker's clock, an
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Awaitable, Callable
-from operator import attrgetter
 from typing import Any
 
 from magnetar.proto.batch import decode_batch_header
@@ -19,12 +17,11 @@ from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId
 
 from ..cursors.core.acks import EntryKey, Position
-from .ledger_list import LedgerList
+from .ledger_list import LedgerList, first_appended_at
 from .records import LedgerInfo
 
 Start = tuple[str, Any]
 ReadEntry = Callable[[EntryKey], Awaitable[Entry]]
-_last_append_of = attrgetter("last_append_ms")
 
 
 async def find_position(ledgers: LedgerList, read_entry: ReadEntry, start: Start) -> Position:
@@ -76,7 +73,11 @@ async def _at_time(ledgers: LedgerList, read_entry: ReadEntry, time_ms: int) -> 
     entry_id = await _first_appended(info, read_entry, time_ms, 0)
     entry = await read_entry((info.ledger_id, entry_id))
     index = _first_published(entry, time_ms)
-    return (info.ledger_id, entry_id, index) if index < entry.message_count else (info.ledger_id, entry_id + 1, 0)
+    return (
+        (info.ledger_id, entry_id, index)
+        if index < entry.message_count
+        else (info.ledger_id, entry_id + 1, 0)
+    )
 
 
 async def find_expired(
@@ -106,11 +107,8 @@ async def find_expired(
 def _appended_at(ledgers: LedgerList, time_ms: int) -> LedgerInfo | None:
     """The first ledger with an entry that was appended at `time_ms` or later."""
     for found in (ledgers.archived_ledgers, ledgers.ledgers):
-        filled = len(found)
-        while filled and not found[filled - 1].entries:  # the open one
-            filled -= 1
-        at = bisect_left(found, time_ms, hi=filled, key=_last_append_of)
-        if at < filled:
+        at = first_appended_at(found, time_ms)
+        if at < len(found) and found[at].entries:
             return found[at]
     return None
 

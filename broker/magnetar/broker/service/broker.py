@@ -9,12 +9,12 @@ from magnetar.proto.ids import MessageId, TopicName
 from magnetar.proto.policies import Policies
 
 from ..dispatch.core.consumer import ConsumerPort
+from ..dispatch.subscription import Sought
 from ..log.positions import Start
 from ..settings import BrokerSettings
 from ..topics.policies import Resolved, check_namespace, of_broker
 from ..topics.producers import ProducerPort
 from ..topics.registry import Broker
-from ..topics.topic import Sought
 from .ledgers import LedgerService
 from .operations import on_consumer, on_namespace, on_topic
 from .results import ConsumerOpened, Expired, PoliciesFound, ProducerOpened, TopicPage, TopicStats
@@ -175,7 +175,7 @@ class BrokerService:
         found = topic.durable_subscription(subscription)
         ledgers = topic.ledger.list
         before = await TopicOffsets(topic).of(ledgers.normalise(found.cursor.state.mark_delete))
-        moved = await topic.expire(found, before_ms)
+        moved = await topic.expiry.expire(found, before_ms)
         mark = ledgers.normalise(found.cursor.state.mark_delete)
         messages = (await TopicOffsets(topic).of(mark)).messages - before.messages if moved else 0
         return Expired(moved, max(messages, 0), list(mark))
@@ -186,17 +186,14 @@ class BrokerService:
     async def topic_policies(self, name: TopicName) -> PoliciesFound:
         """Those of the topic itself, and what is in force for it. Raises TopicNotFound."""
         topic = await self._broker.known(name)
-        of_namespace, _ = await self._broker.namespaces.read(f"{name.tenant}/{name.namespace}")
-        record = topic.ledger.list.record
-        return PoliciesFound(
-            record.policies, record.policies_version, topic.policies_with(of_namespace).rows()
-        )
+        in_force, record = await topic.policies.read(), topic.ledger.list.record
+        return PoliciesFound(record.policies, record.policies_version, in_force.rows())
 
     @on_topic("set_policies")
     async def set_topic_policies(self, name: TopicName, policies: Policies, version: int) -> int:
         """Compare-and-set; the new version. Raises TopicNotFound, VersionConflict."""
         topic = await self._broker.known(name)
-        return await topic.set_policies(policies, version)
+        return await topic.policies.set(policies, version)
 
     @on_namespace("get_policies")
     async def namespace_policies(self, namespace: str) -> PoliciesFound:

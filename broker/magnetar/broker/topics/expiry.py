@@ -8,20 +8,18 @@ old costs a comparison, and a topic whose policies have no TTL costs nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from magnetar.proto.errors import MagnetarError
-from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
 
 from ..cursors.core.acks import Position
 from ..dispatch.subscription import Subscription
+from ..log.ledger_list import LedgerList
+from ..log.positions import ReadEntry, find_expired
 from .policies import Resolved
 
 _log = logging.getLogger(__name__)
-
-# The position before which everything was stored before a time, in ms since the epoch, from a mark-delete position on.
-FindExpired = Callable[[int, Position], Awaitable[Position]]
 
 
 class Expiry:
@@ -29,18 +27,39 @@ class Expiry:
 
     def __init__(
         self,
-        name: TopicName,
+        ledgers: LedgerList,
+        read_entry: ReadEntry,
         subscriptions: Mapping[str, Subscription],
         policies: Callable[[], Resolved | None],
-        find_expired: FindExpired,
         clock: Clock,
     ) -> None:
         """`policies` None: not known now."""
-        self._name = name
+        self._ledgers = ledgers
+        self._read_entry = read_entry
         self._subscriptions = subscriptions
         self._policies = policies
-        self._find_expired = find_expired
         self._clock = clock
+
+    async def expire(self, subscription: Subscription, before_ms: int) -> bool:
+        """Acknowledges what was stored before a time, in ms since the epoch; durable when it returns. False: it was.
+
+        Raises TopicBusy during a seek, and why what has to be looked at cannot be read.
+        """
+        mark = subscription.cursor.state.mark_delete
+        return await subscription.expire(await self._find(before_ms, mark))
+
+    async def _find(self, before_ms: int, mark_delete: Position) -> Position:
+        return await find_expired(self._ledgers, self._read_entry, before_ms, mark_delete)
+
+    @property
+    def waits_for_time(self) -> bool:
+        """True if a subscription has a TTL and a backlog."""
+        end, normalise = self._ledgers.end, self._ledgers.normalise
+        return any(
+            normalise(one.cursor.state.mark_delete) < end
+            for subscriptions in self.by_ttl().values()
+            for one in subscriptions
+        )
 
     def by_ttl(self) -> dict[int, list[Subscription]]:
         """Durable subscriptions that have a TTL, by milliseconds."""
@@ -59,14 +78,24 @@ class Expiry:
             try:
                 await self._expire(subscriptions, self._clock.now_ms() - ttl_ms)
             except MagnetarError as error:
-                _log.warning("topic %s: messages older than %d ms do not expire yet: %s", self._name, ttl_ms, error)
+                _log.warning(
+                    "topic %s: messages older than %d ms do not expire yet: %s",
+                    self._ledgers.name,
+                    ttl_ms,
+                    error,
+                )
 
     async def _expire(self, subscriptions: Iterable[Subscription], before_ms: int) -> None:
         lowest = min(one.cursor.state.mark_delete for one in subscriptions)
-        position = await self._find_expired(before_ms, lowest)
+        position = await self._find(before_ms, lowest)
         for subscription in subscriptions:
             if subscription.cursor.state.mark_delete < position:
                 try:
                     await subscription.expire(position)
                 except MagnetarError as error:  # it seeks, is deleted, or its cursor cannot be written
-                    _log.info("topic %s: subscription %r does not expire yet: %s", self._name, subscription.name, error)
+                    _log.info(
+                        "topic %s: subscription %r does not expire yet: %s",
+                        self._ledgers.name,
+                        subscription.name,
+                        error,
+                    )

@@ -38,14 +38,8 @@ class Maintenance:
 
     @property
     def waits_for_time(self) -> bool:
-        """True if a subscription has a TTL and a backlog."""
-        end = self._ledger.list.end
-        normalise = self._ledger.list.normalise
-        return any(
-            normalise(one.cursor.state.mark_delete) < end
-            for subscriptions in self._expiry.by_ttl().values()
-            for one in subscriptions
-        )
+        """True if messages will have to be deleted, or expire, some time later: the topic has to stay loaded for that."""
+        return self._retention.waits_for_time or self._expiry.waits_for_time
 
     async def expired(self) -> None:
         """The round of expiry that was begun is over."""

@@ -13,7 +13,7 @@ namespace says is to be kept.
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.store import Watch
@@ -27,6 +27,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import TopicName
 from magnetar.proto.policies import Policies, PolicyInForce
 
+from ..log.managed_ledger import ManagedLedger
 from ..log.records import NamespaceRecord, namespace_path, replace
 from ..resources.tasks import Jobs
 from ..settings import BrokerSettings
@@ -61,7 +62,8 @@ class Resolved(NamedTuple):
     def has_ttl(self) -> bool:
         """False: the messages of every subscription wait for ever."""
         return any(
-            policies.message_ttl_ms or any(policies.subscription_ttl_ms.values()) for _, policies in self.levels
+            policies.message_ttl_ms or any(policies.subscription_ttl_ms.values())
+            for _, policies in self.levels
         )
 
     def rows(self) -> list[PolicyInForce]:
@@ -83,6 +85,56 @@ def of_broker(settings: BrokerSettings) -> tuple[str, Policies]:
         retention_bytes=settings.retention_bytes,
         message_ttl_ms=settings.message_ttl_ms,
     )
+
+
+class TopicPolicies:
+    """Of one topic."""
+
+    def __init__(
+        self,
+        name: TopicName,
+        ledger: ManagedLedger[Any],
+        namespaces: NamespacePolicies,
+        settings: BrokerSettings,
+    ) -> None:
+        self._name = name
+        self._namespace = f"{name.tenant}/{name.namespace}"
+        self._ledger = ledger
+        self._namespaces = namespaces
+        self._settings = settings
+
+    async def learn(self) -> None:
+        """Returns when those of its namespace were read, if that is possible."""
+        await self._namespaces.learn(self._namespace)
+
+    def in_force(self) -> Resolved | None:
+        """None: not known now."""
+        of_namespace = self._namespaces.known(self._namespace)
+        return None if of_namespace is None else self._resolved(of_namespace)
+
+    async def read(self) -> Resolved:
+        """In force by what is stored now. Raises what the metadata store failed with."""
+        of_namespace, _ = await self._namespaces.read(self._namespace)
+        return self._resolved(of_namespace)
+
+    def _resolved(self, of_namespace: Policies) -> Resolved:
+        own = self._ledger.list.record.policies
+        return Resolved([("topic", own), ("namespace", of_namespace), of_broker(self._settings)])
+
+    async def set(self, policies: Policies, version: int) -> int:
+        """Compare-and-set of the topic's own; the new version. Raises VersionConflict, unless it has just these."""
+
+        async def change() -> int | None:
+            record = self._ledger.list.record
+            if record.policies_version != version:
+                return record.policies_version if record.policies == policies else None
+            await self._ledger.list.commit(policies=policies, policies_version=version + 1)
+            return version + 1
+
+        changed = await self._ledger.edit(change)
+        if changed is None:  # raised here: within an edit it would mean another owner
+            raise _conflict(f"topic {self._name}")
+        return changed
 
 
 class NamespacePolicies:
@@ -150,7 +202,7 @@ class NamespacePolicies:
             stored = await self._metadata.get(path)
             if stored is not None and stored.value == value:
                 return stored.version
-            raise conflict(f"namespace {namespace}") from None
+            raise _conflict(f"namespace {namespace}") from None
         finally:
             self._changed(namespace)
 
@@ -161,7 +213,7 @@ class NamespacePolicies:
         await self._jobs.cancel()
 
 
-def conflict(what: str) -> VersionConflict:
+def _conflict(what: str) -> VersionConflict:
     """Somebody changed the policies since they were read."""
     return VersionConflict(f"the policies of {what} have changed since they were read; read them again")
 

@@ -259,7 +259,7 @@ class Broker:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(self.settings.message_expiry_interval_s)
-            await self._for_all_topics("expiry", Topic.expire_old)
+            await self._for_all_topics("expiry", Topic.expire)
 
     async def _for_all_topics(self, what: str, visit: Callable[[Topic], None]) -> None:
         """Those that are loaded, in turns of the loop."""
@@ -276,7 +276,7 @@ class Broker:
         idle_ms = 1000 * (asyncio.get_running_loop().time() - topic.used_at)
         if not 0 < limit_ms <= idle_ms or topic.in_use or topic.not_served is not None:
             return False
-        return not topic.waits_for_time
+        return not topic.maintenance.waits_for_time
 
     async def _unload(self, idle: list[Topic]) -> None:
         loop = asyncio.get_running_loop()

@@ -5,8 +5,8 @@ subscription that comes back sooner must not take the tail away from a reader th
 its ledger on. Where a subscription stands whose cursor cannot be read is not known, nor which leases a former owner gave:
 until they are, all is needed.
 
-What nobody needs any more is trimmed, but for what the retention policy keeps. A closed ledger is kept until its last message
-is older than `retention_ms`, or until the ledgers behind it have `retention_bytes`: one of the two limits is enough to let it
+What nobody needs any more is trimmed, but for what the retention policy keeps. A closed ledger is kept until its last
+message is older than `retention_ms`, or until the ledgers behind it have `retention_bytes`: one of the two limits lets it
 go, and UNLIMITED is never reached. For example, with retention_bytes of 2 GB:
 
     ledgers       | 1 GB | 1 GB | 1 GB | 1 GB | 0.2 GB, open |
@@ -19,22 +19,20 @@ that it has as long as it has no durable subscription: readers and Spark read to
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from operator import attrgetter
 from typing import NamedTuple
 
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.policies import UNLIMITED
 from magnetar.runtime.clock import Clock
 
+from ..cursors.core.acks import Position
 from ..dispatch.subscription import Subscription
 from ..export.leases import Leases
-from ..log.ledger_list import LedgerList
+from ..log.ledger_list import LedgerList, first_appended_at
 from .policies import Resolved
 
 _ALL = (0, 0, 0)
-_last_append_of = attrgetter("last_append_ms")
 
 
 class Holder(NamedTuple):
@@ -101,10 +99,7 @@ class Retention:
         if retention_ms == UNLIMITED:
             return _ALL
         ledgers, before_ms = self._ledgers.ledgers, self._clock.now_ms() - retention_ms
-        filled = len(ledgers)
-        while filled and not ledgers[filled - 1].entries:  # the open one
-            filled -= 1
-        at = bisect_left(ledgers, before_ms, hi=filled, key=_last_append_of)
+        at = first_appended_at(ledgers, before_ms)
         return (ledgers[at].ledger_id, 0, 0) if at < len(ledgers) else self._ledgers.end
 
     def _last_bytes(self, retention_bytes: int) -> Position:

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from magnetar.proto.batch import AdmittedGroups
 from magnetar.proto.entry import Entry
@@ -31,7 +31,6 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName, check_subscription_name
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
-from magnetar.proto.policies import Policies
 
 from ..cursors.core.acks import EntryKey, Position
 from ..cursors.core.ranges import Range
@@ -40,11 +39,11 @@ from ..cursors.recovery import CursorRecovery
 from ..dispatch.core.consumer import Consumer, ConsumerPort
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.readers import Readers
-from ..dispatch.subscription import Subscription, check_type
+from ..dispatch.subscription import Sought, Subscribed, Subscription, check_type
 from ..export.leases import Leases
 from ..export.topic_export import TopicExport
 from ..log.managed_ledger import LedgerEvents, ManagedLedger
-from ..log.positions import Start, find_expired, find_position, skips_trimmed
+from ..log.positions import Start, find_position, skips_trimmed
 from ..log.records import cursors_path, staged_path
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
@@ -52,27 +51,11 @@ from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
 from .expiry import Expiry
 from .maintenance import Maintenance
-from .policies import Resolved, conflict, of_broker
+from .policies import TopicPolicies
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
 from .retention import Retention
 
 _log = logging.getLogger(__name__)
-
-
-class Subscribed(NamedTuple):
-    """A consumer of a subscription."""
-
-    subscription: Subscription
-    consumer: Consumer
-    # Where the subscription, which this made, begins, if messages between the id asked for and that were trimmed.
-    trimmed: Position | None
-
-
-class Sought(NamedTuple):
-    """A subscription was moved."""
-
-    epoch: int
-    trimmed: Position | None  # as in Subscribed
 
 
 class Topic:
@@ -80,7 +63,6 @@ class Topic:
 
     def __init__(self, name: TopicName, components: Components, on_fenced: Callable[[Topic], None]) -> None:
         self.name = name
-        self._namespace = f"{name.tenant}/{name.namespace}"
         self._components = components
         self._settings = settings = components.settings
         self._clock = components.clock
@@ -106,17 +88,20 @@ class Topic:
         )
         self.recovery = CursorRecovery(name, self.ledger.list, self.ledger.cursor, self._attach, settings)
         self._leases = Leases(settings, self._loop.time)
+        self.policies = TopicPolicies(name, self.ledger, components.namespaces, settings)
         self.retention = Retention(
             self.ledger.list,
             self.subscriptions,
             self.recovery.unavailable,
             self._leases,
-            self.policies,
+            self.policies.in_force,
             components.clock,
         )
         self._export: TopicExport | None = None  # made when first used: few topics need it
-        expiry = Expiry(name, self.subscriptions, self.policies, self._find_expired, components.clock)
-        self._maintenance = Maintenance(self.ledger, self.retention, expiry)
+        self.expiry = Expiry(
+            self.ledger.list, self.read_entry, self.subscriptions, self.policies.in_force, components.clock
+        )
+        self.maintenance = Maintenance(self.ledger, self.retention, self.expiry)
         self._append_scheduled = False
         # Confirmed in this wake-up, receipts not yet sent: ledger, entry, stored bytes, what it holds.
         self._confirmed_entries: list[tuple[int, int, bytes | None, GatheredEntry]] = []
@@ -138,7 +123,7 @@ class Topic:
             await self._delete_rest(self.export)
             existed = await self.ledger.open(create=create)
         metadata = self._components.metadata
-        await self._components.namespaces.learn(self._namespace)
+        await self.policies.learn()
         if existed:
             self._leases.taken_over()
             staged = await metadata.children(staged_path(self.name), limit=1)
@@ -415,17 +400,6 @@ class Topic:
             )
         return subscription
 
-    async def expire(self, subscription: Subscription, before_ms: int) -> bool:
-        """Acknowledges what was stored before a time, in ms since the epoch; durable when it returns. False: it was.
-
-        Raises TopicBusy during a seek, and why what has to be looked at cannot be read.
-        """
-        position = await self._find_expired(before_ms, subscription.cursor.state.mark_delete)
-        return await subscription.expire(position)
-
-    async def _find_expired(self, before_ms: int, mark_delete: Position) -> Position:
-        return await find_expired(self.ledger.list, self.read_entry, before_ms, mark_delete)
-
     def _emptied(self, subscription: Subscription) -> None:
         """The last consumer left; a reader's cursor goes with it."""
         if not subscription.durable and self.subscriptions.get(subscription.name) is subscription:
@@ -466,33 +440,6 @@ class Topic:
         last = self.ledger.list.last_entry()
         return None if last is None else MessageId(*last, await self.read_message_count(last) - 1)
 
-    # --- policies ----------------------------------------------------------------------------------------------------
-
-    def policies(self) -> Resolved | None:
-        """Those in force; None: not known now."""
-        of_namespace = self._components.namespaces.known(self._namespace)
-        return None if of_namespace is None else self.policies_with(of_namespace)
-
-    def policies_with(self, of_namespace: Policies) -> Resolved:
-        """Those in force if its namespace has these."""
-        own = self.ledger.list.record.policies
-        return Resolved([("topic", own), ("namespace", of_namespace), of_broker(self._settings)])
-
-    async def set_policies(self, policies: Policies, version: int) -> int:
-        """Compare-and-set of the topic's own; the new version. Raises VersionConflict, unless it has just these."""
-
-        async def change() -> int | None:
-            record = self.ledger.list.record
-            if record.policies_version != version:
-                return record.policies_version if record.policies == policies else None
-            await self.ledger.list.commit(policies=policies, policies_version=version + 1)
-            return version + 1
-
-        changed = await self.ledger.edit(change)
-        if changed is None:  # raised here: within an edit it would mean another owner
-            raise conflict(f"topic {self.name}")
-        return changed
-
     # --- maintenance -------------------------------------------------------------------------------------------------
 
     def _ledgers_changed(self) -> None:
@@ -504,21 +451,12 @@ class Topic:
         if self._not_served is None:
             if self.in_use:
                 self.used_at = self._loop.time()
-            self._maintenance.round(None if self._export is None else self._export.staging)
+            self.maintenance.round(None if self._export is None else self._export.staging)
 
-    def expire_old(self) -> None:
+    def expire(self) -> None:
         """The regular round of expiry."""
         if self._not_served is None:
-            self._maintenance.expire()
-
-    async def expired(self) -> None:
-        """The round of expiry that was begun is over."""
-        await self._maintenance.expired()
-
-    @property
-    def waits_for_time(self) -> bool:
-        """True if messages that it holds are to be deleted, or to expire, some time later: it has to stay loaded for that."""
-        return self.retention.waits_for_time or self._maintenance.waits_for_time
+            self.maintenance.expire()
 
     @property
     def in_use(self) -> bool:
@@ -534,7 +472,7 @@ class Topic:
 
     async def trimmed(self) -> None:
         """A trimming that was under way is over; those that follow heed every cursor and lease that is there now."""
-        await self._maintenance.trimmed()
+        await self.maintenance.trimmed()
 
     @property
     def not_served(self) -> MagnetarError | None:
@@ -611,7 +549,7 @@ class Topic:
         await self.ledger.close()
         if export is not None:
             await export.attachments.stop()
-        await self._maintenance.stop()
+        await self.maintenance.stop()
 
     async def abandon(self) -> None:
         """Loading failed: lets go of what was begun, writes nothing."""

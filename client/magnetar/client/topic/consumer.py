@@ -41,7 +41,6 @@ from .resume_point import ResumePoint
 from .session import ConsumerSession
 from .window import Window
 
-
 log = logging.getLogger(__name__)
 
 

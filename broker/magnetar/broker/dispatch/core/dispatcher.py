@@ -143,7 +143,8 @@ class DispatchCore:
             case Resumed(reason):
                 self.paused.pop(reason, None)
             case MarkMoved():
-                self._mark_moved()
+                for key, last in self.tracker.before(self._state.mark_delete, self.consumers):
+                    self._settle_elsewhere(key, 0, last)
             case CursorReset(epoch):
                 self._reset(epoch)
             case TimerDue(now_ms):
@@ -230,21 +231,6 @@ class DispatchCore:
         for consumer in self.consumers:
             consumer.epoch = epoch
         self._start_at(self._log.normalise(self._state.mark_delete))
-
-    def _mark_moved(self) -> None:
-        """Permits stay as they are: what is settled was delivered, and its consumers grant again as they take it."""
-        ledger, entry_id, index = self._state.mark_delete
-        key, last = ((ledger, entry_id), index - 1) if index else ((ledger, entry_id - 1), MAX_MESSAGES_PER_ENTRY)
-        tracker = self.tracker
-        for other in [other for other in tracker.replay if other <= key]:
-            tracker.take_replay(other, 0, last if other == key else MAX_MESSAGES_PER_ENTRY)
-            if other not in tracker.replay:
-                self.source.replayed(other)
-        for consumer in self.consumers:
-            if consumer.pending_acks:
-                tracker.settle_through(consumer, key, last)
-            self._changed(consumer)
-        self.message_counts.drop_below(self._state.mark_delete)
 
     def _acknowledged(self, event: Acknowledged) -> None:
         consumer, tracker = event.consumer, self.tracker

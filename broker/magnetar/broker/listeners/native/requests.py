@@ -61,7 +61,9 @@ async def _get_policies(service: BrokerService, caller: Caller, command: c.GetPo
     return await service.namespace_policies(caller, command.namespace)
 
 
-async def _set_policies(service: BrokerService, caller: Caller, command: c.SetPolicies, payload: bytes) -> Any:
+async def _set_policies(
+    service: BrokerService, caller: Caller, command: c.SetPolicies, payload: bytes
+) -> Any:
     _check_level(command)
     policies = decode_policies(payload)
     if command.topic:
