@@ -115,14 +115,17 @@ async def test_pending_messages_are_settled_and_come_no_more(type: str) -> None:
         client = FakeClient(broker)
         await client.producer()
         await published(client, clock, [1_000] * 4 + [5_000] * 3)
-        await client.consumer(1, "s", type=type)
+        await client.consumer(1, "s", type=type, permits=4)
         await client.received(4)
+        # It waits for permits, to come again.
         client.frame(c.Redeliver(0, 1), c.encode_rows(c.ACK_ROW, [client.messages[0].row()]))
         await expire(client, 5_000)
+        tracker = topic_of(broker).subscriptions["s"].dispatcher.core.tracker
+        assert (tracker.replay_messages, tracker.unacked_messages) == (0, 0)
+        client.frame(c.Flow(0, 1, 1_000))
         await client.received(7)
         await settle()
-        unacked = topic_of(broker).subscriptions["s"].dispatcher.core.tracker.unacked_messages
-        assert unacked == (3 if type in ("shared", "key_shared") else 0)
+        assert tracker.unacked_messages == (3 if type in ("shared", "key_shared") else 0)
         topic_of(broker).subscriptions["s"].dispatcher.core.check()
         # What was delivered may be acknowledged all the same, and nothing of it comes again.
         await client.ack(client.messages[1].row())
@@ -130,6 +133,22 @@ async def test_pending_messages_are_settled_and_come_no_more(type: str) -> None:
         other = FakeClient(broker)
         await other.consumer(1, "s", type=type)
         assert await other.received(3) == [b"4", b"5", b"6"]
+
+
+async def test_a_mark_within_an_entry_settles_what_lies_before_it() -> None:
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        await client.consumer(1, "s", type="shared")
+        client.publish_batch([b"0", b"1", b"2", b"3"])
+        await client.received(4)
+        subscription = topic_of(broker).subscriptions["s"]
+        await subscription.expire((*client.messages[0].id[:2], 3))
+        assert subscription.dispatcher.core.tracker.unacked_messages == 1
+        await client.ask(c.CloseConsumer, 1)
+        other = FakeClient(broker)
+        await other.consumer(1, "s", type="shared")
+        assert await other.received(1) == [b"3"]
 
 
 async def test_acknowledged_ranges_beyond_the_time_are_kept() -> None:
@@ -242,6 +261,27 @@ async def test_each_subscription_has_its_ttl() -> None:
         assert left == {"common": 1, "short": 0, "never": 3}
         await one_round(broker)
         assert {name: 3 - mark(broker, name)[1] for name in left} == left
+        client.frame(c.Flow(0, 9, 1_000))
+        assert len(await client.received(3)) == 3, "a reader has no backlog that could expire"
+
+
+async def test_who_is_further_ahead_holds_up_nobody_and_costs_nothing() -> None:
+    ledgers, clock = FakeLedgers(), FakeClock(0)
+    async with running_broker(ledgers, clock=clock, max_ledger_entries=3) as broker:
+        client = await subscribed(broker, "ahead", "behind")
+        await client.producer()
+        await published(client, clock, [10_000, 20_000, 30_000, 40_000])
+        ahead = topic_of(broker).subscriptions["ahead"]
+        await ahead.expire(topic_of(broker).ledger.list.end)
+        await set_ttl(client, 15_000)
+        clock.now = 36_000
+        await one_round(broker)
+        assert mark(broker, "behind")[1] == 2
+        assert mark(broker, "ahead") == topic_of(broker).ledger.list.end
+        topic_of(broker)._cache.clear()
+        reads = ledgers.reads
+        await expire(client, 21_000, "ahead")
+        assert ledgers.reads == reads
 
 
 async def test_a_thousand_subscriptions_share_one_look() -> None:

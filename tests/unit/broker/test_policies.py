@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -39,17 +40,21 @@ async def set_policies(
 
 
 class FailingStore(MemoryMetadataStore):
-    """`failing`: paths that cannot be read now."""
+    """`failing`: paths that cannot be read now. `gate`: reads of namespaces wait for it before they return."""
 
     def __init__(self) -> None:
         super().__init__()
         self.failing: set[str] = set()
+        self.gate: asyncio.Event | None = None
 
     async def get(self, path: str) -> Versioned | None:
         """See MetadataStore."""
         if path in self.failing:
             raise ConnectionLost("the store is away")
-        return await super().get(path)
+        found = await super().get(path)
+        if self.gate is not None and path.startswith("/namespaces"):
+            await self.gate.wait()
+        return found
 
 
 async def test_the_nearest_level_counts_and_says_so() -> None:
@@ -162,6 +167,24 @@ async def test_what_another_process_sets_for_a_namespace_is_heeded() -> None:
             in_force = topic.policies.in_force()
             assert in_force is not None
             assert in_force.ttl_ms("any") == (ttl_ms, "namespace")
+
+
+async def test_a_change_while_they_are_read_is_not_missed() -> None:
+    metadata = FailingStore()
+    async with running_broker(metadata=metadata) as broker:
+        client = FakeClient(broker)
+        metadata.gate = asyncio.Event()
+        creating = client.ask(c.CreateTopic, "orders")
+        await settle()
+        setting = asyncio.ensure_future(set_policies(client, -1, namespace=SPACE, message_ttl_ms=5))
+        await settle()
+        metadata.gate.set()
+        await setting
+        await creating
+        await settle()
+        in_force = broker.topics[str(TOPIC)].policies.in_force()
+        assert in_force is not None
+        assert in_force.ttl_ms("any") == (5, "namespace")
 
 
 async def test_while_policies_cannot_be_read_nothing_is_trimmed_and_nothing_expires() -> None:
