@@ -63,7 +63,7 @@ async def test_the_nearest_level_counts_and_says_so() -> None:
         await client.ask(c.CreateTopic, "orders")
         assert await client.ask(c.GetPolicies, "orders") == {"policies": {}, "version": 0, "in_force": OFF}
         assert await client.ask(c.GetPolicies, "", SPACE) == {"policies": {}, "version": -1, "in_force": OFF}
-        common = {
+        common: dict[str, Any] = {
             "retention_ms": 9,
             "retention_bytes": 99,
             "message_ttl_ms": 7,
@@ -146,11 +146,12 @@ async def test_bad_requests_are_refused() -> None:
         client.forbidden = {"set_policies"}
         with pytest.raises(NotAuthorized):
             await set_policies(client, -1, namespace=SPACE)
-    for settings in (
+    wrong: list[dict[str, Any]] = [
         {"retention_ms": 5},
         {"retention_ms": -2, "retention_bytes": -1},
         {"message_ttl_ms": -1},
-    ):
+    ]
+    for settings in wrong:
         with pytest.raises(InvalidSetting):
             BrokerSettings(**settings)
 
@@ -190,7 +191,7 @@ async def test_a_change_while_they_are_read_is_not_missed() -> None:
 async def test_while_policies_cannot_be_read_nothing_is_trimmed_and_nothing_expires() -> None:
     """The topic is served meanwhile, and neither the broker's settings nor anybody else's policies stand in."""
     metadata, ledgers = FailingStore(), FakeLedgers()
-    settings = {"max_ledger_entries": 1, "message_ttl_ms": 1}
+    settings: dict[str, Any] = {"max_ledger_entries": 1, "message_ttl_ms": 1}
     metadata.failing.add(namespace_path(SPACE))
     async with running_broker(ledgers, metadata, **settings) as broker:
         client = FakeClient(broker)

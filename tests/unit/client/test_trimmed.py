@@ -1,5 +1,4 @@
-"""The client against the real broker, over sockets: policies, expiry, and messages that were trimmed before they were read.
-"""
+"""The client against the real broker, over sockets: policies, expiry, and messages trimmed before they were read."""
 
 from __future__ import annotations
 
@@ -160,11 +159,12 @@ async def test_policies_are_changed_one_by_one() -> None:
             "subscription_ttl_ms": (2, "topic"),
         }
         assert (await client.update_topic_policies("t", {})).version == 2, "nothing to change"
-        for changes, text in [
+        wrong: list[tuple[dict[str, Any], str]] = [
             ({"ttl": 5}, "'ttl' is no policy; there are"),
             ({"message_ttl_ms": "5"}, "not as they should be"),
             ({"retention_ms": 0}, "contradict each other"),
-        ]:
+        ]
+        for changes, text in wrong:
             with pytest.raises(InvalidArgument, match=text):
                 await client.update_topic_policies("t", changes)
         assert (await client.namespace_policies("public/default")).policies == Policies(message_ttl_ms=5)
