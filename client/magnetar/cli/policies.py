@@ -81,4 +81,12 @@ def _text(policy: str, value: int) -> str:
         return "no limit"
     if value == 0:
         return "off"
-    return format_size(value) if policy == "retention_bytes" else format_duration(value)
+    return _size_text(value) if policy == "retention_bytes" else format_duration(value)
+
+
+def _size_text(count: int) -> str:
+    """As people give it: 10GB is not a whole number of any binary unit above the KiB."""
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB")):
+        if count % 1000**power == 0:
+            return f"{count // 1000**power}{unit}"
+    return format_size(count)
