@@ -4,6 +4,8 @@
 (64000000, 1610612736, 512)
 >>> parse_duration("250ms", "s"), parse_duration("1h 30m", "s"), parse_duration("10", "ms")
 (0.25, 5400.0, 10.0)
+>>> format_size(64 << 20), format_duration(5_400_000), format_duration(1_500)
+('64MiB', '90m', '1500ms')
 """
 
 from __future__ import annotations
