@@ -310,12 +310,12 @@ class DispatchMachine(RuleBasedStateMachine):
     @precondition(
         lambda self: Pause.SEEK not in self.world.core.paused and self.world.counters.deliveries % 3 == 0
     )
-    @rule(data=st.data(), whole=st.booleans())
-    def expire(self, data: st.DataObject, whole: bool) -> None:
+    @rule(data=st.data())
+    def expire(self, data: st.DataObject) -> None:
         """Also of what was delivered and is pending, waits to come again, or was never delivered."""
         message = self.message(data)
         if message is not None:
-            position = (message[0], message[1] + 1, 0) if whole else message
+            position = (message[0], message[1] + 1, 0)
             self.world.acknowledged([other for other in self.world.topic.messages() if other < position])
             self.world.expire(position)
 
