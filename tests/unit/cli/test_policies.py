@@ -30,9 +30,14 @@ def test_what_is_not_given_is_not_changed() -> None:
 
 @pytest.mark.parametrize("text", ["3", "", "three days", "-1d", "3y"])
 def test_a_wrong_time_names_its_option(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for given in ((text, None, None, []), (None, None, text, []), (None, None, None, [f"a={text}"])):
+    options: list[tuple[str | None, str | None, list[str]]] = [
+        (text, None, []),
+        (None, text, []),
+        (None, None, [f"a={text}"]),
+    ]
+    for retention, ttl, subscription_ttls in options:
         with pytest.raises(SystemExit) as ended:
-            changed_by(*given)
+            changed_by(retention, None, ttl, subscription_ttls)
         assert ended.value.code == EXIT_USAGE
     errors = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in errors] == ["--retention", "--ttl", "--subscription-ttl"]
