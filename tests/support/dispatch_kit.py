@@ -22,6 +22,7 @@ from magnetar.broker.dispatch.core.events import (
     Event,
     Instruction,
     LedgersChanged,
+    MarkMoved,
     Nacked,
     PassEntry,
     Pause,
@@ -294,6 +295,11 @@ class DispatchWorld:
         self.state.reset(position)
         self.counts.clear()
         self.handle(CursorReset(self.epoch))
+
+    def expire(self, position: Position) -> None:
+        """The mark-delete position moves forward."""
+        if self.state.move_to(position):
+            self.handle(MarkMoved())
 
     def answer_read(self, read_id: int, entries: int = 1) -> None:
         """A read ends with so many entries, or with MessageLost if they were trimmed."""

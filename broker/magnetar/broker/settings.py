@@ -9,9 +9,10 @@ from dataclasses import dataclass, fields
 
 from magnetar.ledger.core.quorum import check_quorums
 from magnetar.proto.batch import GROUP_OVERHEAD_BYTES
-from magnetar.proto.errors import InvalidSetting
+from magnetar.proto.errors import InvalidArgument, InvalidSetting
 from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
 from magnetar.proto.ids import MAX_ENTRY_ID
+from magnetar.proto.policies import UNLIMITED, check_retention
 
 MIB = 1024 * 1024
 # A ledger younger than `min_ledger_age_ms` may hold this many times `max_ledger_entries` or `max_ledger_bytes`.
@@ -26,7 +27,11 @@ _ZERO = {
     "min_ledger_age_ms": "lets a full ledger be left at once",
     "max_inline_cursor_bytes": "keeps cursors out of their metadata nodes",
     "archive_read_bytes_per_s": "sets no bound",
+    "retention_ms": "keeps nothing that is acknowledged",
+    "retention_bytes": "keeps nothing that is acknowledged",
+    "message_ttl_ms": "lets messages wait for ever",
 }
+_MAY_BE_UNLIMITED = ("retention_ms", "retention_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,13 @@ class BrokerSettings:
     # staged ledgers, and no request. Its next use loads it again. Unloading closes its ledger: at an hour, a topic to which
     # somebody writes now and then gets 24 ledgers a day at most. 0: topics stay loaded.
     topic_idle_unload_ms: int = 60 * 60_000
+
+    # Policies of topics for which neither they nor their namespaces have any (`magnetar.proto.policies`). Pulsar:
+    # defaultRetentionTimeInMinutes, defaultRetentionSizeInMB, ttlDurationDefaultInSeconds.
+    retention_ms: int = 0
+    retention_bytes: int = 0
+    message_ttl_ms: int = 0
+    message_expiry_interval_s: float = 300.0  # how often it is looked for what has waited longer than its TTL
 
     read_bytes: int = 1 * MIB  # one read of a consumer that is behind the cache
     read_ahead_bytes: int = 4 * MIB  # read and not yet dispatched, per subscription
@@ -110,6 +122,8 @@ class BrokerSettings:
         check_quorums(self.ensemble_size, self.write_quorum, self.ack_quorum)
         for field in fields(self):
             value = getattr(self, field.name)
+            if value == UNLIMITED and field.name in _MAY_BE_UNLIMITED:
+                continue
             if not isinstance(value, bool | str) and value <= 0 and not (value == 0 and field.name in _ZERO):
                 zero = _ZERO.get(field.name)
                 wanted = "be positive" if zero is None else f"not be negative; 0 {zero}"
@@ -118,6 +132,10 @@ class BrokerSettings:
             raise InvalidSetting(
                 f"broker setting unreadable_entry_policy must be 'stop' or 'skip', not {self.unreadable_entry_policy!r}"
             )
+        try:
+            check_retention(self.retention_ms, self.retention_bytes)
+        except InvalidArgument as error:
+            raise InvalidSetting(f"broker settings: {error.message}") from None
         if self.min_ledger_age_ms > self.max_ledger_age_ms:
             raise InvalidSetting(
                 f"broker setting min_ledger_age_ms={self.min_ledger_age_ms} must not exceed "

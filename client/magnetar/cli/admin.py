@@ -79,6 +79,16 @@ async def delete_subscription(url: str, topic: str, subscription: str, *, force:
     print(f"deleted subscription {subscription} of {topic}")
 
 
+async def expire_messages(url: str, topic: str, subscription: str, before_ms: int, *, as_json: bool) -> None:
+    """What the topic stored before a time counts as acknowledged."""
+    async with connect(url) as client:
+        messages = await client.expire_messages(topic, subscription, before_ms)
+    if as_json:
+        print_json({"messages": messages})
+    else:
+        print(f"expired {text(messages)} messages of subscription {subscription} of {topic}")
+
+
 def _print_subscriptions(subscriptions: dict[str, dict[str, Any]]) -> None:
     rows = [
         (

@@ -33,10 +33,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 perf_app = typer.Typer(no_args_is_help=True, help="Measure: produce, consume or tail as fast as it goes.")
-topics_app = typer.Typer(no_args_is_help=True, help="List, inspect and delete topics.")
-subscriptions_app = typer.Typer(no_args_is_help=True, help="List and delete subscriptions.")
+topics_app = typer.Typer(no_args_is_help=True, help="List, inspect and delete topics; their policies.")
+namespaces_app = typer.Typer(no_args_is_help=True, help="Policies of namespaces.")
+subscriptions_app = typer.Typer(no_args_is_help=True, help="List, expire and delete subscriptions.")
 app.add_typer(perf_app, name="perf", rich_help_panel="Operate")
 app.add_typer(topics_app, name="topics", rich_help_panel="Operate")
+app.add_typer(namespaces_app, name="namespaces", rich_help_panel="Operate")
 app.add_typer(subscriptions_app, name="subscriptions", rich_help_panel="Operate")
 app.add_typer(cluster_app, name="cluster", rich_help_panel="Operate")
 app.add_typer(spark_app, name="spark", rich_help_panel="Operate")
@@ -344,6 +346,77 @@ def topics_stats(topic: Topic, url: Url = DEFAULT_URL, as_json: Json = False) ->
     run(admin.topic_stats(url, topic, as_json=as_json))
 
 
+Retention = Annotated[
+    str | None,
+    typer.Option(
+        "--retention",
+        help="How long acknowledged messages are kept: 12h, 3d, infinite; 0 keeps none. inherit: as on the next level.",
+        metavar="TIME",
+        show_default=False,
+    ),
+]
+RetentionSize = Annotated[
+    str | None,
+    typer.Option(
+        "--retention-size",
+        help="Up to which size of a topic they are kept: 500MB, 10GB, infinite, inherit.",
+        metavar="SIZE",
+        show_default=False,
+    ),
+]
+MessageTtl = Annotated[
+    str | None,
+    typer.Option(
+        "--ttl",
+        help="How long messages wait to be acknowledged; then they count as acknowledged: 1h, 7d, infinite, inherit.",
+        metavar="TIME",
+        show_default=False,
+    ),
+]
+SubscriptionTtls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--subscription-ttl", help="The same for one subscription; may be repeated.", metavar="NAME=TIME"
+    ),
+]
+
+
+@topics_app.command("policies")
+def topics_policies(
+    topic: Topic,
+    retention: Retention = None,
+    retention_size: RetentionSize = None,
+    ttl: MessageTtl = None,
+    subscription_ttls: SubscriptionTtls = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Set policies of a topic, and show those in force and where each is set."""
+    from . import policies
+    from .session import run
+
+    changed = policies.changed_by(retention, retention_size, ttl, subscription_ttls or [])
+    run(policies.update(url, topic, "", changed, as_json=as_json))
+
+
+@namespaces_app.command("policies")
+def namespaces_policies(
+    namespace: Annotated[str, typer.Argument(help="tenant/namespace, as public/default.")],
+    retention: Retention = None,
+    retention_size: RetentionSize = None,
+    ttl: MessageTtl = None,
+    subscription_ttls: SubscriptionTtls = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Set policies of all topics of a namespace that have none of their own, and show those in force."""
+    from . import policies
+    from .session import run
+
+    changed = policies.changed_by(retention, retention_size, ttl, subscription_ttls or [])
+    run(policies.update(url, "", namespace, changed, as_json=as_json))
+
+
 @topics_app.command("delete")
 def topics_delete(topic: Topic, force: Force = False, yes: Yes = False, url: Url = DEFAULT_URL) -> None:
     """Delete a topic with all its messages and subscriptions."""
@@ -377,6 +450,33 @@ def subscriptions_delete(
 
     admin.confirm(f"Delete the subscription {subscription} of {topic}?", yes)
     run(admin.delete_subscription(url, topic, subscription, force=force))
+
+
+@subscriptions_app.command("expire")
+def subscriptions_expire(
+    topic: Topic,
+    subscription: Annotated[str, typer.Argument(metavar="SUBSCRIPTION")],
+    older_than: Annotated[
+        str,
+        typer.Option("--older-than", help="What the topic stored longer ago: 90s, 2h, 7d.", metavar="AGE"),
+    ],
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Give up old messages of a subscription: they count as acknowledged."""
+    import time
+
+    from . import admin
+    from .session import milliseconds, run
+
+    before_ms = int(time.time() * 1000) - milliseconds("--older-than", older_than)
+    admin.confirm(
+        f"Give up all messages of the subscription {subscription} of {topic} that are older than {older_than}?",
+        yes,
+        refusal="this gives up messages: say --yes",
+    )
+    run(admin.expire_messages(url, topic, subscription, max(before_ms, 0), as_json=as_json))
 
 
 @app.command("config", rich_help_panel="Operate")

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the service or the call failed, 2 the command line is wron
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from magnetar.client.options import Start, parse_start
 from magnetar.proto.errors import InvalidArgument, MagnetarError
+from magnetar.runtime.quantities import parse_duration
 
 T = TypeVar("T")
 
@@ -87,6 +89,14 @@ def parsed(option: str, parse: Callable[[str], T], text: str) -> T:
 def start_of(text: str) -> Start:
     """What `--start` means."""
     return parsed("--start", parse_start, text)
+
+
+def milliseconds(option: str, text: str) -> int:
+    """A duration as people write it; a wrong one ends the command with a line that names the option."""
+    with contextlib.suppress(ValueError, OverflowError):
+        if text.strip() == "0" or text.strip()[-1:].isalpha():
+            return round(parse_duration(text, "ms"))
+    fail(f"{option} is {text!r}; want a number with a unit, as 90s, 2h or 7d", EXIT_USAGE)
 
 
 def named_values(option: str, texts: Sequence[str], example: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ from magnetar.proto.errors import (
     InvalidCallError,
     LookupAgainError,
     MagnetarError,
+    MessageLost,
     MessageTooLarge,
     ProducerFenced,
     ProducerQueueFull,
@@ -33,11 +34,13 @@ from magnetar.proto.errors import (
     TopicNotFound,
 )
 from magnetar.proto.ids import MessageId
+from magnetar.proto.policies import Policies, PolicyInForce
 
 from .client import Client, connect
 from .consumer import Consumer
 from .messages import Message, MessageBatch
 from .options import DeadLetterPolicy, RedeliveryBackoff
+from .policies import FoundPolicies
 from .producer import Producer
 from .reader import Reader
 from .receipts import Receipt
@@ -50,6 +53,7 @@ __all__ = [
     "ConsumerBusy",
     "DeadLetterPolicy",
     "FinalError",
+    "FoundPolicies",
     "InvalidArgument",
     "InvalidCallError",
     "LookupAgainError",
@@ -57,7 +61,10 @@ __all__ = [
     "Message",
     "MessageBatch",
     "MessageId",
+    "MessageLost",
     "MessageTooLarge",
+    "Policies",
+    "PolicyInForce",
     "Producer",
     "ProducerFenced",
     "ProducerQueueFull",

@@ -230,6 +230,11 @@ class _Receiving(_Facade[R_co]):
         """Full name of the topic."""
         return self._inner.topic
 
+    @property
+    def trimmed_gaps(self) -> int:
+        """How often messages were trimmed that were to come next, so that it went on behind them."""
+        return self._inner.trimmed_gaps
+
     def __iter__(self) -> Iterator[Message]:
         """Messages, for ever. Leaving the loop loses nothing."""
         while True:
@@ -298,6 +303,11 @@ class Client(_Facade[aio.Client]):
     create_topic = _waiting(aio.Client.create_topic)
     delete_topic = _waiting(aio.Client.delete_topic)
     delete_subscription = _waiting(aio.Client.delete_subscription)
+    expire_messages = _waiting(aio.Client.expire_messages)
+    topic_policies = _waiting(aio.Client.topic_policies)
+    update_topic_policies = _waiting(aio.Client.update_topic_policies)
+    namespace_policies = _waiting(aio.Client.namespace_policies)
+    update_namespace_policies = _waiting(aio.Client.update_namespace_policies)
 
     def __exit__(self, *exc_info: Any) -> None:
         try:

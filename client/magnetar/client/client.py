@@ -7,9 +7,10 @@ import contextlib
 import random
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from magnetar.proto.commands import (
@@ -17,6 +18,7 @@ from magnetar.proto.commands import (
     CreateTopic,
     DeleteSubscription,
     DeleteTopic,
+    ExpireMessages,
     ListTopics,
     TopicStats,
 )
@@ -37,7 +39,9 @@ from .options import (
     RedeliveryBackoff,
     Start,
     parse_url,
+    time_in_ms,
 )
+from .policies import FoundPolicies, read_policies, update_policies
 from .producer import Producer
 from .reader import Reader
 from .topic.consumer import TopicConsumer
@@ -221,6 +225,7 @@ class Client:
         dead_letter: DeadLetterPolicy | None = None,
         retry: bool = False,
         discovery_interval: float = 60.0,
+        fail_on_trimmed: bool = False,
         priority_level: int = 0,
         hash_ranges: tuple[tuple[int, int], ...] = (),
     ) -> Opening[Consumer]:
@@ -237,7 +242,8 @@ class Client:
 
         start: "latest", "earliest", a MessageId (inclusive), ms since the epoch, or a datetime (without tzinfo it is local
         time). receiver_queue_messages bounds what waits in the client (None: 1,000, growing while the consumer keeps up,
-        within receiver_queue_bytes). Acks are sent every ack_group_messages or ack_group_delay seconds.
+        within receiver_queue_bytes). Acks are sent every ack_group_messages or ack_group_delay seconds. With fail_on_trimmed
+        receiving raises MessageLost, once, where messages that were to come next had been trimmed.
 
         A message that is nacked is delivered again after nack_delay seconds, or after a pause that grows with its redelivery
         count by nack_backoff. With an ack_timeout, of 1 s or more, so is one that was handed out so many seconds ago and is
@@ -264,16 +270,15 @@ class Client:
             dead_letter=dead_letter,
             retry=retry,
             discovery_interval=discovery_interval,
+            fail_on_trimmed=fail_on_trimmed,
             priority_level=priority_level,
             hash_ranges=hash_ranges,
         )
         check_subscription_name(subscription)
         wanted = TopicPattern(topic) if isinstance(topic, re.Pattern) else checked_topics(topic)
         policy = options.letter_policy
-        if policy is not None:  # their names must be possible
-            for name in [] if isinstance(wanted, TopicPattern) else wanted:
-                policy.dead_letter_topic(name, subscription)
-                policy.retry_letter_topic(name, subscription)
+        if policy is not None and isinstance(wanted, list):
+            policy.check_names(wanted, subscription)
 
         def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer | TopicsConsumer, Consumer]:
             what = f"consumer {subscription!r} of {wanted if isinstance(wanted, TopicPattern) else ', '.join(wanted[:3])}"
@@ -364,10 +369,11 @@ class Client:
         name: str = "",
         receiver_queue_messages: int | None = None,
         receiver_queue_bytes: int = 16 * 1024 * 1024,
+        fail_on_trimmed: bool = False,
     ) -> Opening[Reader]:
         """A reader of `topic` from `start` on: no subscription stays behind, nothing is acknowledged.
 
-        start: as for `subscribe`.
+        start, fail_on_trimmed: as for `subscribe`.
         """
         options = ConsumerOptions(
             durable=False,
@@ -375,6 +381,7 @@ class Client:
             name=name,
             receiver_queue_messages=receiver_queue_messages,
             receiver_queue_bytes=receiver_queue_bytes,
+            fail_on_trimmed=fail_on_trimmed,
         )
         full_name = str(TopicName.parse(topic))
 
@@ -417,6 +424,41 @@ class Client:
         name = str(TopicName.parse(topic))
         command = DeleteSubscription(0, name, check_subscription_name(subscription), force)
         await self.request(command, topic=name)
+
+    async def expire_messages(self, topic: str, subscription: str, before: datetime | int) -> int:
+        """Acknowledges what `topic` stored before a time (a datetime or ms since the epoch); durable when it returns.
+
+        For a durable subscription. Returns how many messages it went on by, those acknowledged before among them. Raises
+        SubscriptionNotFound.
+        """
+        name = str(TopicName.parse(topic))
+        command = ExpireMessages(0, name, check_subscription_name(subscription), time_in_ms(before))
+        return int((await self.request(command, topic=name))["messages"])
+
+    async def topic_policies(self, topic: str) -> FoundPolicies:
+        """Policies of a topic itself, and those in force for it. Raises TopicNotFound."""
+        name = str(TopicName.parse(topic))
+        return await read_policies(self._request_of(name), name, "")
+
+    async def update_topic_policies(self, topic: str, changes: Mapping[str, Any]) -> FoundPolicies:
+        """Sets policies of a topic, `{"retention_ms": 3_600_000}`; what is None is that of the namespace again.
+
+        Fields of `Policies` that are not named stay as they are; so do subscriptions that subscription_ttl_ms does not name.
+        Returns what is set and in force then. Raises TopicNotFound, InvalidArgument.
+        """
+        name = str(TopicName.parse(topic))
+        return await update_policies(self._request_of(name), name, "", changes)
+
+    async def namespace_policies(self, namespace: str) -> FoundPolicies:
+        """Policies of `tenant/namespace` itself, and those in force for its topics that have none of their own."""
+        return await read_policies(self._request_of(None), "", namespace)
+
+    async def update_namespace_policies(self, namespace: str, changes: Mapping[str, Any]) -> FoundPolicies:
+        """As update_topic_policies; what is None is that of the broker's settings again."""
+        return await update_policies(self._request_of(None), "", namespace, changes)
+
+    def _request_of(self, topic: str | None) -> Callable[[Command, bytes], Awaitable[Any]]:
+        return lambda command, payload: self.request(command, topic=topic, payload=payload)
 
     async def request(self, command: Command, *, topic: str | None = None, payload: bytes = b"") -> Any:
         """Asks the broker of `topic` (None: the one of the URL), again after retryable errors, up to operation_timeout.

@@ -24,7 +24,7 @@ from magnetar.proto.batch import (
 )
 from magnetar.proto.commands import ACK_SET_ROW, Deliver, decode_rows
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import MagnetarError, MessageLost
 from magnetar.proto.ids import MessageId
 
 from .options import Start
@@ -234,6 +234,23 @@ class Undecodable:
     def values(self) -> NoReturn:
         """Raises the error."""
         raise self._error
+
+
+class TrimmedGap:
+    """In place of messages that were trimmed before they were read: whoever receives it gets the error, once."""
+
+    permits = bytes = 0
+
+    def __init__(self, epoch: int, wanted: MessageId, message: str) -> None:
+        self.epoch = epoch
+        self.wanted = wanted
+        self.raised = False
+        self._message = message
+
+    def values(self) -> NoReturn:
+        """Raises the error."""
+        self.raised = True
+        raise MessageLost(self._message)
 
 
 def _of_entry(error: MagnetarError, ledger: int, entry: int, topic: str) -> MagnetarError:

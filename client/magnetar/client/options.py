@@ -6,6 +6,7 @@ import contextlib
 import math
 import re
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -153,6 +154,12 @@ class DeadLetterPolicy:
         """Full name, for messages of a topic. Raises InvalidTopicName if that would be too long."""
         return str(TopicName.parse(self.topic or f"{topic}-{subscription}-DLQ"))
 
+    def check_names(self, topics: Iterable[str], subscription: str) -> None:
+        """Raises InvalidTopicName if a name for messages of one of the topics would be too long."""
+        for topic in topics:
+            self.dead_letter_topic(topic, subscription)
+            self.retry_letter_topic(topic, subscription)
+
     def retry_letter_topic(self, topic: str, subscription: str) -> str:
         """Full name, for messages of a topic. Raises InvalidTopicName if that would be too long."""
         return str(TopicName.parse(self.retry_topic or f"{topic}-{subscription}-RETRY"))
@@ -180,6 +187,7 @@ class ConsumerOptions:
     dead_letter: DeadLetterPolicy | None = None  # None: messages are delivered again for ever
     retry: bool = False  # consumes the retry topic as well, for `reconsume_later`
     discovery_interval: float = 60.0  # of a pattern: how often its topics are looked for
+    fail_on_trimmed: bool = False  # MessageLost where messages were trimmed before they were read
     priority_level: int = 0  # failover, shared: 0 is the highest
     hash_ranges: tuple[tuple[int, int], ...] = ()  # key_shared: of 65,536 slots; (): shared out evenly
 

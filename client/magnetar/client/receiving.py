@@ -19,6 +19,10 @@ class Source(Attached, Protocol):
     def what(self) -> str:
         """What it is called in messages."""
 
+    @property
+    def trimmed_gaps(self) -> int:
+        """See Receiving."""
+
     def open_messages(self) -> Iterator[Message]:
         """See Receiving."""
 
@@ -38,6 +42,11 @@ class Receiving(Member):
     def __init__(self, topic: str, source: Source) -> None:
         super().__init__(topic, source)
         self._source = source
+
+    @property
+    def trimmed_gaps(self) -> int:
+        """How often messages were trimmed that were to come next, so that it went on behind them."""
+        return self._source.trimmed_gaps
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages, for ever; ends when this is closed. Leaving the loop loses nothing: the next one goes on."""

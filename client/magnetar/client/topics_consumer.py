@@ -231,6 +231,11 @@ class TopicsConsumer:
         """See Consumer.active."""
         return any(consumer.active for consumer in self.consumers.values())
 
+    @property
+    def trimmed_gaps(self) -> int:
+        """Of the topics that are consumed now."""
+        return sum(consumer.trimmed_gaps for consumer in self.consumers.values())
+
     def pause(self) -> None:
         """See Consumer.pause."""
         self._paused = True

@@ -17,13 +17,16 @@ __all__ = [
     "DeleteSubscription",
     "DeleteTopic",
     "DiscardStaged",
+    "ExpireMessages",
     "GetLedgerMetadata",
+    "GetPolicies",
     "KeepLedgers",
     "KeepStaged",
     "ListTopics",
     "PutLedgerMetadata",
     "QueryState",
     "ReportDamage",
+    "SetPolicies",
     "TopicLedgers",
     "TopicStats",
 ]
@@ -66,6 +69,41 @@ class DeleteSubscription(Command, tag=52):
     topic: str
     subscription: str
     force: bool = False
+
+
+class GetPolicies(Command, tag=53):
+    """Policies of a topic or (`topic` "") of a namespace.
+
+    Ok: {"policies": map, "version": int, "in_force": [[policy, subscription or "", value, source], ...]}: what is set here,
+    the version to change it with, and what holds in the end, with the level that says so: "topic", "namespace" or "broker".
+    """
+
+    topic: str
+    namespace: str = ""
+
+
+class SetPolicies(Command, tag=54):
+    """Replaces all policies of a topic or a namespace by those of the payload, a msgpack map. Ok: {"version": int}.
+
+    VersionConflict when another version is stored, unless it has just these. A policy that the broker does not know is
+    refused.
+    """
+
+    topic: str
+    namespace: str
+    version: int
+
+
+class ExpireMessages(Command, tag=60):
+    """Acknowledges, in a durable subscription, all that the topic stored before `before_ms` (ms since the epoch).
+
+    Ok: {"moved": bool, "messages": int, "mark_delete": [ledger, entry, index]}, once it is durable. `messages`: how many
+    lie between the old mark-delete position and the new one, whether they were acknowledged before or not.
+    """
+
+    topic: str
+    subscription: str
+    before_ms: int
 
 
 # --- topics as ledgers -----------------------------------------------------------------------------------------------

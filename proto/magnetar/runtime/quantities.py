@@ -4,13 +4,15 @@
 (64000000, 1610612736, 512)
 >>> parse_duration("250ms", "s"), parse_duration("1h 30m", "s"), parse_duration("10", "ms")
 (0.25, 5400.0, 10.0)
+>>> format_size(64 << 20), format_duration(5_400_000), format_duration(1_500)
+('64MiB', '90m', '1500ms')
 """
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["format_size", "parse_duration", "parse_size"]
+__all__ = ["format_duration", "format_size", "parse_duration", "parse_size"]
 
 _SIZE_UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
@@ -46,3 +48,11 @@ def format_size(count: int) -> str:
         if count and count % 1024**power == 0:
             return f"{count // 1024**power}{unit}"
     return str(count)
+
+
+def format_duration(ms: int) -> str:
+    """The shortest exact form in one unit: 5400000 is "90m"."""
+    for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s")):
+        if ms and ms % size == 0:
+            return f"{ms // size}{unit}"
+    return f"{ms}ms"

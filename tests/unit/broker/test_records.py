@@ -12,6 +12,7 @@ from magnetar.broker.log.records import (
     AttachedQuery,
     CursorRecord,
     LedgerInfo,
+    NamespaceRecord,
     PublishedBatch,
     Segment,
     SegmentRecord,
@@ -19,15 +20,19 @@ from magnetar.broker.log.records import (
     TopicRecord,
 )
 from magnetar.proto.errors import DataDirectoryError
+from magnetar.proto.policies import Policies
 
 RECORD = bytes.fromhex(
-    "8ca6666f726d617401a76c656467657273929907050205640b0cc30499090a0000000000c209a87365676d656e7473929300010393050406"
+    "8fa6666f726d617401a76c656467657273929907050205640b0cc30499090a0000000000c209a87365676d656e7473929300010393050406"
     "ae7472696d6d65645f72616e67657391920405a861726368697665739292a966696c653a2f2f2f610292a873333a2f2f622f6303a7747269"
     "6d6d656493010003aa6e6578745f696e6465780aaa637265617465645f6d7307a864656c6574696e67c2aa70726f7065727469657381a161"
     "a162a8617474616368656481a17194061463cf8000000000000000aa7075626c697368696e6781a17198071e6d0900c41030313233343536"
-    "373839616263646566c305"
+    "373839616263646566c305ab7472696d6d65645f656e6493050302a8706f6c696369657384ac726574656e74696f6e5f6d7300af72657465"
+    "6e74696f6e5f627974657300ae6d6573736167655f74746c5f6d73cdea60b3737562736372697074696f6e5f74746c5f6d7381a17305b070"
+    "6f6c69636965735f76657273696f6e03"
 )
 SEGMENT = bytes.fromhex("82a6666f726d617401a76c656467657273929907050205640b0cc30499090a0000000000c209")
+NAMESPACE = bytes.fromhex("82a6666f726d617401a8706f6c696369657381ac726574656e74696f6e5f6d73ff")
 STAGED = bytes.fromhex("83a6666f726d617401ab7472616e73616374696f6ea174aa637265617465645f6d7305")
 
 EVERYTHING = TopicRecord(
@@ -42,6 +47,9 @@ EVERYTHING = TopicRecord(
     properties={"a": "b"},
     attached={"q": AttachedQuery(6, 20, 99, 1 << 63)},
     publishing={"q": PublishedBatch(7, 30, 109, 9, 0, b"0123456789abcdef", True, 5)},
+    trimmed_end=(5, 3, 2),
+    policies=Policies(retention_ms=0, retention_bytes=0, message_ttl_ms=60_000, subscription_ttl_ms={"s": 5}),
+    policies_version=3,
 )
 
 
@@ -49,6 +57,13 @@ def test_the_head_of_a_ledger_list_with_all_there_can_be() -> None:
     assert EVERYTHING.encode() == RECORD
     assert TopicRecord.decode(RECORD, "path") == EVERYTHING
     assert [info.stored_id for info in EVERYTHING.ledgers] == [4, 9]
+
+
+def test_a_namespace() -> None:
+    assert NamespaceRecord(Policies(retention_ms=-1)).encode() == NAMESPACE
+    assert NamespaceRecord.decode(NAMESPACE, "path").policies == Policies(retention_ms=-1)
+    with pytest.raises(DataDirectoryError, match="metadata of path is damaged"):
+        NamespaceRecord.decode(NAMESPACE[:-1], "path")
 
 
 def test_a_segment_of_a_ledger_list() -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 
-from magnetar.broker import Topic
+from magnetar.broker import Broker, Topic
 from magnetar.broker.export.archived import decode_wanted
+from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
-from magnetar.proto.errors import ServiceNotReady
-from support.broker_kit import TOPIC, FakeClient, running_broker, settle
+from magnetar.proto.errors import MagnetarError, ServiceNotReady, TopicNotServed
+from magnetar.proto.ids import MessageId
+from magnetar.proto.policies import Policies
+from support.archives import MemoryArchives
+from support.broker_kit import TOPIC, FakeClient, FakeClock, running_broker, settle
+from support.fake_ledger import FakeLedgers
+from support.virtual_time import in_virtual_time
 
 
 async def trimmed(topic: Topic) -> int:
@@ -82,3 +90,261 @@ async def test_trimming_archiving_and_figures_name_the_same_holder() -> None:
         await slow.ack(*[message.row() for message in slow.messages])
         assert (await figures())[1] == ""
         assert await trimmed(topic) == 4
+
+
+# --- retention policies --------------------------------------------------------------------------------------------------
+
+
+async def of_one_entry_each(broker: Broker, clock: FakeClock, times: list[int], *, size: int = 1) -> Topic:
+    """A topic with a ledger for each time, all of them closed."""
+    client = FakeClient(broker)
+    await client.producer()
+    for number, now in enumerate(times):
+        clock.now = now
+        client.publish(b"x" * size, first=number)
+        await client.confirmed(number + 1)
+    await settle()
+    topic = broker.topics[str(TOPIC)]
+    assert [info.closed for info in topic.ledger.list.ledgers] == [True] * len(times)
+    return topic
+
+
+async def acknowledge_all(broker: Broker, name: str = "s") -> None:
+    client = FakeClient(broker)
+    await client.consumer(1, name)
+    await client.received(sum(info.entries for info in broker.topics[str(TOPIC)].ledger.list.ledgers))
+    await client.ack(*[message.row() for message in client.messages])
+
+
+@pytest.mark.parametrize("subscribed", [True, False])
+@pytest.mark.parametrize(
+    ("policy", "left"),
+    [
+        ({"retention_ms": -1}, 5),
+        ({"retention_bytes": -1}, 5),
+        ({"retention_ms": 100}, 5),
+        ({"retention_ms": 30}, 4),  # that of 20 is just as old: it stays
+        ({"retention_ms": 29}, 3),
+        ({"retention_ms": 1}, 1),  # that of this very moment is not older
+        ({"retention_bytes": 10**9}, 5),
+        ({"retention_bytes": 1}, 1),
+        ({"retention_bytes": 1_000}, 1),
+        ({"retention_bytes": 1_500}, 2),
+        ({"retention_bytes": 3_500}, 4),
+        ({"retention_ms": 29, "retention_bytes": 10**9}, 3),  # one of the limits is enough
+        ({"retention_ms": 100, "retention_bytes": 1_500}, 2),
+        ({"retention_ms": 29, "retention_bytes": 1_500}, 2),
+        ({"retention_ms": 0, "retention_bytes": 0}, 0),
+    ],
+)
+async def test_what_is_acknowledged_stays_by_time_and_size(
+    policy: dict[str, Any], left: int, subscribed: bool
+) -> None:
+    clock = FakeClock()
+    async with running_broker(clock=clock, max_ledger_entries=1) as broker:
+        topic = await of_one_entry_each(broker, clock, [10, 20, 30, 40, 50], size=1_000)
+        await topic.policies.set(Policies(**policy), 0)
+        if subscribed:
+            await acknowledge_all(broker)
+        elif left == 0:
+            left = 5  # a topic that nobody subscribed to keeps all it has unless it is told otherwise
+        await trimmed(topic)
+        assert len(topic.ledger.list.ledgers) == left
+        assert await trimmed(topic) == 0
+
+
+async def test_whoever_needs_more_than_retention_keeps_gets_it() -> None:
+    """A backlog, a connected reader, a lease, a cursor that cannot be read, the open ledger; then retention names itself."""
+    clock = FakeClock()
+    async with running_broker(clock=clock, max_ledger_entries=1) as broker:
+        topic = await of_one_entry_each(broker, clock, [10, 20, 30])
+        await topic.policies.set(Policies(retention_ms=5), 0)
+        clock.now = 1_000
+        reader = FakeClient(broker)
+        await reader.consumer(1, "", durable=False, permits=0)
+        assert await trimmed(topic) == 0
+        topic.export.leases.keep("spark", 60_000, 0)
+        reader.frame(c.Flow(0, 1, 1_000))
+        await reader.received(3)
+        assert await trimmed(topic) == 0
+        topic.export.leases.release("spark")
+        topic.recovery.unavailable["lost"] = ServiceNotReady("its bookies are away")
+        assert await trimmed(topic) == 0
+        topic.recovery.unavailable.clear()
+        slow = FakeClient(broker)
+        await slow.consumer(1, "slow", permits=0)
+        assert await trimmed(topic) == 0
+        await slow.ask(c.Unsubscribe, 1)
+        assert await trimmed(topic) == 3
+        await topic.policies.set(Policies(retention_ms=50), 1)
+        topic.ledger.list.record.next_index = 3
+        client = FakeClient(broker)
+        await client.producer(2)
+        client.publish(b"new", producer_id=2)
+        await client.confirmed(1)
+        await settle()
+        assert topic.retention.trimmed_until().reason == "retention keeps it, a policy of the topic"
+        clock.now = 1_051
+        assert await trimmed(topic) == 1
+
+
+async def test_an_attached_or_archived_ledger_is_kept_and_trimmed_as_such() -> None:
+    archives, clock = MemoryArchives(), FakeClock()
+    async with running_broker(clock=clock, archives=archives, max_ledger_entries=1) as broker:
+        topic = await of_one_entry_each(broker, clock, [10, 20, 30, 40])
+        await archives.archive(broker, 2)
+        await topic.policies.set(Policies(retention_ms=5), 0)
+        clock.now = 1_000
+        assert await trimmed(topic) == 2
+        assert len(topic.ledger.list.archived_ledgers) == 2, "what is archived is never trimmed"
+        reader = FakeClient(broker)
+        await reader.consumer(1, "", durable=False)
+        assert len(await reader.received(2)) == 2
+
+
+@in_virtual_time
+async def test_a_crash_between_the_list_and_the_deletion_leaves_no_orphan_and_no_gap() -> None:
+    ledgers, metadata, clock = FakeLedgers(), MemoryMetadataStore(), FakeClock()
+    async with running_broker(ledgers, metadata, clock, max_ledger_entries=1) as broker:
+        topic = await of_one_entry_each(broker, clock, [10, 20, 30])
+        await topic.policies.set(Policies(retention_ms=15), 0)
+        clock.now = 40
+        ledgers.fail_delete.extend([MagnetarError("crash")] * 10)
+        assert await trimmed(topic) == 2
+        stored = topic.ledger.list.record.trimmed
+        assert len(stored) == 2
+        assert set(stored) <= set(ledgers.topic_ledgers()), "metadata first"
+        topic.ledger.fence(TopicNotServed("crash"))
+        ledgers.fail_delete.clear()
+    async with running_broker(ledgers, metadata, clock, max_ledger_entries=1) as broker:
+        client = FakeClient(broker)
+        await client.consumer(1, "", durable=False)
+        assert len(await client.received(1)) == 1
+        assert not set(stored) & set(ledgers.topic_ledgers())
+
+
+@in_virtual_time
+async def test_a_topic_that_waits_for_its_retention_stays_loaded_until_it_is_over() -> None:
+    clock = FakeClock()
+    settings: dict[str, Any] = {"topic_idle_unload_ms": 60_000, "maintenance_interval_s": 10.0}
+    async with running_broker(clock=clock, max_ledger_entries=1, **settings) as broker:
+        topic = await of_one_entry_each(broker, clock, [10])
+        await topic.policies.set(Policies(retention_ms=1_000_000), 0)
+        client = FakeClient(broker)
+        await client.ask(c.Lookup, "orders")
+        for session in list(topic.producers):
+            topic.close_producer(session)
+        await asyncio.sleep(200)
+        assert str(TOPIC) in broker.topics
+        clock.now = 2_000_000
+        await asyncio.sleep(200)
+        assert str(TOPIC) not in broker.topics
+        assert topic.ledger.list.ledgers == []
+
+
+async def test_a_clock_that_goes_back_keeps_more() -> None:
+    clock = FakeClock()
+    async with running_broker(clock=clock, max_ledger_entries=1) as broker:
+        topic = await of_one_entry_each(broker, clock, [1_000, 2_000, 500])  # the last one counts as of 2,000
+        await topic.policies.set(Policies(retention_ms=100), 0)
+        assert await trimmed(topic) == 0
+        clock.now = 2_050
+        assert await trimmed(topic) == 1
+        clock.now = 2_101
+        assert await trimmed(topic) == 2
+
+
+# --- who asks for what was trimmed ---------------------------------------------------------------------------------------
+
+
+def at(ledger: int, entry: int, index: int) -> tuple[str, bytes]:
+    return ("id", MessageId(ledger, entry, index).to_bytes())
+
+
+@pytest.mark.parametrize("reloaded", [False, True])
+async def test_a_start_at_what_was_trimmed_says_so_and_only_that(reloaded: bool) -> None:
+    ledgers, metadata, clock = FakeLedgers(), MemoryMetadataStore(), FakeClock()
+    async with running_broker(ledgers, metadata, clock, max_ledger_entries=2) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        for number in range(5):  # ledgers of 2, 2 and 1 entries of 3 messages
+            clock.now = number
+            client.publish_batch([b"a", b"b", b"c"], first=3 * number)
+            await client.confirmed(3 * number + 3)
+        await settle()
+        topic = broker.topics[str(TOPIC)]
+        ids = [info.ledger_id for info in topic.ledger.list.ledgers]
+        await topic.policies.set(Policies(retention_ms=1), 0)
+        clock.now = 4
+        assert await trimmed(topic) == 1
+        if reloaded:
+            await topic.close()
+            del broker.topics[str(TOPIC)]
+        gone, there = ids[0], [ids[1], 0, 0]
+        cases = [
+            (at(gone, 0, 0), there),
+            (at(gone, 1, 2), there),
+            (at(gone, 1, 3), None),  # behind the last message that was trimmed
+            (at(gone, 2, 0), None),
+            (at(ids[1], 0, 0), None),
+            (at(ids[1], 1, 3), None),
+            (at(ids[2], 9, 0), None),  # does not exist yet
+            (("earliest", None), None),
+            (("time", 0), None),
+        ]
+        for number, (start, expected) in enumerate(cases, 1):
+            answer = await client.ask(c.Subscribe, number, "orders", "", start=start, durable=False)
+            assert list(answer.get("trimmed") or ()) == (expected or []), start
+            answer = await client.ask(c.Seek, number, start)
+            assert list(answer.get("trimmed") or ()) == (expected or []), start
+        # A durable subscription: where it was made, and not to whoever comes later.
+        answer = await client.ask(c.Subscribe, 50, "orders", "s", start=at(gone, 0, 0), type="shared")
+        assert list(answer["trimmed"]) == there
+        answer = await client.ask(c.Subscribe, 51, "orders", "s", start=at(gone, 0, 0), type="shared")
+        assert "trimmed" not in answer
+
+
+async def test_an_id_of_before_the_first_message_of_all_misses_nothing() -> None:
+    ledgers, clock = FakeLedgers(), FakeClock()
+    ledgers.next_ledger_id = 7
+    async with running_broker(ledgers, clock=clock, max_ledger_entries=1) as broker:
+        await of_one_entry_each(broker, clock, [10, 20])
+        answer = await FakeClient(broker).ask(c.Subscribe, 1, "orders", "", start=at(0, 0, 0), durable=False)
+        assert "trimmed" not in answer
+
+
+async def test_a_hole_behind_archived_ledgers_is_told_where_an_id_lies_in_it() -> None:
+    archives, clock = MemoryArchives(), FakeClock()
+    async with running_broker(clock=clock, archives=archives, max_ledger_entries=1) as broker:
+        topic = await of_one_entry_each(broker, clock, [10, 20, 30])
+        ids = [info.ledger_id for info in topic.ledger.list.ledgers]
+        await archives.archive(broker, 1)
+        await topic.policies.set(Policies(retention_ms=5), 0)
+        clock.now = 30
+        assert await trimmed(topic) == 1
+        client = FakeClient(broker)
+        for number, (start, told) in enumerate(
+            [
+                (at(ids[0], 0, 0), False),
+                (at(ids[0], 1, 0), True),
+                (at(ids[1], 0, 0), True),
+                (at(ids[1], 0, 1), False),
+            ]
+        ):
+            answer = await client.ask(c.Subscribe, number, "orders", "", start=start, durable=False)
+            assert ("trimmed" in answer) is told, start
+
+
+async def test_where_the_end_of_what_is_trimmed_cannot_be_read_it_is_trimmed_all_the_same() -> None:
+    ledgers, clock = FakeLedgers(), FakeClock()
+    async with running_broker(ledgers, clock=clock, max_ledger_entries=1) as broker:
+        topic = await of_one_entry_each(broker, clock, [10, 20])
+        first = topic.ledger.list.ledgers[0].ledger_id
+        await topic.policies.set(Policies(retention_ms=1), 0)
+        topic._cache.clear()
+        clock.now = 20
+        ledgers.damaged.add((first, 0))
+        assert await trimmed(topic) == 1
+        client = FakeClient(broker)
+        answer = await client.ask(c.Subscribe, 1, "orders", "", start=at(first, 0, 1), durable=False)
+        assert "trimmed" in answer, "rather once too often"

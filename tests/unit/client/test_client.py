@@ -37,9 +37,9 @@ def test_public_names() -> None:
     assert sorted(magnetar.client.__all__) == magnetar.client.__all__
     assert set(magnetar.client.__all__) == set(
         "AlreadyClosed Client ConnectionLost Consumer ConsumerBusy DeadLetterPolicy FinalError"
-        " InvalidArgument InvalidCallError LookupAgainError MagnetarError Message MessageBatch MessageId"
-        " MessageTooLarge Producer ProducerFenced ProducerQueueFull Reader Receipt ReceiveTimeout"
-        " RedeliveryBackoff RequestTimeout RetryableError SendTimeout SubscriptionNotFound TopicNotFound"
+        " FoundPolicies InvalidArgument InvalidCallError LookupAgainError MagnetarError Message MessageBatch MessageId"
+        " MessageLost MessageTooLarge Policies PolicyInForce Producer ProducerFenced ProducerQueueFull Reader Receipt"
+        " ReceiveTimeout RedeliveryBackoff RequestTimeout RetryableError SendTimeout SubscriptionNotFound TopicNotFound"
         " connect".split()
     )
     for name in magnetar.client.__all__:

@@ -41,6 +41,7 @@ from .core.events import (
     ConsumerLeft,
     CursorReset,
     LedgersChanged,
+    MarkMoved,
     Nacked,
     Pause,
     Paused,
@@ -80,6 +81,23 @@ class _Lookup(NamedTuple):
     rows: list[AckRange]
     cumulative: bool
     done: DurableCallback | None
+
+
+class Subscribed(NamedTuple):
+    """A consumer of a subscription."""
+
+    subscription: Subscription
+    consumer: Consumer
+    # Where the subscription begins, if it was made for this consumer and messages between the id that was asked for and that
+    # position were trimmed.
+    trimmed: Position | None
+
+
+class Sought(NamedTuple):
+    """A subscription was moved."""
+
+    epoch: int
+    trimmed: Position | None  # as in Subscribed
 
 
 class Subscription:
@@ -307,6 +325,22 @@ class Subscription:
         """Negative acknowledgement; no rows: everything that this consumer holds. `counted`: redelivery counts rise."""
         if not consumer.closed:
             self.dispatcher.handle(Nacked(consumer, list(rows), counted))
+
+    async def expire(self, position: Position) -> bool:
+        """Acknowledges everything before `position`; durable when it returns. False: it was acknowledged already.
+
+        Consumers keep what was delivered to them; their acknowledgements of it change nothing. Raises TopicBusy during a
+        seek, which decides where the subscription stands.
+        """
+        if self._closed is not None:
+            raise self._closed
+        if self._seeking:
+            raise TopicBusy(f"subscription {self.name!r} is seeking; what expires is looked at afterwards")
+        moved = self.cursor.move_to(position)
+        if moved:
+            self.dispatcher.handle(MarkMoved())
+        await self.cursor.flush()
+        return moved
 
     # --- seek, end ---------------------------------------------------------------------------------------------------
 

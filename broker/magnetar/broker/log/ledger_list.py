@@ -55,6 +55,7 @@ HEAD_LEDGERS = 100  # 5 KB
 SEGMENT_LEDGERS = 1_000  # 50 KB
 _id_of = attrgetter("ledger_id")
 _last_of = attrgetter("last")
+_last_append_of = attrgetter("last_append_ms")  # never falls along a topic
 
 
 class LedgerList:
@@ -297,6 +298,14 @@ class LedgerList:
             for info in self.archived_ledgers[at : at + count]
         ]
 
+    def last_before(self, ledger_id: int) -> LedgerInfo | None:
+        """The last ledger before a position, archived or not."""
+        for ledgers in (self.ledgers, self.archived_ledgers):
+            at = _from(ledgers, ledger_id)
+            if at:
+                return ledgers[at - 1]
+        return None
+
     def closed_before(self, limit: Position) -> int:
         """How many of `ledgers`, from the first one on, are closed and lie wholly before `limit`."""
         ledgers = self.ledgers
@@ -329,6 +338,14 @@ class LedgerList:
         """True if the entry may be dispatched (rule 25)."""
         info = self._by_id.get(ledger_id)
         return info is not None and entry_id < info.entries
+
+
+def first_appended_at(ledgers: list[LedgerInfo], time_ms: int) -> int:
+    """Index of the first of these ledgers with an entry appended at `time_ms` or later; if none, behind all with entries."""
+    filled = len(ledgers)
+    while filled and not ledgers[filled - 1].entries:  # the open one
+        filled -= 1
+    return bisect_left(ledgers, time_ms, hi=filled, key=_last_append_of)
 
 
 def _from(ledgers: list[LedgerInfo], ledger_id: int) -> int:

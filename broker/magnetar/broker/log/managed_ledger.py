@@ -28,7 +28,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from magnetar.metadata import MetadataStore
-from magnetar.proto.entry import rebase_entry
+from magnetar.proto.entry import Entry, rebase_entry
 from magnetar.proto.errors import (
     LedgerFenced,
     MagnetarError,
@@ -39,6 +39,7 @@ from magnetar.proto.errors import (
     VersionConflict,
 )
 from magnetar.proto.ids import TopicName
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.clock import Clock
 
 from ..cursors.core.acks import AckState, Position
@@ -531,15 +532,34 @@ class ManagedLedger(Generic[T]):
         async def change() -> int:
             count = self.trimmable(limit)
             if count:
-                await self.list.commit(trim=count)
+                last = self.list.ledgers[count - 1]
+                end = known_end if known_end[0] == last.ledger_id else (last.ledger_id, last.entries, 0)
+                await self.list.commit(trim=count, trimmed_end=end)
                 self._events.rolled()
             return count
 
         try:
+            # Before the list is held: a read may take its time.
+            known_end = await self._end_of_last(self.trimmable(limit))
             return await self.edit(change)
         except MagnetarError as error:
             _log.warning("topic %s: not trimmed yet: %s", self.name, error)
             return 0
+
+    async def _end_of_last(self, count: int) -> Position:
+        """The position behind the last message of the first `count` ledgers."""
+        if not count:
+            return (-1, 0, 0)
+        last = self.list.ledgers[count - 1]
+        try:
+            found = await self.read(last.ledger_id, last.entries - 1, max_bytes=1)
+            return (
+                last.ledger_id,
+                last.entries - 1,
+                Entry(found[0], LEDGER_ENTRY_HEADER_BYTES).message_count,
+            )
+        except MagnetarError:  # what cannot be read is trimmed all the same
+            return (last.ledger_id, last.entries, 0)
 
     async def mark_deleting(self) -> None:
         """From here on the topic does not exist, even if a crash comes before `delete` is done."""

@@ -14,9 +14,13 @@ import msgspec
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import DataDirectoryError, MagnetarError, NotFoundInStore, VersionConflict
 from magnetar.proto.ids import TopicName
+from magnetar.proto.policies import Policies
+
+from ..cursors.core.acks import Position
 
 FORMAT = 1
 TOPICS_ROOT = "/topics"
+NAMESPACES_ROOT = "/namespaces"
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -54,6 +58,11 @@ def staged_path(name: TopicName) -> str:
 def staged_ledger_path(name: TopicName, stored_id: int) -> str:
     """Metadata path that says that a ledger may be there and is not part of the topic yet."""
     return f"{staged_path(name)}/{stored_id:020d}"
+
+
+def namespace_path(namespace: str) -> str:
+    """Metadata path of what is laid down for a namespace, `tenant/namespace`."""
+    return f"{NAMESPACES_ROOT}/{namespace}"
 
 
 class _Format(msgspec.Struct):
@@ -164,11 +173,16 @@ class TopicRecord(Record, tag_field="format", tag=FORMAT):
     attached: dict[str, AttachedQuery]  # by query
     # By query, beside what `attached` has of an earlier batch. Copies of the record share these: `confirmed` changes.
     publishing: dict[str, PublishedBatch]
+    # The position behind the last message that was trimmed, by which whoever asks for an older one learns of it; of its last
+    # entry all counts as trimmed if that could not be read then. (0, 0, 0): nothing was trimmed.
+    trimmed_end: Position
+    policies: Policies  # the topic's own
+    policies_version: int  # rises with every change of them
 
     @classmethod
     def new(cls, created_ms: int) -> TopicRecord:
         """Of a topic without ledgers."""
-        return cls([], [], [], [], [], 0, created_ms, False, {}, {}, {})
+        return cls([], [], [], [], [], 0, created_ms, False, {}, {}, {}, (0, 0, 0), Policies(), 0)
 
     @property
     def archived_through(self) -> int:
@@ -212,6 +226,12 @@ class CursorLedgers(msgspec.Struct):
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
             return msgspec.msgpack.decode(value, type=cls)
         return None
+
+
+class NamespaceRecord(Record, tag_field="format", tag=FORMAT):
+    """A namespace's node."""
+
+    policies: Policies
 
 
 class StagedRecord(Record, tag_field="format", tag=FORMAT):

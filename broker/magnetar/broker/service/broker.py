@@ -6,16 +6,19 @@ from collections.abc import Callable, Sequence
 
 from magnetar.proto.errors import InvalidArgument, Unsupported
 from magnetar.proto.ids import MessageId, TopicName
+from magnetar.proto.policies import Policies
 
 from ..dispatch.core.consumer import ConsumerPort
+from ..dispatch.subscription import Sought
 from ..log.positions import Start
 from ..settings import BrokerSettings
+from ..topics.policies import Resolved, check_namespace, of_broker
 from ..topics.producers import ProducerPort
 from ..topics.registry import Broker
 from .ledgers import LedgerService
 from .operations import on_consumer, on_namespace, on_topic
-from .results import ConsumerOpened, ProducerOpened, TopicPage, TopicStats
-from .stats import topic_stats
+from .results import ConsumerOpened, Expired, PoliciesFound, ProducerOpened, TopicPage, TopicStats
+from .stats import TopicOffsets, topic_stats
 
 MAX_TOPICS_PER_PAGE = 1_000
 MAX_PRIORITY_LEVEL = 1_000
@@ -91,7 +94,7 @@ class BrokerService:
                 f"a priority level of {priority_level} is not allowed; want 0, the highest, to {MAX_PRIORITY_LEVEL}"
             )
         topic = await (self._broker.find(name) if create else self._broker.known(name))
-        found, consumer = await topic.subscribe(
+        subscribed = await topic.subscribe(
             subscription,
             port,
             type=type,
@@ -102,7 +105,7 @@ class BrokerService:
             priority_level=priority_level,
             hash_ranges=hash_ranges,
         )
-        return ConsumerOpened(topic, found, consumer)
+        return ConsumerOpened(topic, *subscribed)
 
     @on_consumer("consume")
     async def unsubscribe(self, opened: ConsumerOpened) -> None:
@@ -110,8 +113,8 @@ class BrokerService:
         await opened.topic.delete_subscription(opened.subscription.name, by=opened.consumer)
 
     @on_consumer("consume")
-    async def seek(self, opened: ConsumerOpened, start: Start) -> int:
-        """Moves the consumer's subscription; its new epoch, once that is durable."""
+    async def seek(self, opened: ConsumerOpened, start: Start) -> Sought:
+        """Moves the consumer's subscription; durable when it returns."""
         return await opened.topic.seek(opened.subscription, start)
 
     @on_consumer("consume")
@@ -162,3 +165,44 @@ class BrokerService:
         """Raises TopicNotFound, SubscriptionNotFound, and ConsumerBusy while somebody is connected unless `force`."""
         topic = await self._broker.known(name)
         await topic.delete_subscription(subscription, force=force)
+
+    @on_topic("expire_messages")
+    async def expire_messages(self, name: TopicName, subscription: str, before_ms: int) -> Expired:
+        """Acknowledges what was stored before a time. Raises TopicNotFound, SubscriptionNotFound, TopicBusy."""
+        if before_ms < 0:
+            raise InvalidArgument(f"{before_ms} is no time: want milliseconds since the epoch")
+        topic = await self._broker.known(name)
+        found = topic.durable_subscription(subscription)
+        ledgers = topic.ledger.list
+        before = await TopicOffsets(topic).of(ledgers.normalise(found.cursor.state.mark_delete))
+        moved = await topic.expiry.expire(found, before_ms)
+        mark = ledgers.normalise(found.cursor.state.mark_delete)
+        messages = (await TopicOffsets(topic).of(mark)).messages - before.messages if moved else 0
+        return Expired(moved, max(messages, 0), list(mark))
+
+    # --- policies ----------------------------------------------------------------------------------------------------
+
+    @on_topic("get_policies")
+    async def topic_policies(self, name: TopicName) -> PoliciesFound:
+        """Those of the topic itself, and what is in force for it. Raises TopicNotFound."""
+        topic = await self._broker.known(name)
+        in_force, record = await topic.policies.read(), topic.ledger.list.record
+        return PoliciesFound(record.policies, record.policies_version, in_force.rows())
+
+    @on_topic("set_policies")
+    async def set_topic_policies(self, name: TopicName, policies: Policies, version: int) -> int:
+        """Compare-and-set; the new version. Raises TopicNotFound, VersionConflict."""
+        topic = await self._broker.known(name)
+        return await topic.policies.set(policies, version)
+
+    @on_namespace("get_policies")
+    async def namespace_policies(self, namespace: str) -> PoliciesFound:
+        """Those of `tenant/namespace` itself, and what is in force for its topics that have none of their own."""
+        policies, version = await self._broker.namespaces.read(check_namespace(namespace))
+        in_force = Resolved([("namespace", policies), of_broker(self.settings)])
+        return PoliciesFound(policies, version, in_force.rows())
+
+    @on_namespace("set_policies")
+    async def set_namespace_policies(self, namespace: str, policies: Policies, version: int) -> int:
+        """Compare-and-set; the new version. Raises VersionConflict."""
+        return await self._broker.namespaces.set(check_namespace(namespace), policies, version)

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from magnetar.proto.policies import Policies, PolicyInForce
+
+from ..cursors.core.acks import Position
 from ..dispatch.core.consumer import Consumer
 from ..dispatch.subscription import Subscription
 from ..topics.producers import ProducerSession
@@ -25,6 +28,7 @@ class ConsumerOpened(NamedTuple):
     topic: Topic
     subscription: Subscription
     consumer: Consumer
+    trimmed: Position | None  # see Subscribed
 
 
 class TopicPage(msgspec.Struct, frozen=True):
@@ -87,6 +91,7 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     recovered_from: list[int] | None
     # An upper bound: what was acknowledged out of order beyond the mark-delete position is still in it.
     backlog_messages: int
+    backlog_bytes: int  # of the entries that these are in
     acknowledged_ranges: int
     acknowledged_messages: int
     redelivery_messages: int
@@ -120,6 +125,22 @@ class TopicStats(msgspec.Struct, frozen=True):
     ledgers: list[LedgerStats]
     subscriptions: dict[str, SubscriptionStats]
     unavailable_subscriptions: dict[str, str]  # those whose cursor could not be read, and why
+
+
+class PoliciesFound(msgspec.Struct, frozen=True):
+    """Policies that are set at one level, their version, and what is in force there."""
+
+    policies: Policies
+    version: int
+    in_force: list[PolicyInForce]
+
+
+class Expired(msgspec.Struct, frozen=True):
+    """What an expiry did to a subscription. `messages` lie between the old and the new mark-delete position."""
+
+    moved: bool
+    messages: int
+    mark_delete: list[int]  # [ledger, entry, index]
 
 
 class LedgerPage(msgspec.Struct, frozen=True):

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import accumulate
+from operator import attrgetter
+from typing import NamedTuple
+
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
 
 from ..cursors.core.acks import Position
 from ..dispatch.subscription import Subscription
@@ -18,6 +24,7 @@ from .results import (
     UnreadableEntry,
 )
 
+_id_of = attrgetter("ledger_id")
 MAX_LEDGERS = 1_000  # that the figures of a topic list: the last ones; TopicLedgers has pages of all
 MAX_UNREADABLE_ENTRIES = 100  # that the figures of a subscription name; the metrics count all of them
 
@@ -28,6 +35,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
     total = ledger.message_count
     kept, archived = ledger.ledgers, ledger.archived_ledgers
     retained = topic.retention.trimmed_until()
+    offsets = TopicOffsets(topic)
     return TopicStats(
         topic=str(topic.name),
         state=topic.ledger.state.value,
@@ -63,17 +71,19 @@ async def topic_stats(topic: Topic) -> TopicStats:
             for info in kept[-MAX_LEDGERS:]
         ],
         subscriptions={
-            name: await _subscription_stats(topic, subscription, total)
+            name: await _subscription_stats(topic, subscription, offsets)
             for name, subscription in list(topic.subscriptions.items())
         },
         unavailable_subscriptions={name: error.message for name, error in topic.recovery.unavailable.items()},
     )
 
 
-async def _subscription_stats(topic: Topic, subscription: Subscription, total: int) -> SubscriptionStats:
+async def _subscription_stats(
+    topic: Topic, subscription: Subscription, offsets: TopicOffsets
+) -> SubscriptionStats:
     mark = topic.ledger.list.normalise(subscription.cursor.state.mark_delete)
     dispatch = subscription.dispatcher.core
-    backlog = total - await _topic_index(topic, mark, dispatch.source.get(mark[:2]))
+    before = await offsets.of(mark, dispatch.source.get(mark[:2]))
     draining = dispatch.draining_slots
     recovered_from = subscription.cursor.recovered_from
     return SubscriptionStats(
@@ -82,7 +92,8 @@ async def _subscription_stats(topic: Topic, subscription: Subscription, total: i
         epoch=subscription.epoch,
         mark_delete=list(mark),
         recovered_from=None if recovered_from is None else list(recovered_from),
-        backlog_messages=max(backlog, 0),
+        backlog_messages=max(offsets.end.messages - before.messages, 0),
+        backlog_bytes=max(offsets.end.size - before.size, 0),
         acknowledged_ranges=subscription.cursor.state.range_count,
         acknowledged_messages=subscription.acked_messages,
         redelivery_messages=dispatch.tracker.replay_messages,
@@ -110,23 +121,45 @@ async def _subscription_stats(topic: Topic, subscription: Subscription, total: i
     )
 
 
-async def _topic_index(topic: Topic, position: Position, entry: Entry | None) -> int:
-    """Topic-wide index of the message at `position`; `entry`: the one that it is in, if that is in memory.
+class Offset(NamedTuple):
+    """What a topic holds before a position."""
 
-    Else the entry is read, and if it cannot be, the first message of the ledger stands for it. Within an archived ledger
-    the index is estimated by the number of the entry: no figure is worth a process that starts or a wait for a distant file.
-    """
-    ledger, (ledger_id, entry_id, index) = topic.ledger.list, position
-    info = ledger.info(ledger_id)
-    if info is None:
-        return ledger.message_count
-    if not ledger.is_confirmed(ledger_id, entry_id):
-        return info.first_index + info.messages
-    if entry is None and ledger.archived(ledger_id) is not None:
-        return info.first_index + min(info.messages * entry_id // info.entries + index, info.messages)
-    try:
-        entry = entry or await topic.read_entry((ledger_id, entry_id))
-    except MagnetarError:  # it may be the very entry that the figures tell of as unreadable
-        return info.first_index
-    first_index: int = entry.first_index
-    return info.first_index + first_index + index
+    messages: int  # topic-wide index: what was trimmed counts
+    size: int  # payload bytes, of the ledgers that it has
+
+
+class TopicOffsets:
+    """Where positions lie in a topic, as of the moment when this was made: one pass over its ledgers serves all."""
+
+    def __init__(self, topic: Topic) -> None:
+        ledgers = topic.ledger.list
+        self._topic = topic
+        self._infos = [*ledgers.archived_ledgers, *ledgers.ledgers]
+        self._sizes = list(accumulate((info.size for info in self._infos), initial=0))
+        self.end = Offset(ledgers.message_count, self._sizes[-1])
+
+    async def of(self, position: Position, entry: Entry | None = None) -> Offset:
+        """`entry`: the one that the position is in, if that is in memory.
+
+        Else the entry is read, and if it cannot be, the first message of the ledger stands for it. Within an archived ledger
+        the offset is estimated by the number of the entry: no figure is worth a process that starts or a wait for a distant
+        file.
+        """
+        ledger_id, entry_id, index = position
+        at = bisect_left(self._infos, ledger_id, key=_id_of)
+        info = self._infos[at] if at < len(self._infos) else None
+        if info is None or info.ledger_id != ledger_id:
+            return self.end
+        ledger, before = self._topic.ledger.list, self._sizes[at]
+        if not ledger.is_confirmed(ledger_id, entry_id):
+            return Offset(info.first_index + info.messages, before + info.size)
+        if entry is None and ledger.archived(ledger_id) is not None:
+            messages = min(info.messages * entry_id // info.entries + index, info.messages)
+            return Offset(info.first_index + messages, before + info.size * entry_id // info.entries)
+        try:
+            entry = entry or await self._topic.read_entry((ledger_id, entry_id))
+        except MagnetarError:  # it may be the very entry that the figures tell of as unreadable
+            return Offset(info.first_index, before)
+        payload = len(entry.data) - LEDGER_ENTRY_HEADER_BYTES
+        size = decode_ledger_entry_header(entry.data).length - payload
+        return Offset(info.first_index + entry.first_index + index, before + size)

@@ -15,6 +15,7 @@ from ..log.tail_cache import TailCache
 from ..resources.budget import ByteBudget
 from ..resources.stores import Bookies, Ledgers
 from ..settings import BrokerSettings
+from .policies import NamespacePolicies
 
 
 @dataclass(slots=True)
@@ -44,4 +45,5 @@ class Components(NamedTuple):
     published: PublishCounters
     dispatched: DispatchCounters
     archives: ArchiveReader
+    namespaces: NamespacePolicies
     bookies: Bookies | None  # None: clients cannot learn where bookies listen

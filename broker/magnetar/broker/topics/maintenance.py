@@ -1,4 +1,6 @@
-"""The regular round of a topic: an old ledger is closed, what nobody needs is trimmed, staged ledgers are swept."""
+"""The regular rounds of a topic: an old ledger is closed, what nobody needs is trimmed, staged ledgers are swept; old
+messages expire.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,17 @@ from ..cursors.core.acks import Position
 from ..export.staging import Staging
 from ..log.managed_ledger import ManagedLedger
 from ..resources.tasks import Jobs
+from .expiry import Expiry
 from .retention import Retention
 
 
 class Maintenance:
     """Of one topic; `stop` in the end."""
 
-    def __init__(self, ledger: ManagedLedger[Any], retention: Retention) -> None:
+    def __init__(self, ledger: ManagedLedger[Any], retention: Retention, expiry: Expiry) -> None:
         self._ledger = ledger
         self._retention = retention
+        self._expiry = expiry
         self._jobs = Jobs(f"topic {ledger.name}")
 
     def round(self, staging: Staging | None) -> None:
@@ -26,6 +30,20 @@ class Maintenance:
             self._jobs.begin("trimming", lambda: self._ledger.trim(self._limit))
         if staging is not None and len(staging):
             self._jobs.begin("sweeping staged ledgers", staging.sweep)
+
+    def expire(self) -> None:
+        """Begins a round of expiry, if there is anything with a TTL, and none is under way."""
+        if self._expiry.by_ttl():
+            self._jobs.begin("expiry", self._expiry.run)
+
+    @property
+    def waits_for_time(self) -> bool:
+        """True if messages will have to be deleted, or expire, some time later: the topic has to stay loaded for that."""
+        return self._retention.waits_for_time or self._expiry.waits_for_time
+
+    async def expired(self) -> None:
+        """The round of expiry that was begun is over."""
+        await self._jobs.wait("expiry")
 
     def _limit(self) -> Position:
         return self._retention.trimmed_until().position

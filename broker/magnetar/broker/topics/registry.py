@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from ..resources.stores import Bookies, Ledgers
 from ..resources.tasks import Jobs
 from ..settings import BrokerSettings
 from .components import Components, PublishCounters
+from .policies import NamespacePolicies
 from .topic import Topic
 
 _log = logging.getLogger(__name__)
@@ -69,9 +71,10 @@ class Broker:
         self._read_budget = ByteBudget(int(settings.memory_budget_bytes * _READ_AHEAD_SHARE))
         self.published = PublishCounters()
         self.dispatched = DispatchCounters()
+        self.namespaces = NamespacePolicies(metadata)
         self._components = Components(
             metadata, ledgers, settings, clock, self.cache, self._shared_reads, self.publish_budget,
-            self._read_budget, self.published, self.dispatched, archives or NoArchives(), bookies,
+            self._read_budget, self.published, self.dispatched, archives or NoArchives(), self.namespaces, bookies,
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
         self._loading: dict[str, _Load] = {}
@@ -80,7 +83,7 @@ class Broker:
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._leaving: dict[int, asyncio.Task[None]] = {}  # fenced topics that are letting go
         self._load_slots = asyncio.Semaphore(_LOADS_AT_ONCE)
-        self._maintenance: asyncio.Task[None] | None = None
+        self._rounds: list[asyncio.Task[None]] = []
         self._jobs = Jobs("broker")
         self._name_prefix = ""
         self._names = 0
@@ -90,7 +93,8 @@ class Broker:
         """Claims a prefix for generated names and begins the maintenance rounds."""
         number = await self._metadata.next_id("broker-starts")
         self._name_prefix = f"{self.settings.name}-{number}"
-        self._maintenance = asyncio.get_running_loop().create_task(self._maintain())
+        loop = asyncio.get_running_loop()
+        self._rounds = [loop.create_task(self._maintain()), loop.create_task(self._expire())]
 
     def generate_name(self) -> str:
         """A producer or consumer name that was never given before."""
@@ -245,21 +249,36 @@ class Broker:
     async def _round(self) -> list[Topic]:
         """Every topic has its round. Returns those that nobody uses."""
         idle: list[Topic] = []
+
+        def maintain(topic: Topic) -> None:
+            topic.maintain()
+            if self._is_idle(topic):
+                idle.append(topic)
+
+        await self._for_all_topics("maintenance", maintain)
+        return idle
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.message_expiry_interval_s)
+            await self._for_all_topics("expiry", Topic.expire)
+
+    async def _for_all_topics(self, what: str, visit: Callable[[Topic], None]) -> None:
+        """Those that are loaded, in turns of the loop."""
         for number, topic in enumerate(list(self.topics.values()), 1):
             try:
-                topic.maintain()
-                if self._is_idle(topic):
-                    idle.append(topic)
+                visit(topic)
             except Exception:  # a defect in one topic must not end the rounds of all
-                _log.exception("the maintenance round of topic %s failed", topic.name)
+                _log.exception("the round of %s of topic %s failed", what, topic.name)
             if number % _TOPICS_PER_TURN == 0:
                 await asyncio.sleep(0)
-        return idle
 
     def _is_idle(self, topic: Topic) -> bool:
         limit_ms = self.settings.topic_idle_unload_ms
         idle_ms = 1000 * (asyncio.get_running_loop().time() - topic.used_at)
-        return 0 < limit_ms <= idle_ms and not topic.in_use and topic.not_served is None
+        if not 0 < limit_ms <= idle_ms or topic.in_use or topic.not_served is not None:
+            return False
+        return not topic.maintenance.waits_for_time
 
     async def _unload(self, idle: list[Topic]) -> None:
         loop = asyncio.get_running_loop()
@@ -282,10 +301,12 @@ class Broker:
     async def close(self, *, drain_seconds: float = 5.0) -> None:
         """Closes every topic: queued messages are confirmed, cursors written, ledgers closed."""
         self._closing = True
-        if self._maintenance is not None:
-            self._maintenance.cancel()
-            await asyncio.wait([self._maintenance])
+        for task in self._rounds:
+            task.cancel()
+        if self._rounds:
+            await asyncio.wait(self._rounds)
         await self._jobs.cancel()
+        await self.namespaces.close()
         if busy := [load.task for load in self._loading.values()] + list(self._ending.values()):
             await asyncio.wait(busy)
         topics = list(self.topics.values())

@@ -3,19 +3,34 @@
 A durable subscription needs what it has not acknowledged, a connected reader what it has not been sent: after a restart a
 subscription that comes back sooner must not take the tail away from a reader that comes back later. A lease needs all from
 its ledger on. Where a subscription stands whose cursor cannot be read is not known, nor which leases a former owner gave:
-until they are, all is needed. Retention by time and size, when it comes, is another holder.
+until they are, all is needed.
+
+What nobody needs any more is trimmed, but for what the retention policy keeps. A closed ledger is kept until its last
+message is older than `retention_ms`, or until the ledgers behind it have `retention_bytes`: one of the two limits lets it
+go, and UNLIMITED is never reached. For example, with retention_bytes of 2 GB:
+
+    ledgers       | 1 GB | 1 GB | 1 GB | 1 GB | 0.2 GB, open |
+    acknowledged  -------------------->|
+    trimmed       |<---->|<---->|             the third one stays: there are only 1.2 GB behind it
+
+Without a retention policy (both limits 0) a topic keeps nothing that its durable subscriptions have acknowledged, and all
+that it has as long as it has no durable subscription: readers and Spark read topics that nobody ever subscribes to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from magnetar.proto.errors import MagnetarError
+from magnetar.proto.policies import UNLIMITED
+from magnetar.runtime.clock import Clock
 
+from ..cursors.core.acks import Position
 from ..dispatch.subscription import Subscription
 from ..export.leases import Leases
-from ..log.ledger_list import LedgerList
+from ..log.ledger_list import LedgerList, first_appended_at
+from .policies import Resolved
 
 _ALL = (0, 0, 0)
 
@@ -36,11 +51,16 @@ class Retention:
         subscriptions: Mapping[str, Subscription],
         unavailable: Mapping[str, MagnetarError],
         leases: Leases,
+        policies: Callable[[], Resolved | None],
+        clock: Clock,
     ) -> None:
+        """`policies` None: not known now."""
         self._ledgers = ledgers
         self._subscriptions = subscriptions
         self._unavailable = unavailable
         self._leases = leases
+        self._policies = policies
+        self._clock = clock
 
     def lowest(self, besides: str = "", leases_only: bool = False) -> Holder:
         """Who needs most, not counting the lease `besides`; if nobody needs anything, the end of the topic and "".
@@ -50,10 +70,48 @@ class Retention:
         return min(self._of_leases(besides) if leases_only else self._holders(besides))
 
     def trimmed_until(self) -> Holder:
-        """Who needs most, where trimming is concerned: what nobody subscribed to is not trimmed."""
-        if any(one.durable for one in self._subscriptions.values()):
-            return self.lowest()
-        return Holder(_ALL, "no durable subscription says what is not needed any more")
+        """Who needs most, where trimming is concerned: also the retention policy, and what nobody subscribed to."""
+        policies = self._policies()
+        if policies is None:
+            return Holder(_ALL, "the policies of its namespace are not known now")
+        limited = policies.retention[:2] != (0, 0)
+        if not limited and not any(one.durable for one in self._subscriptions.values()):
+            return Holder(_ALL, "no durable subscription says what is not needed any more")
+        lowest = self.lowest()
+        return min(lowest, self._retained(policies)) if limited else lowest
+
+    @property
+    def waits_for_time(self) -> bool:
+        """True if there are ledgers that will be deleted when they are older."""
+        policies = self._policies()
+        if policies is None or not self._ledgers.ledgers or policies.retention[0] in (0, UNLIMITED):
+            return False
+        return self._retained(policies).position <= self.lowest().position
+
+    def _retained(self, policies: Resolved) -> Holder:
+        """What a retention policy keeps."""
+        retention_ms, retention_bytes, source = policies.retention
+        kept = max(self._younger_than(retention_ms), self._last_bytes(retention_bytes))
+        return Holder(kept, f"retention keeps it, a policy of the {source}")
+
+    def _younger_than(self, retention_ms: int) -> Position:
+        """From which position on ledgers are not older."""
+        if retention_ms == UNLIMITED:
+            return _ALL
+        ledgers, before_ms = self._ledgers.ledgers, self._clock.now_ms() - retention_ms
+        at = first_appended_at(ledgers, before_ms)
+        return (ledgers[at].ledger_id, 0, 0) if at < len(ledgers) else self._ledgers.end
+
+    def _last_bytes(self, retention_bytes: int) -> Position:
+        """From which position on the topic has so many bytes, in whole ledgers."""
+        if retention_bytes == UNLIMITED:
+            return _ALL
+        ledgers, size = self._ledgers.ledgers, 0
+        at = len(ledgers)
+        while at and size < retention_bytes:
+            at -= 1
+            size += ledgers[at].size
+        return (ledgers[at].ledger_id, 0, 0) if at < len(ledgers) else self._ledgers.end
 
     def _holders(self, besides: str) -> Iterator[Holder]:
         normalise = self._ledgers.normalise

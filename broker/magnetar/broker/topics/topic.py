@@ -22,6 +22,7 @@ from magnetar.proto.errors import (
     AlreadyExists,
     ConsumerBusy,
     DataDirectoryError,
+    InvalidArgument,
     MagnetarError,
     ServiceNotReady,
     SubscriptionNotFound,
@@ -38,17 +39,19 @@ from ..cursors.recovery import CursorRecovery
 from ..dispatch.core.consumer import Consumer, ConsumerPort
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.readers import Readers
-from ..dispatch.subscription import Subscription, check_type
+from ..dispatch.subscription import Sought, Subscribed, Subscription, check_type
 from ..export.leases import Leases
 from ..export.topic_export import TopicExport
 from ..log.managed_ledger import LedgerEvents, ManagedLedger
-from ..log.positions import Start, find_position
+from ..log.positions import Start, find_position, skips_trimmed
 from ..log.records import cursors_path, staged_path
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
+from .expiry import Expiry
 from .maintenance import Maintenance
+from .policies import TopicPolicies
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
 from .retention import Retention
 
@@ -86,11 +89,20 @@ class Topic:
         )
         self.recovery = CursorRecovery(name, self.ledger.list, self.ledger.cursor, self._attach, settings)
         self._leases = Leases(settings, self._loop.time)
+        self.policies = TopicPolicies(name, self.ledger, components.namespaces, settings)
         self.retention = Retention(
-            self.ledger.list, self.subscriptions, self.recovery.unavailable, self._leases
+            self.ledger.list,
+            self.subscriptions,
+            self.recovery.unavailable,
+            self._leases,
+            self.policies.in_force,
+            components.clock,
         )
         self._export: TopicExport | None = None  # made when first used: few topics need it
-        self._maintenance = Maintenance(self.ledger, self.retention)
+        self.expiry = Expiry(
+            self.ledger.list, self.read_entry, self.subscriptions, self.policies.in_force, components.clock
+        )
+        self.maintenance = Maintenance(self.ledger, self.retention, self.expiry)
         self._append_scheduled = False
         # Confirmed in this wake-up, receipts not yet sent: ledger, entry, stored bytes, what it holds.
         self._confirmed_entries: list[tuple[int, int, bytes | None, GatheredEntry]] = []
@@ -112,6 +124,7 @@ class Topic:
             await self._delete_rest(self.export)
             existed = await self.ledger.open(create=create)
         metadata = self._components.metadata
+        await self.policies.learn()
         if existed:
             self._leases.taken_over()
             staged = await metadata.children(staged_path(self.name), limit=1)
@@ -307,7 +320,7 @@ class Topic:
         epoch: int = 0,
         priority_level: int = 0,
         hash_ranges: Sequence[Range] = (),
-    ) -> tuple[Subscription, Consumer]:
+    ) -> Subscribed:
         """Attaches a consumer; makes the subscription at `start` if there is none. Raises ConsumerBusy, InvalidArgument."""
         check_type(type)
         if not name and not durable:
@@ -322,8 +335,10 @@ class Topic:
             self._check_served()
             self.recovery.check(name)
             subscription = self.subscriptions.get(name)
+            trimmed = None
             if subscription is None:
                 position = position or await self.find(start)
+                trimmed = self._trimmed(start, position)
                 subscription = await self._create_subscription(name, position, durable=durable)
             elif subscription.durable != durable:
                 kind = "durable" if subscription.durable else "not durable"
@@ -337,7 +352,7 @@ class Topic:
                 priority_level=priority_level,
                 hash_ranges=hash_ranges,
             )
-            return subscription, consumer
+            return Subscribed(subscription, consumer, trimmed)
 
     async def _create_subscription(self, name: str, position: Position, *, durable: bool) -> Subscription:
         cursor = self.ledger.cursor(name if durable else None, position)
@@ -358,9 +373,34 @@ class Topic:
         """The position that "earliest", "latest", an id or a time means now."""
         return await find_position(self.ledger.list, self.read_entry, start)
 
-    async def seek(self, subscription: Subscription, start: Start) -> int:
-        """Moves the subscription; returns its new epoch once that is durable."""
-        return await subscription.seek(lambda: self.find(start))
+    def _trimmed(self, start: Start, position: Position) -> Position | None:
+        """`position`, if it is there because what `start` names was trimmed."""
+        return position if skips_trimmed(self.ledger.list, start, position) else None
+
+    async def seek(self, subscription: Subscription, start: Start) -> Sought:
+        """Moves the subscription; durable when it returns."""
+        trimmed: Position | None = None
+
+        async def resolve() -> Position:
+            nonlocal trimmed
+            position = await self.find(start)
+            trimmed = self._trimmed(start, position)
+            return position
+
+        return Sought(await subscription.seek(resolve), trimmed)
+
+    def durable_subscription(self, name: str) -> Subscription:
+        """For administration. Raises SubscriptionNotFound, InvalidArgument for a reader's, or why it cannot be used now."""
+        self._check_served()
+        self.recovery.check(name)
+        subscription = self.subscriptions.get(name)
+        if subscription is None:
+            raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}")
+        if not subscription.durable:
+            raise InvalidArgument(
+                f"subscription {name!r} of topic {self.name} is a reader's: it keeps nothing that could be acknowledged"
+            )
+        return subscription
 
     def _emptied(self, subscription: Subscription) -> None:
         """The last consumer left; a reader's cursor goes with it."""
@@ -413,7 +453,12 @@ class Topic:
         if self._not_served is None:
             if self.in_use:
                 self.used_at = self._loop.time()
-            self._maintenance.round(None if self._export is None else self._export.staging)
+            self.maintenance.round(None if self._export is None else self._export.staging)
+
+    def expire(self) -> None:
+        """The regular round of expiry."""
+        if self._not_served is None:
+            self.maintenance.expire()
 
     @property
     def in_use(self) -> bool:
@@ -429,7 +474,7 @@ class Topic:
 
     async def trimmed(self) -> None:
         """A trimming that was under way is over; those that follow heed every cursor and lease that is there now."""
-        await self._maintenance.trimmed()
+        await self.maintenance.trimmed()
 
     @property
     def not_served(self) -> MagnetarError | None:
@@ -506,7 +551,7 @@ class Topic:
         await self.ledger.close()
         if export is not None:
             await export.attachments.stop()
-        await self._maintenance.stop()
+        await self.maintenance.stop()
 
     async def abandon(self) -> None:
         """Loading failed: lets go of what was begun, writes nothing."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import compress, count, repeat
 from operator import length_hint, not_
-from typing import Protocol
+from typing import Any, Protocol
 
 from magnetar.proto.commands import (
     AckRow,
@@ -28,16 +29,19 @@ from magnetar.proto.commands import (
     Unsubscribe,
 )
 from magnetar.proto.errors import InvalidArgument, MagnetarError, TopicNotServed
+from magnetar.proto.ids import MessageId
 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
-from ..messages import Delivery, Message, SeekTarget, Undecodable
-from ..options import INDIVIDUAL_TYPES, ConsumerOptions, start_on_wire
+from ..messages import Delivery, Message, SeekTarget, TrimmedGap, Undecodable
+from ..options import INDIVIDUAL_TYPES, ConsumerOptions, WireStart, start_on_wire
 from .acknowledger import Acknowledger
 from .acks import unacked_rows
 from .resume_point import ResumePoint
 from .session import ConsumerSession
 from .window import Window
+
+log = logging.getLogger(__name__)
 
 
 class Screen(Protocol):
@@ -84,12 +88,14 @@ class TopicConsumer:
             options.type != "failover"
         )  # gets messages; of a failover subscription, one consumer does
         self._window = Window(options.receiver_queue_messages, options.receiver_queue_bytes)
-        self._queue: deque[Delivery | Undecodable] = deque()
+        self._queue: deque[Delivery | Undecodable | TrimmedGap] = deque()
         self._queued_messages = 0
         self._queued_bytes = 0
         # The open delivery. Clearing `_messages` ends every iteration over `_current`, which is its iterator.
         self._messages: list[Message] = []
         self._current: Iterator[Message] = iter(self._messages)
+        self.trimmed_gaps = 0  # how often messages that were to come next had been trimmed
+        self._gap: TrimmedGap | None = None  # the last one
         self._seeking = 0  # seeks under way; no delivery is opened meanwhile
         self._unsubscribing = False
         self._arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
@@ -253,6 +259,8 @@ class TopicConsumer:
             result = await self._session.call(Seek(0, self._session.id, wire))
             self._epoch = max(self._epoch, int(result["epoch"]))
             self._messages.clear()
+            self._gap = None
+            self._note_trimmed(wire, result)
             self.acknowledger.forget_nacks()
             await self.position.sought_to(wire)
         except BaseException as error:
@@ -264,6 +272,24 @@ class TopicConsumer:
             self._seeking -= 1
             self._drop_stale()
             self._grant()
+            self._wake()
+
+    def _note_trimmed(self, start: WireStart, answer: Mapping[str, Any]) -> None:
+        """The broker has answered where it begins: perhaps not where it was asked to."""
+        if answer.get("trimmed") is None:
+            return
+        wanted = MessageId.from_bytes(start[1])
+        if self._gap is None or self._gap.wanted != wanted:  # else the same as before a reconnect
+            text = (
+                f"{self._session.what}: messages from {wanted} on were trimmed before they were read; it goes on at "
+                f"{MessageId(*answer['trimmed'])}"
+            )
+            log.warning("%s", text)
+            self.trimmed_gaps += 1
+            self._gap = TrimmedGap(self._epoch, wanted, text)
+        if self._options.fail_on_trimmed and not self._gap.raised:
+            self._gap.epoch = self._epoch
+            self._queue.appendleft(self._gap)
             self._wake()
 
     async def unsubscribe(self) -> None:
@@ -332,6 +358,7 @@ class TopicConsumer:
     async def attach(self, connection: BrokerConnection) -> None:
         """Subscribes at the broker and grants permits."""
         connection.consumers[self._session.id] = self
+        start = self.position.start()
         try:
             subscribe = Subscribe(
                 0,
@@ -339,7 +366,7 @@ class TopicConsumer:
                 self._session.topic,
                 self._subscription,
                 self._options.type,
-                self.position.start(),
+                start,
                 self._options.durable,
                 self._options.name,
                 self._epoch,
@@ -350,6 +377,7 @@ class TopicConsumer:
             )
             result = await connection.request(subscribe, self._session.pool.options.operation_timeout)
             self._epoch = int(result["epoch"])
+            self._note_trimmed(start, result)
             await self.position.subscribed(connection)
             await self.acknowledger.subscribed(connection)
         except BaseException as error:
@@ -468,7 +496,7 @@ class TopicConsumer:
         self._queued_bytes = sum(delivery.bytes for delivery in kept)
 
 
-def _messages_of(delivery: Delivery | Undecodable) -> list[Message]:
+def _messages_of(delivery: Delivery | Undecodable | TrimmedGap) -> list[Message]:
     """Without those of the ack set. Raises of a damage."""
     values = delivery.values()
     assert isinstance(delivery, Delivery)

@@ -41,6 +41,7 @@ from .events import (
     Event,
     Instruction,
     LedgersChanged,
+    MarkMoved,
     Nacked,
     PassEntry,
     Pause,
@@ -141,6 +142,9 @@ class DispatchCore:
                 self.paused[reason] = None
             case Resumed(reason):
                 self.paused.pop(reason, None)
+            case MarkMoved():
+                for key, last in self.tracker.before(self._state.mark_delete, self.consumers):
+                    self._settle_elsewhere(key, 0, last)
             case CursorReset(epoch):
                 self._reset(epoch)
             case TimerDue(now_ms):

@@ -134,6 +134,11 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkMoved:
+    """The mark-delete position went forward although nobody acknowledged: what lies before it is settled (rule 30)."""
+
+
+@dataclass(frozen=True, slots=True)
 class CursorReset:
     """A seek has moved the cursor, and the epoch has risen."""
 
@@ -154,7 +159,7 @@ class Closed:
 
 Event = (
     ConsumerAdded | ConsumerLeft | PermitsGranted | ConnectionWritable | LedgersChanged
-    | ReadDone | ReadFailed | Acknowledged | Nacked | Paused | Resumed | CursorReset | TimerDue | Closed
+    | ReadDone | ReadFailed | Acknowledged | Nacked | Paused | Resumed | MarkMoved | CursorReset | TimerDue | Closed
 )  # fmt: skip
 
 # --- instructions ----------------------------------------------------------------------------------------------------

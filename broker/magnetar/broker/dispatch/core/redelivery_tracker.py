@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush, nsmallest
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Protocol
 
-from ...cursors.core.acks import EntryKey
+from ...cursors.core.acks import EntryKey, Position
 from ...cursors.core.ranges import CountedRange, DeliveredRanges, Range, complement
 from ...cursors.core.redeliveries import RedeliveryCounts
 from .consumer import Consumer
@@ -135,6 +135,15 @@ class RedeliveryTracker:
         """Takes out everything up to and with a message."""
         for other in [other for other in consumer.pending_acks if other <= key]:
             self.settle(consumer, other, 0, last if other == key else _EVERYTHING)
+
+    def before(self, position: Position, consumers: Iterable[Consumer]) -> list[tuple[EntryKey, int]]:
+        """Entries with messages before a position that are pending or to be delivered again, and the last such index."""
+        ledger, entry_id, index = position
+        keys = dict.fromkeys(chain(self.replay, *[consumer.pending_acks for consumer in consumers]))
+        found = [(key, _EVERYTHING) for key in keys if key < (ledger, entry_id)]
+        if index and (ledger, entry_id) in keys:
+            found.append(((ledger, entry_id), index - 1))
+        return found
 
     def give_back(self, consumer: Consumer) -> None:
         """Everything that the consumer holds is to be delivered again."""

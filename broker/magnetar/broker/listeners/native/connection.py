@@ -35,7 +35,7 @@ from ...service.results import ConsumerOpened
 from ...topics.registry import Broker
 from ..openings import OpeningActions, Openings
 from .ports import ConsumerPort, Link, OpenProducer, ProducerPort, first_sequence_id, for_client
-from .requests import CONSUMER_REQUESTS, REQUESTS, to_wire
+from .requests import CONSUMER_REQUESTS, REQUESTS, started, to_wire
 
 _log = logging.getLogger(__name__)
 
@@ -305,7 +305,7 @@ class ClientConnection:
         )
 
     def _consumer_opened(self, command: c.Subscribe, opened: ConsumerOpened) -> None:
-        self._link.answer(command.request_id, {"epoch": opened.consumer.epoch})
+        self._link.answer(command.request_id, started(opened.consumer.epoch, opened.trimmed))
 
     def _release_consumer(self, opened: ConsumerOpened) -> None:
         opened.subscription.remove_consumer(opened.consumer)

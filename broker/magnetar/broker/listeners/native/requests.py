@@ -12,6 +12,7 @@ import msgspec
 
 from magnetar.proto import commands as c
 from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.policies import decode_policies
 
 from ...export.archived import decode_wanted
 from ...export.attach import decode_attachment
@@ -51,6 +52,36 @@ async def _delete_subscription(
     service: BrokerService, caller: Caller, command: c.DeleteSubscription, _: bytes
 ) -> Any:
     await service.delete_subscription(caller, command.topic, command.subscription, force=command.force)
+
+
+async def _get_policies(service: BrokerService, caller: Caller, command: c.GetPolicies, _: bytes) -> Any:
+    _check_level(command)
+    if command.topic:
+        return await service.topic_policies(caller, command.topic)
+    return await service.namespace_policies(caller, command.namespace)
+
+
+async def _set_policies(
+    service: BrokerService, caller: Caller, command: c.SetPolicies, payload: bytes
+) -> Any:
+    _check_level(command)
+    policies = decode_policies(payload)
+    if command.topic:
+        version = await service.set_topic_policies(caller, command.topic, policies, command.version)
+    else:
+        version = await service.set_namespace_policies(caller, command.namespace, policies, command.version)
+    return {"version": version}
+
+
+def _check_level(command: c.GetPolicies | c.SetPolicies) -> None:
+    if bool(command.topic) == bool(command.namespace):
+        raise InvalidArgument("policies are of a topic or of a namespace: name one of the two")
+
+
+async def _expire_messages(
+    service: BrokerService, caller: Caller, command: c.ExpireMessages, _: bytes
+) -> Any:
+    return await service.expire_messages(caller, command.topic, command.subscription, command.before_ms)
 
 
 async def _topic_ledgers(service: BrokerService, caller: Caller, command: c.TopicLedgers, _: bytes) -> Any:
@@ -136,8 +167,13 @@ async def _archive_ledgers(
     return await service.ledgers.archive_ledgers(caller, command.topic, wanted)
 
 
+def started(epoch: int, trimmed: tuple[int, int, int] | None) -> dict[str, Any]:
+    """The answer to Subscribe and Seek."""
+    return {"epoch": epoch} if trimmed is None else {"epoch": epoch, "trimmed": trimmed}
+
+
 async def _seek(service: BrokerService, caller: Caller, command: c.Seek, opened: ConsumerOpened) -> Any:
-    return {"epoch": await service.seek(caller, opened, command.start)}
+    return started(*await service.seek(caller, opened, command.start))
 
 
 async def _last_message_id(
@@ -155,6 +191,9 @@ REQUESTS: dict[type[c.Command], Callable[[BrokerService, Caller, Any, bytes], Aw
     c.CreateTopic: _create_topic,
     c.DeleteTopic: _delete_topic,
     c.DeleteSubscription: _delete_subscription,
+    c.GetPolicies: _get_policies,
+    c.SetPolicies: _set_policies,
+    c.ExpireMessages: _expire_messages,
     c.TopicLedgers: _topic_ledgers,
     c.KeepLedgers: _keep_ledgers,
     c.CreateStagedLedger: _create_staged,

@@ -1,0 +1,228 @@
+"""Policies in force: those of the topic, else those of its namespace, else the broker's settings.
+
+A topic's own policies stand in the head of its ledger list: they are there when the topic is, and a former owner cannot
+change them. Those of a namespace are a node of their own, which the broker watches while it serves a topic of it.
+
+    unknown --read--> known --the node changed--> unknown
+       `--it cannot be read--> unknown: whoever asks next has it read again
+
+While they are not known nothing is trimmed and nothing expires: to act on the next level instead would delete what the
+namespace says is to be kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+from magnetar.metadata import MetadataStore
+from magnetar.metadata.store import Watch
+from magnetar.proto.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    InvalidTopicName,
+    MagnetarError,
+    VersionConflict,
+)
+from magnetar.proto.ids import TopicName
+from magnetar.proto.policies import Policies, PolicyInForce
+
+from ..log.managed_ledger import ManagedLedger
+from ..log.records import NamespaceRecord, namespace_path, replace
+from ..resources.tasks import Jobs
+from ..settings import BrokerSettings
+
+_log = logging.getLogger(__name__)
+
+ABSENT = -1  # version of a namespace's policies that were never set
+
+
+class Resolved(NamedTuple):
+    """Levels with their names, the one that counts first; the last one has every policy but `subscription_ttl_ms`."""
+
+    levels: list[tuple[str, Policies]]
+
+    @property
+    def retention(self) -> tuple[int, int, str]:
+        """Milliseconds, bytes, and whose policy that is."""
+        for source, policies in self.levels:
+            if policies.retention is not None:
+                return (*policies.retention, source)
+        raise AssertionError("the broker's settings have a retention")
+
+    def ttl_ms(self, subscription: str) -> tuple[int, str]:
+        """Of a subscription, and whose policy that is; 0: its messages wait for ever."""
+        for source, policies in self.levels:
+            ttl_ms = policies.subscription_ttl_ms.get(subscription, policies.message_ttl_ms)
+            if ttl_ms is not None:
+                return ttl_ms, source
+        raise AssertionError("the broker's settings have a TTL")
+
+    @property
+    def has_ttl(self) -> bool:
+        """False: the messages of every subscription wait for ever."""
+        return any(
+            policies.message_ttl_ms or any(policies.subscription_ttl_ms.values())
+            for _, policies in self.levels
+        )
+
+    def rows(self) -> list[PolicyInForce]:
+        """For people and tools."""
+        retention_ms, retention_bytes, source = self.retention
+        names = sorted({name for _, policies in self.levels for name in policies.subscription_ttl_ms})
+        return [
+            PolicyInForce("retention_ms", "", retention_ms, source),
+            PolicyInForce("retention_bytes", "", retention_bytes, source),
+            PolicyInForce("message_ttl_ms", "", *self.ttl_ms("")),  # no subscription has this name
+            *(PolicyInForce("subscription_ttl_ms", name, *self.ttl_ms(name)) for name in names),
+        ]
+
+
+def of_broker(settings: BrokerSettings) -> tuple[str, Policies]:
+    """The last level."""
+    return "broker", Policies(
+        retention_ms=settings.retention_ms,
+        retention_bytes=settings.retention_bytes,
+        message_ttl_ms=settings.message_ttl_ms,
+    )
+
+
+class TopicPolicies:
+    """Of one topic."""
+
+    def __init__(
+        self,
+        name: TopicName,
+        ledger: ManagedLedger[Any],
+        namespaces: NamespacePolicies,
+        settings: BrokerSettings,
+    ) -> None:
+        self._name = name
+        self._namespace = f"{name.tenant}/{name.namespace}"
+        self._ledger = ledger
+        self._namespaces = namespaces
+        self._settings = settings
+
+    async def learn(self) -> None:
+        """Returns when those of its namespace were read, if that is possible."""
+        await self._namespaces.learn(self._namespace)
+
+    def in_force(self) -> Resolved | None:
+        """None: not known now."""
+        of_namespace = self._namespaces.known(self._namespace)
+        return None if of_namespace is None else self._resolved(of_namespace)
+
+    async def read(self) -> Resolved:
+        """In force by what is stored now. Raises what the metadata store failed with."""
+        of_namespace, _ = await self._namespaces.read(self._namespace)
+        return self._resolved(of_namespace)
+
+    def _resolved(self, of_namespace: Policies) -> Resolved:
+        own = self._ledger.list.record.policies
+        return Resolved([("topic", own), ("namespace", of_namespace), of_broker(self._settings)])
+
+    async def set(self, policies: Policies, version: int) -> int:
+        """Compare-and-set of the topic's own; the new version. Raises VersionConflict, unless it has just these."""
+
+        async def change() -> int | None:
+            record = self._ledger.list.record
+            if record.policies_version != version:
+                return record.policies_version if record.policies == policies else None
+            await self._ledger.list.commit(policies=policies, policies_version=version + 1)
+            return version + 1
+
+        changed = await self._ledger.edit(change)
+        if changed is None:  # raised here: within an edit it would mean another owner
+            raise _conflict(f"topic {self._name}")
+        return changed
+
+
+class NamespacePolicies:
+    """See the module docstring. `close` in the end."""
+
+    def __init__(self, metadata: MetadataStore) -> None:
+        self._metadata = metadata
+        self._known: dict[str, Policies] = {}
+        self._watches: dict[str, Watch] = {}  # of namespaces that somebody asked for: as many as there are
+        self._changes: dict[str, int] = {}  # how often each was said to have changed
+        self._jobs = Jobs("policies")
+
+    def known(self, namespace: str) -> Policies | None:
+        """From memory; None: not known now, and being read."""
+        policies = self._known.get(namespace)
+        if policies is None:
+            self._jobs.begin(namespace, lambda: self._learn(namespace))
+        return policies
+
+    async def learn(self, namespace: str) -> None:
+        """Returns when they were read, if that is possible."""
+        if self.known(namespace) is None:
+            await self._jobs.wait(namespace)
+
+    async def _learn(self, namespace: str) -> None:
+        if namespace not in self._watches:
+            self._watches[namespace] = self._metadata.watch(
+                namespace_path(namespace), lambda _: self._changed(namespace)
+            )
+        while True:
+            seen = self._changes.get(namespace)
+            try:
+                policies, _ = await self.read(namespace)
+            except MagnetarError as error:
+                _log.warning(
+                    "the policies of namespace %s cannot be read, so that none of its topics is trimmed: %s",
+                    namespace, error,
+                )  # fmt: skip
+                return
+            if self._changes.get(namespace) == seen:
+                self._known[namespace] = policies
+                return
+
+    def _changed(self, namespace: str) -> None:
+        self._changes[namespace] = self._changes.get(namespace, 0) + 1
+        self._known.pop(namespace, None)
+        self.known(namespace)
+
+    async def read(self, namespace: str) -> tuple[Policies, int]:
+        """As they are stored, and their version. Raises DataDirectoryError, or what the store failed with."""
+        path = namespace_path(namespace)
+        stored = await self._metadata.get(path)
+        if stored is None:
+            return Policies(), ABSENT
+        return NamespaceRecord.decode(stored.value, path).policies, stored.version
+
+    async def set(self, namespace: str, policies: Policies, version: int) -> int:
+        """Compare-and-set; the new version. Raises VersionConflict, unless just these policies are stored."""
+        path, value = namespace_path(namespace), NamespaceRecord(policies).encode()
+        try:
+            if version == ABSENT:
+                return await self._metadata.create(path, value)
+            return await replace(self._metadata, path, value, version)
+        except (AlreadyExists, VersionConflict):
+            stored = await self._metadata.get(path)
+            if stored is not None and stored.value == value:
+                return stored.version
+            raise _conflict(f"namespace {namespace}") from None
+        finally:
+            self._changed(namespace)
+
+    async def close(self) -> None:
+        """Nothing is watched or read any more."""
+        for watch in self._watches.values():
+            watch.close()
+        await self._jobs.cancel()
+
+
+def _conflict(what: str) -> VersionConflict:
+    """Somebody changed the policies since they were read."""
+    return VersionConflict(f"the policies of {what} have changed since they were read; read them again")
+
+
+def check_namespace(namespace: str) -> str:
+    """Returns `tenant/namespace`. Raises InvalidArgument."""
+    try:
+        tenant, name = namespace.split("/")
+        TopicName.parse(f"persistent://{tenant}/{name}/any")
+    except (ValueError, InvalidTopicName):
+        raise InvalidArgument(f"not a namespace: {namespace[:80]!r} (want tenant/namespace)") from None
+    return namespace

@@ -1,0 +1,57 @@
+"""What an operator can lay down, and the errors for what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.policies import Policies, decode_policies
+
+
+@pytest.mark.parametrize(
+    ("fields", "retention"),
+    [
+        ({}, None),
+        ({"retention_ms": 5}, (5, -1)),
+        ({"retention_bytes": 5}, (-1, 5)),
+        ({"retention_ms": 0, "retention_bytes": 0}, (0, 0)),
+        ({"retention_ms": -1, "retention_bytes": -1}, (-1, -1)),
+        ({"message_ttl_ms": 0, "subscription_ttl_ms": {"a": 0, "b": 5}}, None),
+    ],
+)
+def test_what_is_possible(fields: dict[str, Any], retention: tuple[int, int] | None) -> None:
+    policies = decode_policies(msgspec.msgpack.encode(fields))
+    assert policies == Policies(**fields)
+    assert policies.retention == retention
+    assert msgspec.to_builtins(policies) == fields, "what is not set is not stored"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"retention_ms": -2}, "retention_ms is -2; want 0 or more, or -1 for no limit"),
+        ({"retention_bytes": 1 << 53}, "retention_bytes is 9007199254740992; want"),
+        ({"retention_ms": 0}, "retention_ms=0 and retention_bytes=-1 contradict each other: 0 keeps nothing. Set both to 0"),
+        ({"retention_ms": 5, "retention_bytes": 0}, "contradict each other"),
+        ({"message_ttl_ms": -1}, "message_ttl_ms is -1; want milliseconds, or 0 for messages that wait for ever"),
+        ({"subscription_ttl_ms": {"a": -1}}, "subscription_ttl_ms of 'a' is -1; want milliseconds"),
+        ({"subscription_ttl_ms": {"a b": 1}}, "not a subscription name: 'a b'"),
+        ({"subscription_ttl_ms": {str(n): 1 for n in range(201)}}, "201 subscriptions have a TTL .* at most 200: give"),
+        ({"retention": 5}, "'retention' is no policy; there are retention_ms, retention_bytes, message_ttl_ms, subscr"),
+        ({"retention_ms": "3d"}, r"the policies are not as they should be: .*\$.retention_ms"),
+        ({"retention_ms": True}, "the policies are not as they should be"),
+        (["retention_ms"], "the policies are not as they should be"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(fields: Any, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        decode_policies(msgspec.msgpack.encode(fields))
+
+
+def test_bytes_that_are_no_map_are_refused() -> None:
+    for payload in (b"", b"\xc1", b"\x81\xa1\xff\x01"):
+        with pytest.raises(InvalidArgument, match="not as they should be"):
+            decode_policies(payload)
