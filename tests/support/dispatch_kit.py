@@ -12,6 +12,7 @@ from magnetar.broker.dispatch.core.entry_source import DispatchCounters
 from magnetar.broker.dispatch.core.events import (
     Acknowledged,
     AckRange,
+    BacklogSkipped,
     CancelReads,
     Closed,
     ConnectionWritable,
@@ -284,6 +285,11 @@ class DispatchWorld:
         self.state.reset(position)
         self.counts.clear()
         self.handle(CursorReset(self.epoch))
+
+    def skip(self, position: Position) -> None:
+        """An operator acknowledges what lies before it, whoever holds it."""
+        self.state.move_to(position)
+        self.handle(BacklogSkipped())
 
     def answer_read(self, read_id: int, entries: int = 1) -> None:
         """A read ends with so many entries, or with MessageLost if they were trimmed."""

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from magnetar.client.options import Start, parse_start
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 EXIT_FAILED = 1
@@ -76,7 +77,7 @@ def utf8(text: str) -> str:
     return text
 
 
-def parsed(option: str, parse: Callable[[str], T], text: str) -> T:
+def parsed(option: str, parse: Callable[[S], T], text: S) -> T:
     """The value of an option; a wrong one ends the command with a line that names the option."""
     try:
         return parse(text)

@@ -298,6 +298,11 @@ class Client(_Facade[aio.Client]):
     create_topic = _waiting(aio.Client.create_topic)
     delete_topic = _waiting(aio.Client.delete_topic)
     delete_subscription = _waiting(aio.Client.delete_subscription)
+    create_subscription = _waiting(aio.Client.create_subscription)
+    seek_subscription = _waiting(aio.Client.seek_subscription)
+    skip_messages = _waiting(aio.Client.skip_messages)
+    clear_backlog = _waiting(aio.Client.clear_backlog)
+    peek_messages = _waiting(aio.Client.peek_messages)
 
     def __exit__(self, *exc_info: Any) -> None:
         try:

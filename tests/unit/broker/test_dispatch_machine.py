@@ -366,6 +366,15 @@ class DispatchMachine(RuleBasedStateMachine):
         messages = self.world.topic.messages()
         return data.draw(st.sampled_from(messages)) if messages else None
 
+    @precondition(lambda self: Pause.SEEK not in self.world.core.paused)
+    @rule(data=st.data())
+    def skip(self, data: st.DataObject) -> None:
+        """An operator skips up to a message, whoever holds those before it, and whether there are consumers or not."""
+        message = self.message(data)
+        if message is not None:
+            self.world.acknowledged([other for other in self.world.topic.messages() if other < message])
+            self.world.skip(message)
+
     # --- pauses ------------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.world.core.paused == {} and self.world.counters.deliveries % 3 == 1)

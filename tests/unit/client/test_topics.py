@@ -17,10 +17,12 @@ from magnetar.client import (
     MessageId,
     ReceiveTimeout,
     TopicNotFound,
+    topics_watch,
 )
 from magnetar.client.topics_consumer import TopicPattern
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import InvalidTopicName
+from support.client_kit import until
 from support.fake_ledger import FakeLedgers
 from support.served_broker import connect_to, serving, take
 from support.virtual_time import in_virtual_time
@@ -298,3 +300,81 @@ def test_a_pattern_says_its_namespace_or_means_the_default_one() -> None:
     binary: Any = re.compile(b"x")
     with pytest.raises(InvalidArgument, match="is text"):
         TopicPattern(binary)
+
+
+# --- what the broker tells of topics ---------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_new_topic_is_consumed_at_once_and_a_deleted_one_leaves_at_once() -> None:
+    async with serving() as server, connect_to(server) as client:
+        await client.create_topic("orders-1")
+        consumer = await client.subscribe(re.compile("orders-.*"), "s", discovery_interval=1e6)
+        began = asyncio.get_running_loop().time()
+        for name in ("orders-2", "others"):
+            async with client.create_producer(name) as producer:
+                await producer.send(name.encode())
+        assert (await consumer.receive(10.0)).value == b"orders-2"
+        assert consumer.topics == [full("orders-1"), full("orders-2")]
+        await client.delete_topic("orders-1", force=True)
+        await until(lambda: consumer.topics == [full("orders-2")])
+        assert asyncio.get_running_loop().time() - began < 10.0
+
+
+@in_virtual_time
+async def test_what_happened_while_the_connection_was_lost_is_found_with_a_list() -> None:
+    metadata, ledgers = MemoryMetadataStore(), FakeLedgers()
+    async with (
+        serving(metadata, ledgers) as server,
+        connect_to(server) as client,
+        connect_to(server) as other,
+    ):
+        consumer = await client.subscribe(re.compile("orders-.*"), "s", discovery_interval=1e6)
+        pool: Any = client._pool
+        connection = await pool.to_service()
+        connection.connection.abort()
+        async with other.create_producer("orders-1") as producer:  # before the client is back
+            await producer.send(b"1")
+        assert (await consumer.receive(10.0)).value == b"1"
+        async with other.create_producer("orders-2") as producer:  # and the new connection tells as well
+            await producer.send(b"2")
+        assert (await consumer.receive(10.0)).value == b"2"
+
+
+@in_virtual_time
+async def test_where_the_broker_tells_nothing_topics_are_listed() -> None:
+    async with serving(max_watches_per_connection=1) as server, connect_to(server) as client:
+        await client.subscribe(re.compile("first-.*"), "s", discovery_interval=1e6)
+        consumer = await client.subscribe(re.compile("second-.*"), "s", discovery_interval=30.0)
+        async with client.create_producer("second-1") as producer:
+            await producer.send(b"1")
+        assert (await consumer.receive(31.0)).value == b"1"
+        await consumer.close()
+
+
+async def test_changes_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics_watch, "MAX_CHANGES", 10)
+    async with serving() as server, connect_to(server) as client:
+        pool: Any = client._pool
+        watch = topics_watch.TopicsWatch(pool, "public/default", 99)
+        await watch.begin()
+        for number in range(30):
+            await client.create_topic(f"t{number}")
+        await until(lambda: watch._list_again)
+        assert not watch._changes
+        assert await watch.next(5.0) is None
+        await client.create_topic("t30")
+        assert await watch.next(5.0) == ([full("t30")], [])
+        watch.close()
+        watch.close()
+
+
+async def test_the_consumer_of_a_pattern_leaves_no_watch() -> None:
+    async with serving() as server, connect_to(server) as client:
+        consumer = await client.subscribe(re.compile("x.*"), "s")
+        connection = await client._pool.to_service()
+        assert len(connection.watches) == 1
+        await consumer.close()
+        assert connection.watches == {}
+        await client.create_topic("x1")
+        assert consumer.topics == []

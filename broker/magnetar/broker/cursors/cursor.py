@@ -66,7 +66,7 @@ def is_damage(error: MagnetarError) -> bool:
 
 
 class Cursor:
-    """See the module docstring. `state` is changed through `ack`, `ack_through` and `reset` only.
+    """See the module docstring. `state` is changed through `ack`, `ack_through`, `skip_to` and `reset` only.
 
     Dispatch changes `redeliveries`, and says so by `redeliveries_changed`.
     """
@@ -213,6 +213,12 @@ class Cursor:
     def ack_through(self, ledger: int, entry: int, index: int, message_count: int) -> bool:
         """Acknowledges everything up to and with a message."""
         moved = self.state.ack_through(ledger, entry, index, message_count)
+        self._dirty |= moved and self.durable
+        return moved
+
+    def skip_to(self, position: Position) -> bool:
+        """Acknowledges everything before `position`; False if all of it was. `changed` or `flush` afterwards."""
+        moved = self.state.move_to(position)
         self._dirty |= moved and self.durable
         return moved
 

@@ -4,6 +4,7 @@
     exclusive, or another type --subscribe--> ConsumerBusy;  the same type --subscribe--> one more consumer
     last consumer leaves --> no consumers (durable) | deleted (a reader's)
     seek --> the epoch rises, dispatch pauses until the cursor's new place is durable
+    skip --> acknowledged, whoever holds it; dispatch goes on
     close, delete --> CLOSED
 
 An acknowledgement must know how many messages its entry has, to tell when it is whole. Usually a delivery has shown it; else
@@ -36,6 +37,7 @@ from .core.consumer import Consumer, ConsumerPort
 from .core.events import (
     Acknowledged,
     AckRange,
+    BacklogSkipped,
     ConnectionWritable,
     ConsumerAdded,
     ConsumerLeft,
@@ -316,10 +318,7 @@ class Subscription:
         `resolve` is the position, or finds it. Consumers drop what they hold of a lower epoch and grant its permits again.
         Dispatch goes on after the caller has had its turn to answer.
         """
-        if self._closed is not None:
-            raise self._closed
-        if self._seeking:
-            raise TopicBusy(f"subscription {self.name!r} is seeking already")
+        self._check_still()
         self._seeking = True
         self.dispatcher.handle(Paused(Pause.SEEK))
         try:
@@ -334,6 +333,29 @@ class Subscription:
         finally:
             self._seeking = False
             asyncio.get_running_loop().call_soon(self.dispatcher.handle, Resumed(Pause.SEEK))
+
+    async def skip_to(self, find: Callable[[], Awaitable[Position]]) -> None:
+        """Acknowledges everything before the position that `find` returns; durable when this returns.
+
+        What consumers hold of it is no longer owed by them; whatever reaches them all the same they may acknowledge or not.
+        Raises TopicBusy, having done nothing, if the subscription is moved while the position is looked for.
+        """
+        self._check_still()
+        epoch = self.epoch
+        position = await find()
+        self._check_still()
+        if epoch != self.epoch:
+            raise TopicBusy(f"subscription {self.name!r} was moved meanwhile; nothing was skipped, try again")
+        if self.cursor.skip_to(position):
+            self.dispatcher.handle(BacklogSkipped())
+        await self.cursor.flush()
+
+    def _check_still(self) -> None:
+        """Raises unless the subscription can be moved now."""
+        if self._closed is not None:
+            raise self._closed
+        if self._seeking:
+            raise TopicBusy(f"subscription {self.name!r} is seeking already; try again")
 
     async def close(self, error: MagnetarError, *, fenced: bool = False) -> None:
         """Tells the consumers, makes the cursor durable and lets go. `fenced`: nothing is written."""

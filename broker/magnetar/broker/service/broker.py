@@ -8,14 +8,16 @@ from magnetar.proto.errors import InvalidArgument, Unsupported
 from magnetar.proto.ids import MessageId, TopicName
 
 from ..dispatch.core.consumer import ConsumerPort
+from ..dispatch.subscription import Subscription
 from ..log.positions import Start
 from ..settings import BrokerSettings
 from ..topics.producers import ProducerPort
 from ..topics.registry import Broker
+from ..topics.watches import TopicWatch
 from .ledgers import LedgerService
 from .operations import on_consumer, on_namespace, on_topic
-from .results import ConsumerOpened, ProducerOpened, TopicPage, TopicStats
-from .stats import topic_stats
+from .results import ConsumerOpened, Peeked, ProducerOpened, Skipped, TopicPage, TopicStats
+from .stats import backlog_messages, topic_stats
 
 MAX_TOPICS_PER_PAGE = 1_000
 MAX_PRIORITY_LEVEL = 1_000
@@ -140,6 +142,12 @@ class BrokerService:
         names = await self._broker.list_topics(namespace, after=after, count=most + 1)
         return TopicPage(names[:most], len(names) > most)
 
+    @on_namespace("list_topics")
+    async def watch_topics(self, namespace: str, watch: TopicWatch) -> Callable[[], None]:
+        """Tells `watch` of topics that are made and deleted, until what this returns is called. Raises InvalidArgument."""
+        self._broker.watches.add(namespace, watch)
+        return lambda: self._broker.watches.remove(watch)
+
     @on_topic("topic_stats")
     async def topic_stats(self, name: TopicName) -> TopicStats:
         """Figures of the topic. Raises TopicNotFound."""
@@ -162,3 +170,51 @@ class BrokerService:
         """Raises TopicNotFound, SubscriptionNotFound, and ConsumerBusy while somebody is connected unless `force`."""
         topic = await self._broker.known(name)
         await topic.delete_subscription(subscription, force=force)
+
+    # --- subscriptions -----------------------------------------------------------------------------------------------
+
+    @on_topic("create_subscription")
+    async def create_subscription(
+        self, name: TopicName, subscription: str, *, start: Start = ("latest", None)
+    ) -> None:
+        """A durable subscription without a consumer; the topic is made if settings allow it. Raises AlreadyExists."""
+        await (await self._broker.find(name)).create_subscription(subscription, start)
+
+    @on_topic("seek_subscription")
+    async def seek_subscription(self, name: TopicName, subscription: str, *, start: Start) -> int:
+        """Moves a durable subscription, whoever is connected; its new epoch, once that is durable.
+
+        Raises TopicNotFound, SubscriptionNotFound, InvalidArgument, TopicBusy.
+        """
+        topic = await self._broker.known(name)
+        return await topic.seek(topic.subscription(subscription, durable=True), start)
+
+    @on_topic("skip_messages")
+    async def skip_messages(self, name: TopicName, subscription: str, *, count: int) -> Skipped:
+        """Acknowledges the next messages of a durable subscription, whoever holds them. Raises as seek_subscription."""
+        if count <= 0:
+            raise InvalidArgument(f"{count} messages cannot be skipped; want 1 or more")
+        topic = await self._broker.known(name)
+        found = topic.subscription(subscription, durable=True)
+        return _skipped(await topic.skip(found, count), found)
+
+    @on_topic("skip_messages")
+    async def clear_backlog(self, name: TopicName, subscription: str) -> Skipped:
+        """As skip_messages, of all that is stored now; how many that were is an upper bound, as in the stats."""
+        topic = await self._broker.known(name)
+        found = topic.subscription(subscription, durable=True)
+        cleared = await backlog_messages(topic, found)
+        await found.skip_to(lambda: topic.find(("latest", None)))
+        return _skipped(cleared, found)
+
+    @on_topic("peek_messages")
+    async def peek_messages(self, name: TopicName, subscription: str, *, count: int = 1) -> Peeked:
+        """The next messages that a subscription has not acknowledged. Raises as seek_subscription, or what a read met."""
+        if count <= 0:
+            raise InvalidArgument(f"{count} messages cannot be shown; want 1 or more")
+        topic = await self._broker.known(name)
+        return Peeked(await topic.peek(topic.subscription(subscription), count))
+
+
+def _skipped(messages: int, subscription: Subscription) -> Skipped:
+    return Skipped(messages, list(subscription.cursor.state.mark_delete))

@@ -8,6 +8,7 @@ import msgspec
 
 from ..dispatch.core.consumer import Consumer
 from ..dispatch.subscription import Subscription
+from ..topics.backlog import PeekedEntry
 from ..topics.producers import ProducerSession
 from ..topics.topic import Topic
 
@@ -120,6 +121,19 @@ class TopicStats(msgspec.Struct, frozen=True):
     ledgers: list[LedgerStats]
     subscriptions: dict[str, SubscriptionStats]
     unavailable_subscriptions: dict[str, str]  # those whose cursor could not be read, and why
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """What an operator skipped, and where the subscription is now."""
+
+    skipped: int
+    mark_delete: list[int]
+
+
+class Peeked(msgspec.Struct, frozen=True):
+    """The next messages of a subscription."""
+
+    entries: list[PeekedEntry]
 
 
 class LedgerPage(msgspec.Struct, frozen=True):

@@ -63,17 +63,25 @@ async def topic_stats(topic: Topic) -> TopicStats:
             for info in kept[-MAX_LEDGERS:]
         ],
         subscriptions={
-            name: await _subscription_stats(topic, subscription, total)
+            name: await _subscription_stats(topic, subscription)
             for name, subscription in list(topic.subscriptions.items())
         },
         unavailable_subscriptions={name: error.message for name, error in topic.recovery.unavailable.items()},
     )
 
 
-async def _subscription_stats(topic: Topic, subscription: Subscription, total: int) -> SubscriptionStats:
+async def backlog_messages(topic: Topic, subscription: Subscription) -> int:
+    """Messages behind the mark-delete position; of those, some may be acknowledged. Reads at most one entry."""
+    total = topic.ledger.list.message_count
+    mark = topic.ledger.list.normalise(subscription.cursor.state.mark_delete)
+    entry = subscription.dispatcher.core.source.get(mark[:2])
+    return max(total - await _topic_index(topic, mark, entry), 0)
+
+
+async def _subscription_stats(topic: Topic, subscription: Subscription) -> SubscriptionStats:
+    backlog = await backlog_messages(topic, subscription)
     mark = topic.ledger.list.normalise(subscription.cursor.state.mark_delete)
     dispatch = subscription.dispatcher.core
-    backlog = total - await _topic_index(topic, mark, dispatch.source.get(mark[:2]))
     draining = dispatch.draining_slots
     recovered_from = subscription.cursor.recovered_from
     return SubscriptionStats(
@@ -82,7 +90,7 @@ async def _subscription_stats(topic: Topic, subscription: Subscription, total: i
         epoch=subscription.epoch,
         mark_delete=list(mark),
         recovered_from=None if recovered_from is None else list(recovered_from),
-        backlog_messages=max(backlog, 0),
+        backlog_messages=backlog,
         acknowledged_ranges=subscription.cursor.state.range_count,
         acknowledged_messages=subscription.acked_messages,
         redelivery_messages=dispatch.tracker.replay_messages,

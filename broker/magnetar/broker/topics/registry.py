@@ -30,6 +30,7 @@ from ..resources.tasks import Jobs
 from ..settings import BrokerSettings
 from .components import Components, PublishCounters
 from .topic import Topic
+from .watches import TopicWatches
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class Broker:
             self.published, self.dispatched, archives or NoArchives(), bookies,
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
+        self.watches = TopicWatches()
         self._loading: dict[str, _Load] = {}
         self._failed_loads: dict[str, MagnetarError] = {}  # of the last moment
         # By topic that is being deleted or unloaded: whoever asks for it waits.
@@ -136,11 +138,13 @@ class Broker:
             async with self._load_slots:
                 topic = Topic(name, self._components, self._fenced)
                 try:
-                    await topic.load(create=create)
+                    made = await topic.load(create=create)
                 except BaseException:
                     await topic.abandon()
                     raise
                 self.topics[key] = topic
+                if made:
+                    self.watches.changed(name, exists=True)
                 return topic
         except TopicNotFound:  # it may be made in the next moment, and to find that out costs one look
             raise
@@ -207,6 +211,7 @@ class Broker:
         async def delete() -> None:
             try:
                 await topic.delete(force=force)
+                self.watches.changed(name, exists=False)
             finally:
                 del self._ending[key]
                 if topic.not_served is not None and self.topics.get(key) is topic:

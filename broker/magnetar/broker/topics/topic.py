@@ -22,6 +22,7 @@ from magnetar.proto.errors import (
     AlreadyExists,
     ConsumerBusy,
     DataDirectoryError,
+    InvalidArgument,
     MagnetarError,
     ServiceNotReady,
     SubscriptionNotFound,
@@ -46,6 +47,7 @@ from ..log.positions import Start, find_position
 from ..log.records import cursors_path, staged_path
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
+from .backlog import PeekedEntry, find_skip, peek
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
 from .maintenance import Maintenance
@@ -104,8 +106,8 @@ class Topic:
 
     # --- loading -----------------------------------------------------------------------------------------------------
 
-    async def load(self, *, create: bool) -> None:
-        """Takes the topic over and recovers its cursors. Raises TopicNotFound, TopicBusy."""
+    async def load(self, *, create: bool) -> bool:
+        """Takes the topic over and recovers its cursors; True if it was made. Raises TopicNotFound, TopicBusy."""
         existed = await self.ledger.open(create=create)
         if self.ledger.list.record.deleting:
             await self._delete_rest(self.export)
@@ -118,6 +120,7 @@ class Topic:
                 await self.export.load()
         await self.recovery.run(await metadata.children(cursors_path(self.name)))
         self._check_served()  # a cursor may have met another owner
+        return not existed
 
     def _attach(self, name: str, cursor: Cursor) -> Subscription:
         components = self._components
@@ -336,6 +339,51 @@ class Topic:
                 hash_ranges=hash_ranges,
             )
             return subscription, consumer
+
+    async def create_subscription(self, name: str, start: Start) -> None:
+        """Makes a durable subscription without a consumer; it is durable when this returns. Raises AlreadyExists."""
+        check_subscription_name(name)
+        position = await self.find(start)
+        async with self._subscribing:
+            self._check_served()
+            self.recovery.check(name)
+            if name in self.subscriptions:
+                raise AlreadyExists(
+                    f"topic {self.name} has a subscription {name!r} already; use it, move it by seeking, or delete it first"
+                )
+            await self._create_subscription(name, position, durable=True)
+
+    def subscription(self, name: str, *, durable: bool = False) -> Subscription:
+        """Raises SubscriptionNotFound, why it cannot be used, or (`durable`) InvalidArgument for a reader's."""
+        self._check_served()
+        self.recovery.check(name)
+        found = self.subscriptions.get(name)
+        if found is None:
+            raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}")
+        if durable and not found.durable:
+            raise InvalidArgument(
+                f"subscription {name!r} is not durable: its consumer keeps its place, and it ends with that; seek there"
+            )
+        return found
+
+    async def skip(self, subscription: Subscription, count: int) -> int:
+        """Acknowledges its next messages, whoever holds them; how many, once that is durable."""
+        skipped = 0
+
+        async def find() -> Position:
+            nonlocal skipped
+            position, skipped = await find_skip(
+                self.ledger.list, subscription.cursor.state, self.read_entry, count
+            )
+            return position
+
+        await subscription.skip_to(find)
+        return skipped
+
+    async def peek(self, subscription: Subscription, count: int) -> list[PeekedEntry]:
+        """Its next messages, neither delivered nor counted, within the bounds of `backlog`."""
+        cursor = subscription.cursor
+        return await peek(self.ledger.list, cursor.state, cursor.redeliveries, self.read_entry, count)
 
     async def _create_subscription(self, name: str, position: Position, *, durable: bool) -> Subscription:
         cursor = self.ledger.cursor(name if durable else None, position)

@@ -67,6 +67,12 @@ class ConnectionPool:
 
         return await until_answered(ask, self.options, self.rng, f"{type(command).__name__} did not succeed")
 
+    async def request_once(self, command: Command, topic: str) -> Any:
+        """As `request`, but asks only once: what is done a second time does something else."""
+        what = f"{type(command).__name__} was not sent"
+        connection = await until_answered(lambda: self.to_topic(topic), self.options, self.rng, what)
+        return await connection.request(command, self.options.operation_timeout)
+
     async def tell_leaving(self, connection: BrokerConnection, command: Command) -> None:
         """Tells the broker that a producer or consumer is closed; it finds out itself if that fails."""
         with contextlib.suppress(MagnetarError):

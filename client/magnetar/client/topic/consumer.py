@@ -13,8 +13,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from itertools import compress, count, repeat
-from operator import length_hint, not_
+from operator import length_hint
 from typing import Protocol
 
 from magnetar.proto.commands import (
@@ -31,7 +30,7 @@ from magnetar.proto.errors import InvalidArgument, MagnetarError, TopicNotServed
 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
-from ..messages import Delivery, Message, SeekTarget, Undecodable
+from ..messages import Delivery, Message, SeekTarget, Undecodable, messages_of
 from ..options import INDIVIDUAL_TYPES, ConsumerOptions, start_on_wire
 from .acknowledger import Acknowledger
 from .acks import unacked_rows
@@ -147,7 +146,7 @@ class TopicConsumer:
         self._queued_messages -= delivery.permits
         self._queued_bytes -= delivery.bytes
         self._grant()
-        messages = _messages_of(delivery)
+        messages = messages_of(delivery)
         self._messages = messages if self._screen is None else self._screen.shown(self, messages)
         self._current = iter(self._messages)
 
@@ -426,7 +425,7 @@ class TopicConsumer:
             self.acknowledger.forget_nacks()
         if self._screen is not None and isinstance(delivery, Delivery) and self._screen.takes(delivery):
             with contextlib.suppress(MagnetarError):  # what is damaged is received as an error, as always
-                self._screen.take(self, _messages_of(delivery))
+                self._screen.take(self, messages_of(delivery))
                 self._grant()
                 return
         self._queue.append(delivery)
@@ -466,12 +465,3 @@ class TopicConsumer:
         self._queue = deque(kept)
         self._queued_messages = sum(delivery.permits for delivery in kept)
         self._queued_bytes = sum(delivery.bytes for delivery in kept)
-
-
-def _messages_of(delivery: Delivery | Undecodable) -> list[Message]:
-    """Without those of the ack set. Raises of a damage."""
-    values = delivery.values()
-    assert isinstance(delivery, Delivery)
-    messages = map(Message, values, repeat(delivery), count())
-    flags = delivery.flags
-    return list(compress(messages, map(not_, flags)) if any(flags) else messages)

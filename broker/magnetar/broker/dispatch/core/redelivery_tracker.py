@@ -26,7 +26,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice, pairwise
 from typing import Protocol
 
-from ...cursors.core.acks import EntryKey
+from ...cursors.core.acks import EntryKey, Position
 from ...cursors.core.ranges import CountedRange, DeliveredRanges, Range, complement
 from ...cursors.core.redeliveries import RedeliveryCounts
 from .consumer import Consumer
@@ -135,6 +135,23 @@ class RedeliveryTracker:
         """Takes out everything up to and with a message."""
         for other in [other for other in consumer.pending_acks if other <= key]:
             self.settle(consumer, other, 0, last if other == key else _EVERYTHING)
+
+    def settle_before(self, consumers: Iterable[Consumer], position: Position) -> list[EntryKey]:
+        """Takes out all that lies before a position, pending or in the replay queue; entries that left the queue by it."""
+        key, last = position[:2], position[2] - 1
+        for consumer in consumers:
+            self.settle_through(consumer, key, last)
+        before = [other for other in self.replay if other <= key]
+        for other in before:
+            self.take_replay(other, 0, last if other == key else _EVERYTHING)
+        return [other for other in before if other not in self.replay]
+
+    def left(self, consumer: Consumer) -> None:
+        """The consumer left, or the subscription ends; what is not tracked comes again when the read position goes back."""
+        if self.individual_acks:
+            self.give_back(consumer)
+        else:
+            self.forget(consumer)
 
     def give_back(self, consumer: Consumer) -> None:
         """Everything that the consumer holds is to be delivered again."""
