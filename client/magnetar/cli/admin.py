@@ -56,7 +56,7 @@ def print_figures(stats: dict[str, Any]) -> None:
     figures = [
         (name.replace("_", " "), text(value))
         for name, value in stats.items()
-        if not isinstance(value, list | dict)
+        if value is not None and not isinstance(value, list | dict)
     ]
     print_table("", ("", ""), figures, right=(1,))
 
@@ -82,7 +82,8 @@ async def subscription_stats(url: str, topic: str, subscription: str, *, as_json
     if as_json:
         print_json(found)
         return
-    print_figures(found)
+    positions = {name: _place(found[name]) for name in ("mark_delete", "recovered_from")}
+    print_figures({**found, **positions})
     rows = [
         (
             consumer["name"],
@@ -95,8 +96,13 @@ async def subscription_stats(url: str, topic: str, subscription: str, *, as_json
         for consumer in found["consumers"]
     ]
     if rows:
-        columns = ("name", "priority", "permits", "unacknowledged", "delivered", "state")
+        columns = ("name", "priority", "permits", "unacked", "delivered", "state")
         print_table("consumers", columns, rows, right=(1, 2, 3, 4))
+
+
+def _place(position: list[int] | None) -> str | None:
+    """As a message id is written."""
+    return None if position is None else ":".join(map(str, position))
 
 
 def _state(consumer: dict[str, Any]) -> str:
@@ -135,8 +141,8 @@ async def seek_subscription(url: str, topic: str, subscription: str, to: Start, 
         stats = (await client.topic_stats(topic))["subscriptions"][subscription]
     mark, backlog = stats["mark_delete"], stats["backlog_messages"]
     answer = {"mark_delete": mark, "backlog_messages": backlog}
-    place = ":".join(map(str, mark))
-    what = f"subscription {subscription} of {topic} goes on at {place}; {counted(backlog, 'message', 'messages')} to come"
+    coming = counted(backlog, "message", "messages")
+    what = f"subscription {subscription} of {topic} goes on at {_place(mark)}; {coming} to come"
     _done(what, answer, as_json=as_json)
 
 
@@ -144,8 +150,8 @@ async def skip_messages(url: str, topic: str, subscription: str, count: int, *, 
     """The next `count`."""
     async with connect(url) as client:
         skipped = await client.skip_messages(topic, subscription, count)
-    what = f"skipped {counted(skipped, 'message', 'messages')} of {subscription} in {topic}"
-    _done(what, {"skipped": skipped}, as_json=as_json)
+    messages = counted(skipped, "message", "messages")
+    _done(f"skipped {messages} of {subscription} in {topic}", {"skipped": skipped}, as_json=as_json)
 
 
 async def clear_backlog(url: str, topic: str, subscription: str, *, as_json: bool) -> None:
@@ -184,7 +190,7 @@ def _print_subscriptions(subscriptions: dict[str, dict[str, Any]]) -> None:
         )
         for name, found in subscriptions.items()
     ]
-    columns = ("name", "type", "backlog", "unacknowledged", "acknowledged", "ranges", "consumers", "blocked")
+    columns = ("name", "type", "backlog", "unacked", "acked", "holes", "consumers", "blocked")
     print_table("subscriptions", columns, rows, right=(2, 3, 4, 5, 6))
 
 

@@ -34,7 +34,7 @@ Format = Annotated[
     typer.Option(
         "--format",
         help="plain: the value as it is; line: id, publish time, key, properties and value, for people; json: as --json; "
-        "or a text with fields of a message in braces: '{key} {value} {properties[shop]}'. Without it line on a terminal, "
+        "or a text with fields of a message in braces: '{key} {value} {properties\\[shop]}'. Without it line on a terminal, "
         "else plain.",
         metavar="FORMAT",
         show_default=False,
