@@ -108,7 +108,8 @@ class Full(Message):
 
 
 def filled(template: str, message: Any = None) -> bytes:
-    return encoder(template)(message or Full(b"v\xff", "k", shop="7", **{"a b]": "x"}))
+    given: Any = message or Full(b"v\xff", "k", shop="7", **{"a b]": "x"})
+    return encoder(template)(given)
 
 
 def test_a_template_is_filled_with_fields_of_the_message() -> None:
