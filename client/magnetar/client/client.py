@@ -96,6 +96,7 @@ def connect(
     backoff_first: float = 0.1,
     backoff_max: float = 5.0,
     max_message_bytes: int = 5 * 1024 * 1024,
+    max_queued_bytes: int = 128 * 1024 * 1024,
     tls: ssl.SSLContext | None = None,
     name: str = "python",
     clock: Clock | None = None,
@@ -104,8 +105,9 @@ def connect(
     """Connects to the service at `magnetar://host:port`: `await connect(url)`, or `async with connect(url) as client`.
 
     Times in seconds. operation_timeout: for everything that asks the service something. backoff_first, backoff_max: pauses
-    between attempts to reconnect. `clock` and `rng` are for simulations. Raises InvalidArgument for another kind of URL,
-    ConnectionLost when nothing answers there.
+    between attempts to reconnect. max_queued_bytes: what all consumers and readers of the client may have in their receiver
+    queues, or have asked for; beyond it each of them may have 64 KiB and a batch, so that none waits for another. `clock` and
+    `rng` are for simulations. Raises InvalidArgument for another kind of URL, ConnectionLost when nothing answers there.
     """
     service = parse_url(url)
     options = ClientOptions(
@@ -115,6 +117,7 @@ def connect(
         backoff_first=backoff_first,
         backoff_max=backoff_max,
         max_message_bytes=max_message_bytes,
+        max_queued_bytes=max_queued_bytes,
         tls=tls,
         name=name,
     )

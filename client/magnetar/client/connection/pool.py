@@ -13,6 +13,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.connection import ConnectionOptions
 
 from ..options import ClientOptions, parse_url
+from ..queue_budget import QueueBudget
 from .broker_connection import BrokerConnection
 from .retries import until_answered
 
@@ -21,12 +22,13 @@ _LEAVE_TIMEOUT_S = 5.0
 
 
 class ConnectionPool:
-    """`options`, `clock` and `rng` are the client's, for everything that uses its connections."""
+    """`options`, `queue_budget`, `clock` and `rng` are the client's, for everything that uses its connections."""
 
     def __init__(
         self, service: tuple[str, int], options: ClientOptions, clock: Clock, rng: random.Random
     ) -> None:
         self.options = options
+        self.queue_budget = QueueBudget(options.max_queued_bytes)
         self.clock = clock
         self.rng = rng
         self._service = service

@@ -82,7 +82,9 @@ class TopicConsumer:
         self.active = (
             options.type != "failover"
         )  # gets messages; of a failover subscription, one consumer does
-        self._window = Window(options.receiver_queue_messages, options.receiver_queue_bytes)
+        self._window = Window(
+            options.receiver_queue_messages, options.receiver_queue_bytes, session.pool.queue_budget
+        )
         self._queue: deque[Delivery | Undecodable] = deque()
         self._queued_messages = 0
         self._queued_bytes = 0
@@ -387,6 +389,7 @@ class TopicConsumer:
         if connection is not None:
             connection.consumers.pop(self._session.id, None)
             self.active = self._options.type != "failover"
+            self._window.reset()
             self.note_handed_out()
             self._drop_local()
             self.acknowledger.forget_nacks()
@@ -431,6 +434,7 @@ class TopicConsumer:
         self._queue.append(delivery)
         self._queued_messages += delivery.permits
         self._queued_bytes += delivery.bytes
+        self._window.charge(self._queued_bytes)
         self._wake()
 
     def _give_back_unseen(self) -> None:
@@ -448,6 +452,7 @@ class TopicConsumer:
         self.acknowledger.redeliver(rows, counted=False)
 
     def _grant(self) -> None:
+        self._window.charge(self._queued_bytes)
         connection = self._session.connection
         if connection is None or self._paused:
             return
@@ -458,6 +463,7 @@ class TopicConsumer:
     def _drop_local(self) -> None:
         self._queue.clear()
         self._queued_messages = self._queued_bytes = 0
+        self._window.charge(0)
         self._messages.clear()
 
     def _drop_stale(self) -> None:
