@@ -14,7 +14,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from magnetar.client import Client, Consumer, InvalidArgument, Message, Reader, ReceiveTimeout, connect
+from magnetar.client import (
+    Client,
+    Consumer,
+    InvalidArgument,
+    Message,
+    Reader,
+    ReceiveTimeout,
+    TopicNotFound,
+    connect,
+)
 from magnetar.client.options import Start
 
 from .templates import Template
@@ -209,9 +218,10 @@ async def _next(
 async def _is_empty(client: Client, consumer: Consumer) -> bool:
     """True if everything that is stored now is acknowledged."""
     for topic in consumer.topics:
-        found = (await client.topic_stats(topic))["subscriptions"].get(consumer.subscription)
-        if found is not None and found["backlog_messages"]:
-            return False
+        with contextlib.suppress(TopicNotFound):  # deleted in the meantime
+            found = (await client.topic_stats(topic))["subscriptions"].get(consumer.subscription)
+            if found is not None and found["backlog_messages"]:
+                return False
     return True
 
 

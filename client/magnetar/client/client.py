@@ -106,8 +106,10 @@ def connect(
 
     Times in seconds. operation_timeout: for everything that asks the service something. backoff_first, backoff_max: pauses
     between attempts to reconnect. max_queued_bytes: what all consumers and readers of the client may have in their receiver
-    queues, or have asked for; beyond it each of them may have 64 KiB and a batch, so that none waits for another. `clock` and
-    `rng` are for simulations. Raises InvalidArgument for another kind of URL, ConnectionLost when nothing answers there.
+    queues, or have asked for; beyond it each of them may have 64 KiB and a batch, so that none waits for another.
+
+    `clock` and `rng` are for simulations. Raises InvalidArgument for another kind of URL, ConnectionLost when nothing
+    answers there.
     """
     service = parse_url(url)
     options = ClientOptions(
@@ -479,7 +481,7 @@ class Client:
     async def peek_messages(self, topic: str, subscription: str, count: int = 1) -> list[Message]:
         """The next messages that a subscription has not acknowledged; they are neither delivered nor counted.
 
-        At most 1,000, and those of 1 MiB or one entry more. They cannot be acknowledged. Raises SubscriptionNotFound.
+        At most 1,000, and those of 1 MiB, but one in any case. They cannot be acknowledged. Raises SubscriptionNotFound.
         """
         name = str(TopicName.parse(topic))
         command = PeekMessages(0, name, check_subscription_name(subscription), count)

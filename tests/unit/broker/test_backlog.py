@@ -11,11 +11,14 @@ from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
 from magnetar.broker.settings import BrokerSettings
 from magnetar.broker.topics import backlog
 from magnetar.broker.topics.backlog import find_skip, peek
+from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.commands import ACK_SET_ROW, Deliver, encode_rows
 from magnetar.proto.entry import Entry, encode_entry
-from magnetar.proto.errors import EntryDamaged
+from magnetar.proto.errors import EntryDamaged, TopicBusy
+from support.broker_kit import TOPIC, FakeClient, running_broker
 from support.dispatch_kit import DispatchWorld
+from support.served_broker import connect_to, serving
 
 
 class Log:
@@ -168,8 +171,13 @@ async def test_a_peek_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     state, counts = AckState(log, (1, 0, 0)), RedeliveryCounts()
     monkeypatch.setattr(backlog, "MAX_PEEKED_MESSAGES", 7)
     assert len(shown(log, await peek(log, state, counts, log.read_entry, 1 << 60))) == 7
+    one = len((await peek(log, state, counts, log.read_entry, 3))[0].slice)
+    monkeypatch.setattr(backlog, "MAX_PEEKED_BYTES", 2 * one)
+    assert len(shown(log, await peek(log, state, counts, log.read_entry, 7))) == 6
     monkeypatch.setattr(backlog, "MAX_PEEKED_BYTES", 1)
     assert len(shown(log, await peek(log, state, counts, log.read_entry, 7))) == 3, "one entry at least"
+    counts.set((1, 0), 1, 1, 5)  # a part for each count has the whole batch
+    assert len(shown(log, await peek(log, state, counts, log.read_entry, 7))) == 1
 
 
 async def test_a_peek_ends_before_what_cannot_be_read() -> None:
@@ -200,3 +208,50 @@ def test_what_is_skipped_leaves_the_replay_queue(type: str) -> None:
     world.skip((1, 2, 0))
     assert not tracker.replay
     assert not world.core.source.held_bytes
+
+
+# --- the operation on a subscription ---------------------------------------------------------------------------------
+
+
+async def test_a_skip_is_durable_when_it_is_answered_and_nothing_is_skipped_by_a_seek() -> None:
+    async with running_broker(cursor_flush_interval_ms=10**9) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        await client.ask(c.CreateSubscription, "orders", "s", ("earliest", None))
+        client.publish(b"0", b"1", b"2")
+        await client.confirmed(3)
+        topic = broker.topics[str(TOPIC)]
+        subscription = topic.subscriptions["s"]
+        answer = await client.ask(c.SkipMessages, "orders", "s", 2)
+        assert answer["skipped"] == 2
+        assert list(subscription.cursor.durable_mark) == answer["mark_delete"]
+
+        async def find() -> Position:
+            await topic.seek(subscription, ("earliest", None))
+            return topic.ledger.list.end
+
+        with pytest.raises(TopicBusy, match="nothing was skipped"):
+            await subscription.skip_to(find)
+        assert subscription.cursor.state.mark_delete == topic.ledger.list.start
+
+        async def seek_slowly() -> Position:
+            with pytest.raises(TopicBusy, match="is seeking already"):
+                await topic.skip(subscription, 1)
+            return topic.ledger.list.start
+
+        await subscription.seek(seek_slowly)
+        assert (await client.ask(c.ClearBacklog, "orders", "s"))["skipped"] == 3
+        assert subscription.cursor.durable_mark == topic.ledger.list.end
+
+
+async def test_a_message_of_the_largest_size_can_be_peeked() -> None:
+    largest = 5 * 1024 * 1024
+    async with serving() as server, connect_to(server) as client:
+        await client.create_subscription("t", "s")
+        async with client.create_producer("t") as producer:
+            await producer.send(b"small")
+            await producer.send(bytes(largest))
+        assert [message.value for message in await client.peek_messages("t", "s", 2)] == [b"small"]
+        await client.skip_messages("t", "s", 1)
+        (message,) = await client.peek_messages("t", "s", 2)
+        assert message.value == bytes(largest)

@@ -29,7 +29,9 @@ from ..log.ledger_list import LedgerList
 ReadEntry = Callable[[EntryKey], Awaitable[Entry]]
 
 MAX_PEEKED_MESSAGES = 1_000
-MAX_PEEKED_BYTES = 1024 * 1024  # of batches; the entry in which it is reached is still shown
+MAX_PEEKED_BYTES = (
+    1024 * 1024
+)  # of slices, of which one may be larger alone: as a delivery, it fits into a frame
 _GAPS_PER_TURN = 64
 
 
@@ -152,7 +154,7 @@ async def peek(
     left, size = min(count, MAX_PEEKED_MESSAGES), 0
     found: list[PeekedEntry] = []
     position = ledgers.normalise(state.mark_delete)
-    while left and size < MAX_PEEKED_BYTES and ledgers.is_confirmed(*position[:2]):
+    while left and ledgers.is_confirmed(*position[:2]):
         ledger, number, index = position
         following = state.skip_whole(ledger, number)
         if following == number:
@@ -163,9 +165,11 @@ async def peek(
                     raise
                 break
             for messages, part in _parts(entry, (ledger, number), index, state, counts, left):
+                size += len(part.slice)
+                if found and size > MAX_PEEKED_BYTES:
+                    return found
                 found.append(part)
                 left -= messages
-                size += len(part.slice)
             following += 1
         position = ledgers.normalise((ledger, following, 0))
     return found
