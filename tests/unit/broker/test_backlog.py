@@ -133,6 +133,7 @@ async def test_many_gaps_leave_the_loop_its_turns(monkeypatch: pytest.MonkeyPatc
     assert await find_skip(log, state, log.read_entry, 400) == ((1, 799, 0), 400)
     counting.cancel()
     assert turns >= 400 // backlog._GAPS_PER_TURN
+    assert log.reads <= 402, "one a gap: an entry tells where the next one begins"
 
 
 def shown(log: Log, entries: list[backlog.PeekedEntry]) -> list[tuple[Position, int]]:
