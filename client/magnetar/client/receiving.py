@@ -56,9 +56,8 @@ class Receiving(Member):
         for message in self._source.open_messages():
             return message
         await self.wait_for_message(timeout)
-        return next(
-            self._source.open_messages()
-        )  # in the same step: a cancellation comes before it is taken, or never
+        # In the same step as the end of the wait: a cancellation comes before the message is taken, or never.
+        return next(self._source.open_messages())
 
     async def wait_for_message(self, timeout: float | None = None) -> None:
         """Returns when `open_messages` has one, which is not taken. Raises as `receive`."""
