@@ -437,6 +437,12 @@ def test_ctrl_c_of_a_consumer_acknowledges_what_was_printed(service: Service) ->
         (["produce", "t", "--key-field", "k", "-m", "not json"], 1, "message 1: it is no JSON object"),
         (["produce", "t", "--key-field", "k", "-m", "{}"], 1, "with a field 'k'; leave out --key-field"),
         (["topics", "stats", "no-such-topic"], 1, "no-such-topic does not exist"),
+        (
+            ["consume", "no-such-topic", "-s", "s", "--format", "{keys}"],
+            2,
+            "has no field 'keys' (want id, topic, key",
+        ),
+        (["subscriptions", "clear", "no-such-topic", "s"], 2, "--yes"),
         (["topics", "delete", "no-such-topic"], 2, "--yes"),
     ],
 )
@@ -475,6 +481,41 @@ def test_topics_and_subscriptions(service: Service) -> None:
     assert json.loads(succeeded(magnetar("subscriptions", "list", "admin", "--json", url=service.url))) == {}
     succeeded(magnetar("topics", "delete", "admin", "--yes", url=service.url))
     assert "admin" not in succeeded(magnetar("topics", "list", url=service.url)).splitlines()
+
+
+def test_a_subscription_is_made_moved_and_looked_into(service: Service) -> None:
+    with connect(service.url) as client:
+        succeeded(magnetar("subscriptions", "create", "ops", "jobs", url=service.url))
+        with client.create_producer("ops") as producer:
+            ids = [producer.send(b"%d" % number, key=f"k{number}") for number in range(6)]
+
+        def backlog() -> int:
+            found: int = client.topic_stats("ops")["subscriptions"]["jobs"]["backlog_messages"]
+            return found
+
+        shown = magnetar(
+            *("subscriptions", "peek", "ops", "jobs", "-n", "2", "--format", r"{key}\t{value}"),
+            url=service.url,
+        )
+        assert succeeded(shown) == "k0\t0\nk1\t1\n"
+        skipped = magnetar("subscriptions", "skip", "ops", "jobs", "-n", "4", "--json", url=service.url)
+        assert json.loads(succeeded(skipped)) == {"skipped": 4}
+        assert backlog() == 2
+        moved = magnetar("subscriptions", "seek", "ops", "jobs", "--to", str(ids[1]), url=service.url)
+        assert succeeded(moved) == f"subscription jobs of ops goes on at {ids[1]}; 5 messages to come\n"
+        with client.subscribe("ops", "jobs", type="shared", name="ann") as consumer:
+            assert consumer.receive(20).value == b"1"
+            stats = succeeded(magnetar("subscriptions", "stats", "ops", "jobs", url=service.url))
+        assert "ann" in stats
+        assert re.search(r"backlog messages +│ +5 ", stats)
+        rest = magnetar(
+            *"consume ops -s jobs -t shared --no-follow --format {value}".split(), url=service.url
+        )
+        assert succeeded(rest) == "1\n2\n3\n4\n5\n"
+        client.seek_subscription("ops", "jobs", "earliest")
+        cleared = magnetar("subscriptions", "clear", "ops", "jobs", "--yes", url=service.url)
+        assert succeeded(cleared) == "skipped all messages of jobs in ops, 6 at most\n"
+        assert backlog() == 0
 
 
 def test_perf(service: Service) -> None:

@@ -52,6 +52,11 @@ def plant_pending_acks_survive_a_seek(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(core, "_start_at", start_at)
 
 
+def plant_pending_acks_survive_a_skip(patch: pytest.MonkeyPatch) -> None:
+    """Rule 30: what a consumer holds of what was skipped counts for the caps."""
+    patch.setattr(tracker, "settle_before", lambda self, consumers, position: [])
+
+
 def plant_replay_survives_a_seek(patch: pytest.MonkeyPatch) -> None:
     """Rule 30: what waited to be delivered again is delivered after the seek, and counted as new too."""
     patch.setattr(tracker, "clear_replay", lambda self: None)

@@ -13,6 +13,7 @@ from magnetar.broker.dispatch.core.entry_source import DispatchCounters
 from magnetar.broker.dispatch.core.events import (
     Acknowledged,
     AckRange,
+    BacklogSkipped,
     CancelReads,
     Closed,
     ConnectionWritable,
@@ -22,7 +23,6 @@ from magnetar.broker.dispatch.core.events import (
     Event,
     Instruction,
     LedgersChanged,
-    MarkMoved,
     Nacked,
     PassEntry,
     Pause,
@@ -296,10 +296,10 @@ class DispatchWorld:
         self.counts.clear()
         self.handle(CursorReset(self.epoch))
 
-    def expire(self, position: Position) -> None:
-        """The mark-delete position moves forward."""
-        if self.state.move_to(position):
-            self.handle(MarkMoved())
+    def skip(self, position: Position) -> None:
+        """An operator acknowledges what lies before it, whoever holds it."""
+        self.state.move_to(position)
+        self.handle(BacklogSkipped())
 
     def answer_read(self, read_id: int, entries: int = 1) -> None:
         """A read ends with so many entries, or with MessageLost if they were trimmed."""

@@ -7,7 +7,7 @@
     ack a 1:0:0-2 ... | ack-through a 1:0:2 | nack a [1:0:0-2 ...]
     done 1 [ENTRIES] | failed 1 ERROR            the read with that number
     stale 1 1:0:0                                the answer of a read that was cancelled, with that entry
-    pause seek | seek 1:0:0 | resume seek | timer | roll-over | trim | evict | reload
+    pause seek | seek 1:0:0 | resume seek | skip 1:0:0 | timer | roll-over | trim | evict | reload
 
 Each answer ends with `= STOP, at READ POSITION`, and a consumer each: permits, pending messages, `blocked`.
 """
@@ -100,6 +100,8 @@ def tell(world: DispatchWorld, name: str, arguments: list[str]) -> None:
             world.resume(Pause[first.upper()])
         case "seek":
             world.seek(parse_position(first))
+        case "skip":
+            world.skip(parse_position(first))
         case "timer":
             world.fire_timer()
         case "roll-over":

@@ -115,6 +115,9 @@ class BrokerSettings:
     max_attached_queries: int = 1_000  # per topic
 
     max_requests_per_connection: int = 1_000
+    max_watches_per_connection: int = (
+        100  # pattern subscriptions that learn of new topics at once; others list them
+    )
     retry_initial_ms: int = 50
     retry_max_ms: int = 5_000
 

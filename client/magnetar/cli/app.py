@@ -18,6 +18,7 @@ from .options import (
     Json,
     MessageCompression,
     Start,
+    Subscription,
     Timeout,
     Topic,
     Url,
@@ -35,7 +36,9 @@ app = typer.Typer(
 perf_app = typer.Typer(no_args_is_help=True, help="Measure: produce, consume or tail as fast as it goes.")
 topics_app = typer.Typer(no_args_is_help=True, help="List, inspect and delete topics; their policies.")
 namespaces_app = typer.Typer(no_args_is_help=True, help="Policies of namespaces.")
-subscriptions_app = typer.Typer(no_args_is_help=True, help="List, expire and delete subscriptions.")
+subscriptions_app = typer.Typer(
+    no_args_is_help=True, help="List, make, move, expire and delete subscriptions."
+)
 app.add_typer(perf_app, name="perf", rich_help_panel="Operate")
 app.add_typer(topics_app, name="topics", rich_help_panel="Operate")
 app.add_typer(namespaces_app, name="namespaces", rich_help_panel="Operate")
@@ -208,10 +211,20 @@ def consume(
             "--pattern", help="TOPIC is a regular expression: all topics of the namespace that it matches."
         ),
     ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow/--no-follow",
+            help="Wait for more at the end, as tail -f does, or stop when everything stored is acknowledged.",
+        ),
+    ] = True,
 ) -> None:
-    """Receive messages of a subscription, print each on a line, and acknowledge it."""
+    """Receive messages of a subscription, print each on a line, and acknowledge it.
+
+    At the end it waits for more until Ctrl-C, unless --count, --timeout or --no-follow says when to stop.
+    """
     from . import consume as command
-    from .session import exclusive, run, start_of
+    from .session import exclusive, parsed, run, start_of
 
     exclusive({"--format": format is not None, "--json": as_json})
     run(
@@ -223,7 +236,8 @@ def consume(
             count=count,
             start=start_of(start),
             timeout=timeout,
-            encode=command.encoder("json" if as_json else format),
+            follow=follow,
+            encode=parsed("--format", command.encoder, "json" if as_json else format),
         )
     )
 
@@ -240,10 +254,10 @@ def tail(
 ) -> None:
     """Follow a topic without a subscription."""
     from . import consume as command
-    from .session import exclusive, run, start_of
+    from .session import exclusive, parsed, run, start_of
 
     exclusive({"--format": format is not None, "--json": as_json})
-    encode = command.encoder("json" if as_json else format)
+    encode = parsed("--format", command.encoder, "json" if as_json else format)
     run(command.tail(url, topic, count=count, start=start_of(start), timeout=timeout, encode=encode))
 
 
@@ -436,10 +450,107 @@ def subscriptions_list(topic: Topic, url: Url = DEFAULT_URL, as_json: Json = Fal
     run(admin.list_subscriptions(url, topic, as_json=as_json))
 
 
+@subscriptions_app.command("stats")
+def subscriptions_stats(
+    topic: Topic, subscription: Subscription, url: Url = DEFAULT_URL, as_json: Json = False
+) -> None:
+    """Figures of one subscription and its consumers: who holds what, who is blocked, who waits for whom."""
+    from . import admin
+    from .session import run
+
+    run(admin.subscription_stats(url, topic, subscription, as_json=as_json))
+
+
+@subscriptions_app.command("create")
+def subscriptions_create(
+    topic: Topic,
+    subscription: Subscription,
+    start: Start = "latest",
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Make a subscription before anybody consumes: from --start on it keeps what is stored."""
+    from . import admin
+    from .session import run, start_of
+
+    run(admin.create_subscription(url, topic, subscription, start_of(start), as_json=as_json))
+
+
+@subscriptions_app.command("seek")
+def subscriptions_seek(
+    topic: Topic,
+    subscription: Subscription,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", help="earliest, latest, a message id (inclusive) or a time, as --start.", metavar="WHERE"
+        ),
+    ],
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Move a subscription, back or forth; consumers that are connected go on there."""
+    from magnetar.client.options import parse_start
+
+    from . import admin
+    from .session import parsed, run
+
+    where = parsed("--to", parse_start, to)
+    run(admin.seek_subscription(url, topic, subscription, where, as_json=as_json))
+
+
+@subscriptions_app.command("skip")
+def subscriptions_skip(
+    topic: Topic,
+    subscription: Subscription,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many messages.", metavar="COUNT")],
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Acknowledge the next messages, whoever holds them; seeking back brings them again while they are stored."""
+    from . import admin
+    from .session import run
+
+    run(admin.skip_messages(url, topic, subscription, count, as_json=as_json))
+
+
+@subscriptions_app.command("clear")
+def subscriptions_clear(
+    topic: Topic, subscription: Subscription, yes: Yes = False, url: Url = DEFAULT_URL, as_json: Json = False
+) -> None:
+    """Acknowledge everything that is stored now, whoever holds it."""
+    from . import admin
+    from .session import run
+
+    refusal = "this skips all messages: say --yes"
+    admin.confirm(f"Skip all messages of {subscription} in {topic}?", yes, refusal=refusal)
+    run(admin.clear_backlog(url, topic, subscription, as_json=as_json))
+
+
+@subscriptions_app.command("peek")
+def subscriptions_peek(
+    topic: Topic,
+    subscription: Subscription,
+    count: Annotated[
+        int, typer.Option("-n", "--count", min=1, help="How many messages, 1,000 at most.", metavar="COUNT")
+    ] = 1,
+    format: Format = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Print the next messages that are not acknowledged, without delivering them."""
+    from . import consume as command
+    from .session import exclusive, parsed, run
+
+    exclusive({"--format": format is not None, "--json": as_json})
+    encode = parsed("--format", command.encoder, "json" if as_json else format)
+    run(command.peek(url, topic, subscription, count, encode))
+
+
 @subscriptions_app.command("delete")
 def subscriptions_delete(
     topic: Topic,
-    subscription: Annotated[str, typer.Argument(metavar="SUBSCRIPTION")],
+    subscription: Subscription,
     force: Force = False,
     yes: Yes = False,
     url: Url = DEFAULT_URL,

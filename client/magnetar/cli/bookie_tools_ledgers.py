@@ -9,9 +9,10 @@ from typing import Any
 from magnetar.bookie.offline import LedgerSummary
 
 from .bookie_target import Target
-from .bookie_tools_open import Meter, counted, number, print_table, with_tool
+from .bookie_tools_open import Meter, number, print_table, with_tool
 from .bookie_tools_running import Tool
 from .session import print_json
+from .tables import counted
 
 _COLUMNS = ("ledger", "state", "entries", "bytes", "last entry", "LAC", "explicit LAC", "in journals", "logs")
 # In the table; --ledger and --json show all.

@@ -145,11 +145,6 @@ def number(value: int) -> str:
     return "" if value < 0 else f"{value:,}"
 
 
-def counted(count: int, one: str, more: str) -> str:
-    """`1 entry`, `2 entries`."""
-    return f"{count:,} {one if count == 1 else more}"
-
-
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()
 ) -> int:

@@ -16,9 +16,10 @@ from magnetar.proto.errors import EntryNotFound, InvalidArgument, MagnetarError
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from .bookie_target import Target
-from .bookie_tools_open import Meter, counted, with_tool
+from .bookie_tools_open import Meter, with_tool
 from .bookie_tools_running import Tool
 from .session import EXIT_FAILED, EXIT_USAGE, fail, print_json
+from .tables import counted
 
 _RANGE = re.compile(r"([0-9]+)(?:(-)([0-9]*))?")
 _MAX_ID = 2**63 - 1

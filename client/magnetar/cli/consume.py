@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import json
+import math
 import os
 import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
-from magnetar.client import Consumer, InvalidArgument, Message, Reader, ReceiveTimeout, connect
+from magnetar.client import (
+    Client,
+    Consumer,
+    InvalidArgument,
+    Message,
+    Reader,
+    ReceiveTimeout,
+    TopicNotFound,
+    connect,
+)
 from magnetar.client.options import Start
 
+from .templates import Template
+
 FLUSH_MESSAGES = 1000
+LOOK_AGAIN_S = 0.5  # whether a subscription that others consume as well is empty
 # What `--format line` shows of a value: a file of megabytes must not flood the terminal.
 SHOWN_BYTES = 16 * 1024
 
@@ -57,20 +72,20 @@ def as_line(message: Message, *, dim: bool = False) -> bytes:
     """
     fields = [str(message.id), _local_time(message.publish_time)]
     if message.key is not None:
-        fields.append(f"key={_printable(message.key)}")
+        fields.append(f"key={printable(message.key)}")
     if message.properties:
-        pairs = ", ".join(f"{_printable(k)}={_printable(v)}" for k, v in message.properties.items())
+        pairs = ", ".join(f"{printable(k)}={printable(v)}" for k, v in message.properties.items())
         fields.append(f"{{{pairs}}}")
     head, value = "  ".join(fields), message.value
     if value is None:
         shown, note = "", "(no value)"
     elif len(value) > SHOWN_BYTES:
         shown, note = (
-            _printable(value[:SHOWN_BYTES]),
+            printable(value[:SHOWN_BYTES]),
             f"... ({len(value):,} bytes; --format plain writes all)",
         )
     else:
-        shown, note = _printable(value), "" if value else "(empty)"
+        shown, note = printable(value), "" if value else "(empty)"
     if dim:
         head, note = f"\x1b[2m{head}\x1b[0m", note and f"\x1b[2m{note}\x1b[0m"
     return f"{head}  {shown}{note}".encode()
@@ -84,16 +99,24 @@ def _local_time(ms: int) -> str:
     return when.replace(tzinfo=None).isoformat(" ", "milliseconds")
 
 
-def _printable(data: bytes | str) -> str:
+def printable(data: bytes | str) -> str:
+    """Text that no terminal takes for a command: control characters and bytes that are not text become escapes."""
     text = data.decode(errors="backslashreplace") if isinstance(data, bytes) else data
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
-def encoder(format: Literal["plain", "line", "json"] | None) -> Encode:
-    """What makes a line of a message. None: for people on a terminal, else the plain value."""
+def encoder(format: str | None) -> Encode:
+    """What makes a line of a message. None: for people on a terminal, else the plain value. Raises InvalidArgument."""
     terminal = sys.stdout.isatty()
+    if format not in (None, "plain", "line", "json"):
+        if "{" not in format:
+            raise InvalidArgument(
+                f"{format!r} is neither plain, line or json nor a template with fields in braces, as '{{key}} {{value}}'"
+            )
+        template = Template(format)
+        return lambda message: template.encode(message, printable if terminal else None)
     if format is None:
         format = "line" if terminal else "plain"
     if format == "line":
@@ -149,9 +172,13 @@ async def consume(
     count: int | None,
     start: Start,
     timeout: float | None,
+    follow: bool,
     encode: Encode,
 ) -> None:
-    """Prints and acknowledges `count` messages (None: until interrupted, or until none came for `timeout` seconds)."""
+    """Prints and acknowledges `count` messages, without a count all that come.
+
+    Until interrupted, until none came for `timeout` seconds, or (not `follow`) until the subscription has no backlog.
+    """
     async with (
         connect(url) as client,
         client.subscribe(topics, subscription, type=kind, start=start) as consumer,
@@ -160,17 +187,50 @@ async def consume(
         seen = 0
         try:
             while count is None or seen < count:
-                try:
-                    message = await consumer.receive(timeout=0)
-                except ReceiveTimeout:
-                    await printer.flush()
-                    message = await consumer.receive(timeout=timeout)
+                message = await _next(client, consumer, printer, timeout, follow=follow)
+                if message is None:
+                    return
                 await printer.print(message)
                 seen += 1
-        except ReceiveTimeout:
-            pass
         finally:
             await printer.flush(receipt=True)
+
+
+async def _next(
+    client: Client, consumer: Consumer, printer: Printer, timeout: float | None, *, follow: bool
+) -> Message | None:
+    """None: nothing more is to be printed."""
+    with contextlib.suppress(ReceiveTimeout):
+        return await consumer.receive(timeout=0)
+    await printer.flush(receipt=not follow)
+    loop = asyncio.get_running_loop()
+    deadline = math.inf if timeout is None else loop.time() + timeout
+    while follow or not await _is_empty(client, consumer):
+        patience = deadline - loop.time() if follow else min(deadline - loop.time(), LOOK_AGAIN_S)
+        try:
+            return await consumer.receive(timeout=None if patience == math.inf else max(patience, 0))
+        except ReceiveTimeout:
+            if loop.time() >= deadline:
+                break
+    return None
+
+
+async def _is_empty(client: Client, consumer: Consumer) -> bool:
+    """True if everything that is stored now is acknowledged."""
+    for topic in consumer.topics:
+        with contextlib.suppress(TopicNotFound):  # deleted in the meantime
+            found = (await client.topic_stats(topic))["subscriptions"].get(consumer.subscription)
+            if found is not None and found["backlog_messages"]:
+                return False
+    return True
+
+
+async def peek(url: str, topic: str, subscription: str, count: int, encode: Encode) -> None:
+    """Prints the next messages of a subscription, which stay where they are."""
+    async with connect(url) as client:
+        for message in await client.peek_messages(topic, subscription, count):
+            sys.stdout.buffer.write(encode(message) + b"\n")
+    sys.stdout.buffer.flush()
 
 
 async def tail(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -30,14 +30,17 @@ MessageCompression = Annotated[
     typer.Option("--compression", help="How messages are compressed: none, lz4 or zstd.", metavar="NAME"),
 ]
 Format = Annotated[
-    Literal["plain", "line", "json"] | None,
+    str | None,
     typer.Option(
         "--format",
-        help="plain: the value as it is; line: id, publish time, key, properties and value, for people; json: as --json. "
-        "Without it line on a terminal, else plain.",
+        help="plain: the value as it is; line: id, publish time, key, properties and value, for people; json: as --json; "
+        "or a text with fields of a message in braces: '{key} {value} {properties\\[shop]}'. Without it line on a terminal, "
+        "else plain.",
+        metavar="FORMAT",
         show_default=False,
     ),
 ]
+Subscription = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
 Count = Annotated[
     int | None, typer.Option("-n", "--count", min=1, help="Stop after so many.", metavar="COUNT")
 ]

@@ -18,6 +18,7 @@ from magnetar.client.options import Start, parse_start
 from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.runtime.quantities import parse_duration
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 EXIT_FAILED = 1
@@ -78,7 +79,7 @@ def utf8(text: str) -> str:
     return text
 
 
-def parsed(option: str, parse: Callable[[str], T], text: str) -> T:
+def parsed(option: str, parse: Callable[[S], T], text: S) -> T:
     """The value of an option; a wrong one ends the command with a line that names the option."""
     try:
         return parse(text)

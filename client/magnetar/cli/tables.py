@@ -11,6 +11,11 @@ def text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
+def counted(count: int, one: str, more: str) -> str:
+    """`1 entry`, `2 entries`."""
+    return f"{count:,} {one if count == 1 else more}"
+
+
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
 ) -> None:
@@ -27,4 +32,4 @@ def print_table(
     Console().print(table)
 
 
-__all__ = ["print_table", "text"]
+__all__ = ["counted", "print_table", "text"]

@@ -15,6 +15,7 @@
 
 from magnetar.proto.errors import (
     AlreadyClosed,
+    AlreadyExists,
     ConnectionLost,
     ConsumerBusy,
     FinalError,
@@ -47,6 +48,7 @@ from .receipts import Receipt
 
 __all__ = [
     "AlreadyClosed",
+    "AlreadyExists",
     "Client",
     "ConnectionLost",
     "Consumer",

@@ -80,6 +80,10 @@ class LoopThread:
             future.cancel()
             raise
 
+    def time(self) -> float:
+        """The clock of the loop, in seconds."""
+        return self._loop.time()
+
     @property
     def stopped(self) -> bool:
         """True once the client was closed, and everything that it had opened with it."""
@@ -244,10 +248,14 @@ class _Receiving(_Facade[R_co]):
                 return
 
     def receive(self, timeout: float | None = None) -> Message:
-        """The next message. Raises ReceiveTimeout after `timeout` seconds."""
-        for message in self._inner.open_messages():
-            return message
-        return self._thread.wait(self._inner.receive(timeout))
+        """The next message. Raises ReceiveTimeout after `timeout` seconds. An interrupt (Ctrl-C) loses no message."""
+        inner, thread = self._inner, self._thread
+        deadline = None if timeout is None else thread.time() + timeout
+        while True:
+            # Taken here, not in the loop's thread: what is taken there is lost if the wait for it is interrupted.
+            for message in inner.open_messages():
+                return message
+            thread.wait(inner.wait_for_message(None if deadline is None else deadline - thread.time()))
 
     def batches(self) -> Iterator[MessageBatch]:
         """Messages as they arrived, a batch at a time."""
@@ -308,6 +316,11 @@ class Client(_Facade[aio.Client]):
     update_topic_policies = _waiting(aio.Client.update_topic_policies)
     namespace_policies = _waiting(aio.Client.namespace_policies)
     update_namespace_policies = _waiting(aio.Client.update_namespace_policies)
+    create_subscription = _waiting(aio.Client.create_subscription)
+    seek_subscription = _waiting(aio.Client.seek_subscription)
+    skip_messages = _waiting(aio.Client.skip_messages)
+    clear_backlog = _waiting(aio.Client.clear_backlog)
+    peek_messages = _waiting(aio.Client.peek_messages)
 
     def __exit__(self, *exc_info: Any) -> None:
         try:

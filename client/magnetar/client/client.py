@@ -14,12 +14,17 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from magnetar.proto.commands import (
+    ClearBacklog,
     Command,
+    CreateSubscription,
     CreateTopic,
     DeleteSubscription,
     DeleteTopic,
     ExpireMessages,
     ListTopics,
+    PeekMessages,
+    SeekSubscription,
+    SkipMessages,
     TopicStats,
 )
 from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, MagnetarError
@@ -31,6 +36,7 @@ from .connection.pool import ConnectionPool
 from .consumer import Consumer
 from .letters import Letters
 from .member import Member
+from .messages import Message, peeked_messages
 from .options import (
     ClientOptions,
     ConsumerOptions,
@@ -39,6 +45,7 @@ from .options import (
     RedeliveryBackoff,
     Start,
     parse_url,
+    start_on_wire,
     time_in_ms,
 )
 from .policies import FoundPolicies, read_policies, update_policies
@@ -47,7 +54,8 @@ from .reader import Reader
 from .topic.consumer import TopicConsumer
 from .topic.producer import TopicProducer
 from .topic.session import ConsumerSession
-from .topics_consumer import TopicPattern, TopicsConsumer, checked_topics
+from .topics_consumer import Discovery, TopicPattern, TopicsConsumer, checked_topics
+from .topics_watch import TopicsWatch
 
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 M = TypeVar("M", bound=Member)
@@ -92,6 +100,7 @@ def connect(
     backoff_first: float = 0.1,
     backoff_max: float = 5.0,
     max_message_bytes: int = 5 * 1024 * 1024,
+    max_queued_bytes: int = 128 * 1024 * 1024,
     tls: ssl.SSLContext | None = None,
     name: str = "python",
     clock: Clock | None = None,
@@ -100,8 +109,11 @@ def connect(
     """Connects to the service at `magnetar://host:port`: `await connect(url)`, or `async with connect(url) as client`.
 
     Times in seconds. operation_timeout: for everything that asks the service something. backoff_first, backoff_max: pauses
-    between attempts to reconnect. `clock` and `rng` are for simulations. Raises InvalidArgument for another kind of URL,
-    ConnectionLost when nothing answers there.
+    between attempts to reconnect. max_queued_bytes: what all consumers and readers of the client may have in their receiver
+    queues, or have asked for; beyond it each of them may have 64 KiB and a batch, so that none waits for another.
+
+    `clock` and `rng` are for simulations. Raises InvalidArgument for another kind of URL, ConnectionLost when nothing
+    answers there.
     """
     service = parse_url(url)
     options = ClientOptions(
@@ -111,6 +123,7 @@ def connect(
         backoff_first=backoff_first,
         backoff_max=backoff_max,
         max_message_bytes=max_message_bytes,
+        max_queued_bytes=max_queued_bytes,
         tls=tls,
         name=name,
     )
@@ -232,8 +245,9 @@ class Client:
         """A consumer of a subscription, which is created at `start` if it does not exist.
 
         topic: a name, several, or a compiled pattern: then all topics of its namespace (that of `tenant/namespace/...`, else
-        public/default) whose names it matches as a whole, also those that are made later, from their beginning; they are
-        looked for every discovery_interval seconds. Several topics share the receiver queue.
+        public/default) whose names it matches as a whole, also those that are made later, from their beginning: the
+        service tells of them at once, and they are looked for every discovery_interval seconds as well. Several topics share
+        the receiver queue.
 
         type: "exclusive" (one consumer), "failover" (one is active, the others wait for its place), "shared" (messages are
         spread over consumers) or "key_shared" (spread by key, each key in order at one consumer). priority_level (failover,
@@ -304,25 +318,28 @@ class Client:
     ) -> TopicsConsumer:
         """The consumer of several topics, and of the retry topics of all of them."""
         first = True
+        pattern = wanted if isinstance(wanted, TopicPattern) else None
 
-        async def find_topics() -> list[str]:
-            if isinstance(wanted, TopicPattern):
-                topics = wanted.matches(await self.list_topics(wanted.namespace))
-            else:
-                topics = wanted
+        def select(topics: list[str]) -> list[str]:
+            """Those that are wanted, with their retry topics."""
+            if pattern is not None:
+                topics = pattern.matches(topics)
             if letters is None:
                 return topics
-            if isinstance(wanted, TopicPattern):
+            if pattern is not None:
                 topics = [topic for topic in topics if not letters.is_letter_topic(topic)]
             with_retry = [letters.topics_of(topic, retry=options.retry) for topic in topics]
             return list(dict.fromkeys(name for names in with_retry for name in names))
+
+        async def find_topics() -> list[str]:
+            return select(wanted if isinstance(wanted, list) else await self.list_topics(wanted.namespace))
 
         def new_consumer(topic: str, on_wake: Callable[[TopicConsumer], object]) -> TopicConsumer:
             self._last_id += 1
             own = f"consumer {subscription!r} of {topic}"
             session = ConsumerSession(self._pool, topic, self._last_id, own)
             letter_topic = letters is not None and letters.is_retry_topic(topic)
-            from_start = letter_topic or (isinstance(wanted, TopicPattern) and not first)
+            from_start = letter_topic or (pattern is not None and not first)
             own_options = replace(options, start="earliest") if from_start else options
             if letter_topic:
                 own_options = replace(own_options, dead_letter=None, retry=False)
@@ -331,7 +348,7 @@ class Client:
                 subscription,
                 own_options,
                 lambda: None,
-                create=letter_topic or not isinstance(wanted, TopicPattern),
+                create=letter_topic or pattern is None,
                 on_wake=on_wake,
                 screen=letters,
             )
@@ -347,8 +364,15 @@ class Client:
             new_consumer,
             on_closed,
             opened,
-            discovery_interval=options.discovery_interval if isinstance(wanted, TopicPattern) else None,
+            discovery=None if pattern is None else self._discovery(pattern, select, options),
         )
+
+    def _discovery(
+        self, pattern: TopicPattern, select: Callable[[list[str]], list[str]], options: ConsumerOptions
+    ) -> Discovery:
+        self._last_id += 1
+        watch = TopicsWatch(self._pool, pattern.namespace, self._last_id)
+        return Discovery(watch, select, options.discovery_interval)
 
     def _letters(self, what: str, subscription: str, policy: DeadLetterPolicy) -> Letters:
         async def open_producer(topic: str) -> Producer:
@@ -459,6 +483,51 @@ class Client:
 
     def _request_of(self, topic: str | None) -> Callable[[Command, bytes], Awaitable[Any]]:
         return lambda command, payload: self.request(command, topic=topic, payload=payload)
+
+    async def create_subscription(self, topic: str, subscription: str, *, start: Start = "latest") -> None:
+        """Makes a durable subscription that nobody consumes yet: from `start` on it keeps what is stored.
+
+        start: as for `subscribe`. Raises AlreadyExists if there is one; also when the connection broke and an earlier
+        attempt of this call made it.
+        """
+        name = str(TopicName.parse(topic))
+        command = CreateSubscription(0, name, check_subscription_name(subscription), start_on_wire(start))
+        await self.request(command, topic=name)
+
+    async def seek_subscription(self, topic: str, subscription: str, start: Start) -> None:
+        """Moves a subscription, whoever consumes it, to "earliest", "latest", a message id (inclusive) or a time.
+
+        Consumers that are connected go on there; messages from before that wait in their queues are dropped when the first
+        one from there arrives. Raises SubscriptionNotFound, InvalidArgument for one that is not durable.
+        """
+        name = str(TopicName.parse(topic))
+        command = SeekSubscription(0, name, check_subscription_name(subscription), start_on_wire(start))
+        await self.request(command, topic=name)
+
+    async def skip_messages(self, topic: str, subscription: str, count: int) -> int:
+        """Acknowledges the next `count` messages of a subscription, whoever holds them; how many there were.
+
+        What a consumer holds of them it may still hand out. When this raises RequestTimeout or ConnectionLost, whether
+        anything was skipped is not known, and it is not tried again. Raises as seek_subscription.
+        """
+        name = str(TopicName.parse(topic))
+        command = SkipMessages(0, name, check_subscription_name(subscription), count)
+        return int((await self._pool.request_once(command, name))["skipped"])
+
+    async def clear_backlog(self, topic: str, subscription: str) -> int:
+        """As skip_messages, of all that is stored now; how many they were at most."""
+        name = str(TopicName.parse(topic))
+        command = ClearBacklog(0, name, check_subscription_name(subscription))
+        return int((await self._pool.request_once(command, name))["skipped"])
+
+    async def peek_messages(self, topic: str, subscription: str, count: int = 1) -> list[Message]:
+        """The next messages that a subscription has not acknowledged; they are neither delivered nor counted.
+
+        At most 1,000, and those of 1 MiB, but one in any case. They cannot be acknowledged. Raises SubscriptionNotFound.
+        """
+        name = str(TopicName.parse(topic))
+        command = PeekMessages(0, name, check_subscription_name(subscription), count)
+        return peeked_messages((await self.request(command, topic=name))["entries"], name)
 
     async def request(self, command: Command, *, topic: str | None = None, payload: bytes = b"") -> Any:
         """Asks the broker of `topic` (None: the one of the URL), again after retryable errors, up to operation_timeout.

@@ -6,7 +6,9 @@ ids, keys, properties and times stay in its bytes until somebody asks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress, count, repeat
+from operator import not_
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -22,7 +24,7 @@ from magnetar.proto.batch import (
     entry_keys,
     entry_values,
 )
-from magnetar.proto.commands import ACK_SET_ROW, Deliver, decode_rows
+from magnetar.proto.commands import ACK_SET_ROW, Deliver, decode_rows, encode_rows
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError, MessageLost
 from magnetar.proto.ids import MessageId
@@ -251,6 +253,24 @@ class TrimmedGap:
         """Raises the error."""
         self.raised = True
         raise MessageLost(self._message)
+
+
+def messages_of(delivery: Delivery | Undecodable | TrimmedGap) -> list[Message]:
+    """Without those of the ack set. Raises of a damage."""
+    values = delivery.values()
+    assert isinstance(delivery, Delivery)
+    messages = map(Message, values, repeat(delivery), count())
+    flags = delivery.flags
+    return list(compress(messages, map(not_, flags)) if any(flags) else messages)
+
+
+def peeked_messages(entries: Iterable[Sequence[Any]], topic: str) -> list[Message]:
+    """What PeekMessages answers. Raises of a damage."""
+    found: list[Message] = []
+    for ledger, entry, redelivery_count, hidden, part in entries:
+        command = Deliver(0, 0, 0, ledger, entry, -1, redelivery_count, len(hidden))
+        found += messages_of(Delivery(command, encode_rows(ACK_SET_ROW, hidden) + part, topic))
+    return found
 
 
 def _of_entry(error: MagnetarError, ledger: int, entry: int, topic: str) -> MagnetarError:

@@ -59,13 +59,17 @@ class ClientOptions:
     backoff_first: float = 0.1  # pause before the second attempt to reconnect; doubles each time
     backoff_max: float = 5.0
     max_message_bytes: int = 5 * 1024 * 1024
+    max_queued_bytes: int = (
+        128 * 1024 * 1024
+    )  # in the receiver queues of all consumers and readers, or asked for
     tls: ssl.SSLContext | None = None
     name: str = "python"  # what the service's log calls this client
 
     def __post_init__(self) -> None:
         for name in ("operation_timeout", "connect_timeout", "ping_interval", "backoff_first", "backoff_max"):
             _positive(name, getattr(self, name))
-        _positive("max_message_bytes", self.max_message_bytes)
+        for name in ("max_message_bytes", "max_queued_bytes"):
+            _positive(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,27 +62,28 @@ class Receiving(Member):
 
         A call that is cancelled loses no message.
         """
-        source = self._source
-        for message in source.open_messages():
+        for message in self._source.open_messages():
             return message
+        await self.wait_for_message(timeout)
+        # In the same step as the end of the wait: a cancellation comes before the message is taken, or never.
+        return next(self._source.open_messages())
+
+    async def wait_for_message(self, timeout: float | None = None) -> None:
+        """Returns when `open_messages` has one, which is not taken. Raises as `receive`."""
+        source = self._source
         if timeout is not None and timeout <= 0:
-            return await self._receive_now()
+            # After one turn of the loop. asyncio.timeout(0) would swallow a cancellation that is pending.
+            await asyncio.sleep(0)
+            if not source.refill_now():
+                raise ReceiveTimeout(f"{source.what}: no message has arrived")
+            return
         try:
             async with asyncio.timeout(timeout):
-                while await source.refill():
-                    for message in source.open_messages():
-                        return message
+                if await source.refill():
+                    return
         except TimeoutError:
             raise ReceiveTimeout(f"{source.what}: no message within {timeout:g} s") from None
         raise AlreadyClosed(f"{source.what} is closed; open another one")
-
-    async def _receive_now(self) -> Message:
-        """What has arrived, after one turn of the loop. asyncio.timeout(0) would swallow a cancellation that is pending."""
-        await asyncio.sleep(0)
-        if self._source.refill_now():
-            for message in self._source.open_messages():
-                return message
-        raise ReceiveTimeout(f"{self._source.what}: no message has arrived")
 
     async def batches(self) -> AsyncIterator[MessageBatch]:
         """Messages as they arrived: each item is a non-empty sequence, decoded at once. Ends when this is closed."""

@@ -5,8 +5,9 @@ gives one delivery in its turn, so that a busy topic does not keep the others wa
 
     delivery for topic b -> b wakes -> ready: a, b -> refill opens a delivery of a; a has more -> ready: b, a
 
-The topics are those that were named, or those that a pattern matches: these are looked for again and again, and a topic that
-was deleted leaves. The receiver queue that the options ask for is shared evenly among the topics.
+The topics are those that were named, or those that a pattern matches: the broker tells of topics that are made and deleted
+(`topics_watch`), and they are listed again and again as well; a topic that was deleted leaves. The receiver queue that the
+options ask for is shared evenly among the topics.
 
     open --a named topic cannot be opened--> closed, and its error is raised
     open --a topic fails for good--> it leaves; its error is raised once by whoever waits for messages; the others go on
@@ -15,11 +16,12 @@ was deleted leaves. The receiver queue that the options ask for is shared evenly
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import length_hint
-from typing import Any
+from typing import Any, NamedTuple
 
 from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError, TopicNotFound
 from magnetar.proto.ids import MessageId, TopicName
@@ -28,6 +30,7 @@ from .connection.pool import ConnectionPool
 from .messages import Message, MessageBatch, SeekTarget
 from .topic.acknowledger import Acknowledgeable
 from .topic.consumer import TopicConsumer
+from .topics_watch import TopicsWatch
 
 _log = logging.getLogger("magnetar.client")
 
@@ -69,6 +72,14 @@ def checked_topics(topics: str | Sequence[str]) -> list[str]:
 NewConsumer = Callable[[str, Callable[[TopicConsumer], object]], TopicConsumer]
 
 
+class Discovery(NamedTuple):
+    """How the topics of a pattern are found: those of `select` among what the watch tells, and all every `interval` s."""
+
+    watch: TopicsWatch
+    select: Callable[[list[str]], list[str]]
+    interval: float
+
+
 class TopicsConsumer:
     """See the module docstring. What users call is described in `Consumer`."""
 
@@ -81,9 +92,9 @@ class TopicsConsumer:
         on_closed: Callable[[], object],
         on_opened: Callable[[], object],
         *,
-        discovery_interval: float | None,
+        discovery: Discovery | None,
     ) -> None:
-        """`find_topics` says which topics there should be; None as `discovery_interval`: they never change.
+        """`find_topics` says which topics there should be; None as `discovery`: they never change.
 
         `new_consumer` makes the consumer of a topic, which is to call what it gets whenever it wakes.
         """
@@ -93,7 +104,7 @@ class TopicsConsumer:
         self._new_consumer = new_consumer
         self._on_closed = on_closed
         self._on_opened = on_opened
-        self._discovery_interval = discovery_interval
+        self._rules = discovery
         self.consumers: dict[str, TopicConsumer] = {}  # by topic; those that are open or being opened
         self.acknowledger = TopicsAcknowledger(what, self.consumers)
         self._ready: dict[TopicConsumer, None] = {}  # may have something to hand out, in turn
@@ -153,7 +164,7 @@ class TopicsConsumer:
         self._arrived.set()
 
     def _failed(self, consumer: TopicConsumer, error: MagnetarError) -> None:
-        if self._discovery_interval is not None and isinstance(error, TopicNotFound):
+        if self._rules is not None and isinstance(error, TopicNotFound):
             _log.info("%s: topic %s is gone", self.what, consumer.topic)
         else:
             self._failures.append(error)
@@ -163,11 +174,14 @@ class TopicsConsumer:
 
     async def open(self) -> None:
         """Opens all topics. Raises the first error, except of a pattern's topic that was deleted just now."""
+        if self._rules is not None:
+            with contextlib.suppress(MagnetarError):  # it is tried again
+                await self._rules.watch.begin()
         await self._open_topics(await self._find_topics())
         self._on_opened()
-        if self._discovery_interval is not None:
+        if self._rules is not None:
             self._discovery = asyncio.get_running_loop().create_task(
-                self._discover(self._discovery_interval), name=f"topics of {self.what}"
+                self._discover(self._rules), name=f"topics of {self.what}"
             )
 
     async def _open_topics(self, topics: Iterable[str]) -> None:
@@ -179,7 +193,7 @@ class TopicsConsumer:
                     await consumer.open()
                 except BaseException as error:
                     self._remove(consumer)
-                    if self._discovery_interval is None or not isinstance(error, TopicNotFound):
+                    if self._rules is None or not isinstance(error, TopicNotFound):
                         raise
 
         new = [self._new_consumer(topic, self._woken) for topic in topics if topic not in self.consumers]
@@ -205,20 +219,27 @@ class TopicsConsumer:
         for consumer in self.consumers.values():
             consumer.share_queue(len(self.consumers))
 
-    async def _discover(self, interval: float) -> None:
-        """Every `interval` seconds: topics that are new join, those that are gone leave."""
+    async def _discover(self, rules: Discovery) -> None:
+        """Topics that are new join, those that are gone leave: as the broker tells, and every `interval` seconds."""
         while True:
-            await asyncio.sleep(interval)
+            changes = await rules.watch.next(rules.interval)
             try:
-                topics = await self._find_topics()
-                for topic in [topic for topic in self.consumers if topic not in topics]:
-                    _log.info("%s: topic %s is gone", self.what, topic)
-                    self._remove(self.consumers[topic])
+                if changes is None:
+                    topics = await self._find_topics()
+                    self._leave([topic for topic in self.consumers if topic not in topics])
+                else:
+                    topics = rules.select(changes.made)
+                    self._leave([topic for topic in changes.deleted if topic in self.consumers])
                 await self._open_topics(topics)
             except MagnetarError as error:
                 _log.warning("%s: not all of its topics could be found and opened: %s", self.what, error)
             except Exception:  # a defect costs this round, and no later one
                 _log.exception("%s: looking for its topics failed", self.what)
+
+    def _leave(self, topics: list[str]) -> None:
+        for topic in topics:
+            _log.info("%s: topic %s is gone", self.what, topic)
+            self._remove(self.consumers[topic])
 
     def consumer_of(self, message: Message) -> TopicConsumer:
         """See TopicsAcknowledger."""
@@ -287,6 +308,8 @@ class TopicsConsumer:
     def _end(self) -> None:
         self._closed = True
         self._arrived.set()
+        if self._rules is not None:
+            self._rules.watch.close()
         if self._discovery is not None:
             self._discovery.cancel()
             self._pool.await_end(self._discovery)

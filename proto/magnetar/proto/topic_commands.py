@@ -1,4 +1,4 @@
-"""Commands about topics as a whole: administration, and the ledgers of which a topic is made (48 to 74).
+"""Commands about topics and subscriptions as a whole: administration, and the ledgers of which a topic is made (48 to 74).
 
 By the latter, Spark and other clients of the bookies learn and change what a topic consists of. A ledger has a
 position id, which message ids carry and which grows along the topic, and a stored id, by which bookies and ledger metadata
@@ -7,12 +7,16 @@ know it. They differ where a staged ledger was attached (WIRE.md).
 
 from __future__ import annotations
 
+from typing import Any
+
 from .command import Command
 
 __all__ = [
     "ArchiveLedgers",
     "AttachLedgers",
+    "ClearBacklog",
     "CreateStagedLedger",
+    "CreateSubscription",
     "CreateTopic",
     "DeleteSubscription",
     "DeleteTopic",
@@ -23,12 +27,17 @@ __all__ = [
     "KeepLedgers",
     "KeepStaged",
     "ListTopics",
+    "PeekMessages",
     "PutLedgerMetadata",
     "QueryState",
     "ReportDamage",
+    "SeekSubscription",
     "SetPolicies",
+    "SkipMessages",
     "TopicLedgers",
     "TopicStats",
+    "TopicsChanged",
+    "WatchTopics",
 ]
 
 
@@ -94,6 +103,59 @@ class SetPolicies(Command, tag=54):
     version: int
 
 
+class CreateSubscription(Command, tag=55):
+    """A durable subscription without a consumer. Ok: null, when it is durable. AlreadyExists if there is one of the name.
+
+    `start`: see Seek. The topic is made if the broker's settings allow it.
+    """
+
+    topic: str
+    subscription: str
+    start: tuple[str, Any] = ("latest", None)
+
+
+class SeekSubscription(Command, tag=56):
+    """Moves a durable subscription, whoever is connected. Ok: {"epoch": int}, when it is durable.
+
+    `start`, and what consumers learn of it: see Seek.
+    """
+
+    topic: str
+    subscription: str
+    start: tuple[str, Any]
+
+
+class SkipMessages(Command, tag=57):
+    """Acknowledges the next `count` messages that a durable subscription has not acknowledged, whoever holds them.
+
+    Ok: {"skipped": int, "mark_delete": [ledger, entry, index]}, when it is durable; fewer if there are no more.
+    """
+
+    topic: str
+    subscription: str
+    count: int
+
+
+class PeekMessages(Command, tag=58):
+    """The next `count` messages that a subscription has not acknowledged; they are neither delivered nor counted.
+
+    Ok: {"entries": [[ledger, entry, redelivery count, [[first, last], ...], entry slice as bytes], ...]}: parts of
+    entries as Deliver carries them; the ranges are what in the slice is not meant, by index in the stored entry. The
+    broker bounds `count` and the bytes, so that there may be fewer than asked for.
+    """
+
+    topic: str
+    subscription: str
+    count: int = 1
+
+
+class ClearBacklog(Command, tag=59):
+    """As SkipMessages, of all that is stored now. Ok: the same; `skipped` is then an upper bound."""
+
+    topic: str
+    subscription: str
+
+
 class ExpireMessages(Command, tag=60):
     """Acknowledges, in a durable subscription, all that the topic stored before `before_ms` (ms since the epoch).
 
@@ -104,6 +166,26 @@ class ExpireMessages(Command, tag=60):
     topic: str
     subscription: str
     before_ms: int
+
+
+class WatchTopics(Command, tag=61):
+    """From now on the broker tells by TopicsChanged which topics of the namespace are made and deleted. Ok: null.
+
+    The peer chooses `watch_id`, which is another one for each watch of a connection. An empty namespace ends the watch.
+    """
+
+    watch_id: int
+    namespace: str = ""
+
+
+class TopicsChanged(Command, tag=62):
+    """From the broker: what became of topics of a watched namespace, in a payload: a msgpack map {full name: exists}.
+
+    `list_again`: changes were left out; the payload is empty, and only a new list can tell what there is.
+    """
+
+    watch_id: int
+    list_again: bool = False
 
 
 # --- topics as ledgers -----------------------------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from magnetar.broker.cursors.core.acks import AckState, Snapshot, Topology
+from magnetar.broker.cursors.core.acks import INDEX_BITS, AckState, Position
+from magnetar.broker.cursors.core.ranges import Range, RangesOfLedger
 from magnetar.client.letters import Letters
 from magnetar.client.messages import Message
 from magnetar.client.topic.acknowledger import Acknowledger
@@ -42,23 +43,31 @@ for _name in OF_DISPATCH:
 @standalone_defect
 def hole_dropped_on_reload() -> None:
     """Rule 32: what was acknowledged beyond the mark-delete position is forgotten when the topic is loaded again."""
-    restore = AckState.restore
+    merge = AckState.merge
 
-    def forgetful(topology: Topology, snapshot: Snapshot) -> AckState:
-        return restore(topology, replace(snapshot, entries=[], partial=[]))
+    def forgetful(self: AckState, mark_delete: Position, rows: Iterable[RangesOfLedger]) -> None:
+        merge(self, mark_delete, ())
 
-    AckState.restore = forgetful  # type: ignore[method-assign]
+    AckState.merge = forgetful  # type: ignore[method-assign]
 
 
 @standalone_defect
 def part_of_an_entry_dropped_on_reload() -> None:
     """Rule 32: of an entry that is acknowledged in part nothing is known any more when the topic is loaded again."""
-    restore = AckState.restore
+    merge = AckState.merge
+    entry_numbers = 1 << INDEX_BITS
 
-    def forgetful(topology: Topology, snapshot: Snapshot) -> AckState:
-        return restore(topology, replace(snapshot, partial=[]))
+    def whole(first: int, last: int) -> Range:
+        return -(-first // entry_numbers) * entry_numbers, (last + 1) // entry_numbers * entry_numbers - 1
 
-    AckState.restore = forgetful  # type: ignore[method-assign]
+    def forgetful(self: AckState, mark_delete: Position, rows: Iterable[RangesOfLedger]) -> None:
+        kept: list[RangesOfLedger] = []
+        for ledger, starts, ends in rows:
+            ranges = [(first, last) for first, last in map(whole, starts, ends) if first <= last]
+            kept.append((ledger, [first for first, _ in ranges], [last for _, last in ranges]))
+        merge(self, mark_delete, kept)
+
+    AckState.merge = forgetful  # type: ignore[method-assign]
 
 
 @standalone_defect

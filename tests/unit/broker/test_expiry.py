@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from magnetar.broker import Broker, Topic
+from magnetar.broker.cursors.core.acks import Position
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.errors import (
@@ -61,6 +63,13 @@ async def one_round(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("entries_per_ledger", [1, 3, 100])
+def at(position: Position) -> Callable[[], Awaitable[Position]]:
+    async def find() -> Position:
+        return position
+
+    return find
+
+
 async def test_what_was_stored_before_a_time_is_acknowledged_and_stays_so(entries_per_ledger: int) -> None:
     ledgers, metadata, clock = FakeLedgers(), MemoryMetadataStore(), FakeClock(1_000)
     settings = {"max_ledger_entries": entries_per_ledger, "max_ledger_age_ms": 1 << 40}
@@ -143,7 +152,7 @@ async def test_a_mark_within_an_entry_settles_what_lies_before_it() -> None:
         client.publish_batch([b"0", b"1", b"2", b"3"])
         await client.received(4)
         subscription = topic_of(broker).subscriptions["s"]
-        await subscription.expire((*client.messages[0].id[:2], 3))
+        await subscription.skip_to(at((*client.messages[0].id[:2], 3)))
         assert subscription.dispatcher.core.tracker.unacked_messages == 1
         await client.ask(c.CloseConsumer, 1)
         other = FakeClient(broker)
@@ -195,7 +204,7 @@ async def test_an_unload_on_the_way_is_told_and_the_next_owner_expires() -> None
         await client.producer()
         await published(client, clock, [1_000, 2_000])
         topic = topic_of(broker)
-        subscription = topic.durable_subscription("s")
+        subscription = topic.subscription("s", durable=True)
         closing = asyncio.ensure_future(topic.close())
         await settle()
         with pytest.raises(MagnetarError) as refused:
@@ -272,7 +281,7 @@ async def test_who_is_further_ahead_holds_up_nobody_and_costs_nothing() -> None:
         await client.producer()
         await published(client, clock, [10_000, 20_000, 30_000, 40_000])
         ahead = topic_of(broker).subscriptions["ahead"]
-        await ahead.expire(topic_of(broker).ledger.list.end)
+        await ahead.skip_to(at(topic_of(broker).ledger.list.end))
         await set_ttl(client, 15_000)
         clock.now = 36_000
         await one_round(broker)

@@ -202,7 +202,7 @@ async def test_while_policies_cannot_be_read_nothing_is_trimmed_and_nothing_expi
             await client.confirmed(number + 1)
         await settle()
         topic = broker.topics[str(TOPIC)]
-        assert topic.subscriptions["s"].cursor.move_to(topic.ledger.list.end)
+        assert topic.subscriptions["s"].cursor.skip_to(topic.ledger.list.end)
         await topic.subscriptions["s"].cursor.flush()
 
         async def ledgers_after_a_round() -> int:

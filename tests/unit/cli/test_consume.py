@@ -92,3 +92,62 @@ def test_a_pattern_is_one_regular_expression() -> None:
         topics_of(["a", "b"], pattern=True)
     with pytest.raises(InvalidArgument, match="not a regular expression"):
         topics_of(["a("], pattern=True)
+
+
+# --- templates -------------------------------------------------------------------------------------------------------
+
+
+class Full(Message):
+    """With all that a template can ask for."""
+
+    topic = "persistent://public/default/t"
+    event_time = None
+    redelivery_count = 3
+    sequence_id = 9
+    producer_name = "p"
+
+
+def filled(template: str, message: Any = None) -> bytes:
+    given: Any = message or Full(b"v\xff", "k", shop="7", **{"a b]": "x"})
+    return encoder(template)(given)
+
+
+def test_a_template_is_filled_with_fields_of_the_message() -> None:
+    assert filled("{id} {key}={value}") == b"7:3:1 k=v\xff"
+    assert filled("{properties[shop]}{properties[a b]]}{properties[none]}|{event_time}|") == b"7x||"
+    assert filled("{topic} {publish_time} {redelivery_count} {sequence_id} {producer_name}") == (
+        b"persistent://public/default/t 1769860800123 3 9 p"
+    )
+    assert filled("{{{value}}}") == b"{v\xff}"
+    assert filled(r"{key}\t\\\n\x") == b"k\t\\\n\\x"
+    assert filled("{key}|{value}", Full(None)) == b"|"
+    assert filled("{key}", Full(b"", b"\xff")) == b"\xff"
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{keys}", "has no field 'keys' (want id, topic, key, value"),
+        ("{}", "has no field ''"),
+        ("{0}", "has no field '0'"),
+        ("{properties}", "has no field 'properties'"),
+        ("{properties[]}", "has no field"),
+        ("{value.__class__}", "has no field 'value.__class__'"),
+        ("{delivery[entry]}", "has no field"),
+        ("{value!r}", "leave out what follows its name 'value'"),
+        ("{publish_time:%Y}", "leave out what follows its name 'publish_time'"),
+        ("{value", "write {{ for a brace itself"),
+        ("value}{", "write {{ for a brace itself"),
+        ("csv", "neither plain, line or json nor a template"),
+    ],
+)
+def test_a_wrong_template_is_refused_before_anything_is_received(template: str, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(says)):
+        encoder(template)
+
+
+def test_what_a_template_shows_on_a_terminal_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    hostile = "\x1b[2J"
+    message = Full(hostile.encode() + b"\xff", hostile, a=hostile)
+    assert filled("{key} {value} {properties[a]}", message) == rb"\x1b[2J \x1b[2J\xff \x1b[2J"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar.client import MagnetarError, ReceiveTimeout
-from magnetar.client.blocking import connect
+from magnetar.client.blocking import LoopThread, connect
 from support.fake_broker import FakeBroker
 
 
@@ -60,6 +60,43 @@ def test_the_same_names_without_await(url: str) -> None:
     assert threading.active_count() == before
     with pytest.raises(MagnetarError, match="closed"):
         client.list_topics()
+
+
+def test_an_interrupt_of_receive_loses_no_message(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = LoopThread.wait
+
+    def interrupted(self: LoopThread, coroutine: Any) -> Any:
+        wait(self, coroutine)  # Ctrl-C just as it is done
+        raise KeyboardInterrupt
+
+    with connect(url) as client:
+        with client.create_producer("t") as producer:
+            producer.send_many([b"0", b"1"])
+        with client.subscribe("t", "s", start="earliest") as consumer:
+            with monkeypatch.context() as patch:
+                patch.setattr(LoopThread, "wait", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    consumer.receive(5.0)
+            assert [consumer.receive(5.0).value for _ in range(2)] == [b"0", b"1"]
+            with pytest.raises(ReceiveTimeout):
+                consumer.receive(0)
+
+
+def test_each_topic_goes_where_a_function_says(url: str) -> None:
+    with connect(url) as client:
+        ids = {}
+        for name in ("a", "b", "c"):
+            with client.create_producer(name) as producer:
+                ids[f"persistent://public/default/{name}"] = producer.send_many([b"0", b"1", b"2"])
+        with client.subscribe(["a", "b", "c"], "s", start="earliest") as consumer:
+            assert len([consumer.receive(5.0) for _ in range(9)]) == 9
+            consumer.seek(lambda topic: None if topic.endswith("/c") else ids[topic][1])
+            again = [consumer.receive(5.0) for _ in range(4)]
+            assert sorted((message.topic[-1], message.value) for message in again) == [
+                ("a", b"1"), ("a", b"2"), ("b", b"1"), ("b", b"2")
+            ]  # fmt: skip
+            with pytest.raises(ReceiveTimeout):
+                consumer.receive(0.05)
 
 
 def test_closing_what_the_client_has_closed_does_nothing(url: str) -> None:

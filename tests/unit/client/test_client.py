@@ -36,7 +36,7 @@ from support.sockets import counts_sockets, open_sockets
 def test_public_names() -> None:
     assert sorted(magnetar.client.__all__) == magnetar.client.__all__
     assert set(magnetar.client.__all__) == set(
-        "AlreadyClosed Client ConnectionLost Consumer ConsumerBusy DeadLetterPolicy FinalError"
+        "AlreadyClosed AlreadyExists Client ConnectionLost Consumer ConsumerBusy DeadLetterPolicy FinalError"
         " FoundPolicies InvalidArgument InvalidCallError LookupAgainError MagnetarError Message MessageBatch MessageId"
         " MessageLost MessageTooLarge Policies PolicyInForce Producer ProducerFenced ProducerQueueFull Reader Receipt"
         " ReceiveTimeout RedeliveryBackoff RequestTimeout RetryableError SendTimeout SubscriptionNotFound TopicNotFound"

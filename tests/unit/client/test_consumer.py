@@ -16,6 +16,7 @@ from magnetar.client import (
     SubscriptionNotFound,
     connect,
 )
+from magnetar.client.queue_budget import QueueBudget
 from magnetar.client.topic.window import Window
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.commands import Ack, CloseConsumer, Flow, Seek, Subscribe
@@ -379,7 +380,7 @@ async def test_a_consumer_that_does_not_read_holds_a_bounded_amount(
 
 
 def test_the_window_grows_while_the_broker_is_the_one_that_waits() -> None:
-    window = Window(None, 1 << 20)
+    window = Window(None, 1 << 20, QueueBudget(1 << 30))
     assert window.grant(0, 0) == (1000, 1 << 20)
     for _ in range(3):
         window.received(window.granted, 1000)
@@ -390,7 +391,7 @@ def test_the_window_grows_while_the_broker_is_the_one_that_waits() -> None:
         window.received(window.granted, 1000)
         window.grant(0, 0)
     assert window.messages_limit == 1000
-    fixed = Window(10, 1 << 20)
+    fixed = Window(10, 1 << 20, QueueBudget(1 << 30))
     for _ in range(3):
         fixed.grant(0, 0)
         fixed.received(10, 1)
@@ -399,7 +400,7 @@ def test_the_window_grows_while_the_broker_is_the_one_that_waits() -> None:
 
 
 def test_an_overshoot_is_not_granted_twice() -> None:
-    window = Window(100, 1000)
+    window = Window(100, 1000, QueueBudget(1 << 30))
     assert window.grant(0, 0) == (100, 1000)
     window.received(150, 100)
     assert window.grant(150, 100) is None

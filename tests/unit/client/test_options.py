@@ -59,7 +59,7 @@ def test_the_blocking_client_has_the_names_of_the_asyncio_client() -> None:
         facade, original = getattr(blocking, name), getattr(__import__("magnetar.client").client, name)
         public = {key for key in dir(original) if not key.startswith("_")}
         internal = {"abandon", "open", "request", "connection_of_topic", "options", "closed", "open_messages"}
-        internal |= {"refill", "last_sequence_id", "pending_bytes"}
+        internal |= {"refill", "wait_for_message", "last_sequence_id", "pending_bytes"}
         assert public - internal <= set(dir(facade)), name
         for key in public - internal:
             assert getattr(facade, key).__doc__, key

@@ -17,10 +17,12 @@ from magnetar.client import (
     MessageId,
     ReceiveTimeout,
     TopicNotFound,
+    topics_watch,
 )
 from magnetar.client.topics_consumer import TopicPattern
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import InvalidTopicName
+from support.client_kit import until
 from support.fake_ledger import FakeLedgers
 from support.served_broker import connect_to, serving, take
 from support.virtual_time import in_virtual_time
@@ -88,10 +90,11 @@ async def test_a_busy_topic_does_not_keep_the_others_waiting() -> None:
         assert seen <= 5
 
 
-async def test_a_cancelled_receive_loses_no_message() -> None:
+@pytest.mark.parametrize("names", [NAMES, NAMES[:1]], ids=["several topics", "one topic"])
+async def test_a_cancelled_receive_loses_no_message(names: list[str]) -> None:
     async with serving() as server, connect_to(server) as client:
-        producers = [await client.create_producer(name) for name in NAMES]
-        consumer = await client.subscribe(NAMES, "s", start="earliest")
+        producers = [await client.create_producer(name) for name in names]
+        consumer = await client.subscribe(names, "s", start="earliest")
         chance = random.Random(7)
         values = [b"%d" % number for number in range(100)]
 
@@ -102,18 +105,24 @@ async def test_a_cancelled_receive_loses_no_message() -> None:
 
         producing = asyncio.create_task(produce())
         found: list[Message] = []
+
+        async def receive() -> Message:
+            if chance.random() < 0.5:
+                return await consumer.receive()
+            return await asyncio.wait_for(consumer.receive(chance.choice([0.0, 0.001, 1.0])), 1.0)
+
         async with asyncio.timeout(30.0):
-            while len(found) < 300:
-                receiving = asyncio.create_task(consumer.receive())
+            while len(found) < 100 * len(names):
+                receiving = asyncio.create_task(receive())
                 for _ in range(chance.randrange(6)):
                     await asyncio.sleep(0)
                 if not receiving.cancel() or chance.random() < 0.1:
                     await asyncio.sleep(0)
                 await asyncio.wait([receiving])
-                if not receiving.cancelled():
+                if not receiving.cancelled() and not isinstance(receiving.exception(), ReceiveTimeout):
                     found.append(receiving.result())
         await producing
-        assert by_topic(found) == dict.fromkeys(NAMES, values)
+        assert by_topic(found) == dict.fromkeys(names, values)
 
 
 async def test_all_consumers_go_on_after_the_broker_was_restarted() -> None:
@@ -298,3 +307,82 @@ def test_a_pattern_says_its_namespace_or_means_the_default_one() -> None:
     binary: Any = re.compile(b"x")
     with pytest.raises(InvalidArgument, match="is text"):
         TopicPattern(binary)
+
+
+# --- what the broker tells of topics ---------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_new_topic_is_consumed_at_once_and_a_deleted_one_leaves_at_once() -> None:
+    async with serving() as server, connect_to(server) as client:
+        await client.create_topic("orders-1")
+        consumer = await client.subscribe(re.compile("orders-.*"), "s", discovery_interval=1e6)
+        began = asyncio.get_running_loop().time()
+        for name in ("orders-2", "others"):
+            async with client.create_producer(name) as producer:
+                await producer.send(name.encode())
+        assert (await consumer.receive(10.0)).value == b"orders-2"
+        assert consumer.topics == [full("orders-1"), full("orders-2")]
+        await client.delete_topic("orders-1", force=True)
+        await until(lambda: consumer.topics == [full("orders-2")])
+        assert asyncio.get_running_loop().time() - began < 10.0
+
+
+@in_virtual_time
+async def test_what_happened_while_the_connection_was_lost_is_found_with_a_list() -> None:
+    metadata, ledgers = MemoryMetadataStore(), FakeLedgers()
+    async with (
+        serving(metadata, ledgers) as server,
+        connect_to(server, backoff_first=50.0, backoff_max=50.0, rng=random.Random(1)) as client,
+        connect_to(server) as other,
+    ):
+        consumer = await client.subscribe(re.compile("orders-.*"), "s", discovery_interval=1e6)
+        pool: Any = client._pool
+        connection = await pool.to_service()
+        connection.connection.abort()
+        async with other.create_producer("orders-1") as producer:  # before the client is back
+            await producer.send(b"1")
+        assert connection.watches == {}
+        assert (await consumer.receive(1000.0)).value == b"1"
+        async with other.create_producer("orders-2") as producer:  # and the new connection tells as well
+            await producer.send(b"2")
+        assert (await consumer.receive(10.0)).value == b"2"
+
+
+@in_virtual_time
+async def test_where_the_broker_tells_nothing_topics_are_listed() -> None:
+    async with serving(max_watches_per_connection=1) as server, connect_to(server) as client:
+        await client.subscribe(re.compile("first-.*"), "s", discovery_interval=1e6)
+        consumer = await client.subscribe(re.compile("second-.*"), "s", discovery_interval=30.0)
+        async with client.create_producer("second-1") as producer:
+            await producer.send(b"1")
+        assert (await consumer.receive(31.0)).value == b"1"
+        await consumer.close()
+
+
+async def test_changes_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics_watch, "MAX_CHANGES", 10)
+    async with serving() as server, connect_to(server) as client:
+        pool: Any = client._pool
+        watch = topics_watch.TopicsWatch(pool, "public/default", 99)
+        await watch.begin()
+        for number in range(30):
+            await client.create_topic(f"t{number}")
+        await until(lambda: watch._list_again)
+        assert not watch._changes
+        assert await watch.next(5.0) is None
+        await client.create_topic("t30")
+        assert await watch.next(5.0) == ([full("t30")], [])
+        watch.close()
+        watch.close()
+
+
+async def test_the_consumer_of_a_pattern_leaves_no_watch() -> None:
+    async with serving() as server, connect_to(server) as client:
+        consumer = await client.subscribe(re.compile("x.*"), "s")
+        connection = await client._pool.to_service()
+        assert len(connection.watches) == 1
+        await consumer.close()
+        assert connection.watches == {}
+        await client.create_topic("x1")
+        assert consumer.topics == []

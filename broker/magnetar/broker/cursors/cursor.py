@@ -75,7 +75,7 @@ def is_damage(error: MagnetarError) -> bool:
 
 
 class Cursor:
-    """See the module docstring. `state` is changed through `ack`, `ack_through`, `move_to` and `reset` only.
+    """See the module docstring. `state` is changed through `ack`, `ack_through`, `skip_to` and `reset` only.
 
     Dispatch changes `redeliveries`, and says so by `redeliveries_changed`.
     """
@@ -238,8 +238,8 @@ class Cursor:
         self._dirty |= moved and self.durable
         return moved
 
-    def move_to(self, position: Position) -> bool:
-        """Acknowledges everything before a position; False if it was. `changed` afterwards."""
+    def skip_to(self, position: Position) -> bool:
+        """Acknowledges everything before `position`; False if all of it was. `changed` or `flush` afterwards."""
         moved = self.state.move_to(position)
         self._dirty |= moved and self.durable
         return moved

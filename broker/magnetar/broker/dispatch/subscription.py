@@ -4,6 +4,7 @@
     exclusive, or another type --subscribe--> ConsumerBusy;  the same type --subscribe--> one more consumer
     last consumer leaves --> no consumers (durable) | deleted (a reader's)
     seek --> the epoch rises, dispatch pauses until the cursor's new place is durable
+    skip --> acknowledged, whoever holds it; dispatch goes on
     close, delete --> CLOSED
 
 An acknowledgement must know how many messages its entry has, to tell when it is whole. Usually a delivery has shown it; else
@@ -36,12 +37,12 @@ from .core.consumer import Consumer, ConsumerPort
 from .core.events import (
     Acknowledged,
     AckRange,
+    BacklogSkipped,
     ConnectionWritable,
     ConsumerAdded,
     ConsumerLeft,
     CursorReset,
     LedgersChanged,
-    MarkMoved,
     Nacked,
     Pause,
     Paused,
@@ -326,22 +327,6 @@ class Subscription:
         if not consumer.closed:
             self.dispatcher.handle(Nacked(consumer, list(rows), counted))
 
-    async def expire(self, position: Position) -> bool:
-        """Acknowledges everything before `position`; durable when it returns. False: it was acknowledged already.
-
-        Consumers keep what was delivered to them; their acknowledgements of it change nothing. Raises TopicBusy during a
-        seek, which decides where the subscription stands.
-        """
-        if self._closed is not None:
-            raise self._closed
-        if self._seeking:
-            raise TopicBusy(f"subscription {self.name!r} is seeking; what expires is looked at afterwards")
-        moved = self.cursor.move_to(position)
-        if moved:
-            self.dispatcher.handle(MarkMoved())
-        await self.cursor.flush()
-        return moved
-
     # --- seek, end ---------------------------------------------------------------------------------------------------
 
     async def seek(self, resolve: Callable[[], Awaitable[Position]] | Position) -> int:
@@ -350,10 +335,7 @@ class Subscription:
         `resolve` is the position, or finds it. Consumers drop what they hold of a lower epoch and grant its permits again.
         Dispatch goes on after the caller has had its turn to answer.
         """
-        if self._closed is not None:
-            raise self._closed
-        if self._seeking:
-            raise TopicBusy(f"subscription {self.name!r} is seeking already")
+        self._check_still()
         self._seeking = True
         self.dispatcher.handle(Paused(Pause.SEEK))
         try:
@@ -368,6 +350,31 @@ class Subscription:
         finally:
             self._seeking = False
             asyncio.get_running_loop().call_soon(self.dispatcher.handle, Resumed(Pause.SEEK))
+
+    async def skip_to(self, find: Callable[[], Awaitable[Position]]) -> bool:
+        """Acknowledges everything before the position that `find` returns; durable when this returns. False: it was.
+
+        What consumers hold of it is no longer owed by them; whatever reaches them all the same they may acknowledge or not.
+        Raises TopicBusy, having done nothing, if the subscription is moved while the position is looked for.
+        """
+        self._check_still()
+        epoch = self.epoch
+        position = await find()
+        self._check_still()
+        if epoch != self.epoch:
+            raise TopicBusy(f"subscription {self.name!r} was moved meanwhile; nothing was skipped, try again")
+        moved = self.cursor.skip_to(position)
+        if moved:
+            self.dispatcher.handle(BacklogSkipped())
+        await self.cursor.flush()
+        return moved
+
+    def _check_still(self) -> None:
+        """Raises unless the subscription can be moved now."""
+        if self._closed is not None:
+            raise self._closed
+        if self._seeking:
+            raise TopicBusy(f"subscription {self.name!r} is seeking already; try again")
 
     async def close(self, error: MagnetarError, *, fenced: bool = False) -> None:
         """Tells the consumers, makes the cursor durable and lets go. `fenced`: nothing is written."""

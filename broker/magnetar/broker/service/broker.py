@@ -9,16 +9,26 @@ from magnetar.proto.ids import MessageId, TopicName
 from magnetar.proto.policies import Policies
 
 from ..dispatch.core.consumer import ConsumerPort
-from ..dispatch.subscription import Sought
+from ..dispatch.subscription import Sought, Subscription
 from ..log.positions import Start
 from ..settings import BrokerSettings
 from ..topics.policies import Resolved, check_namespace, of_broker
 from ..topics.producers import ProducerPort
 from ..topics.registry import Broker
+from ..topics.watches import TopicWatch
 from .ledgers import LedgerService
 from .operations import on_consumer, on_namespace, on_topic
-from .results import ConsumerOpened, Expired, PoliciesFound, ProducerOpened, TopicPage, TopicStats
-from .stats import TopicOffsets, topic_stats
+from .results import (
+    ConsumerOpened,
+    Expired,
+    Peeked,
+    PoliciesFound,
+    ProducerOpened,
+    Skipped,
+    TopicPage,
+    TopicStats,
+)
+from .stats import TopicOffsets, backlog, topic_stats
 
 MAX_TOPICS_PER_PAGE = 1_000
 MAX_PRIORITY_LEVEL = 1_000
@@ -143,6 +153,12 @@ class BrokerService:
         names = await self._broker.list_topics(namespace, after=after, count=most + 1)
         return TopicPage(names[:most], len(names) > most)
 
+    @on_namespace("list_topics")
+    async def watch_topics(self, namespace: str, watch: TopicWatch) -> Callable[[], None]:
+        """Tells `watch` of topics that are made and deleted, until what this returns is called. Raises InvalidArgument."""
+        self._broker.watches.add(namespace, watch)
+        return lambda: self._broker.watches.remove(watch)
+
     @on_topic("topic_stats")
     async def topic_stats(self, name: TopicName) -> TopicStats:
         """Figures of the topic. Raises TopicNotFound."""
@@ -165,20 +181,6 @@ class BrokerService:
         """Raises TopicNotFound, SubscriptionNotFound, and ConsumerBusy while somebody is connected unless `force`."""
         topic = await self._broker.known(name)
         await topic.delete_subscription(subscription, force=force)
-
-    @on_topic("expire_messages")
-    async def expire_messages(self, name: TopicName, subscription: str, before_ms: int) -> Expired:
-        """Acknowledges what was stored before a time. Raises TopicNotFound, SubscriptionNotFound, TopicBusy."""
-        if before_ms < 0:
-            raise InvalidArgument(f"{before_ms} is no time: want milliseconds since the epoch")
-        topic = await self._broker.known(name)
-        found = topic.durable_subscription(subscription)
-        ledgers = topic.ledger.list
-        before = await TopicOffsets(topic).of(ledgers.normalise(found.cursor.state.mark_delete))
-        moved = await topic.expiry.expire(found, before_ms)
-        mark = ledgers.normalise(found.cursor.state.mark_delete)
-        messages = (await TopicOffsets(topic).of(mark)).messages - before.messages if moved else 0
-        return Expired(moved, max(messages, 0), list(mark))
 
     # --- policies ----------------------------------------------------------------------------------------------------
 
@@ -206,3 +208,65 @@ class BrokerService:
     async def set_namespace_policies(self, namespace: str, policies: Policies, version: int) -> int:
         """Compare-and-set; the new version. Raises VersionConflict."""
         return await self._broker.namespaces.set(check_namespace(namespace), policies, version)
+
+    # --- subscriptions -----------------------------------------------------------------------------------------------
+
+    @on_topic("create_subscription")
+    async def create_subscription(
+        self, name: TopicName, subscription: str, *, start: Start = ("latest", None)
+    ) -> None:
+        """A durable subscription without a consumer; the topic is made if settings allow it. Raises AlreadyExists."""
+        await (await self._broker.find(name)).create_subscription(subscription, start)
+
+    @on_topic("seek_subscription")
+    async def seek_subscription(self, name: TopicName, subscription: str, *, start: Start) -> int:
+        """Moves a durable subscription, whoever is connected; its new epoch, once that is durable.
+
+        Raises TopicNotFound, SubscriptionNotFound, InvalidArgument, TopicBusy.
+        """
+        topic = await self._broker.known(name)
+        return (await topic.seek(topic.subscription(subscription, durable=True), start)).epoch
+
+    @on_topic("skip_messages")
+    async def skip_messages(self, name: TopicName, subscription: str, *, count: int) -> Skipped:
+        """Acknowledges the next messages of a durable subscription, whoever holds them. Raises as seek_subscription."""
+        if count <= 0:
+            raise InvalidArgument(f"{count} messages cannot be skipped; want 1 or more")
+        topic = await self._broker.known(name)
+        found = topic.subscription(subscription, durable=True)
+        return _skipped(await topic.skip(found, count), found)
+
+    @on_topic("skip_messages")
+    async def clear_backlog(self, name: TopicName, subscription: str) -> Skipped:
+        """As skip_messages, of all that is stored now; how many that were is an upper bound, as in the stats."""
+        topic = await self._broker.known(name)
+        found = topic.subscription(subscription, durable=True)
+        cleared = (await backlog(topic, found, TopicOffsets(topic))).messages
+        await found.skip_to(lambda: topic.find(("latest", None)))
+        return _skipped(cleared, found)
+
+    @on_topic("expire_messages")
+    async def expire_messages(self, name: TopicName, subscription: str, before_ms: int) -> Expired:
+        """Acknowledges what was stored before a time. Raises TopicNotFound, SubscriptionNotFound, TopicBusy."""
+        if before_ms < 0:
+            raise InvalidArgument(f"{before_ms} is no time: want milliseconds since the epoch")
+        topic = await self._broker.known(name)
+        found = topic.subscription(subscription, durable=True)
+        ledgers = topic.ledger.list
+        before = await TopicOffsets(topic).of(ledgers.normalise(found.cursor.state.mark_delete))
+        moved = await topic.expiry.expire(found, before_ms)
+        mark = ledgers.normalise(found.cursor.state.mark_delete)
+        messages = (await TopicOffsets(topic).of(mark)).messages - before.messages if moved else 0
+        return Expired(moved, max(messages, 0), list(mark))
+
+    @on_topic("peek_messages")
+    async def peek_messages(self, name: TopicName, subscription: str, *, count: int = 1) -> Peeked:
+        """The next messages that a subscription has not acknowledged. Raises as seek_subscription, or what a read met."""
+        if count <= 0:
+            raise InvalidArgument(f"{count} messages cannot be shown; want 1 or more")
+        topic = await self._broker.known(name)
+        return Peeked(await topic.peek(topic.subscription(subscription), count))
+
+
+def _skipped(messages: int, subscription: Subscription) -> Skipped:
+    return Skipped(messages, list(subscription.cursor.state.mark_delete))

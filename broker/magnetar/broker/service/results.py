@@ -11,6 +11,7 @@ from magnetar.proto.policies import Policies, PolicyInForce
 from ..cursors.core.acks import Position
 from ..dispatch.core.consumer import Consumer
 from ..dispatch.subscription import Subscription
+from ..topics.backlog import PeekedEntry
 from ..topics.producers import ProducerSession
 from ..topics.topic import Topic
 
@@ -141,6 +142,19 @@ class Expired(msgspec.Struct, frozen=True):
     moved: bool
     messages: int
     mark_delete: list[int]  # [ledger, entry, index]
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """What an operator skipped, and where the subscription is now."""
+
+    skipped: int
+    mark_delete: list[int]
+
+
+class Peeked(msgspec.Struct, frozen=True):
+    """The next messages of a subscription."""
+
+    entries: list[PeekedEntry]
 
 
 class LedgerPage(msgspec.Struct, frozen=True):

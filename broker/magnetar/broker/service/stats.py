@@ -78,12 +78,19 @@ async def topic_stats(topic: Topic) -> TopicStats:
     )
 
 
+async def backlog(topic: Topic, subscription: Subscription, offsets: TopicOffsets) -> Offset:
+    """What lies behind the mark-delete position; of that, some may be acknowledged. Reads at most one entry."""
+    mark = topic.ledger.list.normalise(subscription.cursor.state.mark_delete)
+    before = await offsets.of(mark, subscription.dispatcher.core.source.get(mark[:2]))
+    return Offset(max(offsets.end.messages - before.messages, 0), max(offsets.end.size - before.size, 0))
+
+
 async def _subscription_stats(
     topic: Topic, subscription: Subscription, offsets: TopicOffsets
 ) -> SubscriptionStats:
+    left = await backlog(topic, subscription, offsets)
     mark = topic.ledger.list.normalise(subscription.cursor.state.mark_delete)
     dispatch = subscription.dispatcher.core
-    before = await offsets.of(mark, dispatch.source.get(mark[:2]))
     draining = dispatch.draining_slots
     recovered_from = subscription.cursor.recovered_from
     return SubscriptionStats(
@@ -92,8 +99,8 @@ async def _subscription_stats(
         epoch=subscription.epoch,
         mark_delete=list(mark),
         recovered_from=None if recovered_from is None else list(recovered_from),
-        backlog_messages=max(offsets.end.messages - before.messages, 0),
-        backlog_bytes=max(offsets.end.size - before.size, 0),
+        backlog_messages=left.messages,
+        backlog_bytes=left.size,
         acknowledged_ranges=subscription.cursor.state.range_count,
         acknowledged_messages=subscription.acked_messages,
         redelivery_messages=dispatch.tracker.replay_messages,

@@ -46,7 +46,7 @@ class Expiry:
         Raises TopicBusy during a seek, and why what has to be looked at cannot be read.
         """
         mark = subscription.cursor.state.mark_delete
-        return await subscription.expire(await self._find(before_ms, mark))
+        return await subscription.skip_to(lambda: self._find(before_ms, mark))
 
     async def _find(self, before_ms: int, mark_delete: Position) -> Position:
         return await find_expired(self._ledgers, self._read_entry, before_ms, mark_delete)
@@ -88,10 +88,14 @@ class Expiry:
     async def _expire(self, subscriptions: Iterable[Subscription], before_ms: int) -> None:
         lowest = min(one.cursor.state.mark_delete for one in subscriptions)
         position = await self._find(before_ms, lowest)
+
+        async def found() -> Position:
+            return position
+
         for subscription in subscriptions:
             if subscription.cursor.state.mark_delete < position:
                 try:
-                    await subscription.expire(position)
+                    await subscription.skip_to(found)
                 except MagnetarError as error:  # it seeks, is deleted, or its cursor cannot be written
                     _log.info(
                         "topic %s: subscription %r does not expire yet: %s",

@@ -33,6 +33,7 @@ from ..settings import BrokerSettings
 from .components import Components, PublishCounters
 from .policies import NamespacePolicies
 from .topic import Topic
+from .watches import TopicWatches
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Broker:
             self._read_budget, self.published, self.dispatched, archives or NoArchives(), self.namespaces, bookies,
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
+        self.watches = TopicWatches()
         self._loading: dict[str, _Load] = {}
         self._failed_loads: dict[str, MagnetarError] = {}  # of the last moment
         # By topic that is being deleted or unloaded: whoever asks for it waits.
@@ -142,11 +144,13 @@ class Broker:
             async with self._load_slots:
                 topic = Topic(name, self._components, self._fenced)
                 try:
-                    await topic.load(create=create)
+                    made = await topic.load(create=create)
                 except BaseException:
                     await topic.abandon()
                     raise
                 self.topics[key] = topic
+                if made:
+                    self.watches.changed(name, exists=True)
                 return topic
         except TopicNotFound:  # it may be made in the next moment, and to find that out costs one look
             raise
@@ -213,6 +217,7 @@ class Broker:
         async def delete() -> None:
             try:
                 await topic.delete(force=force)
+                self.watches.changed(name, exists=False)
             finally:
                 del self._ending[key]
                 if topic.not_served is not None and self.topics.get(key) is topic:

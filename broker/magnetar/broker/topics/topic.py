@@ -47,6 +47,7 @@ from ..log.positions import Start, find_position, skips_trimmed
 from ..log.records import cursors_path, staged_path
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
+from .backlog import PeekedEntry, find_skip, peek
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
 from .expiry import Expiry
@@ -117,8 +118,8 @@ class Topic:
 
     # --- loading -----------------------------------------------------------------------------------------------------
 
-    async def load(self, *, create: bool) -> None:
-        """Takes the topic over and recovers its cursors. Raises TopicNotFound, TopicBusy."""
+    async def load(self, *, create: bool) -> bool:
+        """Takes the topic over and recovers its cursors; True if it was made. Raises TopicNotFound, TopicBusy."""
         existed = await self.ledger.open(create=create)
         if self.ledger.list.record.deleting:
             await self._delete_rest(self.export)
@@ -132,6 +133,7 @@ class Topic:
                 await self.export.load()
         await self.recovery.run(await metadata.children(cursors_path(self.name)))
         self._check_served()  # a cursor may have met another owner
+        return not existed
 
     def _attach(self, name: str, cursor: Cursor) -> Subscription:
         components = self._components
@@ -354,6 +356,51 @@ class Topic:
             )
             return Subscribed(subscription, consumer, trimmed)
 
+    async def create_subscription(self, name: str, start: Start) -> None:
+        """Makes a durable subscription without a consumer; it is durable when this returns. Raises AlreadyExists."""
+        check_subscription_name(name)
+        position = await self.find(start)
+        async with self._subscribing:
+            self._check_served()
+            self.recovery.check(name)
+            if name in self.subscriptions:
+                raise AlreadyExists(
+                    f"topic {self.name} has a subscription {name!r} already; use it, move it by seeking, or delete it first"
+                )
+            await self._create_subscription(name, position, durable=True)
+
+    def subscription(self, name: str, *, durable: bool = False) -> Subscription:
+        """Raises SubscriptionNotFound, why it cannot be used, or (`durable`) InvalidArgument for a reader's."""
+        self._check_served()
+        self.recovery.check(name)
+        found = self.subscriptions.get(name)
+        if found is None:
+            raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}")
+        if durable and not found.durable:
+            raise InvalidArgument(
+                f"subscription {name!r} is not durable: its consumer keeps its place, and it ends with that; seek there"
+            )
+        return found
+
+    async def skip(self, subscription: Subscription, count: int) -> int:
+        """Acknowledges its next messages, whoever holds them; how many, once that is durable."""
+        skipped = 0
+
+        async def find() -> Position:
+            nonlocal skipped
+            position, skipped = await find_skip(
+                self.ledger.list, subscription.cursor.state, self.read_entry, count
+            )
+            return position
+
+        await subscription.skip_to(find)
+        return skipped
+
+    async def peek(self, subscription: Subscription, count: int) -> list[PeekedEntry]:
+        """Its next messages, neither delivered nor counted, within the bounds of `backlog`."""
+        cursor = subscription.cursor
+        return await peek(self.ledger.list, cursor.state, cursor.redeliveries, self.read_entry, count)
+
     async def _create_subscription(self, name: str, position: Position, *, durable: bool) -> Subscription:
         cursor = self.ledger.cursor(name if durable else None, position)
         try:
@@ -388,19 +435,6 @@ class Topic:
             return position
 
         return Sought(await subscription.seek(resolve), trimmed)
-
-    def durable_subscription(self, name: str) -> Subscription:
-        """For administration. Raises SubscriptionNotFound, InvalidArgument for a reader's, or why it cannot be used now."""
-        self._check_served()
-        self.recovery.check(name)
-        subscription = self.subscriptions.get(name)
-        if subscription is None:
-            raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}")
-        if not subscription.durable:
-            raise InvalidArgument(
-                f"subscription {name!r} of topic {self.name} is a reader's: it keeps nothing that could be acknowledged"
-            )
-        return subscription
 
     def _emptied(self, subscription: Subscription) -> None:
         """The last consumer left; a reader's cursor goes with it."""

@@ -19,6 +19,7 @@ from magnetar.proto.commands import (
     Deliver,
     SendDelayed,
     SendFailed,
+    TopicsChanged,
     decode_command,
 )
 from magnetar.proto.errors import ConnectionLost, MagnetarError, TopicNotServed, error_from_wire
@@ -73,13 +74,26 @@ class ConsumerPort(Protocol):
         ...
 
 
+class WatchPort(Protocol):
+    """A watch of topics, as its connection sees it."""
+
+    def topics_changed(self, command: TopicsChanged, payload: bytes) -> None:
+        """Topics were made or deleted."""
+        ...
+
+    def moved(self, error: MagnetarError) -> None:
+        """The connection broke."""
+        ...
+
+
 class BrokerConnection:
-    """ConnectionHandler of the client. `producers` and `consumers` by id; `routes` by header bytes."""
+    """ConnectionHandler of the client. `producers`, `consumers` and `watches` by id; `routes` by header bytes."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.producers: dict[int, ProducerPort] = {}
         self.consumers: dict[int, ConsumerPort] = {}
+        self.watches: dict[int, WatchPort] = {}
         self.routes: dict[bytes, Callable[[list[bytes]], None]] = {}
         self._connection: Connection | None = None
 
@@ -161,6 +175,11 @@ class BrokerConnection:
                 if consumer is not None:
                     for payload in payloads:
                         consumer.delivered(command, payload)
+            elif isinstance(command, TopicsChanged):
+                watch = self.watches.get(command.watch_id)
+                if watch is not None:
+                    for payload in payloads:
+                        watch.topics_changed(command, payload)
             else:
                 self._notified(command)
 
@@ -195,8 +214,10 @@ class BrokerConnection:
     def connection_closed(self, error: MagnetarError | None) -> None:
         """Everything that lived here looks for another place."""
         reason = error or ConnectionLost(f"the connection to {self.address} was closed")
-        users: list[ProducerPort | ConsumerPort] = [*self.producers.values(), *self.consumers.values()]
-        self.producers, self.consumers, self.routes = {}, {}, {}
+        users: list[ProducerPort | ConsumerPort | WatchPort] = [
+            *self.producers.values(), *self.consumers.values(), *self.watches.values()
+        ]  # fmt: skip
+        self.producers, self.consumers, self.watches, self.routes = {}, {}, {}, {}
         for user in users:
             user.moved(reason)
 

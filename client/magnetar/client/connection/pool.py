@@ -13,6 +13,7 @@ from magnetar.runtime.clock import Clock
 from magnetar.runtime.connection import ConnectionOptions
 
 from ..options import ClientOptions, parse_url
+from ..queue_budget import QueueBudget
 from .broker_connection import BrokerConnection
 from .retries import until_answered
 
@@ -21,12 +22,13 @@ _LEAVE_TIMEOUT_S = 5.0
 
 
 class ConnectionPool:
-    """`options`, `clock` and `rng` are the client's, for everything that uses its connections."""
+    """`options`, `queue_budget`, `clock` and `rng` are the client's, for everything that uses its connections."""
 
     def __init__(
         self, service: tuple[str, int], options: ClientOptions, clock: Clock, rng: random.Random
     ) -> None:
         self.options = options
+        self.queue_budget = QueueBudget(options.max_queued_bytes)
         self.clock = clock
         self.rng = rng
         self._service = service
@@ -66,6 +68,12 @@ class ConnectionPool:
             return await connection.request(command, self.options.operation_timeout, payload)
 
         return await until_answered(ask, self.options, self.rng, f"{type(command).__name__} did not succeed")
+
+    async def request_once(self, command: Command, topic: str) -> Any:
+        """As `request`, but asks only once: what is done a second time does something else."""
+        what = f"{type(command).__name__} was not sent"
+        connection = await until_answered(lambda: self.to_topic(topic), self.options, self.rng, what)
+        return await connection.request(command, self.options.operation_timeout)
 
     async def tell_leaving(self, connection: BrokerConnection, command: Command) -> None:
         """Tells the broker that a producer or consumer is closed; it finds out itself if that fails."""

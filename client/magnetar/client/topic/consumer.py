@@ -14,8 +14,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from itertools import compress, count, repeat
-from operator import length_hint, not_
+from operator import length_hint
 from typing import Any, Protocol
 
 from magnetar.proto.commands import (
@@ -33,7 +32,7 @@ from magnetar.proto.ids import MessageId
 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
-from ..messages import Delivery, Message, SeekTarget, TrimmedGap, Undecodable
+from ..messages import Delivery, Message, SeekTarget, TrimmedGap, Undecodable, messages_of
 from ..options import INDIVIDUAL_TYPES, ConsumerOptions, WireStart, start_on_wire
 from .acknowledger import Acknowledger
 from .acks import unacked_rows
@@ -87,7 +86,9 @@ class TopicConsumer:
         self.active = (
             options.type != "failover"
         )  # gets messages; of a failover subscription, one consumer does
-        self._window = Window(options.receiver_queue_messages, options.receiver_queue_bytes)
+        self._window = Window(
+            options.receiver_queue_messages, options.receiver_queue_bytes, session.pool.queue_budget
+        )
         self._queue: deque[Delivery | Undecodable | TrimmedGap] = deque()
         self._queued_messages = 0
         self._queued_bytes = 0
@@ -153,7 +154,7 @@ class TopicConsumer:
         self._queued_messages -= delivery.permits
         self._queued_bytes -= delivery.bytes
         self._grant()
-        messages = _messages_of(delivery)
+        messages = messages_of(delivery)
         self._messages = messages if self._screen is None else self._screen.shown(self, messages)
         self._current = iter(self._messages)
 
@@ -416,6 +417,7 @@ class TopicConsumer:
         if connection is not None:
             connection.consumers.pop(self._session.id, None)
             self.active = self._options.type != "failover"
+            self._window.reset()
             self.note_handed_out()
             self._drop_local()
             self.acknowledger.forget_nacks()
@@ -454,12 +456,13 @@ class TopicConsumer:
             self.acknowledger.forget_nacks()
         if self._screen is not None and isinstance(delivery, Delivery) and self._screen.takes(delivery):
             with contextlib.suppress(MagnetarError):  # what is damaged is received as an error, as always
-                self._screen.take(self, _messages_of(delivery))
+                self._screen.take(self, messages_of(delivery))
                 self._grant()
                 return
         self._queue.append(delivery)
         self._queued_messages += delivery.permits
         self._queued_bytes += delivery.bytes
+        self._window.charge(self._queued_bytes)
         self._wake()
 
     def _give_back_unseen(self) -> None:
@@ -477,6 +480,7 @@ class TopicConsumer:
         self.acknowledger.redeliver(rows, counted=False)
 
     def _grant(self) -> None:
+        self._window.charge(self._queued_bytes)
         connection = self._session.connection
         if connection is None or self._paused:
             return
@@ -487,6 +491,7 @@ class TopicConsumer:
     def _drop_local(self) -> None:
         self._queue.clear()
         self._queued_messages = self._queued_bytes = 0
+        self._window.charge(0)
         self._messages.clear()
 
     def _drop_stale(self) -> None:
@@ -494,12 +499,3 @@ class TopicConsumer:
         self._queue = deque(kept)
         self._queued_messages = sum(delivery.permits for delivery in kept)
         self._queued_bytes = sum(delivery.bytes for delivery in kept)
-
-
-def _messages_of(delivery: Delivery | Undecodable | TrimmedGap) -> list[Message]:
-    """Without those of the ack set. Raises of a damage."""
-    values = delivery.values()
-    assert isinstance(delivery, Delivery)
-    messages = map(Message, values, repeat(delivery), count())
-    flags = delivery.flags
-    return list(compress(messages, map(not_, flags)) if any(flags) else messages)

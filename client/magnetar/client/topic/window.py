@@ -4,10 +4,12 @@ Permits count messages that the ack set does not name, and bytes of batches. Wha
 granted again, in halves of the window, is what was taken from the queue. Unless receiver_queue_messages is set the window
 grows, twofold up to 64 times, whenever the user finds the queue empty although the broker had spent all permits: then the
 round trip of a FLOW is what the user waits for. It shrinks again when the queue stays full. `receiver_queue_bytes` bounds
-it all.
+it all, and the client's `QueueBudget` the bytes of all its windows together.
 """
 
 from __future__ import annotations
+
+from ..queue_budget import GUARANTEED_BYTES, QueueBudget
 
 DEFAULT_WINDOW = 1000
 LARGEST_GROWTH = 64
@@ -21,6 +23,8 @@ class Window:
     __slots__ = (
         "_asked",
         "_base",
+        "_budget",
+        "_charged",
         "_grows",
         "_quiet",
         "_spent",
@@ -30,7 +34,9 @@ class Window:
         "messages_limit",
     )
 
-    def __init__(self, messages: int | None, bytes_limit: int) -> None:
+    def __init__(self, messages: int | None, bytes_limit: int, budget: QueueBudget) -> None:
+        self._budget = budget
+        self._charged = 0  # of `budget.used`: this window's part
         self._asked = messages or DEFAULT_WINDOW, bytes_limit
         self.messages_limit = self._base = messages or DEFAULT_WINDOW
         self.bytes_limit = bytes_limit
@@ -57,9 +63,12 @@ class Window:
 
     def grant(self, queued: int, queued_bytes: int) -> tuple[int, int] | None:
         """Messages and bytes to grant now, given what waits in the queue; None if it is too early."""
+        self.charge(queued_bytes)
+        available = self._charged + self._budget.limit - self._budget.used
+        bytes_limit = min(self.bytes_limit, max(available, GUARANTEED_BYTES))
         messages = self.messages_limit - queued - self.granted
-        size = self.bytes_limit - queued_bytes - self.granted_bytes
-        if messages * 2 < self.messages_limit and size * 2 < self.bytes_limit:
+        size = bytes_limit - queued_bytes - self.granted_bytes
+        if messages * 2 < self.messages_limit and size * 2 < bytes_limit:
             return None
         messages, size = max(messages, 0), max(size, 0)
         if not messages and not size:
@@ -71,7 +80,14 @@ class Window:
             self._quiet = 0
         self.granted += messages
         self.granted_bytes += size
+        self.charge(queued_bytes)
         return messages, size
+
+    def charge(self, queued_bytes: int) -> None:
+        """To be called when the queue or what was granted has changed: its part of the budget is what it has now."""
+        held = max(self.granted_bytes, 0) + queued_bytes
+        self._budget.used += held - self._charged
+        self._charged = held
 
     def found_empty(self) -> None:
         """The user waits for a message."""

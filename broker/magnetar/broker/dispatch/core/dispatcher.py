@@ -33,6 +33,7 @@ from .events import (
     Acknowledged,
     AckRange,
     ActiveChanged,
+    BacklogSkipped,
     Closed,
     ConnectionWritable,
     ConsumerAdded,
@@ -41,7 +42,6 @@ from .events import (
     Event,
     Instruction,
     LedgersChanged,
-    MarkMoved,
     Nacked,
     PassEntry,
     Pause,
@@ -142,11 +142,10 @@ class DispatchCore:
                 self.paused[reason] = None
             case Resumed(reason):
                 self.paused.pop(reason, None)
-            case MarkMoved():
-                for key, last in self.tracker.before(self._state.mark_delete, self.consumers):
-                    self._settle_elsewhere(key, 0, last)
             case CursorReset(epoch):
                 self._reset(epoch)
+            case BacklogSkipped():
+                self._skipped()
             case TimerDue(now_ms):
                 self._timer_ms = None
                 self.source.timer_due(now_ms, self.tracker.timer_due(now_ms))
@@ -186,10 +185,7 @@ class DispatchCore:
         consumer.closed = True
         active = self.active
         rewind = self._selector.left(consumer)
-        if self._selector.individual_acks:
-            self.tracker.give_back(consumer)
-        else:
-            self.tracker.forget(consumer)
+        self.tracker.left(consumer)
         if rewind:
             self._rewind()
         self._report_active(active)
@@ -231,6 +227,14 @@ class DispatchCore:
         for consumer in self.consumers:
             consumer.epoch = epoch
         self._start_at(self._log.normalise(self._state.mark_delete))
+
+    def _skipped(self) -> None:
+        """Rule 30: nobody has to acknowledge any more what lies before the mark-delete position."""
+        for key in self.tracker.settle_before(self.consumers, self._state.mark_delete):
+            self.source.replayed(key)
+        self.message_counts.drop_below(self._state.mark_delete)
+        for consumer in self.consumers:
+            self._changed(consumer)
 
     def _acknowledged(self, event: Acknowledged) -> None:
         consumer, tracker = event.consumer, self.tracker
@@ -301,15 +305,11 @@ class DispatchCore:
     def _close(self) -> None:
         """The consumers leave, as far as counts go: they are stored after this."""
         self._closed = True
-        individual = self._selector is not None and self._selector.individual_acks
-        if self.consumers and not individual:
+        if self.consumers and not self.tracker.individual_acks:
             self._rewind()
         for consumer in self.consumers:
             consumer.closed = True
-            if individual:
-                self.tracker.give_back(consumer)
-            else:
-                self.tracker.forget(consumer)
+            self.tracker.left(consumer)
         self.consumers.clear()
         self.source.close()
 

@@ -29,14 +29,17 @@ class Stop(enum.Enum):
     CLOSED = "none"
     PAUSED = "Resumed"
     NO_CONSUMER = (
-        "PermitsGranted, ConnectionWritable, ConsumerAdded; Acknowledged or Nacked when a cap blocks; "
+        "PermitsGranted, ConnectionWritable, ConsumerAdded; Acknowledged, BacklogSkipped or Nacked when a cap blocks; "
         "TimerDue while a failover consumer takes over"
     )
-    LOOK_AHEAD = "whatever releases what was set aside: PermitsGranted, Acknowledged, Nacked, ConsumerAdded, ConsumerLeft"
+    LOOK_AHEAD = (
+        "whatever releases what was set aside: PermitsGranted, Acknowledged, BacklogSkipped, Nacked, ConsumerAdded, "
+        "ConsumerLeft"
+    )
     NO_ENTRIES = "none of its own: the topic has `poll` called when entries are confirmed"
     READING = "ReadDone, ReadFailed"
     READ_FAILED = "TimerDue"
-    TOO_MANY_RANGES = "Acknowledged"
+    TOO_MANY_RANGES = "Acknowledged, BacklogSkipped"
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -134,15 +137,15 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkMoved:
-    """The mark-delete position went forward although nobody acknowledged: what lies before it is settled (rule 30)."""
-
-
-@dataclass(frozen=True, slots=True)
 class CursorReset:
     """A seek has moved the cursor, and the epoch has risen."""
 
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogSkipped:
+    """The mark-delete position has moved on although nobody acknowledged what lies before it: rule 30."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,8 @@ class Closed:
 
 Event = (
     ConsumerAdded | ConsumerLeft | PermitsGranted | ConnectionWritable | LedgersChanged
-    | ReadDone | ReadFailed | Acknowledged | Nacked | Paused | Resumed | MarkMoved | CursorReset | TimerDue | Closed
+    | ReadDone | ReadFailed | Acknowledged | Nacked | Paused | Resumed | CursorReset | BacklogSkipped | TimerDue
+    | Closed
 )  # fmt: skip
 
 # --- instructions ----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush, nsmallest
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from typing import Protocol
 
 from ...cursors.core.acks import EntryKey, Position
@@ -136,14 +136,22 @@ class RedeliveryTracker:
         for other in [other for other in consumer.pending_acks if other <= key]:
             self.settle(consumer, other, 0, last if other == key else _EVERYTHING)
 
-    def before(self, position: Position, consumers: Iterable[Consumer]) -> list[tuple[EntryKey, int]]:
-        """Entries with messages before a position that are pending or to be delivered again, and the last such index."""
-        ledger, entry_id, index = position
-        keys = dict.fromkeys(chain(self.replay, *[consumer.pending_acks for consumer in consumers]))
-        found = [(key, _EVERYTHING) for key in keys if key < (ledger, entry_id)]
-        if index and (ledger, entry_id) in keys:
-            found.append(((ledger, entry_id), index - 1))
-        return found
+    def settle_before(self, consumers: Iterable[Consumer], position: Position) -> list[EntryKey]:
+        """Takes out all that lies before a position, pending or in the replay queue; entries that left the queue by it."""
+        key, last = position[:2], position[2] - 1
+        for consumer in consumers:
+            self.settle_through(consumer, key, last)
+        before = [other for other in self.replay if other <= key]
+        for other in before:
+            self.take_replay(other, 0, last if other == key else _EVERYTHING)
+        return [other for other in before if other not in self.replay]
+
+    def left(self, consumer: Consumer) -> None:
+        """The consumer left, or the subscription ends; what is not tracked comes again when the read position goes back."""
+        if self.individual_acks:
+            self.give_back(consumer)
+        else:
+            self.forget(consumer)
 
     def give_back(self, consumer: Consumer) -> None:
         """Everything that the consumer holds is to be delivered again."""

@@ -36,6 +36,7 @@ from ...topics.registry import Broker
 from ..openings import OpeningActions, Openings
 from .ports import ConsumerPort, Link, OpenProducer, ProducerPort, first_sequence_id, for_client
 from .requests import CONSUMER_REQUESTS, REQUESTS, started, to_wire
+from .watches import Watches
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class ClientConnection:
                 self._open_consumer, self._consumer_opened, self._refuse, self._release_consumer, self._spawn
             ),
         )
+        self._watches = Watches(service)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._budgets: dict[int, ByteBudget] = {}  # that this connection waits for
         self._resume_at = (
@@ -98,6 +100,7 @@ class ClientConnection:
             task.cancel()
         self._producers.lose_all()
         self._consumers.lose_all()
+        self._watches.close()
 
     def writing_resumed(self) -> None:
         """Delivery goes on with the consumer that the last call did not come to, so that each has its share."""
@@ -108,6 +111,7 @@ class ClientConnection:
             if not self._link.writable:
                 self._resume_at = number
                 break
+        self._watches.writing_resumed()
 
     # --- frames ------------------------------------------------------------------------------------------------------
 
@@ -175,6 +179,8 @@ class ClientConnection:
         elif isinstance(command, c.CloseConsumer):
             self._consumers.close(command.consumer_id)
             self._link.answer(command.request_id)
+        elif isinstance(command, c.WatchTopics):
+            self._ask(command.request_id, lambda: self._watches.request(self._link, command))
         else:
             self._request(command, payload)
 

@@ -84,6 +84,31 @@ async def _expire_messages(
     return await service.expire_messages(caller, command.topic, command.subscription, command.before_ms)
 
 
+async def _create_subscription(
+    service: BrokerService, caller: Caller, command: c.CreateSubscription, _: bytes
+) -> Any:
+    await service.create_subscription(caller, command.topic, command.subscription, start=command.start)
+
+
+async def _seek_subscription(
+    service: BrokerService, caller: Caller, command: c.SeekSubscription, _: bytes
+) -> Any:
+    topic, subscription = command.topic, command.subscription
+    return {"epoch": await service.seek_subscription(caller, topic, subscription, start=command.start)}
+
+
+async def _skip_messages(service: BrokerService, caller: Caller, command: c.SkipMessages, _: bytes) -> Any:
+    return await service.skip_messages(caller, command.topic, command.subscription, count=command.count)
+
+
+async def _peek_messages(service: BrokerService, caller: Caller, command: c.PeekMessages, _: bytes) -> Any:
+    return await service.peek_messages(caller, command.topic, command.subscription, count=command.count)
+
+
+async def _clear_backlog(service: BrokerService, caller: Caller, command: c.ClearBacklog, _: bytes) -> Any:
+    return await service.clear_backlog(caller, command.topic, command.subscription)
+
+
 async def _topic_ledgers(service: BrokerService, caller: Caller, command: c.TopicLedgers, _: bytes) -> Any:
     return await service.ledgers.topic_ledgers(
         caller, command.topic, after=command.after, count=command.count
@@ -194,6 +219,11 @@ REQUESTS: dict[type[c.Command], Callable[[BrokerService, Caller, Any, bytes], Aw
     c.GetPolicies: _get_policies,
     c.SetPolicies: _set_policies,
     c.ExpireMessages: _expire_messages,
+    c.CreateSubscription: _create_subscription,
+    c.SeekSubscription: _seek_subscription,
+    c.SkipMessages: _skip_messages,
+    c.PeekMessages: _peek_messages,
+    c.ClearBacklog: _clear_backlog,
     c.TopicLedgers: _topic_ledgers,
     c.KeepLedgers: _keep_ledgers,
     c.CreateStagedLedger: _create_staged,
