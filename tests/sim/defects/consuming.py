@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.broker.cursors.core.acks import INDEX_BITS, AckState, Position
 from magnetar.broker.cursors.core.ranges import Range, RangesOfLedger

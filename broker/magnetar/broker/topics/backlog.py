@@ -91,7 +91,7 @@ class _GapCounter:
         self._ledger = ledger
         self._first_indexes = {0: 0, entries: messages}
         self._acked = state.acked.by_ledger.get(ledger) or RangeBlocks()
-        # Of the gap that is being counted: entries that are acknowledged in part, and how many messages of those before each.
+        # Of the gap that is counted: entries that are acknowledged in part, and how many messages of those before each.
         self._partial: list[int] = []
         self._acknowledged = [0]
 
