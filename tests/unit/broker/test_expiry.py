@@ -28,6 +28,13 @@ from support.fake_ledger import FakeLedgers
 from support.virtual_time import in_virtual_time
 
 
+def at(position: Position) -> Callable[[], Awaitable[Position]]:
+    async def find() -> Position:
+        return position
+
+    return find
+
+
 async def published(client: FakeClient, clock: FakeClock, times: list[int]) -> None:
     """A message, which is an entry, at each time."""
     for number, now in enumerate(times, len(client.receipts)):
@@ -63,13 +70,6 @@ async def one_round(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("entries_per_ledger", [1, 3, 100])
-def at(position: Position) -> Callable[[], Awaitable[Position]]:
-    async def find() -> Position:
-        return position
-
-    return find
-
-
 async def test_what_was_stored_before_a_time_is_acknowledged_and_stays_so(entries_per_ledger: int) -> None:
     ledgers, metadata, clock = FakeLedgers(), MemoryMetadataStore(), FakeClock(1_000)
     settings = {"max_ledger_entries": entries_per_ledger, "max_ledger_age_ms": 1 << 40}
@@ -105,7 +105,7 @@ async def test_what_cannot_expire_is_refused() -> None:
         await client.consumer(9, "looking", durable=False)
         with pytest.raises(SubscriptionNotFound, match="has no subscription 'nobody'"):
             await expire(client, 5, "nobody")
-        with pytest.raises(InvalidArgument, match=r"'looking' of topic .* is a reader's: it keeps nothing"):
+        with pytest.raises(InvalidArgument, match="'looking' is not durable"):
             await expire(client, 5, "looking")
         with pytest.raises(InvalidArgument, match="-1 is no time: want milliseconds"):
             await expire(client, -1)
@@ -189,7 +189,7 @@ async def test_during_a_seek_it_is_refused_and_a_mark_never_goes_back() -> None:
 
         seeking = asyncio.ensure_future(subscription.seek(position))
         await settle()
-        with pytest.raises(TopicBusy, match="'s' is seeking; what expires is looked at afterwards"):
+        with pytest.raises(TopicBusy, match="'s' is seeking already"):
             await expire(client, 9_000)
         gate.set_result((mark(broker, "s")[0], 2, 0))
         await seeking
@@ -308,7 +308,9 @@ async def test_a_thousand_subscriptions_share_one_look() -> None:
         assert ledgers.reads - reads <= 8, "the entry at the mark, and a binary search among 64"
         reads = ledgers.reads
         await one_round(broker)
-        assert ledgers.reads - reads == 1, "the entry at the mark"
+        assert ledgers.reads - reads <= 1, (
+            "the entry at the mark, which a read of the last round may have left"
+        )
 
 
 @in_virtual_time
