@@ -7,36 +7,21 @@ import contextlib
 import random
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from magnetar.proto.commands import (
-    ClearBacklog,
-    Command,
-    CreateSubscription,
-    CreateTopic,
-    DeleteSubscription,
-    DeleteTopic,
-    ExpireMessages,
-    ListTopics,
-    PeekMessages,
-    SeekSubscription,
-    SkipMessages,
-    TopicStats,
-)
 from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, MagnetarError
 from magnetar.proto.ids import TopicName, check_subscription_name
 from magnetar.runtime.clock import Clock, SystemClock
 
+from .administration import Administration
 from .connection.broker_connection import ABANDON_TIMEOUT_S, CLOSE_TIMEOUT_S, BrokerConnection
 from .connection.pool import ConnectionPool
 from .consumer import Consumer
 from .letters import Letters
 from .member import Member
-from .messages import Message, peeked_messages
 from .options import (
     ClientOptions,
     ConsumerOptions,
@@ -45,10 +30,7 @@ from .options import (
     RedeliveryBackoff,
     Start,
     parse_url,
-    start_on_wire,
-    time_in_ms,
 )
-from .policies import FoundPolicies, read_policies, update_policies
 from .producer import Producer
 from .reader import Reader
 from .topic.consumer import TopicConsumer
@@ -147,11 +129,11 @@ def _seed() -> int:
     return random.SystemRandom().getrandbits(64)
 
 
-class Client:
+class Client(Administration):
     """Made by `connect`; used from one event loop. Methods named create_... and subscribe can be awaited or entered."""
 
     def __init__(self, pool: ConnectionPool) -> None:
-        self._pool = pool
+        super().__init__(pool)
         # By id, in the order in which they were made; closed the other way round.
         self._members: dict[int, Member] = {}
         self._last_id = 0
@@ -416,125 +398,6 @@ class Client:
             return consumer, Reader(full_name, consumer)
 
         return self._opening(make)
-
-    # --- administration ----------------------------------------------------------------------------------------------
-
-    async def list_topics(self, namespace: str = "") -> list[str]:
-        """Full names of the topics of `tenant/namespace` ("": of all), sorted."""
-        names: list[str] = []
-        more = True
-        while more:
-            page = await self.request(ListTopics(0, namespace, names[-1] if names else ""))
-            names += page["topics"]
-            more = page["more"] and bool(page["topics"])
-        return names
-
-    async def topic_stats(self, topic: str) -> dict[str, Any]:
-        """Figures of a topic (WIRE.md). Raises TopicNotFound."""
-        name = str(TopicName.parse(topic))
-        return dict(await self.request(TopicStats(0, name), topic=name))
-
-    async def create_topic(self, topic: str) -> None:
-        """Creates a topic; fine if it exists."""
-        await self.request(CreateTopic(0, str(TopicName.parse(topic))))
-
-    async def delete_topic(self, topic: str, *, force: bool = False) -> None:
-        """Deletes a topic and all its messages; while producers or consumers are connected only with `force`."""
-        name = str(TopicName.parse(topic))
-        await self.request(DeleteTopic(0, name, force), topic=name)
-
-    async def delete_subscription(self, topic: str, subscription: str, *, force: bool = False) -> None:
-        """Deletes a subscription; while consumers are connected only with `force`. Raises SubscriptionNotFound."""
-        name = str(TopicName.parse(topic))
-        command = DeleteSubscription(0, name, check_subscription_name(subscription), force)
-        await self.request(command, topic=name)
-
-    async def expire_messages(self, topic: str, subscription: str, before: datetime | int) -> int:
-        """Acknowledges what `topic` stored before a time (a datetime or ms since the epoch); durable when it returns.
-
-        For a durable subscription. Returns how many messages it went on by, those acknowledged before among them. Raises
-        SubscriptionNotFound.
-        """
-        name = str(TopicName.parse(topic))
-        command = ExpireMessages(0, name, check_subscription_name(subscription), time_in_ms(before))
-        return int((await self.request(command, topic=name))["messages"])
-
-    async def topic_policies(self, topic: str) -> FoundPolicies:
-        """Policies of a topic itself, and those in force for it. Raises TopicNotFound."""
-        name = str(TopicName.parse(topic))
-        return await read_policies(self._request_of(name), name, "")
-
-    async def update_topic_policies(self, topic: str, changes: Mapping[str, Any]) -> FoundPolicies:
-        """Sets policies of a topic, `{"retention_ms": 3_600_000}`; what is None is that of the namespace again.
-
-        Fields of `Policies` that are not named stay as they are; so do subscriptions that subscription_ttl_ms does not name.
-        Returns what is set and in force then. Raises TopicNotFound, InvalidArgument.
-        """
-        name = str(TopicName.parse(topic))
-        return await update_policies(self._request_of(name), name, "", changes)
-
-    async def namespace_policies(self, namespace: str) -> FoundPolicies:
-        """Policies of `tenant/namespace` itself, and those in force for its topics that have none of their own."""
-        return await read_policies(self._request_of(None), "", namespace)
-
-    async def update_namespace_policies(self, namespace: str, changes: Mapping[str, Any]) -> FoundPolicies:
-        """As update_topic_policies; what is None is that of the broker's settings again."""
-        return await update_policies(self._request_of(None), "", namespace, changes)
-
-    def _request_of(self, topic: str | None) -> Callable[[Command, bytes], Awaitable[Any]]:
-        return lambda command, payload: self.request(command, topic=topic, payload=payload)
-
-    async def create_subscription(self, topic: str, subscription: str, *, start: Start = "latest") -> None:
-        """Makes a durable subscription that nobody consumes yet: from `start` on it keeps what is stored.
-
-        start: as for `subscribe`. Raises AlreadyExists if there is one; also when the connection broke and an earlier
-        attempt of this call made it.
-        """
-        name = str(TopicName.parse(topic))
-        command = CreateSubscription(0, name, check_subscription_name(subscription), start_on_wire(start))
-        await self.request(command, topic=name)
-
-    async def seek_subscription(self, topic: str, subscription: str, start: Start) -> None:
-        """Moves a subscription, whoever consumes it, to "earliest", "latest", a message id (inclusive) or a time.
-
-        Consumers that are connected go on there; messages from before that wait in their queues are dropped when the first
-        one from there arrives. Raises SubscriptionNotFound, InvalidArgument for one that is not durable.
-        """
-        name = str(TopicName.parse(topic))
-        command = SeekSubscription(0, name, check_subscription_name(subscription), start_on_wire(start))
-        await self.request(command, topic=name)
-
-    async def skip_messages(self, topic: str, subscription: str, count: int) -> int:
-        """Acknowledges the next `count` messages of a subscription, whoever holds them; how many there were.
-
-        What a consumer holds of them it may still hand out. When this raises RequestTimeout or ConnectionLost, whether
-        anything was skipped is not known, and it is not tried again. Raises as seek_subscription.
-        """
-        name = str(TopicName.parse(topic))
-        command = SkipMessages(0, name, check_subscription_name(subscription), count)
-        return int((await self._pool.request_once(command, name))["skipped"])
-
-    async def clear_backlog(self, topic: str, subscription: str) -> int:
-        """As skip_messages, of all that is stored now; how many they were at most."""
-        name = str(TopicName.parse(topic))
-        command = ClearBacklog(0, name, check_subscription_name(subscription))
-        return int((await self._pool.request_once(command, name))["skipped"])
-
-    async def peek_messages(self, topic: str, subscription: str, count: int = 1) -> list[Message]:
-        """The next messages that a subscription has not acknowledged; they are neither delivered nor counted.
-
-        At most 1,000, and those of 1 MiB, but one in any case. They cannot be acknowledged. Raises SubscriptionNotFound.
-        """
-        name = str(TopicName.parse(topic))
-        command = PeekMessages(0, name, check_subscription_name(subscription), count)
-        return peeked_messages((await self.request(command, topic=name))["entries"], name)
-
-    async def request(self, command: Command, *, topic: str | None = None, payload: bytes = b"") -> Any:
-        """Asks the broker of `topic` (None: the one of the URL), again after retryable errors, up to operation_timeout.
-
-        VersionConflict is raised at once: the same compare-and-set can only fail again.
-        """
-        return await self._pool.request(command, topic, payload)
 
     async def connection_of_topic(self, topic: str) -> BrokerConnection:
         """To the broker that serves `topic`: for several requests that belong together."""

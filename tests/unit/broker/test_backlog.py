@@ -10,7 +10,7 @@ from magnetar.broker.cursors.core.acks import AckState, EntryKey, Position
 from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
 from magnetar.broker.settings import BrokerSettings
 from magnetar.broker.topics import backlog
-from magnetar.broker.topics.backlog import find_skip, peek
+from magnetar.broker.topics.backlog import find_skip, peek, skip
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.commands import ACK_SET_ROW, Deliver, encode_rows
@@ -239,7 +239,7 @@ async def test_a_skip_is_durable_when_it_is_answered_and_nothing_is_skipped_by_a
 
         async def seek_slowly() -> Position:
             with pytest.raises(TopicBusy, match="is seeking already"):
-                await topic.skip(subscription, 1)
+                await skip(topic.ledger.list, topic.read_entry, subscription, 1)
             return topic.ledger.list.start
 
         await subscription.seek(seek_slowly)

@@ -12,6 +12,7 @@ from ..dispatch.core.consumer import ConsumerPort
 from ..dispatch.subscription import Sought, Subscription
 from ..log.positions import Start
 from ..settings import BrokerSettings
+from ..topics.backlog import peek, skip
 from ..topics.policies import Resolved, check_namespace, of_broker
 from ..topics.producers import ProducerPort
 from ..topics.registry import Broker
@@ -234,7 +235,7 @@ class BrokerService:
             raise InvalidArgument(f"{count} messages cannot be skipped; want 1 or more")
         topic = await self._broker.known(name)
         found = topic.subscription(subscription, durable=True)
-        return _skipped(await topic.skip(found, count), found)
+        return _skipped(await skip(topic.ledger.list, topic.read_entry, found, count), found)
 
     @on_topic("skip_messages")
     async def clear_backlog(self, name: TopicName, subscription: str) -> Skipped:
@@ -265,7 +266,10 @@ class BrokerService:
         if count <= 0:
             raise InvalidArgument(f"{count} messages cannot be shown; want 1 or more")
         topic = await self._broker.known(name)
-        return Peeked(await topic.peek(topic.subscription(subscription), count))
+        cursor = topic.subscription(subscription).cursor
+        return Peeked(
+            await peek(topic.ledger.list, cursor.state, cursor.redeliveries, topic.read_entry, count)
+        )
 
 
 def _skipped(messages: int, subscription: Subscription) -> Skipped:

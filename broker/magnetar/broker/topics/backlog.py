@@ -24,6 +24,7 @@ from magnetar.proto.errors import MagnetarError
 from ..cursors.core.acks import INDEX_BITS, AckState, EntryKey, Position
 from ..cursors.core.ranges import IndexRanges, Range, RangeBlocks, complement
 from ..cursors.core.redeliveries import RedeliveryCounts
+from ..dispatch.subscription import Subscription
 from ..log.ledger_list import LedgerList
 
 ReadEntry = Callable[[EntryKey], Awaitable[Entry]]
@@ -51,6 +52,19 @@ class Skip(NamedTuple):
 
     position: Position
     messages: int
+
+
+async def skip(ledgers: LedgerList, read_entry: ReadEntry, subscription: Subscription, count: int) -> int:
+    """Acknowledges its next messages, whoever holds them; how many, once that is durable. Raises as Subscription.skip_to."""
+    skipped = 0
+
+    async def find() -> Position:
+        nonlocal skipped
+        position, skipped = await find_skip(ledgers, subscription.cursor.state, read_entry, count)
+        return position
+
+    await subscription.skip_to(find)
+    return skipped
 
 
 async def find_skip(ledgers: LedgerList, state: AckState, read_entry: ReadEntry, count: int) -> Skip:

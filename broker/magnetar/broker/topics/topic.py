@@ -47,7 +47,6 @@ from ..log.positions import Start, find_position, skips_trimmed
 from ..log.records import cursors_path, staged_path
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
-from .backlog import PeekedEntry, find_skip, peek
 from .coalescer import Coalescer, GatheredEntry, first_too_large, measure
 from .components import Components
 from .expiry import Expiry
@@ -331,7 +330,7 @@ class Topic:
         check_subscription_name(name)
         self._check_served()
         self.recovery.check(name)
-        # Outside of the lock: a time may have to be looked for in archived ledgers, and other subscriptions go on meanwhile.
+        # Outside of the lock: a time may have to be looked for in archived ledgers, and others go on meanwhile.
         position = None if name in self.subscriptions else await self.find(start)
         async with self._subscribing:
             self._check_served()
@@ -365,7 +364,7 @@ class Topic:
             self.recovery.check(name)
             if name in self.subscriptions:
                 raise AlreadyExists(
-                    f"topic {self.name} has a subscription {name!r} already; use it, move it by seeking, or delete it first"
+                    f"topic {self.name} has a subscription {name!r} already; use it, seek, or delete it"
                 )
             await self._create_subscription(name, position, durable=True)
 
@@ -381,25 +380,6 @@ class Topic:
                 f"subscription {name!r} is not durable: its consumer keeps its place, and it ends with that; seek there"
             )
         return found
-
-    async def skip(self, subscription: Subscription, count: int) -> int:
-        """Acknowledges its next messages, whoever holds them; how many, once that is durable."""
-        skipped = 0
-
-        async def find() -> Position:
-            nonlocal skipped
-            position, skipped = await find_skip(
-                self.ledger.list, subscription.cursor.state, self.read_entry, count
-            )
-            return position
-
-        await subscription.skip_to(find)
-        return skipped
-
-    async def peek(self, subscription: Subscription, count: int) -> list[PeekedEntry]:
-        """Its next messages, neither delivered nor counted, within the bounds of `backlog`."""
-        cursor = subscription.cursor
-        return await peek(self.ledger.list, cursor.state, cursor.redeliveries, self.read_entry, count)
 
     async def _create_subscription(self, name: str, position: Position, *, durable: bool) -> Subscription:
         cursor = self.ledger.cursor(name if durable else None, position)
