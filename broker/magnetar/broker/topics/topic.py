@@ -4,8 +4,8 @@
     confirmed entries of one wake-up --call_soon--> receipts, one call per producer; cache; dispatch; the next entries
 
 Loading recovers the ledger list and the durable cursors, side by side; one that cannot be read costs its subscription only
-(`cursors.recovery`). A topic that meets another owner fences itself: nothing is
-confirmed, everybody is sent to look the topic up again, and the registry forgets it.
+(`cursors.recovery`). A topic that meets another owner fences itself: nothing is confirmed, everybody is sent to look the
+topic up again, and the registry forgets it.
 """
 
 from __future__ import annotations
@@ -364,7 +364,7 @@ class Topic:
             self.recovery.check(name)
             if name in self.subscriptions:
                 raise AlreadyExists(
-                    f"topic {self.name} has a subscription {name!r} already; use it, seek, or delete it"
+                    f"topic {self.name} has a subscription {name!r} already; use it, move it by seeking, or delete it first"
                 )
             await self._create_subscription(name, position, durable=True)
 
@@ -437,9 +437,7 @@ class Topic:
             if name in self.recovery.unavailable:
                 await asyncio.shield(self._background(self.recovery.delete(name)))
                 return
-            subscription = self.subscriptions.get(name)
-            if subscription is None:
-                raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}")
+            subscription = self.subscription(name)
             others = [consumer for consumer in subscription.consumers if consumer is not by]
             if others and not force:
                 raise ConsumerBusy(
