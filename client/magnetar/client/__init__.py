@@ -41,6 +41,7 @@ from .options import DeadLetterPolicy, RedeliveryBackoff
 from .producer import Producer
 from .reader import Reader
 from .receipts import Receipt
+from .table_view import TableView
 
 __all__ = [
     "AlreadyClosed",
@@ -69,6 +70,7 @@ __all__ = [
     "RetryableError",
     "SendTimeout",
     "SubscriptionNotFound",
+    "TableView",
     "TopicNotFound",
     "connect",
 ]

@@ -10,10 +10,11 @@ import ssl
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from magnetar.proto.commands import (
     Command,
+    CompactTopic,
     CreateTopic,
     DeleteSubscription,
     DeleteTopic,
@@ -40,6 +41,7 @@ from .options import (
 )
 from .producer import Producer
 from .reader import Reader
+from .table_view import TableView
 from .topic.consumer import TopicConsumer
 from .topic.producer import TopicProducer
 from .topic.session import ConsumerSession
@@ -48,6 +50,13 @@ from .topics_consumer import TopicPattern, TopicsConsumer, checked_topics
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 M = TypeVar("M", bound=Member)
 OnClosed = Callable[[], object]
+
+
+class Openable(Protocol):
+    """What a member is opened with: what it hands over to, or itself."""
+
+    async def open(self) -> None:
+        """Attaches for the first time."""
 
 
 class Opening(Generic[C]):
@@ -223,6 +232,7 @@ class Client:
         discovery_interval: float = 60.0,
         priority_level: int = 0,
         hash_ranges: tuple[tuple[int, int], ...] = (),
+        read_compacted: bool = False,
     ) -> Opening[Consumer]:
         """A consumer of a subscription, which is created at `start` if it does not exist.
 
@@ -248,6 +258,9 @@ class Client:
         its last consumer. A consumer that lost its connection goes on behind the last message that it handed out: what it
         did not acknowledge until then does not come again. Raises ConsumerBusy if the subscription exists and is of the
         other kind.
+
+        read_compacted (exclusive, failover): of the part of the topic that was compacted only what is left, the last message
+        of each key, and then everything that came after. All consumers of a subscription must have the same.
         """
         options = ConsumerOptions(
             type=type,
@@ -266,6 +279,7 @@ class Client:
             discovery_interval=discovery_interval,
             priority_level=priority_level,
             hash_ranges=hash_ranges,
+            read_compacted=read_compacted,
         )
         check_subscription_name(subscription)
         wanted = TopicPattern(topic) if isinstance(topic, re.Pattern) else checked_topics(topic)
@@ -364,10 +378,11 @@ class Client:
         name: str = "",
         receiver_queue_messages: int | None = None,
         receiver_queue_bytes: int = 16 * 1024 * 1024,
+        read_compacted: bool = False,
     ) -> Opening[Reader]:
         """A reader of `topic` from `start` on: no subscription stays behind, nothing is acknowledged.
 
-        start: as for `subscribe`.
+        start, read_compacted: as for `subscribe`.
         """
         options = ConsumerOptions(
             durable=False,
@@ -375,14 +390,50 @@ class Client:
             name=name,
             receiver_queue_messages=receiver_queue_messages,
             receiver_queue_bytes=receiver_queue_bytes,
+            read_compacted=read_compacted,
         )
         full_name = str(TopicName.parse(topic))
 
         def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer, Reader]:
-            subscription = f"reader-{self._pool.rng.getrandbits(64):016x}"
-            session = ConsumerSession(self._pool, full_name, consumer_id, f"reader of {full_name}")
-            consumer = TopicConsumer(session, subscription, options, on_closed)
+            consumer = self._reading_consumer(consumer_id, full_name, "reader", options, on_closed)
             return consumer, Reader(full_name, consumer)
+
+        return self._opening(make)
+
+    def _reading_consumer(
+        self, consumer_id: int, topic: str, what: str, options: ConsumerOptions, on_closed: OnClosed
+    ) -> TopicConsumer:
+        """Of a subscription that nobody else knows."""
+        subscription = f"reader-{self._pool.rng.getrandbits(64):016x}"
+        session = ConsumerSession(self._pool, topic, consumer_id, f"{what} of {topic}")
+        return TopicConsumer(session, subscription, options, on_closed)
+
+    def create_table_view(
+        self,
+        topic: str,
+        *,
+        name: str = "",
+        receiver_queue_messages: int | None = None,
+        receiver_queue_bytes: int = 16 * 1024 * 1024,
+    ) -> Opening[TableView]:
+        """The last value of each key of `topic`, in memory, which follows the topic until it is closed.
+
+        It is opened once it has all that the topic has at that moment. A topic that is compacted now and then is read faster.
+        """
+        options = ConsumerOptions(
+            durable=False,
+            start="earliest",
+            name=name,
+            receiver_queue_messages=receiver_queue_messages,
+            receiver_queue_bytes=receiver_queue_bytes,
+            read_compacted=True,
+        )
+        full_name = str(TopicName.parse(topic))
+
+        def make(consumer_id: int, on_closed: OnClosed) -> tuple[TableView, TableView]:
+            consumer = self._reading_consumer(consumer_id, full_name, "table view", options, on_closed)
+            view = TableView(full_name, consumer)
+            return view, view
 
         return self._opening(make)
 
@@ -402,6 +453,32 @@ class Client:
         """Figures of a topic (WIRE.md). Raises TopicNotFound."""
         name = str(TopicName.parse(topic))
         return dict(await self.request(TopicStats(0, name), topic=name))
+
+    async def compact_topic(self, topic: str, *, wait: bool = False) -> dict[str, Any]:
+        """Begins a compaction of the topic, unless one is under way; returns its state (WIRE.md, CompactTopic).
+
+        With `wait` it returns when the compaction is over: `state` is "done", or "failed" and `error` says why. A compaction
+        goes on when the caller is cancelled. Raises TopicNotFound.
+        """
+        state = await self._compaction(topic, "start")
+        pause = 0.01
+        while wait and state["state"] == "running":
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+            state = await self.compaction_status(topic)
+        return state
+
+    async def compaction_status(self, topic: str) -> dict[str, Any]:
+        """The state of the topic's compaction (WIRE.md, CompactTopic). Raises TopicNotFound."""
+        return await self._compaction(topic, "status")
+
+    async def remove_compaction(self, topic: str) -> dict[str, Any]:
+        """Deletes what the last compaction left. Readers get all that the topic has; trimming waits for no compaction."""
+        return await self._compaction(topic, "remove")
+
+    async def _compaction(self, topic: str, action: str) -> dict[str, Any]:
+        name = str(TopicName.parse(topic))
+        return dict(await self.request(CompactTopic(0, name, action), topic=name))
 
     async def create_topic(self, topic: str) -> None:
         """Creates a topic; fine if it exists."""
@@ -472,9 +549,7 @@ class Client:
 
     # --- members -----------------------------------------------------------------------------------------------------
 
-    def _opening(
-        self, make: Callable[[int, OnClosed], tuple[TopicProducer | TopicConsumer | TopicsConsumer, M]]
-    ) -> Opening[M]:
+    def _opening(self, make: Callable[[int, OnClosed], tuple[Openable, M]]) -> Opening[M]:
         async def open_member() -> M:
             if self._closed:
                 raise AlreadyClosed("the client is closed; connect again")

@@ -182,6 +182,7 @@ class ConsumerOptions:
     discovery_interval: float = 60.0  # of a pattern: how often its topics are looked for
     priority_level: int = 0  # failover, shared: 0 is the highest
     hash_ranges: tuple[tuple[int, int], ...] = ()  # key_shared: of 65,536 slots; (): shared out evenly
+    read_compacted: bool = False  # exclusive, failover
 
     def __post_init__(self) -> None:
         if self.type not in SUBSCRIPTION_TYPES:
@@ -200,6 +201,10 @@ class ConsumerOptions:
             raise InvalidArgument(
                 "retry and dead-letter topics are for subscriptions on which each message is acknowledged by itself: "
                 f"subscribe with type='shared' or 'key_shared', not {self.type!r}"
+            )
+        if self.read_compacted and self.type in INDIVIDUAL_TYPES:
+            raise InvalidArgument(
+                f"read_compacted is for exclusive and failover subscriptions and for readers, not for type={self.type!r}"
             )
         if self.ack_timeout is not None and not MIN_ACK_TIMEOUT_S <= self.ack_timeout < math.inf:
             raise InvalidArgument(

@@ -12,6 +12,7 @@ from .command import Command
 __all__ = [
     "ArchiveLedgers",
     "AttachLedgers",
+    "CompactTopic",
     "CreateStagedLedger",
     "CreateTopic",
     "DeleteSubscription",
@@ -66,6 +67,17 @@ class DeleteSubscription(Command, tag=52):
     topic: str
     subscription: str
     force: bool = False
+
+
+class CompactTopic(Command, tag=63):
+    """Ok: the state of the topic's compaction (WIRE.md).
+
+    `action`: "start" begins one unless one is under way, "remove" gives compaction up and deletes what the last one left,
+    "status" does nothing.
+    """
+
+    topic: str
+    action: str = "start"
 
 
 # --- topics as ledgers -----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from magnetar.broker.log.records import (
     Archive,
     AttachedQuery,
+    CompactedLedger,
     CursorRecord,
     LedgerInfo,
     PublishedBatch,
@@ -21,11 +22,11 @@ from magnetar.broker.log.records import (
 from magnetar.proto.errors import DataDirectoryError
 
 RECORD = bytes.fromhex(
-    "8ca6666f726d617401a76c656467657273929907050205640b0cc30499090a0000000000c209a87365676d656e7473929300010393050406"
+    "8ea6666f726d617401a76c656467657273929907050205640b0cc30499090a0000000000c209a87365676d656e7473929300010393050406"
     "ae7472696d6d65645f72616e67657391920405a861726368697665739292a966696c653a2f2f2f610292a873333a2f2f622f6303a7747269"
     "6d6d656493010003aa6e6578745f696e6465780aaa637265617465645f6d7307a864656c6574696e67c2aa70726f7065727469657381a161"
     "a162a8617474616368656481a17194061463cf8000000000000000aa7075626c697368696e6781a17198071e6d0900c41030313233343536"
-    "373839616263646566c305"
+    "373839616263646566c305aa636f6d70616374696f6e96089307020001035a28aa636f6d70616374696e670b"
 )
 SEGMENT = bytes.fromhex("82a6666f726d617401a76c656467657273929907050205640b0cc30499090a0000000000c209")
 STAGED = bytes.fromhex("83a6666f726d617401ab7472616e73616374696f6ea174aa637265617465645f6d7305")
@@ -42,6 +43,8 @@ EVERYTHING = TopicRecord(
     properties={"a": "b"},
     attached={"q": AttachedQuery(6, 20, 99, 1 << 63)},
     publishing={"q": PublishedBatch(7, 30, 109, 9, 0, b"0123456789abcdef", True, 5)},
+    compaction=CompactedLedger(8, (7, 2, 0), 1, 3, 90, 40),
+    compacting=11,
 )
 
 
@@ -72,6 +75,13 @@ def test_a_damaged_ledger_list_is_refused(key: str, damaged: Any) -> None:
     for value in (fields | {key: damaged}, {name: fields[name] for name in fields if name != key}):
         with pytest.raises(DataDirectoryError, match="metadata of path is damaged"):
             TopicRecord.decode(msgpack.packb(value), "path")
+
+
+@pytest.mark.parametrize("damaged", [[], ["a"], 5, [8, [7, 2], 1, 3, 90, 40]])
+def test_a_damaged_pointer_to_a_compacted_ledger_is_refused(damaged: Any) -> None:
+    fields = msgpack.unpackb(RECORD) | {"compaction": damaged}
+    with pytest.raises(DataDirectoryError, match="metadata of path is damaged"):
+        TopicRecord.decode(msgpack.packb(fields), "path")
 
 
 def test_staged_nodes() -> None:

@@ -39,7 +39,7 @@ def test_public_names() -> None:
         "AlreadyClosed Client ConnectionLost Consumer ConsumerBusy DeadLetterPolicy FinalError"
         " InvalidArgument InvalidCallError LookupAgainError MagnetarError Message MessageBatch MessageId"
         " MessageTooLarge Producer ProducerFenced ProducerQueueFull Reader Receipt ReceiveTimeout"
-        " RedeliveryBackoff RequestTimeout RetryableError SendTimeout SubscriptionNotFound TopicNotFound"
+        " RedeliveryBackoff RequestTimeout RetryableError SendTimeout SubscriptionNotFound TableView TopicNotFound"
         " connect".split()
     )
     for name in magnetar.client.__all__:

@@ -109,8 +109,11 @@ class ManagedLedger(Generic[T]):
             return existed
         if self.list.ledgers and not self.list.ledgers[-1].closed:
             await self._recover(self.list.ledgers[-1])
+        record = self.list.record
+        # A compaction that did not come to its end left a ledger, or only the intention of one.
+        abandoned = [record.compacting] if record.compacting >= 0 else []
         try:
-            await self.list.commit()
+            await self.list.commit(delete=abandoned, compacting=-1)
         except VersionConflict as conflict:
             raise TopicBusy(f"topic {self.name} is being taken over by another broker") from conflict
         await self.list.sweep()
@@ -502,6 +505,11 @@ class ManagedLedger(Generic[T]):
             handle = await self._readers.reader(info.stored_id)
         return await handle.read(first, last, max_bytes=max_bytes)
 
+    async def read_stored(self, stored_id: int, entry: int) -> bytes:
+        """One entry of a ledger that belongs to the topic and is not in its list."""
+        reader = await self._readers.reader(stored_id)
+        return (await reader.read(entry, entry))[0]
+
     # --- trimming ----------------------------------------------------------------------------------------------------
 
     def trimmable(self, limit: Callable[[], Position]) -> int:
@@ -535,7 +543,8 @@ class ManagedLedger(Generic[T]):
     async def mark_deleting(self) -> None:
         """From here on the topic does not exist, even if a crash comes before `delete` is done."""
         async with self._list_lock:
-            await self.list.commit(deleting=True)
+            compacted = self.list.record.compacted_ledgers()
+            await self.list.commit(deleting=True, delete=compacted, compaction=None, compacting=-1)
 
     async def delete(self) -> None:
         """Deletes the ledgers of a topic marked as deleting, then its metadata; may be repeated after a crash."""

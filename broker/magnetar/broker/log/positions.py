@@ -57,16 +57,17 @@ async def _at_time(ledgers: LedgerList, read_entry: ReadEntry, time_ms: int) -> 
             else:
                 high = middle
         entry = await read_entry((info.ledger_id, low))
-        index = _first_published(entry, time_ms)
+        index = first_published(entry, time_ms)
         return (info.ledger_id, low, index) if index < entry.message_count else (info.ledger_id, low + 1, 0)
     return ledgers.end
 
 
-def _first_published(entry: Entry, time_ms: int) -> int:
+def first_published(entry: Entry, time_ms: int) -> int:
     """Index of the first message of the first batch published at or after `time_ms`; past the end if none is."""
     for position in range(entry.batch_count):
-        start, _ = entry.batch_bounds(position)
-        if decode_batch_header(entry.data, start).publish_time_ms >= time_ms:
+        start, end = entry.batch_bounds(position)
+        # A batch without bytes: a compaction left nothing of it.
+        if end > start and decode_batch_header(entry.data, start).publish_time_ms >= time_ms:
             return entry.batch_start_index(position)
     count: int = entry.message_count
     return count

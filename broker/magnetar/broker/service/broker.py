@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from magnetar.proto.errors import InvalidArgument, Unsupported
 from magnetar.proto.ids import MessageId, TopicName
 
+from ..compaction.topic_compaction import CompactionStats
 from ..dispatch.core.consumer import ConsumerPort
 from ..log.positions import Start
 from ..settings import BrokerSettings
@@ -79,6 +80,7 @@ class BrokerService:
         priority_level: int = 0,
         hash_ranges: Sequence[tuple[int, int]] = (),
         create: bool = True,
+        read_compacted: bool = False,
     ) -> ConsumerOpened:
         """A consumer; its subscription is made at `start` if there is none, the topic if `create` and settings allow it.
 
@@ -101,6 +103,7 @@ class BrokerService:
             epoch=epoch,
             priority_level=priority_level,
             hash_ranges=hash_ranges,
+            read_compacted=read_compacted,
         )
         return ConsumerOpened(topic, found, consumer)
 
@@ -116,8 +119,8 @@ class BrokerService:
 
     @on_consumer("consume")
     async def last_message_id(self, opened: ConsumerOpened) -> MessageId | None:
-        """The last confirmed message of the consumer's topic; None if it holds none."""
-        return await opened.topic.last_message_id()
+        """The last confirmed message of the consumer's topic that it gets; None if there is none."""
+        return await opened.topic.last_message_id(opened.subscription)
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
@@ -144,6 +147,21 @@ class BrokerService:
     async def topic_stats(self, name: TopicName) -> TopicStats:
         """Figures of the topic. Raises TopicNotFound."""
         return await topic_stats(await self._broker.known(name))
+
+    @on_topic("compact_topic")
+    async def compact_topic(self, name: TopicName, *, action: str = "start") -> CompactionStats:
+        """Begins a compaction unless one is under way ("start"), gives up compaction ("remove"), or does nothing ("status").
+
+        Returns the state after that, which says how a compaction goes on. Raises TopicNotFound, InvalidArgument.
+        """
+        if action not in ("start", "status", "remove"):
+            raise InvalidArgument(f"a compaction has no action {action!r} (want 'start', 'status' or 'remove')")
+        compaction = (await self._broker.known(name)).compaction
+        if action == "start":
+            compaction.begin()
+        elif action == "remove":
+            await compaction.remove()
+        return compaction.stats()
 
     @on_topic("create_topic")
     async def create_topic(self, name: TopicName, *, partitions: int = 0) -> None:

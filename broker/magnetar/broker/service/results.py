@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ..compaction.topic_compaction import CompactionStats
 from ..dispatch.core.consumer import Consumer
 from ..dispatch.subscription import Subscription
 from ..topics.producers import ProducerSession
@@ -120,6 +121,7 @@ class TopicStats(msgspec.Struct, frozen=True):
     ledgers: list[LedgerStats]
     subscriptions: dict[str, SubscriptionStats]
     unavailable_subscriptions: dict[str, str]  # those whose cursor could not be read, and why
+    compaction: CompactionStats
 
 
 class LedgerPage(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,3 +44,4 @@ class Components(NamedTuple):
     dispatched: DispatchCounters
     archives: ArchiveReader
     bookies: Bookies | None  # None: clients cannot learn where bookies listen
+    compactions: asyncio.Semaphore  # a slot for each that may run at once

@@ -1,9 +1,12 @@
-"""The regular round of a topic: an old ledger is closed, what nobody needs is trimmed, staged ledgers are swept."""
+"""The regular round of a topic: an old ledger is closed, what nobody needs is trimmed, staged ledgers are swept, a compaction
+that is due begins.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..compaction.topic_compaction import TopicCompaction
 from ..cursors.core.acks import Position
 from ..export.staging import Staging
 from ..log.managed_ledger import ManagedLedger
@@ -14,9 +17,10 @@ from .retention import Retention
 class Maintenance:
     """Of one topic; `stop` in the end."""
 
-    def __init__(self, ledger: ManagedLedger[Any], retention: Retention) -> None:
+    def __init__(self, ledger: ManagedLedger[Any], retention: Retention, compaction: TopicCompaction) -> None:
         self._ledger = ledger
         self._retention = retention
+        self._compaction = compaction
         self._jobs = Jobs(f"topic {ledger.name}")
 
     def round(self, staging: Staging | None) -> None:
@@ -24,6 +28,7 @@ class Maintenance:
         self._ledger.roll_if_due()
         if self._ledger.trimmable(self._limit):
             self._jobs.begin("trimming", lambda: self._ledger.trim(self._limit))
+        self._compaction.round()
         if staging is not None and len(staging):
             self._jobs.begin("sweeping staged ledgers", staging.sweep)
 

@@ -70,6 +70,7 @@ class Broker:
         self._components = Components(
             metadata, ledgers, settings, clock, self.cache, self.publish_budget, self._read_budget,
             self.published, self.dispatched, archives or NoArchives(), bookies,
+            asyncio.Semaphore(settings.max_compactions),
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
         self._loading: dict[str, _Load] = {}

@@ -31,6 +31,8 @@ from magnetar.proto.errors import (
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName, check_subscription_name
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
+from ..compaction.topic_compaction import TopicCompaction
+from ..compaction.view import CompactedLog
 from ..cursors.core.acks import EntryKey, Position
 from ..cursors.core.ranges import Range
 from ..cursors.cursor import Cursor
@@ -86,10 +88,19 @@ class Topic:
         self.recovery = CursorRecovery(name, self.ledger.list, self.ledger.cursor, self._attach, settings)
         self._leases = Leases(settings, self._loop.time)
         self.retention = Retention(
-            self.ledger.list, self.subscriptions, self.recovery.unavailable, self._leases
+            self.ledger.list, self.subscriptions, self.recovery.unavailable, self._leases,
+            compacts=settings.compaction_threshold_bytes > 0,
+        )  # fmt: skip
+        self.compaction = TopicCompaction(
+            self.ledger,
+            components.ledgers,
+            settings,
+            components.compactions,
+            components.clock.now_ms,
+            self._ledgers_changed,
         )
         self._export: TopicExport | None = None  # made when first used: few topics need it
-        self._maintenance = Maintenance(self.ledger, self.retention)
+        self._maintenance = Maintenance(self.ledger, self.retention, self.compaction)
         self._append_scheduled = False
         # Confirmed in this wake-up, receipts not yet sent: ledger, entry, stored bytes, what it holds.
         self._confirmed_entries: list[tuple[int, int, bytes | None, GatheredEntry]] = []
@@ -305,9 +316,13 @@ class Topic:
         epoch: int = 0,
         priority_level: int = 0,
         hash_ranges: Sequence[Range] = (),
+        read_compacted: bool = False,
     ) -> tuple[Subscription, Consumer]:
-        """Attaches a consumer; makes the subscription at `start` if there is none. Raises ConsumerBusy, InvalidArgument."""
-        check_type(type)
+        """Attaches a consumer; makes the subscription at `start` if there is none. Raises ConsumerBusy, InvalidArgument.
+
+        `read_compacted`: of what was compacted it gets what is left; for types where one consumer gets everything in order.
+        """
+        check_type(type, read_compacted=read_compacted)
         if not name and not durable:
             self._reader_number += 1
             name = f"reader-{self._reader_number}"
@@ -315,18 +330,37 @@ class Topic:
         self._check_served()
         self.recovery.check(name)
         # Outside of the lock: a time may have to be looked for in archived ledgers, and other subscriptions go on meanwhile.
-        position = None if name in self.subscriptions else await self.find(start)
+        compacted: CompactedLog | None = None
+        if read_compacted:
+            await self.compaction.load()
+            compacted = self.compaction.log_of(self)
+        find = self.find if compacted is None else compacted.find
+        position = None if name in self.subscriptions else await find(start)
         async with self._subscribing:
             self._check_served()
             self.recovery.check(name)
             subscription = self.subscriptions.get(name)
             if subscription is None:
-                position = position or await self.find(start)
+                position = position or await find(start)
                 subscription = await self._create_subscription(name, position, durable=durable)
+                if compacted is not None:
+                    compacted.begin_at(position, new=start[0] == "earliest")
+                    subscription.read_compacted_from(compacted)
             elif subscription.durable != durable:
                 kind = "durable" if subscription.durable else "not durable"
                 raise ConsumerBusy(f"subscription {name!r} exists and is {kind}; choose another name")
             self._check_served()
+            if subscription.read_compacted != read_compacted:
+                if subscription.consumers:
+                    raise ConsumerBusy(
+                        f"subscription {name!r} has consumers with read_compacted={subscription.read_compacted}; all of its "
+                        "consumers must have the same"
+                    )
+                if compacted is None:
+                    subscription.read_all_from(self)
+                else:
+                    compacted.begin_at(subscription.cursor.state.mark_delete, new=False)
+                    subscription.read_compacted_from(compacted)
             consumer = subscription.add_consumer(
                 port,
                 type=type,
@@ -358,7 +392,16 @@ class Topic:
 
     async def seek(self, subscription: Subscription, start: Start) -> int:
         """Moves the subscription; returns its new epoch once that is durable."""
-        return await subscription.seek(lambda: self.find(start))
+
+        async def find() -> Position:
+            compacted = subscription.compacted
+            if compacted is None:
+                return await self.find(start)
+            position = await compacted.find(start)
+            compacted.begin_at(position, new=start[0] == "earliest")
+            return position
+
+        return await subscription.seek(find)
 
     def _emptied(self, subscription: Subscription) -> None:
         """The last consumer left; a reader's cursor goes with it."""
@@ -395,8 +438,10 @@ class Topic:
             # Goes on to its end when the caller's connection breaks.
             await asyncio.shield(self._background(subscription.delete()))
 
-    async def last_message_id(self) -> MessageId | None:
-        """The last confirmed message, None if the topic holds none."""
+    async def last_message_id(self, subscription: Subscription | None = None) -> MessageId | None:
+        """The last confirmed message, None if the topic holds none; of a subscription the last one that it gets."""
+        if subscription is not None and subscription.compacted is not None:
+            return await subscription.compacted.last_message_id()
         last = self.ledger.list.last_entry()
         return None if last is None else MessageId(*last, await self.read_message_count(last) - 1)
 
@@ -422,6 +467,7 @@ class Topic:
             or self.publish_budget.used
             or self._tasks
             or self._leases.count()
+            or self.compaction.running
             or (self._export is not None and len(self._export.staging))
         )
 
@@ -501,6 +547,7 @@ class Topic:
         export = self._export
         if export is not None:
             await export.stop(error)
+        await self.compaction.stop()
         await self.ledger.close()
         if export is not None:
             await export.attachments.stop()
@@ -510,6 +557,7 @@ class Topic:
         """Loading failed: lets go of what was begun, writes nothing."""
         self._not_served = self._not_served or TopicBusy(f"topic {self.name} could not be loaded")
         await self._end_subscriptions(self._not_served, fenced=True)
+        await self.compaction.stop()
         await self.ledger.close()
 
     async def delete(self, *, force: bool) -> None:

@@ -130,6 +130,11 @@ class AckState:
         self._partial_ranges = 0
         self.mark_delete = self._topology.normalise(position)
 
+    def follow(self, topology: Topology) -> None:
+        """What follows what is another matter from now on."""
+        self._topology = topology
+        self._advance()
+
     def renormalise(self) -> None:
         """Called when the ledger list changed: a mark-delete position at the end of a ledger may now move on."""
         self._advance()
@@ -161,6 +166,9 @@ class AckState:
         """Moves the mark-delete position over everything that follows it and is acknowledged."""
         while True:
             position = self._topology.normalise(self.mark_delete)
+            # Moving over whole entries leaves no partial one behind. What the topology passes over may be one: in a ledger
+            # that was trimmed under a reader, or in what a compaction left out.
+            passed_over = position != self.mark_delete
             ledger, entry, index = position
             ranges = self.entries.get(ledger)
             end = ranges.end_of(entry) if ranges is not None else None
@@ -172,10 +180,8 @@ class AckState:
                     position = (ledger, entry, max(part.ends[0] + 1, index))
             if position == self.mark_delete:
                 return
-            # Moving over whole entries leaves no partial one behind; another ledger may (a reader's, after a trim).
-            behind = position[0] != self.mark_delete[0]
             self.mark_delete = position
-            self._drop_below(partial=behind)
+            self._drop_below(partial=passed_over)
 
     def _drop_below(self, *, partial: bool) -> None:
         """Forgets what is recorded below the mark-delete position."""

@@ -17,11 +17,12 @@ lookups in the topic.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 
-from ...cursors.core.acks import AckState, EntryKey, Position
+from ...cursors.core.acks import EntryKey, Position
 from ...cursors.core.ranges import CountedRange, Range, complement
 from ...cursors.core.redeliveries import RedeliveryCounts
 from ...resources.budget import ByteBudget
@@ -62,13 +63,31 @@ from .slices import cut, up_to
 MAX_STEPS = 256  # of one `poll` that deliver nothing, before the loop has its turn
 
 
+class Acks(Protocol):
+    """What dispatch asks of a cursor's `AckState`, or of what stands in its place (`compaction.view`)."""
+
+    @property
+    def mark_delete(self) -> Position:
+        """Everything before it is acknowledged."""
+
+    @property
+    def range_count(self) -> int:
+        """Ranges acknowledged beyond it."""
+
+    def skip_whole(self, ledger: int, entry: int) -> int:
+        """The first entry from `entry` on that is not acknowledged as a whole."""
+
+    def unacked(self, ledger: int, entry: int, first: int, last: int) -> list[Range]:
+        """What of these messages is to be delivered."""
+
+
 class DispatchCore:
     """See the module docstring."""
 
     def __init__(
         self,
         log: TopicLog,
-        state: AckState,
+        state: Acks,
         counts: RedeliveryCounts,
         settings: BrokerSettings,
         read_budget: ByteBudget,
@@ -97,6 +116,14 @@ class DispatchCore:
         self._timer_ms: int | None = None  # the last WakeAt that is not due yet
         self.stop = Stop.NO_CONSUMER  # of the last `poll` that returned None
         self._closed = False
+
+    def look_at(self, log: TopicLog, state: Acks) -> None:
+        """While there are no consumers: from now on these say what the topic has and what is acknowledged of it."""
+        assert not self.consumers
+        self._log = log
+        self._state = state
+        self.source.look_at(log)
+        self._start_at(log.normalise(state.mark_delete))
 
     @property
     def active(self) -> Consumer | None:

@@ -144,6 +144,10 @@ class EntrySource:
         self.failures: dict[EntryKey, ReadFailure] = {}
         self._failed_ahead: dict[EntryKey, None] = {}  # of `failures`: those that a catch-up read met; few
 
+    def look_at(self, log: TopicLog) -> None:
+        """See DispatchCore."""
+        self._log = log
+
     def get(self, key: EntryKey) -> Entry | None:
         """The entry, if it is in memory."""
         entry = self._log.cached(key)

@@ -53,6 +53,10 @@ async def _delete_subscription(
     await service.delete_subscription(caller, command.topic, command.subscription, force=command.force)
 
 
+async def _compact_topic(service: BrokerService, caller: Caller, command: c.CompactTopic, _: bytes) -> Any:
+    return await service.compact_topic(caller, command.topic, action=command.action)
+
+
 async def _topic_ledgers(service: BrokerService, caller: Caller, command: c.TopicLedgers, _: bytes) -> Any:
     return await service.ledgers.topic_ledgers(
         caller, command.topic, after=command.after, count=command.count
@@ -155,6 +159,7 @@ REQUESTS: dict[type[c.Command], Callable[[BrokerService, Caller, Any, bytes], Aw
     c.CreateTopic: _create_topic,
     c.DeleteTopic: _delete_topic,
     c.DeleteSubscription: _delete_subscription,
+    c.CompactTopic: _compact_topic,
     c.TopicLedgers: _topic_ledgers,
     c.KeepLedgers: _keep_ledgers,
     c.CreateStagedLedger: _create_staged,
