@@ -41,12 +41,9 @@ async def topic_stats(url: str, topic: str, *, as_json: bool) -> None:
     if as_json:
         print_json(stats)
         return
-    figures = [
-        (name.replace("_", " "), text(value))
-        for name, value in stats.items()
-        if not isinstance(value, list | dict)
-    ]
-    print_table("", ("", ""), figures, right=(1,))
+    print_table("", ("", ""), _figures(stats), right=(1,))
+    if stats.get("compaction", {}).get("state", "never") != "never":
+        print_table("compaction", ("", ""), _figures(stats["compaction"]), right=(1,))
     if stats.get("producers"):
         print_table(
             "producers", ("name", "epoch"), [(p["name"], text(p["epoch"])) for p in stats["producers"]]
@@ -65,6 +62,23 @@ async def list_subscriptions(url: str, topic: str, *, as_json: bool) -> None:
         _print_subscriptions(subscriptions)
 
 
+async def compact_topic(url: str, topic: str, *, action: str, wait: bool, as_json: bool) -> None:
+    """Begins a compaction, shows how it stands, or gives it up."""
+    async with connect(url) as client:
+        if action == "start":
+            state = await client.compact_topic(topic, wait=wait)
+        elif action == "remove":
+            state = await client.remove_compaction(topic)
+        else:
+            state = await client.compaction_status(topic)
+    if as_json:
+        print_json(state)
+    else:
+        print_table("", ("", ""), _figures(state), right=(1,))
+    if wait and state["state"] == "failed":
+        fail(f"the compaction of {topic} failed: {state['error']}")
+
+
 async def delete_topic(url: str, topic: str, *, force: bool) -> None:
     """With all messages."""
     async with connect(url) as client:
@@ -77,6 +91,14 @@ async def delete_subscription(url: str, topic: str, subscription: str, *, force:
     async with connect(url) as client:
         await client.delete_subscription(topic, subscription, force=force)
     print(f"deleted subscription {subscription} of {topic}")
+
+
+def _figures(found: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (name.replace("_", " "), text(value))
+        for name, value in found.items()
+        if not isinstance(value, list | dict)
+    ]
 
 
 def _print_subscriptions(subscriptions: dict[str, dict[str, Any]]) -> None:

@@ -418,7 +418,8 @@ class Client:
     ) -> Opening[TableView]:
         """The last value of each key of `topic`, in memory, which follows the topic until it is closed.
 
-        It is opened once it has all that the topic has at that moment. A topic that is compacted now and then is read faster.
+        It is opened once it has all that the topic has at that moment. A topic that is compacted now and then is read
+        faster.
         """
         options = ConsumerOptions(
             durable=False,

@@ -1,8 +1,8 @@
 """Table view: the last value of each key of a topic, in memory, kept up to date by a reader.
 
-The reader gets what compactions left and then the tail (`read_compacted`), from the beginning. Each message sets the value of its
-key, and one without a value deletes the key; messages without a key are passed over. After a lost connection the reader goes on
-behind the last message that it handed out, so the view only stands still meanwhile.
+The reader gets what compactions left and then the tail (`read_compacted`), from the beginning. Each message sets the value
+of its key, and one without a value deletes the key; messages without a key are passed over. After a lost connection the
+reader goes on behind the last message that it handed out, so the view only stands still meanwhile.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ASK_AGAIN_S = 1.0
 class TableView(Member):
     """The topic as a table. Made by `Client.create_table_view`.
 
-    A key is its bytes: "a" and b"a" are the same one. Iterating gives keys as they were sent last. Nothing bounds the view but the
-    number of keys: `len` and `size_bytes` say how large it is. Looking at it never waits.
+    A key is its bytes: "a" and b"a" are the same one. Iterating gives keys as they were sent last. Nothing bounds the view
+    but the number of keys: `len` and `size_bytes` say how large it is. Looking at it never waits.
     """
 
     def __init__(self, topic: str, consumer: TopicConsumer) -> None:

@@ -6,14 +6,14 @@
 
 The order of writes, so that a crash at any point loses nothing and leaves nothing:
 
-    1. the id of the new ledger into the topic's metadata (`compacting`)     the next owner deletes the ledger, if it is there
+    1. the id of the new ledger into the topic's metadata (`compacting`)     the next owner deletes that ledger
     2. the new ledger, closed: all of it is durable
     3. one compare-and-set: the pointer to the new ledger, the old one among those to be deleted, `compacting` none
     4. the old ledger is deleted                                             if need be by the next owner
 
-**Damage.** What cannot be read of a compacted ledger costs readers the compacted view, never the topic: they see the ledgers of the
-topic that there are. The next compaction, which the next round of maintenance begins by itself, goes through all of those and
-what can be read of the damaged ledger.
+**Damage.** What cannot be read of a compacted ledger costs readers the compacted view, never the topic: they see the
+ledgers of the topic that there are. The next compaction, which the next round of maintenance begins by itself, goes through
+all of those and what can be read of the damaged ledger.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class TopicCompaction:
     def _mark_damaged(self, error: MagnetarError | None) -> None:
         self._damaged = True
         _log.warning(
-            "topic %s: what its last compaction left is damaged (%s); readers get all messages that the topic's ledgers have "
-            "until it is compacted again",
+            "topic %s: what its last compaction left is damaged (%s); readers get all messages that the topic's ledgers "
+            "have until it is compacted again",
             self._ledger.name, error or "a chunk cannot be read",
         )  # fmt: skip
 
@@ -281,7 +281,7 @@ class TopicCompaction:
         self._switched()
 
     async def remove(self) -> None:
-        """The topic is not compacted any more: what the last compaction left is deleted, and trimming does not wait for one."""
+        """Gives compaction up: what the last one left is deleted, and trimming does not wait for one."""
         await self._stop_task()
         ledgers = self._ledger.list
 

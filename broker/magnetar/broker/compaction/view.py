@@ -4,13 +4,13 @@
     CompactedLog            the topic for one subscription: the view up to its horizon, the topic's ledgers from there on
     CompactedAcks           the cursor for its dispatch: what is not left counts as acknowledged
 
-Positions mean the same in both parts, so dispatch, redelivery and acknowledgements need to know nothing. When a later compaction
-takes the place of this one, the subscription goes on in it, at its position.
+Positions mean the same in both parts, so dispatch, redelivery and acknowledgements need to know nothing. When a later
+compaction takes the place of this one, the subscription goes on in it, at its position.
 
-**Tombstones.** A message that deletes its key is left in the compacted ledger for `compaction_tombstone_retention_ms`. Who begins at
-the beginning of the topic does not need those that are there already, and does not get them. Who was somewhere behind may know an
-older value of the key: a subscription that reads while a later compaction takes place, or a reader that connects again. It gets
-the tombstones that follow its position.
+**Tombstones.** A message that deletes its key is left in the compacted ledger for `compaction_tombstone_retention_ms`. Who
+begins at the beginning of the topic does not need those that are there already, and does not get them. Who was somewhere
+behind may know an older value of the key: a subscription that reads while a later compaction takes place, or a reader that
+connects again. It gets the tombstones that follow its position.
 """
 
 from __future__ import annotations

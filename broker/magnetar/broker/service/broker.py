@@ -155,7 +155,9 @@ class BrokerService:
         Returns the state after that, which says how a compaction goes on. Raises TopicNotFound, InvalidArgument.
         """
         if action not in ("start", "status", "remove"):
-            raise InvalidArgument(f"a compaction has no action {action!r} (want 'start', 'status' or 'remove')")
+            raise InvalidArgument(
+                f"a compaction has no action {action!r} (want 'start', 'status' or 'remove')"
+            )
         compaction = (await self._broker.known(name)).compaction
         if action == "start":
             compaction.begin()

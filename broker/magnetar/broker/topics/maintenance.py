@@ -1,5 +1,5 @@
-"""The regular round of a topic: an old ledger is closed, what nobody needs is trimmed, staged ledgers are swept, a compaction
-that is due begins.
+"""The regular round of a topic: an old ledger is closed, what nobody needs is trimmed, staged ledgers are swept, and a
+compaction that is due begins.
 """
 
 from __future__ import annotations

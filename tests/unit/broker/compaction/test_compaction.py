@@ -10,8 +10,15 @@ from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.batch import decode_batch
 from magnetar.proto.compression import Compression
-from magnetar.proto.errors import ConsumerBusy, EntryDamaged, InvalidArgument, MagnetarError
+from magnetar.proto.errors import (
+    BookieUnavailable,
+    ConsumerBusy,
+    EntryDamaged,
+    InvalidArgument,
+    MagnetarError,
+)
 from magnetar.proto.ids import MessageId
+from support.bookies import Bookies
 from support.broker_kit import TOPIC, FakeClock, running_broker, settle
 from support.compaction_kit import (
     Found,
@@ -320,6 +327,29 @@ async def test_a_crash_at_every_step_loses_nothing_and_leaves_nothing() -> None:
             assert steps > 8, "the steps of a compaction"
             return
     raise AssertionError("a compaction has fewer steps")
+
+
+@in_virtual_time
+async def test_a_bookie_is_down_before_a_compaction_and_another_while_it_writes() -> None:
+    bookies = Bookies("b1", "b2", "b3", "b4")
+    quorums = {"ensemble_size": 2, "write_quorum": 2, "ack_quorum": 2}
+    async with running_broker(bookies.client(), **quorums) as broker:
+        client = await publisher(broker)
+        filler = b"x" * 100_000
+        sent: list[Found] = []
+        for number in range(12):
+            message = (f"k{number % 8}", filler + b"%d" % number)
+            sent.append(((await client.send_batches([message]))[0], *message))
+        bookies["b1"].fail(BookieUnavailable("down"))
+        topic = broker.topics[str(TOPIC)]
+        topic.compaction.begin()
+        while topic.compaction.stats().messages_read < 14:
+            await settle(1)
+        bookies["b1"].fail(None)
+        bookies["b2"].fail(BookieUnavailable("down"))
+        await compacted_once(topic)
+        assert topic.compaction.stats().error == ""
+        assert await read_all(broker) == compacted(sent, horizon_of(broker))
 
 
 @in_virtual_time

@@ -6,11 +6,12 @@ and the ranges of the messages that are left. Messages keep their indexes, so me
     entry 7:12   batches  [a1 b2 a3] [c4] [d5] [e6]     left: b2, d5      (messages 1 and 4)
     row 7:12     batches  [-- b2 --] []        [d5] []  ranges: 1-1, 4-4
 
-A batch of which nothing is left has no bytes, and such batches in a row are one; a batch of which something is left is encoded
-anew with nil in place of the others, if that is shorter. Batches that cannot be decoded are left as they are.
+A batch of which nothing is left has no bytes, and such batches in a row are one; a batch of which something is left is
+encoded anew with nil in place of the others, if that is shorter. Batches that cannot be decoded are left as they are.
 
 Rows are stored many to a *chunk*, an entry of the compacted ledger: a table of them and then their bytes. The tables of all
-chunks stand once more behind the last chunk, in index pages, so that a reader need not read the messages to know what there is.
+chunks stand once more behind the last chunk, in index pages, so that a reader need not read the messages to know what there
+is.
 """
 
 from __future__ import annotations
