@@ -1,7 +1,7 @@
 """Topics that are compacted: what must be left by a model, what a reader gets, and a broker that stops at the n-th step."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -35,7 +35,7 @@ class KeyedClient(FakeClient):
                 self.found.append((place, delivery.key(index), value))
 
     async def send_batches(
-        self, *batches: list[Sent], whole: bool = False, **options: Any
+        self, *batches: Sequence[Sent], whole: bool = False, **options: Any
     ) -> list[MessageId]:
         """Publishes batches, each as one message group, or all as one; returns the ids when they are durable."""
         encoded = [

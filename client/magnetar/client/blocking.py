@@ -20,7 +20,7 @@ import asyncio
 import concurrent.futures
 import functools
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
@@ -315,7 +315,7 @@ class TableView(_Facade[AsyncTableView]):
         """The keys of this moment."""
         return iter(self.keys())
 
-    def changes(self) -> Iterator[tuple[str | bytes, bytes | None]]:
+    def changes(self) -> Generator[tuple[str | bytes, bytes | None], None, None]:
         """Keys with their new values, None for one that was deleted, from now on; see magnetar.client.TableView."""
         changes = self._inner.changes()
         try:

@@ -257,10 +257,8 @@ class Client:
         durable=False: the subscription lives in the broker's memory alone, keeps no data from being trimmed, and ends with
         its last consumer. A consumer that lost its connection goes on behind the last message that it handed out: what it
         did not acknowledge until then does not come again. Raises ConsumerBusy if the subscription exists and is of the
-        other kind.
-
-        read_compacted (exclusive, failover): of the part of the topic that was compacted only what is left, the last message
-        of each key, and then everything that came after. All consumers of a subscription must have the same.
+        other kind. read_compacted (exclusive, failover; the same for all consumers of a subscription): of what was compacted
+        only the last message of each key, and then everything that came after.
         """
         options = ConsumerOptions(
             type=type,
@@ -284,10 +282,8 @@ class Client:
         check_subscription_name(subscription)
         wanted = TopicPattern(topic) if isinstance(topic, re.Pattern) else checked_topics(topic)
         policy = options.letter_policy
-        if policy is not None:  # their names must be possible
-            for name in [] if isinstance(wanted, TopicPattern) else wanted:
-                policy.dead_letter_topic(name, subscription)
-                policy.retry_letter_topic(name, subscription)
+        if policy is not None and isinstance(wanted, list):
+            policy.check_names(wanted, subscription)
 
         def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer | TopicsConsumer, Consumer]:
             what = f"consumer {subscription!r} of {wanted if isinstance(wanted, TopicPattern) else ', '.join(wanted[:3])}"

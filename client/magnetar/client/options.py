@@ -149,6 +149,12 @@ class DeadLetterPolicy:
         if self.initial_subscription is not None:
             check_subscription_name(self.initial_subscription)
 
+    def check_names(self, topics: list[str], subscription: str) -> None:
+        """Raises InvalidTopicName unless the topics' dead-letter and retry topics have possible names."""
+        for topic in topics:
+            self.dead_letter_topic(topic, subscription)
+            self.retry_letter_topic(topic, subscription)
+
     def dead_letter_topic(self, topic: str, subscription: str) -> str:
         """Full name, for messages of a topic. Raises InvalidTopicName if that would be too long."""
         return str(TopicName.parse(self.topic or f"{topic}-{subscription}-DLQ"))

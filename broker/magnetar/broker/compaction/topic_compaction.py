@@ -189,7 +189,7 @@ class TopicCompaction:
                 await self._compact_once(rebuild=False)
                 return
             except MagnetarError as error:
-                if not self._damaged and not (is_damage(error) and await self._old_is_damaged()):
+                if not is_damage(error) or not await self._old_is_damaged():
                     raise
         await self._compact_once(rebuild=True)
 

@@ -329,7 +329,7 @@ class CompactedLog:
 
 
 class CompactedAcks:
-    """What dispatch asks of a cursor (`dispatch.core.dispatcher.Acks`)."""
+    """What dispatch asks of a cursor (`dispatch.core.entry_source.Acks`)."""
 
     __slots__ = ("_log", "_state")
 

@@ -18,8 +18,8 @@ from ..cursors.cursor import Cursor
 from ..resources.budget import ByteBudget
 from ..settings import BrokerSettings
 from .core.consumer import Consumer, Delivery
-from .core.dispatcher import Acks, DispatchCore
-from .core.entry_source import DispatchCounters
+from .core.dispatcher import DispatchCore
+from .core.entry_source import Acks, DispatchCounters
 from .core.entry_source import TopicLog as TopicLookups
 from .core.events import (
     ActiveChanged,

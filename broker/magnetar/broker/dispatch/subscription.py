@@ -34,7 +34,7 @@ from ..cursors.core.acks import EntryKey, Position
 from ..cursors.core.ranges import Range
 from ..cursors.cursor import Cursor, DurableCallback
 from .core.consumer import Consumer, ConsumerPort
-from .core.dispatcher import Acks
+from .core.entry_source import Acks
 from .core.events import (
     Acknowledged,
     AckRange,

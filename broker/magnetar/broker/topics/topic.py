@@ -350,17 +350,7 @@ class Topic:
                 kind = "durable" if subscription.durable else "not durable"
                 raise ConsumerBusy(f"subscription {name!r} exists and is {kind}; choose another name")
             self._check_served()
-            if subscription.read_compacted != read_compacted:
-                if subscription.consumers:
-                    raise ConsumerBusy(
-                        f"subscription {name!r} has consumers with read_compacted={subscription.read_compacted}; all of its "
-                        "consumers must have the same"
-                    )
-                if compacted is None:
-                    subscription.read_all_from(self)
-                else:
-                    compacted.begin_at(subscription.cursor.state.mark_delete, new=False)
-                    subscription.read_compacted_from(compacted)
+            self._choose_view(subscription, compacted)
             consumer = subscription.add_consumer(
                 port,
                 type=type,
@@ -370,6 +360,21 @@ class Topic:
                 hash_ranges=hash_ranges,
             )
             return subscription, consumer
+
+    def _choose_view(self, subscription: Subscription, compacted: CompactedLog | None) -> None:
+        """What a subscription looks at from now on. Raises ConsumerBusy if its consumers look at another thing."""
+        if subscription.read_compacted == (compacted is not None):
+            return
+        if subscription.consumers:
+            raise ConsumerBusy(
+                f"subscription {subscription.name!r} has consumers with read_compacted={subscription.read_compacted}; "
+                "all of its consumers must have the same"
+            )
+        if compacted is None:
+            subscription.read_all_from(self)
+        else:
+            compacted.begin_at(subscription.cursor.state.mark_delete, new=False)
+            subscription.read_compacted_from(compacted)
 
     async def _create_subscription(self, name: str, position: Position, *, durable: bool) -> Subscription:
         cursor = self.ledger.cursor(name if durable else None, position)

@@ -98,7 +98,7 @@ async def test_of_a_batch_the_others_are_left_out_and_all_else_stays(compression
     async with running_broker() as broker:
         client = await publisher(broker)
         large = [(f"k{n}", b"%d" % n * 400) for n in range(50)]
-        options = {
+        options: dict[str, Any] = {
             "properties": [{"n": str(n)} for n in range(50)],
             "event_times_ms": list(range(50)),
             "compression": Compression(compression),
@@ -192,9 +192,9 @@ async def test_compacting_while_producing_and_while_reading() -> None:
         await slow.ask(
             c.Subscribe, 1, "orders", "slow", durable=False, start=("earliest", None), read_compacted=True
         )
+        topic = broker.topics[str(TOPIC)]
         for number in range(1, 30):
             slow.frame(c.Flow(0, 1, 3))
-            topic = broker.topics[str(TOPIC)]
             topic.compaction.begin()
             await send(40 * number)
             if number % 3:
@@ -251,7 +251,7 @@ async def test_a_durable_subscription_passes_over_what_is_not_left() -> None:
             await client.send_batches([a(number), (f"k{number}", b""), a(number)])
         await compact(broker)
         consumer = KeyedClient(broker)
-        named = {"start": ("earliest", None), "read_compacted": True}
+        named: dict[str, Any] = {"start": ("earliest", None), "read_compacted": True}
         await consumer.ask(c.Subscribe, 1, "orders", "s", type="failover", **named)
         consumer.frame(c.Flow(0, 1, 100))
         await consumer.until(lambda: len(consumer.found) == 11)
@@ -288,7 +288,9 @@ async def crash_at(stores: Stopping, steps: int) -> tuple[bool, list[Found]]:
         client = await publisher(broker)
         sent: list[Found] = []
         for number in range(2):
-            batches = [[(f"k{n}", b"%d" % number), (None, b"%d" % n), ("gone", None)] for n in range(4)]
+            batches: list[list[Sent]] = [
+                [(f"k{n}", b"%d" % number), (None, b"%d" % n), ("gone", None)] for n in range(4)
+            ]
             ids = await client.send_batches(*batches)
             sent += [(at, *message) for at, message in zip(ids, [one for batch in batches for one in batch])]
             if not number:
@@ -332,7 +334,7 @@ async def test_a_crash_at_every_step_loses_nothing_and_leaves_nothing() -> None:
 @in_virtual_time
 async def test_a_bookie_is_down_before_a_compaction_and_another_while_it_writes() -> None:
     bookies = Bookies("b1", "b2", "b3", "b4")
-    quorums = {"ensemble_size": 2, "write_quorum": 2, "ack_quorum": 2}
+    quorums: dict[str, Any] = {"ensemble_size": 2, "write_quorum": 2, "ack_quorum": 2}
     async with running_broker(bookies.client(), **quorums) as broker:
         client = await publisher(broker)
         filler = b"x" * 100_000

@@ -17,7 +17,6 @@ lookups in the topic.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
@@ -29,7 +28,7 @@ from ...resources.budget import ByteBudget
 from ...settings import BrokerSettings
 from . import entry_source
 from .consumer import Consumer, Delivery
-from .entry_source import DispatchCounters, EntrySource, TopicLog
+from .entry_source import Acks, DispatchCounters, EntrySource, TopicLog
 from .events import (
     Acknowledged,
     AckRange,
@@ -61,24 +60,6 @@ from .selection import KeySharedSelector, Selector, new_selector
 from .slices import cut, up_to
 
 MAX_STEPS = 256  # of one `poll` that deliver nothing, before the loop has its turn
-
-
-class Acks(Protocol):
-    """What dispatch asks of a cursor's `AckState`, or of what stands in its place (`compaction.view`)."""
-
-    @property
-    def mark_delete(self) -> Position:
-        """Everything before it is acknowledged."""
-
-    @property
-    def range_count(self) -> int:
-        """Ranges acknowledged beyond it."""
-
-    def skip_whole(self, ledger: int, entry: int) -> int:
-        """The first entry from `entry` on that is not acknowledged as a whole."""
-
-    def unacked(self, ledger: int, entry: int, first: int, last: int) -> list[Range]:
-        """What of these messages is to be delivered."""
 
 
 class DispatchCore:
@@ -120,8 +101,7 @@ class DispatchCore:
     def look_at(self, log: TopicLog, state: Acks) -> None:
         """While there are no consumers: from now on these say what the topic has and what is acknowledged of it."""
         assert not self.consumers
-        self._log = log
-        self._state = state
+        self._log, self._state = log, state
         self.source.look_at(log)
         self._start_at(log.normalise(state.mark_delete))
 
@@ -186,9 +166,8 @@ class DispatchCore:
     def _added(self, consumer: Consumer, type: str, now_ms: int) -> None:
         if type != self.type:
             assert not self.consumers
-            if (
-                self._selector is not None
-            ):  # nobody was there: what is unacknowledged was counted when they left
+            if self._selector is not None:
+                # Nobody was there: what is unacknowledged was counted when they left.
                 self._start_at(self._log.normalise(self._state.mark_delete))
             self.type = type
             selector = self._selector = new_selector(type, self._settings)
@@ -246,10 +225,7 @@ class DispatchCore:
         self.read_position = position
 
     def _reset(self, epoch: int) -> None:
-        """Rule 30: pending acknowledgements end with what they were for.
-
-        Permits stay: the consumer grants again what it drops, delivered before or under way.
-        """
+        """Rule 30: pending acknowledgements end. Permits stay: the consumer grants again what it drops."""
         self.message_counts.clear()
         for consumer in self.consumers:
             consumer.epoch = epoch
