@@ -176,7 +176,7 @@ async def _subscriptions(count: int, store: Any, ledgers: Any, steps: _Steps) ->
     ledger = topic.ledger.list.ledgers[-1].ledger_id
     for number in range(count):
         consumer: Any = _Port()
-        subscription, _ = await topic.subscribe(
+        subscription, _, _ = await topic.subscribing.subscribe(
             f"s-{number}", consumer, type="shared", start=("earliest", None)
         )
         subscription.cursor.ack(ledger, 0, 3, 3, 10)

@@ -126,10 +126,10 @@ async def _measure(subscribe: Callable[[Any], Awaitable[Callable[[], int]]]) -> 
 async def _tail(topic: Any, *, others: int = 0, connected: bool = False) -> Callable[[], int]:
     """One exclusive consumer with permits, beside subscriptions that have nothing to do."""
     port = _Port()
-    subscription, consumer, _ = await topic.subscribe("active", port)
+    subscription, consumer, _ = await topic.subscribing.subscribe("active", port)
     subscription.flow(consumer, 1 << 30, 0)
     for number in range(others):
-        other, idle, _ = await topic.subscribe(f"idle-{number}", _Port())
+        other, idle, _ = await topic.subscribing.subscribe(f"idle-{number}", _Port())
         if not connected:
             other.remove_consumer(idle)
     return lambda: port.deliveries
@@ -139,7 +139,7 @@ async def _shared(topic: Any, *, with_permits: int) -> Callable[[], int]:
     """Many consumers on one subscription."""
     port = _Port()
     for number in range(MANY):
-        subscription, consumer, _ = await topic.subscribe("shared", port, type="shared")
+        subscription, consumer, _ = await topic.subscribing.subscribe("shared", port, type="shared")
         if number >= MANY - with_permits:
             subscription.flow(consumer, 1 << 30, 0)
     return lambda: port.deliveries

@@ -12,11 +12,14 @@ from support.broker_kit import running_broker
 
 
 @asynccontextmanager
-async def serving(metadata: Any = None, ledgers: Any = None, **settings: Any) -> AsyncIterator[FramedServer]:
-    """A broker that listens; `metadata`, `ledgers`: stores that outlive it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+async def serving(
+    metadata: Any = None, ledgers: Any = None, port: int = 0, **settings: Any
+) -> AsyncIterator[FramedServer]:
+    """A broker that listens; `metadata`, `ledgers`: stores that outlive it; `port` 0: a free one."""
+    if not port:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
     url = f"magnetar://127.0.0.1:{port}"
     async with running_broker(ledgers, metadata, service_url=url, **settings) as broker:
         server = await start_server("127.0.0.1", port, listener(broker), ConnectionOptions(name="broker"))

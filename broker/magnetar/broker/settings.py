@@ -30,6 +30,8 @@ _ZERO = {
     "retention_ms": "keeps nothing that is acknowledged",
     "retention_bytes": "keeps nothing that is acknowledged",
     "message_ttl_ms": "lets messages wait for ever",
+    "compaction_threshold_bytes": "compacts topics only when asked",
+    "compaction_tombstone_retention_ms": "leaves no message that deletes its key",
 }
 _MAY_BE_UNLIMITED = ("retention_ms", "retention_bytes")
 
@@ -114,6 +116,16 @@ class BrokerSettings:
     attached_query_ms: int = 30 * 24 * 3_600_000  # so long the last batch of a query is remembered
     max_attached_queries: int = 1_000  # per topic
 
+    # Topic compaction. So many bytes behind what was compacted last make a topic be compacted by itself; 0: only when asked.
+    compaction_threshold_bytes: int = 0
+    # Most keys that may have changed since the last compaction, and most messages that one may leave. While a compaction
+    # runs it takes some 200 bytes of memory for each changed key; a compacted topic that is read 30 for each entry left.
+    compaction_max_keys: int = 500_000
+    max_compactions: int = 1  # at once, over all topics
+    compaction_keyless: str = "keep"  # messages without a key; "drop" leaves them out, as Pulsar does
+    # So long a message that deletes its key is there for readers that were away; it is gone in the next compaction after.
+    compaction_tombstone_retention_ms: int = 24 * 3_600_000
+
     max_requests_per_connection: int = 1_000
     max_watches_per_connection: int = (
         100  # pattern subscriptions that learn of new topics at once; others list them
@@ -139,6 +151,10 @@ class BrokerSettings:
             check_retention(self.retention_ms, self.retention_bytes)
         except InvalidArgument as error:
             raise InvalidSetting(f"broker settings: {error.message}") from None
+        if self.compaction_keyless not in ("keep", "drop"):
+            raise InvalidSetting(
+                f"broker setting compaction_keyless must be 'keep' or 'drop', not {self.compaction_keyless!r}"
+            )
         if self.min_ledger_age_ms > self.max_ledger_age_ms:
             raise InvalidSetting(
                 f"broker setting min_ledger_age_ms={self.min_ledger_age_ms} must not exceed "

@@ -43,6 +43,8 @@ async def topic_stats(url: str, topic: str, *, as_json: bool) -> None:
         print_json(stats)
         return
     print_figures(stats)
+    if stats.get("compaction", {}).get("state", "never") != "never":
+        print_figures(stats["compaction"], title="compaction")
     if stats.get("producers"):
         print_table(
             "producers", ("name", "epoch"), [(p["name"], text(p["epoch"])) for p in stats["producers"]]
@@ -51,14 +53,14 @@ async def topic_stats(url: str, topic: str, *, as_json: bool) -> None:
         _print_subscriptions(stats["subscriptions"])
 
 
-def print_figures(stats: dict[str, Any]) -> None:
+def print_figures(stats: dict[str, Any], title: str = "") -> None:
     """Those that are a number or a word, as a table of two columns."""
     figures = [
         (name.replace("_", " "), text(value))
         for name, value in stats.items()
         if value is not None and not isinstance(value, list | dict)
     ]
-    print_table("", ("", ""), figures, right=(1,))
+    print_table(title, ("", ""), figures, right=(1,))
 
 
 async def list_subscriptions(url: str, topic: str, *, as_json: bool) -> None:
@@ -160,6 +162,23 @@ async def clear_backlog(url: str, topic: str, subscription: str, *, as_json: boo
         skipped = await client.clear_backlog(topic, subscription)
     what = f"skipped all messages of {subscription} in {topic}, {text(skipped)} at most"
     _done(what, {"skipped": skipped}, as_json=as_json)
+
+
+async def compact_topic(url: str, topic: str, *, action: str, wait: bool, as_json: bool) -> None:
+    """Begins a compaction, shows how it stands, or gives it up."""
+    async with connect(url) as client:
+        if action == "start":
+            state = await client.compact_topic(topic, wait=wait)
+        elif action == "remove":
+            state = await client.remove_compaction(topic)
+        else:
+            state = await client.compaction_status(topic)
+    if as_json:
+        print_json(state)
+    else:
+        print_figures(state)
+    if wait and state["state"] == "failed":
+        fail(f"the compaction of {topic} failed: {state['error']}")
 
 
 async def delete_topic(url: str, topic: str, *, force: bool) -> None:

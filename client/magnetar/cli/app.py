@@ -428,6 +428,28 @@ def namespaces_policies(
     run(policies.update(url, "", namespace, changed, as_json=as_json))
 
 
+@topics_app.command("compact")
+def topics_compact(
+    topic: Topic,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when it is over; exit code 1 if it failed.")
+    ] = False,
+    status: Annotated[bool, typer.Option("--status", help="Only show how it stands.")] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Give compaction up: delete what the last one left.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Keep the last message of each key, for readers with read_compacted; others still get all."""
+    from . import admin
+    from .session import exclusive, run
+
+    exclusive({"--wait": wait, "--status": status, "--remove": remove})
+    action = "status" if status else "remove" if remove else "start"
+    run(admin.compact_topic(url, topic, action=action, wait=wait, as_json=as_json))
+
+
 @topics_app.command("delete")
 def topics_delete(topic: Topic, force: Force = False, yes: Yes = False, url: Url = DEFAULT_URL) -> None:
     """Delete a topic with all its messages and subscriptions."""

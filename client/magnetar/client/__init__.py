@@ -45,6 +45,7 @@ from .policies import FoundPolicies
 from .producer import Producer
 from .reader import Reader
 from .receipts import Receipt
+from .table_view import TableView
 
 __all__ = [
     "AlreadyClosed",
@@ -78,6 +79,7 @@ __all__ = [
     "RetryableError",
     "SendTimeout",
     "SubscriptionNotFound",
+    "TableView",
     "TopicNotFound",
     "connect",
 ]

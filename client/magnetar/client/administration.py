@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
@@ -10,6 +11,7 @@ from typing import Any
 from magnetar.proto.commands import (
     ClearBacklog,
     Command,
+    CompactTopic,
     CreateSubscription,
     CreateTopic,
     DeleteSubscription,
@@ -67,6 +69,32 @@ class Administration(AbstractAsyncContextManager[Any]):
         """Deletes a topic and all its messages; while producers or consumers are connected only with `force`."""
         name = str(TopicName.parse(topic))
         await self.request(DeleteTopic(0, name, force), topic=name)
+
+    async def compact_topic(self, topic: str, *, wait: bool = False) -> dict[str, Any]:
+        """Begins a compaction of the topic, unless one is under way; returns its state (WIRE.md, CompactTopic).
+
+        With `wait` it returns when the compaction is over: `state` is "done", or "failed" and `error` says why. A compaction
+        goes on when the caller is cancelled. Raises TopicNotFound.
+        """
+        state = await self._compaction(topic, "start")
+        pause = 0.01
+        while wait and state["state"] == "running":
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+            state = await self.compaction_status(topic)
+        return state
+
+    async def compaction_status(self, topic: str) -> dict[str, Any]:
+        """The state of the topic's compaction (WIRE.md, CompactTopic). Raises TopicNotFound."""
+        return await self._compaction(topic, "status")
+
+    async def remove_compaction(self, topic: str) -> dict[str, Any]:
+        """Deletes what the last compaction left. Readers get all that the topic has; trimming waits for no compaction."""
+        return await self._compaction(topic, "remove")
+
+    async def _compaction(self, topic: str, action: str) -> dict[str, Any]:
+        name = str(TopicName.parse(topic))
+        return dict(await self.request(CompactTopic(0, name, action), topic=name))
 
     # --- subscriptions -----------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import asyncio
 import concurrent.futures
 import functools
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
@@ -34,6 +34,7 @@ from .producer import Producer as AsyncProducer
 from .reader import Reader as AsyncReader
 from .receipts import Receipt as AsyncReceipt
 from .receiving import Receiving
+from .table_view import TableView as AsyncTableView
 
 __all__ = [
     "Client",
@@ -44,6 +45,7 @@ __all__ = [
     "Producer",
     "Reader",
     "Receipt",
+    "TableView",
     "connect",
 ]
 
@@ -300,14 +302,58 @@ class Reader(_Receiving[AsyncReader]):
         return self.receive(timeout)
 
 
+class TableView(_Facade[AsyncTableView]):
+    """As magnetar.client.TableView."""
+
+    refresh = _waiting(AsyncTableView.refresh)
+    get = _calling(AsyncTableView.get)
+    keys = _calling(AsyncTableView.keys)
+    values = _calling(AsyncTableView.values)
+    items = _calling(AsyncTableView.items)
+    __getitem__ = _calling(AsyncTableView.__getitem__)
+    __contains__ = _calling(AsyncTableView.__contains__)
+    __len__ = _calling(AsyncTableView.__len__)
+
+    @property
+    def topic(self) -> str:
+        """Full name of the topic."""
+        return self._inner.topic
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        return self._inner.size_bytes
+
+    def __iter__(self) -> Iterator[str | bytes]:
+        """The keys of this moment."""
+        return iter(self.keys())
+
+    def changes(self) -> Generator[tuple[str | bytes, bytes | None], None, None]:
+        """Keys with their new values, None for one that was deleted, from now on; see magnetar.client.TableView."""
+        changes = self._inner.changes()
+        try:
+            while True:
+                try:
+                    yield self._thread.wait(_awaited(anext(changes)))
+                except StopAsyncIteration:
+                    return
+        finally:
+            if not self._thread.stopped:
+                self._thread.wait(changes.aclose())
+
+
 class Client(_Facade[aio.Client]):
     """Made by `connect`; closing it ends its thread."""
 
     create_producer = _made(Producer, _waiting(aio.Client.create_producer))
     subscribe = _made(Consumer, _waiting(aio.Client.subscribe))
     create_reader = _made(Reader, _waiting(aio.Client.create_reader))
+    create_table_view = _made(TableView, _waiting(aio.Client.create_table_view))
     list_topics = _waiting(aio.Client.list_topics)
     topic_stats = _waiting(aio.Client.topic_stats)
+    compact_topic = _waiting(aio.Client.compact_topic)
+    compaction_status = _waiting(aio.Client.compaction_status)
+    remove_compaction = _waiting(aio.Client.remove_compaction)
     create_topic = _waiting(aio.Client.create_topic)
     delete_topic = _waiting(aio.Client.delete_topic)
     delete_subscription = _waiting(aio.Client.delete_subscription)

@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, MagnetarError
 from magnetar.proto.ids import TopicName, check_subscription_name
@@ -33,6 +33,7 @@ from .options import (
 )
 from .producer import Producer
 from .reader import Reader
+from .table_view import TableView
 from .topic.consumer import TopicConsumer
 from .topic.producer import TopicProducer
 from .topic.session import ConsumerSession
@@ -42,6 +43,13 @@ from .topics_watch import TopicsWatch
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 M = TypeVar("M", bound=Member)
 OnClosed = Callable[[], object]
+
+
+class Openable(Protocol):
+    """What a member is opened with: what it hands over to, or itself."""
+
+    async def open(self) -> None:
+        """Attaches for the first time."""
 
 
 class Opening(Generic[C]):
@@ -223,6 +231,7 @@ class Client(Administration):
         fail_on_trimmed: bool = False,
         priority_level: int = 0,
         hash_ranges: tuple[tuple[int, int], ...] = (),
+        read_compacted: bool = False,
     ) -> Opening[Consumer]:
         """A consumer of a subscription, which is created at `start` if it does not exist.
 
@@ -236,9 +245,9 @@ class Client(Administration):
         shared): consumers with a lower number come first. hash_ranges (key_shared): the slots, (first, last) of 0 to 65,535,
         that this consumer wants; without them the consumers share all slots evenly.
 
-        start: "latest", "earliest", a MessageId (inclusive), ms since the epoch, or a datetime (without tzinfo it is local
-        time). receiver_queue_messages bounds what waits in the client (None: 1,000, growing while the consumer keeps up,
-        within receiver_queue_bytes). Acks are sent every ack_group_messages or ack_group_delay seconds. With fail_on_trimmed
+        start: "latest", "earliest", a MessageId (inclusive), ms since the epoch, or a datetime (local if it has no tzinfo).
+        receiver_queue_messages bounds what waits in the client (None: 1,000, growing while the consumer keeps up, within
+        receiver_queue_bytes). Acks are sent every ack_group_messages or ack_group_delay seconds. With fail_on_trimmed
         receiving raises MessageLost, once, where messages that were to come next had been trimmed.
 
         A message that is nacked is delivered again after nack_delay seconds, or after a pause that grows with its redelivery
@@ -249,7 +258,7 @@ class Client(Administration):
         durable=False: the subscription lives in the broker's memory alone, keeps no data from being trimmed, and ends with
         its last consumer. A consumer that lost its connection goes on behind the last message that it handed out: what it
         did not acknowledge until then does not come again. Raises ConsumerBusy if the subscription exists and is of the
-        other kind.
+        other kind. read_compacted (exclusive, failover; all consumers alike): of what was compacted each key's last message.
         """
         options = ConsumerOptions(
             type=type,
@@ -269,11 +278,11 @@ class Client(Administration):
             fail_on_trimmed=fail_on_trimmed,
             priority_level=priority_level,
             hash_ranges=hash_ranges,
+            read_compacted=read_compacted,
         )
         check_subscription_name(subscription)
         wanted = TopicPattern(topic) if isinstance(topic, re.Pattern) else checked_topics(topic)
-        policy = options.letter_policy
-        if policy is not None and isinstance(wanted, list):
+        if (policy := options.letter_policy) is not None and isinstance(wanted, list):
             policy.check_names(wanted, subscription)
 
         def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer | TopicsConsumer, Consumer]:
@@ -376,10 +385,11 @@ class Client(Administration):
         receiver_queue_messages: int | None = None,
         receiver_queue_bytes: int = 16 * 1024 * 1024,
         fail_on_trimmed: bool = False,
+        read_compacted: bool = False,
     ) -> Opening[Reader]:
         """A reader of `topic` from `start` on: no subscription stays behind, nothing is acknowledged.
 
-        start, fail_on_trimmed: as for `subscribe`.
+        start, fail_on_trimmed, read_compacted: as for `subscribe`.
         """
         options = ConsumerOptions(
             durable=False,
@@ -388,14 +398,51 @@ class Client(Administration):
             receiver_queue_messages=receiver_queue_messages,
             receiver_queue_bytes=receiver_queue_bytes,
             fail_on_trimmed=fail_on_trimmed,
+            read_compacted=read_compacted,
         )
         full_name = str(TopicName.parse(topic))
 
         def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer, Reader]:
-            subscription = f"reader-{self._pool.rng.getrandbits(64):016x}"
-            session = ConsumerSession(self._pool, full_name, consumer_id, f"reader of {full_name}")
-            consumer = TopicConsumer(session, subscription, options, on_closed)
+            consumer = self._reading_consumer(consumer_id, full_name, "reader", options, on_closed)
             return consumer, Reader(full_name, consumer)
+
+        return self._opening(make)
+
+    def _reading_consumer(
+        self, consumer_id: int, topic: str, what: str, options: ConsumerOptions, on_closed: OnClosed
+    ) -> TopicConsumer:
+        """Of a subscription that nobody else knows."""
+        subscription = f"reader-{self._pool.rng.getrandbits(64):016x}"
+        session = ConsumerSession(self._pool, topic, consumer_id, f"{what} of {topic}")
+        return TopicConsumer(session, subscription, options, on_closed)
+
+    def create_table_view(
+        self,
+        topic: str,
+        *,
+        name: str = "",
+        receiver_queue_messages: int | None = None,
+        receiver_queue_bytes: int = 16 * 1024 * 1024,
+    ) -> Opening[TableView]:
+        """The last value of each key of `topic`, in memory, which follows the topic until it is closed.
+
+        It is opened once it has all that the topic has at that moment. A topic that is compacted now and then is read
+        faster.
+        """
+        options = ConsumerOptions(
+            durable=False,
+            start="earliest",
+            name=name,
+            receiver_queue_messages=receiver_queue_messages,
+            receiver_queue_bytes=receiver_queue_bytes,
+            read_compacted=True,
+        )
+        full_name = str(TopicName.parse(topic))
+
+        def make(consumer_id: int, on_closed: OnClosed) -> tuple[TableView, TableView]:
+            consumer = self._reading_consumer(consumer_id, full_name, "table view", options, on_closed)
+            view = TableView(full_name, consumer)
+            return view, view
 
         return self._opening(make)
 
@@ -446,9 +493,7 @@ class Client(Administration):
 
     # --- members -----------------------------------------------------------------------------------------------------
 
-    def _opening(
-        self, make: Callable[[int, OnClosed], tuple[TopicProducer | TopicConsumer | TopicsConsumer, M]]
-    ) -> Opening[M]:
+    def _opening(self, make: Callable[[int, OnClosed], tuple[Openable, M]]) -> Opening[M]:
         async def open_member() -> M:
             if self._closed:
                 raise AlreadyClosed("the client is closed; connect again")

@@ -6,7 +6,6 @@ import contextlib
 import math
 import re
 import ssl
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -154,15 +153,15 @@ class DeadLetterPolicy:
         if self.initial_subscription is not None:
             check_subscription_name(self.initial_subscription)
 
-    def dead_letter_topic(self, topic: str, subscription: str) -> str:
-        """Full name, for messages of a topic. Raises InvalidTopicName if that would be too long."""
-        return str(TopicName.parse(self.topic or f"{topic}-{subscription}-DLQ"))
-
-    def check_names(self, topics: Iterable[str], subscription: str) -> None:
-        """Raises InvalidTopicName if a name for messages of one of the topics would be too long."""
+    def check_names(self, topics: list[str], subscription: str) -> None:
+        """Raises InvalidTopicName unless the topics' dead-letter and retry topics have possible names."""
         for topic in topics:
             self.dead_letter_topic(topic, subscription)
             self.retry_letter_topic(topic, subscription)
+
+    def dead_letter_topic(self, topic: str, subscription: str) -> str:
+        """Full name, for messages of a topic. Raises InvalidTopicName if that would be too long."""
+        return str(TopicName.parse(self.topic or f"{topic}-{subscription}-DLQ"))
 
     def retry_letter_topic(self, topic: str, subscription: str) -> str:
         """Full name, for messages of a topic. Raises InvalidTopicName if that would be too long."""
@@ -194,6 +193,7 @@ class ConsumerOptions:
     fail_on_trimmed: bool = False  # MessageLost where messages were trimmed before they were read
     priority_level: int = 0  # failover, shared: 0 is the highest
     hash_ranges: tuple[tuple[int, int], ...] = ()  # key_shared: of 65,536 slots; (): shared out evenly
+    read_compacted: bool = False  # exclusive, failover
 
     def __post_init__(self) -> None:
         if self.type not in SUBSCRIPTION_TYPES:
@@ -212,6 +212,10 @@ class ConsumerOptions:
             raise InvalidArgument(
                 "retry and dead-letter topics are for subscriptions on which each message is acknowledged by itself: "
                 f"subscribe with type='shared' or 'key_shared', not {self.type!r}"
+            )
+        if self.read_compacted and self.type in INDIVIDUAL_TYPES:
+            raise InvalidArgument(
+                f"read_compacted is for exclusive and failover subscriptions and for readers, not for type={self.type!r}"
             )
         if self.ack_timeout is not None and not MIN_ACK_TIMEOUT_S <= self.ack_timeout < math.inf:
             raise InvalidArgument(

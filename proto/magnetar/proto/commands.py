@@ -165,6 +165,7 @@ class Subscribe(Command, tag=23):
     `type`: exclusive, failover, shared or key_shared. `priority_level` (failover, shared): 0 is the highest. `hash_ranges`
     (key_shared): [first, last] slots, both ends included, of the 65,536 that a key's hash falls into; none: the consumers
     share the slots evenly. `create` false: TopicNotFound if the topic does not exist, whatever the broker's settings say.
+    `read_compacted` (exclusive, failover): of what was compacted only what is left.
     """
 
     consumer_id: int
@@ -179,6 +180,7 @@ class Subscribe(Command, tag=23):
     priority_level: int = 0
     hash_ranges: tuple[tuple[int, int], ...] = ()
     create: bool = True
+    read_compacted: bool = False
 
 
 class Flow(Command, tag=24):

@@ -15,6 +15,7 @@ __all__ = [
     "ArchiveLedgers",
     "AttachLedgers",
     "ClearBacklog",
+    "CompactTopic",
     "CreateStagedLedger",
     "CreateSubscription",
     "CreateTopic",
@@ -186,6 +187,17 @@ class TopicsChanged(Command, tag=62):
 
     watch_id: int
     list_again: bool = False
+
+
+class CompactTopic(Command, tag=63):
+    """Ok: the state of the topic's compaction (WIRE.md).
+
+    `action`: "start" begins one unless one is under way, "remove" gives compaction up and deletes what the last one left,
+    "status" does nothing.
+    """
+
+    topic: str
+    action: str = "start"
 
 
 # --- topics as ledgers -----------------------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ async def test_an_unload_on_the_way_is_told_and_the_next_owner_expires() -> None
         await client.producer()
         await published(client, clock, [1_000, 2_000])
         topic = topic_of(broker)
-        subscription = topic.subscription("s", durable=True)
+        subscription = topic.subscribing.get("s", durable=True)
         closing = asyncio.ensure_future(topic.close())
         await settle()
         with pytest.raises(MagnetarError) as refused:

@@ -10,6 +10,7 @@ import pytest
 from magnetar.broker.log.records import (
     Archive,
     AttachedQuery,
+    CompactedLedger,
     CursorRecord,
     LedgerInfo,
     NamespaceRecord,
@@ -23,13 +24,13 @@ from magnetar.proto.errors import DataDirectoryError
 from magnetar.proto.policies import Policies
 
 RECORD = bytes.fromhex(
-    "8fa6666f726d617401a76c656467657273929907050205640b0cc30499090a0000000000c209a87365676d656e7473929300010393050406"
-    "ae7472696d6d65645f72616e67657391920405a861726368697665739292a966696c653a2f2f2f610292a873333a2f2f622f6303a7747269"
-    "6d6d656493010003aa6e6578745f696e6465780aaa637265617465645f6d7307a864656c6574696e67c2aa70726f7065727469657381a161"
-    "a162a8617474616368656481a17194061463cf8000000000000000aa7075626c697368696e6781a17198071e6d0900c41030313233343536"
-    "373839616263646566c305ab7472696d6d65645f656e6493050302a8706f6c696369657384ac726574656e74696f6e5f6d7300af72657465"
-    "6e74696f6e5f627974657300ae6d6573736167655f74746c5f6d73cdea60b3737562736372697074696f6e5f74746c5f6d7381a17305b070"
-    "6f6c69636965735f76657273696f6e03"
+    "de0011a6666f726d617401a76c656467657273929907050205640b0cc30499090a0000000000c209a87365676d656e747392930001039305"
+    "0406ae7472696d6d65645f72616e67657391920405a861726368697665739292a966696c653a2f2f2f610292a873333a2f2f622f6303a774"
+    "72696d6d656493010003aa6e6578745f696e6465780aaa637265617465645f6d7307a864656c6574696e67c2aa70726f7065727469657381"
+    "a161a162a8617474616368656481a17194061463cf8000000000000000aa7075626c697368696e6781a17198071e6d0900c4103031323334"
+    "3536373839616263646566c305ab7472696d6d65645f656e6493050302a8706f6c696369657384ac726574656e74696f6e5f6d7300af7265"
+    "74656e74696f6e5f627974657300ae6d6573736167655f74746c5f6d73cdea60b3737562736372697074696f6e5f74746c5f6d7381a17305"
+    "b0706f6c69636965735f76657273696f6e03aa636f6d70616374696f6e96089307020001035a28aa636f6d70616374696e670b"
 )
 SEGMENT = bytes.fromhex("82a6666f726d617401a76c656467657273929907050205640b0cc30499090a0000000000c209")
 NAMESPACE = bytes.fromhex("82a6666f726d617401a8706f6c696369657381ac726574656e74696f6e5f6d73ff")
@@ -50,6 +51,8 @@ EVERYTHING = TopicRecord(
     trimmed_end=(5, 3, 2),
     policies=Policies(retention_ms=0, retention_bytes=0, message_ttl_ms=60_000, subscription_ttl_ms={"s": 5}),
     policies_version=3,
+    compaction=CompactedLedger(8, (7, 2, 0), 1, 3, 90, 40),
+    compacting=11,
 )
 
 
@@ -87,6 +90,13 @@ def test_a_damaged_ledger_list_is_refused(key: str, damaged: Any) -> None:
     for value in (fields | {key: damaged}, {name: fields[name] for name in fields if name != key}):
         with pytest.raises(DataDirectoryError, match="metadata of path is damaged"):
             TopicRecord.decode(msgpack.packb(value), "path")
+
+
+@pytest.mark.parametrize("damaged", [[], ["a"], 5, [8, [7, 2], 1, 3, 90, 40]])
+def test_a_damaged_pointer_to_a_compacted_ledger_is_refused(damaged: Any) -> None:
+    fields = msgpack.unpackb(RECORD) | {"compaction": damaged}
+    with pytest.raises(DataDirectoryError, match="metadata of path is damaged"):
+        TopicRecord.decode(msgpack.packb(fields), "path")
 
 
 def test_staged_nodes() -> None:

@@ -58,6 +58,7 @@ def test_the_table_of_operations() -> None:
         "BrokerService.list_topics": Operation("list_topics", "namespace"),
         "BrokerService.watch_topics": Operation("list_topics", "namespace"),
         "BrokerService.topic_stats": Operation("topic_stats", TOPIC),
+        "BrokerService.compact_topic": Operation("compact_topic", TOPIC),
         "BrokerService.create_topic": Operation("create_topic", TOPIC),
         "BrokerService.delete_topic": Operation("delete_topic", TOPIC),
         "BrokerService.delete_subscription": Operation("delete_subscription", TOPIC),

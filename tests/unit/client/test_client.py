@@ -39,7 +39,8 @@ def test_public_names() -> None:
         "AlreadyClosed AlreadyExists Client ConnectionLost Consumer ConsumerBusy DeadLetterPolicy FinalError"
         " FoundPolicies InvalidArgument InvalidCallError LookupAgainError MagnetarError Message MessageBatch MessageId"
         " MessageLost MessageTooLarge Policies PolicyInForce Producer ProducerFenced ProducerQueueFull Reader Receipt"
-        " ReceiveTimeout RedeliveryBackoff RequestTimeout RetryableError SendTimeout SubscriptionNotFound TopicNotFound"
+        " ReceiveTimeout RedeliveryBackoff RequestTimeout RetryableError SendTimeout SubscriptionNotFound TableView"
+        " TopicNotFound"
         " connect".split()
     )
     for name in magnetar.client.__all__:

@@ -19,7 +19,7 @@ from ..resources.budget import ByteBudget
 from ..settings import BrokerSettings
 from .core.consumer import Consumer, Delivery
 from .core.dispatcher import DispatchCore
-from .core.entry_source import DispatchCounters
+from .core.entry_source import Acks, DispatchCounters
 from .core.entry_source import TopicLog as TopicLookups
 from .core.events import (
     ActiveChanged,
@@ -83,6 +83,11 @@ class Dispatcher:
         self._again: asyncio.Handle | None = None  # after a turn that was long enough, or a defect
         self._running = False
         self.skipped_entries = 0
+
+    def look_at(self, log: TopicLog, acks: Acks) -> None:
+        """See DispatchCore."""
+        self._log = log
+        self.core.look_at(log, acks)
 
     @property
     def read_position(self) -> Position:

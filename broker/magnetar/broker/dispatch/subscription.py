@@ -30,10 +30,12 @@ from magnetar.proto.errors import (
     TopicBusy,
 )
 
+from ..compaction.view import CompactedAcks, CompactedLog
 from ..cursors.core.acks import EntryKey, Position
 from ..cursors.core.ranges import Range
 from ..cursors.cursor import Cursor, DurableCallback
 from .core.consumer import Consumer, ConsumerPort
+from .core.entry_source import Acks
 from .core.events import (
     Acknowledged,
     AckRange,
@@ -51,7 +53,7 @@ from .core.events import (
 )
 from .core.selection import SELECTORS
 from .core.selection.hash_ranges import check_hash_ranges
-from .dispatcher import Dispatcher
+from .dispatcher import Dispatcher, TopicLog
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +75,10 @@ class AckLog(Protocol):
 
     async def read_message_count(self, key: EntryKey) -> int:
         """Messages of any entry. Raises MessageLost."""
+
+
+class WholeTopic(TopicLog, AckLog, Protocol):
+    """What other subscriptions look at."""
 
 
 class _Lookup(NamedTuple):
@@ -118,6 +124,7 @@ class Subscription:
         self.epoch = 0
         self.type = ""
         self._log = log
+        self.compacted: CompactedLog | None = None  # the same, of a `read_compacted` subscription
         self._on_empty = on_empty
         self._lookups: list[_Lookup] = []
         self._lookup_rows = 0  # of all of them
@@ -138,6 +145,26 @@ class Subscription:
         return self.dispatcher.core.consumers
 
     # --- consumers ---------------------------------------------------------------------------------------------------
+
+    @property
+    def read_compacted(self) -> bool:
+        """True if it gets what compactions left, and then the tail."""
+        return self.compacted is not None
+
+    def read_compacted_from(self, compacted: CompactedLog) -> None:
+        """While there are no consumers: it looks at this from now on, and its cursor follows."""
+        self.compacted = compacted
+        self._look_at(compacted, CompactedAcks(compacted, self.cursor.state))
+
+    def read_all_from(self, topic: WholeTopic) -> None:
+        """While there are no consumers: as if it had never read what compactions left."""
+        self.compacted = None
+        self._look_at(topic, self.cursor.state)
+
+    def _look_at(self, log: WholeTopic, acks: Acks) -> None:
+        self._log = log
+        self.cursor.state.follow(log)
+        self.dispatcher.look_at(log, acks)
 
     def add_consumer(
         self,
@@ -192,6 +219,8 @@ class Subscription:
         self, consumer: Consumer, rows: list[AckRange], *, cumulative: bool, done: DurableCallback | None
     ) -> None:
         """Acknowledges ranges; `done` comes when the change is durable, or with an error and nothing changed."""
+        if self.compacted is not None:
+            rows = self.compacted.covering(rows, cumulative=cumulative)
         try:
             unknown = self._check(rows, cumulative)
         except MagnetarError as error:
@@ -395,9 +424,13 @@ class Subscription:
         await self.dispatcher.close(error)
 
 
-def check_type(type: str) -> None:
+def check_type(type: str, *, read_compacted: bool = False) -> None:
     """Raises InvalidArgument."""
     if type not in SELECTORS:
         raise InvalidArgument(
             f"unknown subscription type {type!r} (want {' or '.join(map(repr, SELECTORS))})"
+        )
+    if read_compacted and SELECTORS[type].individual_acks:
+        raise InvalidArgument(
+            f"read_compacted is for exclusive and failover subscriptions and for readers, not for a {type} one"
         )

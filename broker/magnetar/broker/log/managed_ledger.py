@@ -113,8 +113,11 @@ class ManagedLedger(Generic[T]):
             return existed
         if self.list.ledgers and not self.list.ledgers[-1].closed:
             await self._recover(self.list.ledgers[-1])
+        record = self.list.record
+        # A compaction that did not come to its end left a ledger, or only the intention of one.
+        abandoned = [record.compacting] if record.compacting >= 0 else []
         try:
-            await self.list.commit()
+            await self.list.commit(delete=abandoned, compacting=-1)
         except VersionConflict as conflict:
             raise TopicBusy(f"topic {self.name} is being taken over by another broker") from conflict
         await self.list.sweep()
@@ -512,6 +515,11 @@ class ManagedLedger(Generic[T]):
             info.stored_id, first, last, fetch, max_bytes=max_bytes, entry_bytes=info.size // info.entries
         )
 
+    async def read_stored(self, stored_id: int, entry: int) -> bytes:
+        """One entry of a ledger that belongs to the topic and is not in its list."""
+        reader = await self._readers.reader(stored_id)
+        return (await reader.read(entry, entry))[0]
+
     # --- trimming ----------------------------------------------------------------------------------------------------
 
     def trimmable(self, limit: Callable[[], Position]) -> int:
@@ -564,7 +572,8 @@ class ManagedLedger(Generic[T]):
     async def mark_deleting(self) -> None:
         """From here on the topic does not exist, even if a crash comes before `delete` is done."""
         async with self._list_lock:
-            await self.list.commit(deleting=True)
+            compacted = self.list.record.compacted_ledgers()
+            await self.list.commit(deleting=True, delete=compacted, compaction=None, compacting=-1)
 
     async def delete(self) -> None:
         """Deletes the ledgers of a topic marked as deleting, then its metadata; may be repeated after a crash."""

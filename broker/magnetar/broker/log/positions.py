@@ -72,7 +72,7 @@ async def _at_time(ledgers: LedgerList, read_entry: ReadEntry, time_ms: int) -> 
         return ledgers.end
     entry_id = await _first_appended(info, read_entry, time_ms, 0)
     entry = await read_entry((info.ledger_id, entry_id))
-    index = _first_published(entry, time_ms)
+    index = first_published(entry, time_ms)
     return (
         (info.ledger_id, entry_id, index)
         if index < entry.message_count
@@ -125,11 +125,12 @@ async def _first_appended(info: LedgerInfo, read_entry: ReadEntry, time_ms: int,
     return low
 
 
-def _first_published(entry: Entry, time_ms: int) -> int:
+def first_published(entry: Entry, time_ms: int) -> int:
     """Index of the first message of the first batch published at or after `time_ms`; past the end if none is."""
     for position in range(entry.batch_count):
-        start, _ = entry.batch_bounds(position)
-        if decode_batch_header(entry.data, start).publish_time_ms >= time_ms:
+        start, end = entry.batch_bounds(position)
+        # A batch without bytes: a compaction left nothing of it.
+        if end > start and decode_batch_header(entry.data, start).publish_time_ms >= time_ms:
             return entry.batch_start_index(position)
     count: int = entry.message_count
     return count

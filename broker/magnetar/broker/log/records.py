@@ -156,6 +156,17 @@ class ArchivedLedger(NamedTuple):
     location: str
 
 
+class CompactedLedger(msgspec.Struct, array_like=True, frozen=True):
+    """What the last compaction of a topic left, and where."""
+
+    ledger_id: int  # stored id; -1: no message is left
+    horizon: tuple[int, int, int]  # the first message that it did not look at: all before were
+    chunks: int  # entries that hold messages; index pages follow
+    messages: int  # that are left
+    size: int  # payload bytes
+    compacted_ms: int  # when it was done
+
+
 class TopicRecord(Record, tag_field="format", tag=FORMAT):
     """The head of the ledger list (`ledger_list` says how segments, trimmed ranges and archives belong together)."""
 
@@ -178,11 +189,18 @@ class TopicRecord(Record, tag_field="format", tag=FORMAT):
     trimmed_end: Position
     policies: Policies  # the topic's own
     policies_version: int  # rises with every change of them
+    compaction: CompactedLedger | None  # None: the topic was never compacted, or is not any more
+    compacting: int  # stored id of the ledger that a compaction writes, or wrote before a crash; -1: none
 
     @classmethod
     def new(cls, created_ms: int) -> TopicRecord:
         """Of a topic without ledgers."""
-        return cls([], [], [], [], [], 0, created_ms, False, {}, {}, {}, (0, 0, 0), Policies(), 0)
+        return cls([], [], [], [], [], 0, created_ms, False, {}, {}, {}, (0, 0, 0), Policies(), 0, None, -1)
+
+    def compacted_ledgers(self) -> list[int]:
+        """Stored ids of the ledgers of compactions that there may be."""
+        done = self.compaction
+        return [one for one in (-1 if done is None else done.ledger_id, self.compacting) if one >= 0]
 
     @property
     def archived_through(self) -> int:

@@ -8,6 +8,7 @@ from magnetar.proto.errors import InvalidArgument, Unsupported
 from magnetar.proto.ids import MessageId, TopicName
 from magnetar.proto.policies import Policies
 
+from ..compaction.topic_compaction import CompactionStats
 from ..dispatch.core.consumer import ConsumerPort
 from ..dispatch.subscription import Sought, Subscription
 from ..log.positions import Start
@@ -93,6 +94,7 @@ class BrokerService:
         priority_level: int = 0,
         hash_ranges: Sequence[tuple[int, int]] = (),
         create: bool = True,
+        read_compacted: bool = False,
     ) -> ConsumerOpened:
         """A consumer; its subscription is made at `start` if there is none, the topic if `create` and settings allow it.
 
@@ -105,7 +107,7 @@ class BrokerService:
                 f"a priority level of {priority_level} is not allowed; want 0, the highest, to {MAX_PRIORITY_LEVEL}"
             )
         topic = await (self._broker.find(name) if create else self._broker.known(name))
-        subscribed = await topic.subscribe(
+        subscribed = await topic.subscribing.subscribe(
             subscription,
             port,
             type=type,
@@ -115,23 +117,24 @@ class BrokerService:
             epoch=epoch,
             priority_level=priority_level,
             hash_ranges=hash_ranges,
+            read_compacted=read_compacted,
         )
         return ConsumerOpened(topic, *subscribed)
 
     @on_consumer("consume")
     async def unsubscribe(self, opened: ConsumerOpened) -> None:
         """Deletes the consumer's subscription. Raises ConsumerBusy while it has other consumers."""
-        await opened.topic.delete_subscription(opened.subscription.name, by=opened.consumer)
+        await opened.topic.subscribing.delete(opened.subscription.name, by=opened.consumer)
 
     @on_consumer("consume")
     async def seek(self, opened: ConsumerOpened, start: Start) -> Sought:
         """Moves the consumer's subscription; durable when it returns."""
-        return await opened.topic.seek(opened.subscription, start)
+        return await opened.topic.subscribing.seek(opened.subscription, start)
 
     @on_consumer("consume")
     async def last_message_id(self, opened: ConsumerOpened) -> MessageId | None:
-        """The last confirmed message of the consumer's topic; None if it holds none."""
-        return await opened.topic.last_message_id()
+        """The last confirmed message of the consumer's topic that it gets; None if there is none."""
+        return await opened.topic.last_message_id(opened.subscription)
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
@@ -165,6 +168,23 @@ class BrokerService:
         """Figures of the topic. Raises TopicNotFound."""
         return await topic_stats(await self._broker.known(name))
 
+    @on_topic("compact_topic")
+    async def compact_topic(self, name: TopicName, *, action: str = "start") -> CompactionStats:
+        """Begins a compaction unless one is under way ("start"), gives up compaction ("remove"), or does nothing ("status").
+
+        Returns the state after that, which says how a compaction goes on. Raises TopicNotFound, InvalidArgument.
+        """
+        if action not in ("start", "status", "remove"):
+            raise InvalidArgument(
+                f"a compaction has no action {action!r} (want 'start', 'status' or 'remove')"
+            )
+        compaction = (await self._broker.known(name)).compaction
+        if action == "start":
+            compaction.begin()
+        elif action == "remove":
+            await compaction.remove()
+        return compaction.stats()
+
     @on_topic("create_topic")
     async def create_topic(self, name: TopicName, *, partitions: int = 0) -> None:
         """Makes a topic, or finds it there. Raises TopicBusy, Unsupported."""
@@ -181,7 +201,7 @@ class BrokerService:
     async def delete_subscription(self, name: TopicName, subscription: str, *, force: bool = False) -> None:
         """Raises TopicNotFound, SubscriptionNotFound, and ConsumerBusy while somebody is connected unless `force`."""
         topic = await self._broker.known(name)
-        await topic.delete_subscription(subscription, force=force)
+        await topic.subscribing.delete(subscription, force=force)
 
     # --- policies ----------------------------------------------------------------------------------------------------
 
@@ -217,7 +237,7 @@ class BrokerService:
         self, name: TopicName, subscription: str, *, start: Start = ("latest", None)
     ) -> None:
         """A durable subscription without a consumer; the topic is made if settings allow it. Raises AlreadyExists."""
-        await (await self._broker.find(name)).create_subscription(subscription, start)
+        await (await self._broker.find(name)).subscribing.create(subscription, start)
 
     @on_topic("seek_subscription")
     async def seek_subscription(self, name: TopicName, subscription: str, *, start: Start) -> int:
@@ -226,7 +246,7 @@ class BrokerService:
         Raises TopicNotFound, SubscriptionNotFound, InvalidArgument, TopicBusy.
         """
         topic = await self._broker.known(name)
-        return (await topic.seek(topic.subscription(subscription, durable=True), start)).epoch
+        return (await topic.subscribing.seek(topic.subscribing.get(subscription, durable=True), start)).epoch
 
     @on_topic("skip_messages")
     async def skip_messages(self, name: TopicName, subscription: str, *, count: int) -> Skipped:
@@ -234,14 +254,14 @@ class BrokerService:
         if count <= 0:
             raise InvalidArgument(f"{count} messages cannot be skipped; want 1 or more")
         topic = await self._broker.known(name)
-        found = topic.subscription(subscription, durable=True)
+        found = topic.subscribing.get(subscription, durable=True)
         return _skipped(await skip(topic.ledger.list, topic.read_entry, found, count), found)
 
     @on_topic("skip_messages")
     async def clear_backlog(self, name: TopicName, subscription: str) -> Skipped:
         """As skip_messages, of all that is stored now; how many that were is an upper bound, as in the stats."""
         topic = await self._broker.known(name)
-        found = topic.subscription(subscription, durable=True)
+        found = topic.subscribing.get(subscription, durable=True)
         cleared = (await backlog(topic, found, TopicOffsets(topic))).messages
         await found.skip_to(lambda: topic.find(("latest", None)))
         return _skipped(cleared, found)
@@ -252,7 +272,7 @@ class BrokerService:
         if before_ms < 0:
             raise InvalidArgument(f"{before_ms} is no time: want milliseconds since the epoch")
         topic = await self._broker.known(name)
-        found = topic.subscription(subscription, durable=True)
+        found = topic.subscribing.get(subscription, durable=True)
         ledgers = topic.ledger.list
         before = await TopicOffsets(topic).of(ledgers.normalise(found.cursor.state.mark_delete))
         moved = await topic.expiry.expire(found, before_ms)
@@ -266,7 +286,7 @@ class BrokerService:
         if count <= 0:
             raise InvalidArgument(f"{count} messages cannot be shown; want 1 or more")
         topic = await self._broker.known(name)
-        cursor = topic.subscription(subscription).cursor
+        cursor = topic.subscribing.get(subscription).cursor
         return Peeked(
             await peek(topic.ledger.list, cursor.state, cursor.redeliveries, topic.read_entry, count)
         )

@@ -8,6 +8,7 @@ import msgspec
 
 from magnetar.proto.policies import Policies, PolicyInForce
 
+from ..compaction.topic_compaction import CompactionStats
 from ..cursors.core.acks import Position
 from ..dispatch.core.consumer import Consumer
 from ..dispatch.subscription import Subscription
@@ -126,6 +127,7 @@ class TopicStats(msgspec.Struct, frozen=True):
     ledgers: list[LedgerStats]
     subscriptions: dict[str, SubscriptionStats]
     unavailable_subscriptions: dict[str, str]  # those whose cursor could not be read, and why
+    compaction: CompactionStats
 
 
 class PoliciesFound(msgspec.Struct, frozen=True):

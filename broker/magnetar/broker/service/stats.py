@@ -75,6 +75,7 @@ async def topic_stats(topic: Topic) -> TopicStats:
             for name, subscription in list(topic.subscriptions.items())
         },
         unavailable_subscriptions={name: error.message for name, error in topic.recovery.unavailable.items()},
+        compaction=topic.compaction.stats(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,3 +48,4 @@ class Components(NamedTuple):
     archives: ArchiveReader
     namespaces: NamespacePolicies
     bookies: Bookies | None  # None: clients cannot learn where bookies listen
+    compactions: asyncio.Semaphore  # a slot for each that may run at once

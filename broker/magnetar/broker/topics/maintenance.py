@@ -1,11 +1,12 @@
-"""The regular rounds of a topic: an old ledger is closed, what nobody needs is trimmed, staged ledgers are swept; old
-messages expire.
+"""The regular rounds of a topic: an old ledger is closed, what nobody needs is trimmed, staged ledgers are swept, and a
+compaction that is due begins; old messages expire.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..compaction.topic_compaction import TopicCompaction
 from ..cursors.core.acks import Position
 from ..export.staging import Staging
 from ..log.managed_ledger import ManagedLedger
@@ -17,10 +18,13 @@ from .retention import Retention
 class Maintenance:
     """Of one topic; `stop` in the end."""
 
-    def __init__(self, ledger: ManagedLedger[Any], retention: Retention, expiry: Expiry) -> None:
+    def __init__(
+        self, ledger: ManagedLedger[Any], retention: Retention, expiry: Expiry, compaction: TopicCompaction
+    ) -> None:
         self._ledger = ledger
         self._retention = retention
         self._expiry = expiry
+        self._compaction = compaction
         self._jobs = Jobs(f"topic {ledger.name}")
 
     def round(self, staging: Staging | None) -> None:
@@ -28,6 +32,7 @@ class Maintenance:
         self._ledger.roll_if_due()
         if self._ledger.trimmable(self._limit):
             self._jobs.begin("trimming", lambda: self._ledger.trim(self._limit))
+        self._compaction.round()
         if staging is not None and len(staging):
             self._jobs.begin("sweeping staged ledgers", staging.sweep)
 

@@ -76,6 +76,7 @@ class Broker:
         self._components = Components(
             metadata, ledgers, settings, clock, self.cache, self._shared_reads, self.publish_budget,
             self._read_budget, self.published, self.dispatched, archives or NoArchives(), self.namespaces, bookies,
+            asyncio.Semaphore(settings.max_compactions),
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
         self.watches = TopicWatches()

@@ -53,8 +53,11 @@ class Retention:
         leases: Leases,
         policies: Callable[[], Resolved | None],
         clock: Clock,
+        *,
+        compacts: bool = False,
     ) -> None:
-        """`policies` None: not known now."""
+        """`policies` None: not known now. `compacts`: by itself, also what was never compacted before."""
+        self._compacts = compacts
         self._ledgers = ledgers
         self._subscriptions = subscriptions
         self._unavailable = unavailable
@@ -126,6 +129,10 @@ class Retention:
             else:
                 position, reason = one.dispatcher.read_position, f"{name!r} is reading it"
             yield Holder(normalise(position), reason)
+        compacted = self._ledgers.record.compaction
+        if compacted is not None or self._compacts:
+            first = _ALL if compacted is None else normalise(compacted.horizon)
+            yield Holder(first, "the next compaction goes through it")
         yield from self._of_leases(besides)
 
     def _of_leases(self, besides: str) -> Iterator[Holder]:

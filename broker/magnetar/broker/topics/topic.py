@@ -13,37 +13,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from magnetar.proto.batch import AdmittedGroups
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
-    AlreadyExists,
-    ConsumerBusy,
     DataDirectoryError,
-    InvalidArgument,
     MagnetarError,
     ServiceNotReady,
-    SubscriptionNotFound,
     TopicBusy,
     TopicNotFound,
 )
-from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName, check_subscription_name
+from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
+from ..compaction.topic_compaction import TopicCompaction
 from ..cursors.core.acks import EntryKey, Position
-from ..cursors.core.ranges import Range
 from ..cursors.cursor import Cursor
 from ..cursors.recovery import CursorRecovery
-from ..dispatch.core.consumer import Consumer, ConsumerPort
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.readers import Readers
-from ..dispatch.subscription import Sought, Subscribed, Subscription, check_type
+from ..dispatch.subscription import Subscription
 from ..export.leases import Leases
 from ..export.topic_export import TopicExport
 from ..log.managed_ledger import LedgerEvents, ManagedLedger
-from ..log.positions import Start, find_position, skips_trimmed
+from ..log.positions import Start, find_position
 from ..log.records import cursors_path, staged_path
 from ..log.tail_cache import TopicCache
 from ..resources.budget import ByteBudget
@@ -54,6 +49,7 @@ from .maintenance import Maintenance
 from .policies import TopicPolicies
 from .producers import ProducerPort, Producers, ProducerSession, SessionState
 from .retention import Retention
+from .subscribing import Subscribing
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +66,6 @@ class Topic:
         self._loop = asyncio.get_running_loop()
         self.producers = Producers(str(name), settings.producer_drain_timeout_ms)
         self.subscriptions: dict[str, Subscription] = {}
-        self._subscribing = asyncio.Lock()
         self.publish_budget = ByteBudget(settings.max_topic_publish_bytes, components.publish_budget)
         self._coalescer = Coalescer(settings.max_entry_bytes)
         self._cache = TopicCache(components.cache, settings.read_ahead_bytes)
@@ -83,11 +78,9 @@ class Topic:
             components.shared_reads,
             settings,
             components.clock,
-            LedgerEvents(
-                self._confirmed, self._append_soon, self._ledgers_changed, self._fenced, self._delayed
-            ),
-        )
-        self.recovery = CursorRecovery(name, self.ledger.list, self.ledger.cursor, self._attach, settings)
+            LedgerEvents(self._confirmed, self._append_soon, self._ledgers_changed, self._fenced, self._delayed),
+        )  # fmt: skip
+        self.recovery = CursorRecovery(name, self.ledger.list, self.ledger.cursor, self.attach, settings)
         self._leases = Leases(settings, self._loop.time)
         self.policies = TopicPolicies(name, self.ledger, components.namespaces, settings)
         self.retention = Retention(
@@ -97,12 +90,22 @@ class Topic:
             self._leases,
             self.policies.in_force,
             components.clock,
+            compacts=settings.compaction_threshold_bytes > 0,
+        )
+        self.compaction = TopicCompaction(
+            self.ledger,
+            components.ledgers,
+            settings,
+            components.compactions,
+            components.clock.now_ms,
+            self._ledgers_changed,
         )
         self._export: TopicExport | None = None  # made when first used: few topics need it
         self.expiry = Expiry(
             self.ledger.list, self.read_entry, self.subscriptions, self.policies.in_force, components.clock
         )
-        self.maintenance = Maintenance(self.ledger, self.retention, self.expiry)
+        self.maintenance = Maintenance(self.ledger, self.retention, self.expiry, self.compaction)
+        self.subscribing = Subscribing(self, components.clock)
         self._append_scheduled = False
         # Confirmed in this wake-up, receipts not yet sent: ledger, entry, stored bytes, what it holds.
         self._confirmed_entries: list[tuple[int, int, bytes | None, GatheredEntry]] = []
@@ -110,7 +113,6 @@ class Topic:
         self._ending: asyncio.Task[None] | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._drained: asyncio.Future[None] | None = None
-        self._reader_number = 0
         self.messages_in = 0
         self.bytes_in = 0
         self.used_at = self._loop.time()  # when somebody asked for it, or a round found it in use
@@ -131,10 +133,10 @@ class Topic:
             if staged or self.ledger.list.record.publishing:
                 await self.export.load()
         await self.recovery.run(await metadata.children(cursors_path(self.name)))
-        self._check_served()  # a cursor may have met another owner
+        self.check_served()  # a cursor may have met another owner
         return not existed
 
-    def _attach(self, name: str, cursor: Cursor) -> Subscription:
+    def attach(self, name: str, cursor: Cursor) -> Subscription:
         components = self._components
         dispatcher = Dispatcher(
             f"subscription {name!r} of topic {self.name}",
@@ -153,7 +155,7 @@ class Topic:
     def export(self) -> TopicExport:
         """What it offers to those who go to its ledgers themselves. Raises TopicNotServed."""
         if self._export is None:
-            self._check_served()
+            self.check_served()
             self._export = TopicExport(
                 self.name, self.ledger, self._leases, self.retention.lowest, self._components
             )
@@ -168,7 +170,7 @@ class Topic:
 
         Raises ProducerBusy, Unsupported, TopicNotServed.
         """
-        self._check_served()
+        self.check_served()
         return await self.producers.open(name, epoch, access_mode, new_port)
 
     def close_producer(self, session: ProducerSession) -> None:
@@ -309,148 +311,27 @@ class Topic:
 
     # --- subscriptions -----------------------------------------------------------------------------------------------
 
-    async def subscribe(
-        self,
-        name: str,
-        port: ConsumerPort,
-        *,
-        type: str = "exclusive",
-        start: Start = ("latest", None),
-        durable: bool = True,
-        consumer_name: str = "",
-        epoch: int = 0,
-        priority_level: int = 0,
-        hash_ranges: Sequence[Range] = (),
-    ) -> Subscribed:
-        """Attaches a consumer; makes the subscription at `start` if there is none. Raises ConsumerBusy, InvalidArgument."""
-        check_type(type)
-        if not name and not durable:
-            self._reader_number += 1
-            name = f"reader-{self._reader_number}"
-        check_subscription_name(name)
-        self._check_served()
-        self.recovery.check(name)
-        # Outside of the lock: a time may have to be looked for in archived ledgers, and others go on meanwhile.
-        position = None if name in self.subscriptions else await self.find(start)
-        async with self._subscribing:
-            self._check_served()
-            self.recovery.check(name)
-            subscription = self.subscriptions.get(name)
-            trimmed = None
-            if subscription is None:
-                position = position or await self.find(start)
-                trimmed = self._trimmed(start, position)
-                subscription = await self._create_subscription(name, position, durable=durable)
-            elif subscription.durable != durable:
-                kind = "durable" if subscription.durable else "not durable"
-                raise ConsumerBusy(f"subscription {name!r} exists and is {kind}; choose another name")
-            self._check_served()
-            consumer = subscription.add_consumer(
-                port,
-                type=type,
-                name=consumer_name,
-                epoch=epoch,
-                priority_level=priority_level,
-                hash_ranges=hash_ranges,
-            )
-            return Subscribed(subscription, consumer, trimmed)
-
-    async def create_subscription(self, name: str, start: Start) -> None:
-        """Makes a durable subscription without a consumer; it is durable when this returns. Raises AlreadyExists."""
-        check_subscription_name(name)
-        position = await self.find(start)
-        async with self._subscribing:
-            self._check_served()
-            self.recovery.check(name)
-            if name in self.subscriptions:
-                raise AlreadyExists(
-                    f"topic {self.name} has a subscription {name!r} already; use it, move it by seeking, or delete it first"
-                )
-            await self._create_subscription(name, position, durable=True)
-
-    def subscription(self, name: str, *, durable: bool = False) -> Subscription:
-        """Raises SubscriptionNotFound, why it cannot be used, or (`durable`) InvalidArgument for a reader's."""
-        self._check_served()
-        self.recovery.check(name)
-        found = self.subscriptions.get(name)
-        if found is None:
-            raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}")
-        if durable and not found.durable:
-            raise InvalidArgument(
-                f"subscription {name!r} is not durable: its consumer keeps its place, and it ends with that; seek there"
-            )
-        return found
-
-    async def _create_subscription(self, name: str, position: Position, *, durable: bool) -> Subscription:
-        cursor = self.ledger.cursor(name if durable else None, position)
-        try:
-            await cursor.create(self._clock.now_ms())
-        except AlreadyExists:
-            # Made by a call that was cancelled before it learned of its success (another owner would have fenced us),
-            # or deleted in part.
-            if await cursor.adopt():
-                await cursor.recover(self.ledger.list)
-            else:
-                await cursor.delete()
-                cursor = self.ledger.cursor(name if durable else None, position)
-                await cursor.create(self._clock.now_ms())
-        return self._attach(name, cursor)
-
     async def find(self, start: Start) -> Position:
         """The position that "earliest", "latest", an id or a time means now."""
         return await find_position(self.ledger.list, self.read_entry, start)
-
-    def _trimmed(self, start: Start, position: Position) -> Position | None:
-        """`position`, if it is there because what `start` names was trimmed."""
-        return position if skips_trimmed(self.ledger.list, start, position) else None
-
-    async def seek(self, subscription: Subscription, start: Start) -> Sought:
-        """Moves the subscription; durable when it returns."""
-        trimmed: Position | None = None
-
-        async def resolve() -> Position:
-            nonlocal trimmed
-            position = await self.find(start)
-            trimmed = self._trimmed(start, position)
-            return position
-
-        return Sought(await subscription.seek(resolve), trimmed)
 
     def _emptied(self, subscription: Subscription) -> None:
         """The last consumer left; a reader's cursor goes with it."""
         if not subscription.durable and self.subscriptions.get(subscription.name) is subscription:
             del self.subscriptions[subscription.name]
             # Nothing of it waits: its cursor is not durable, so closing is only cancelling a read.
-            self._background(subscription.delete())
+            self.in_background(subscription.delete())
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks[id(task)] = task
         task.add_done_callback(lambda done: self._tasks.pop(id(done), None))
         return task
 
-    async def delete_subscription(
-        self, name: str, *, force: bool = False, by: Consumer | None = None
-    ) -> None:
-        """Deletes it; refused while other consumers than `by` are connected, unless `force`."""
-        async with self._subscribing:
-            if name in self.recovery.unavailable:
-                await asyncio.shield(self._background(self.recovery.delete(name)))
-                return
-            subscription = self.subscription(name)
-            others = [consumer for consumer in subscription.consumers if consumer is not by]
-            if others and not force:
-                raise ConsumerBusy(
-                    f"subscription {name!r} has {len(others)} connected consumer(s); close them or use force"
-                )
-            if by is not None:
-                subscription.remove_consumer(by)
-            self.subscriptions.pop(name, None)
-            # Goes on to its end when the caller's connection breaks.
-            await asyncio.shield(self._background(subscription.delete()))
-
-    async def last_message_id(self) -> MessageId | None:
-        """The last confirmed message, None if the topic holds none."""
+    async def last_message_id(self, subscription: Subscription | None = None) -> MessageId | None:
+        """The last confirmed message, None if the topic holds none; of a subscription the last one that it gets."""
+        if subscription is not None and subscription.compacted is not None:
+            return await subscription.compacted.last_message_id()
         last = self.ledger.list.last_entry()
         return None if last is None else MessageId(*last, await self.read_message_count(last) - 1)
 
@@ -481,6 +362,7 @@ class Topic:
             or self.publish_budget.used
             or self._tasks
             or self._leases.count()
+            or self.compaction.running
             or (self._export is not None and len(self._export.staging))
         )
 
@@ -495,7 +377,7 @@ class Topic:
 
     # --- ending ------------------------------------------------------------------------------------------------------
 
-    def _check_served(self) -> None:
+    def check_served(self) -> None:
         if self._not_served is not None:
             raise self._not_served
 
@@ -560,6 +442,7 @@ class Topic:
         export = self._export
         if export is not None:
             await export.stop(error)
+        await self.compaction.stop()
         await self.ledger.close()
         if export is not None:
             await export.attachments.stop()
@@ -569,11 +452,12 @@ class Topic:
         """Loading failed: lets go of what was begun, writes nothing."""
         self._not_served = self._not_served or TopicBusy(f"topic {self.name} could not be loaded")
         await self._end_subscriptions(self._not_served, fenced=True)
+        await self.compaction.stop()
         await self.ledger.close()
 
     async def delete(self, *, force: bool) -> None:
         """Deletes the topic with all it holds. Refused while producers or consumers are connected, unless `force`."""
-        self._check_served()
+        self.check_served()
         consumers = sum(len(subscription.consumers) for subscription in self.subscriptions.values())
         if not force and (len(self.producers) or consumers):
             raise TopicBusy(

@@ -375,6 +375,7 @@ class TopicConsumer:
                 self._options.priority_level,
                 self._options.hash_ranges,
                 self._create,
+                self._options.read_compacted,
             )
             result = await connection.request(subscribe, self._session.pool.options.operation_timeout)
             self._epoch = int(result["epoch"])

@@ -129,6 +129,11 @@ class AckState:
         self.acked.clear()
         self.mark_delete = self._topology.normalise(position)
 
+    def follow(self, topology: Topology) -> None:
+        """What follows what is another matter from now on."""
+        self._topology = topology
+        self._advance()
+
     def renormalise(self) -> None:
         """Called when the ledger list changed: a mark-delete position at the end of a ledger may now move on."""
         self._advance()

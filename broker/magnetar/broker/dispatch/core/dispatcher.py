@@ -21,14 +21,14 @@ from collections.abc import Iterable, Iterator
 from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 
-from ...cursors.core.acks import AckState, EntryKey, Position
+from ...cursors.core.acks import EntryKey, Position
 from ...cursors.core.ranges import CountedRange, Range, complement
 from ...cursors.core.redeliveries import RedeliveryCounts
 from ...resources.budget import ByteBudget
 from ...settings import BrokerSettings
 from . import entry_source
 from .consumer import Consumer, Delivery
-from .entry_source import DispatchCounters, EntrySource, TopicLog
+from .entry_source import Acks, DispatchCounters, EntrySource, TopicLog
 from .events import (
     Acknowledged,
     AckRange,
@@ -69,7 +69,7 @@ class DispatchCore:
     def __init__(
         self,
         log: TopicLog,
-        state: AckState,
+        state: Acks,
         counts: RedeliveryCounts,
         settings: BrokerSettings,
         read_budget: ByteBudget,
@@ -98,6 +98,13 @@ class DispatchCore:
         self._timer_ms: int | None = None  # the last WakeAt that is not due yet
         self.stop = Stop.NO_CONSUMER  # of the last `poll` that returned None
         self._closed = False
+
+    def look_at(self, log: TopicLog, state: Acks) -> None:
+        """While there are no consumers: from now on these say what the topic has and what is acknowledged of it."""
+        assert not self.consumers
+        self._log, self._state = log, state
+        self.source.look_at(log)
+        self._start_at(log.normalise(state.mark_delete))
 
     @property
     def active(self) -> Consumer | None:
@@ -162,9 +169,7 @@ class DispatchCore:
     def _added(self, consumer: Consumer, type: str, now_ms: int) -> None:
         if type != self.type:
             assert not self.consumers
-            if (
-                self._selector is not None
-            ):  # nobody was there: what is unacknowledged was counted when they left
+            if self._selector is not None:  # what is unacknowledged was counted when they left
                 self._start_at(self._log.normalise(self._state.mark_delete))
             self.type = type
             selector = self._selector = new_selector(type, self._settings)
@@ -219,10 +224,7 @@ class DispatchCore:
         self.read_position = position
 
     def _reset(self, epoch: int) -> None:
-        """Rule 30: pending acknowledgements end with what they were for.
-
-        Permits stay: the consumer grants again what it drops, delivered before or under way.
-        """
+        """Rule 30: pending acknowledgements end. Permits stay: the consumer grants again what it drops."""
         self.message_counts.clear()
         for consumer in self.consumers:
             consumer.epoch = epoch
@@ -287,10 +289,8 @@ class DispatchCore:
             if key <= self.read_position[:2] and self._log.is_confirmed(*key):
                 for start, end in self._state.unacked(*key, max(first, 0), last):
                     tracker.nack_by_position(self.consumers, key, start, end, counted=counted)
-        if (
-            not individual
-            and tracker.replay_messages > self._settings.max_unacked_messages_per_subscription > 0
-        ):
+        cap = self._settings.max_unacked_messages_per_subscription
+        if not individual and tracker.replay_messages > cap > 0:
             # A pile that only a peer bounds: from the mark-delete position on it costs nothing to remember.
             self._rewind()
         self._changed(consumer)

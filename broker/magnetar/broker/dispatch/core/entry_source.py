@@ -34,6 +34,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
 from ...cursors.core.acks import EntryKey, Position
+from ...cursors.core.ranges import Range
 from ...resources.budget import ByteBudget
 from ...settings import BrokerSettings
 from .events import CancelReads, Instruction, Read, ReportUnreadable, SkipEntry, Stop
@@ -57,6 +58,24 @@ class TopicLog(Protocol):
 
     def cached(self, key: EntryKey) -> Entry | None:
         """The entry if the tail cache has it."""
+
+
+class Acks(Protocol):
+    """What dispatch asks of a cursor's `AckState`, or of what stands in its place (`compaction.view`)."""
+
+    @property
+    def mark_delete(self) -> Position:
+        """Everything before it is acknowledged."""
+
+    @property
+    def range_count(self) -> int:
+        """Ranges acknowledged beyond it."""
+
+    def skip_whole(self, ledger: int, entry: int) -> int:
+        """The first entry from `entry` on that is not acknowledged as a whole."""
+
+    def unacked(self, ledger: int, entry: int, first: int, last: int) -> list[Range]:
+        """What of these messages is to be delivered."""
 
 
 class DispatchCounters:
@@ -143,6 +162,10 @@ class EntrySource:
         )
         self.failures: dict[EntryKey, ReadFailure] = {}
         self._failed_ahead: dict[EntryKey, None] = {}  # of `failures`: those that a catch-up read met; few
+
+    def look_at(self, log: TopicLog) -> None:
+        """See DispatchCore."""
+        self._log = log
 
     def get(self, key: EntryKey) -> Entry | None:
         """The entry, if it is in memory."""

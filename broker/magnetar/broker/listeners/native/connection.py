@@ -308,6 +308,7 @@ class ClientConnection:
             priority_level=command.priority_level,
             hash_ranges=command.hash_ranges,
             create=command.create,
+            read_compacted=command.read_compacted,
         )
 
     def _consumer_opened(self, command: c.Subscribe, opened: ConsumerOpened) -> None:

@@ -109,6 +109,10 @@ async def _clear_backlog(service: BrokerService, caller: Caller, command: c.Clea
     return await service.clear_backlog(caller, command.topic, command.subscription)
 
 
+async def _compact_topic(service: BrokerService, caller: Caller, command: c.CompactTopic, _: bytes) -> Any:
+    return await service.compact_topic(caller, command.topic, action=command.action)
+
+
 async def _topic_ledgers(service: BrokerService, caller: Caller, command: c.TopicLedgers, _: bytes) -> Any:
     return await service.ledgers.topic_ledgers(
         caller, command.topic, after=command.after, count=command.count
@@ -224,6 +228,7 @@ REQUESTS: dict[type[c.Command], Callable[[BrokerService, Caller, Any, bytes], Aw
     c.SkipMessages: _skip_messages,
     c.PeekMessages: _peek_messages,
     c.ClearBacklog: _clear_backlog,
+    c.CompactTopic: _compact_topic,
     c.TopicLedgers: _topic_ledgers,
     c.KeepLedgers: _keep_ledgers,
     c.CreateStagedLedger: _create_staged,

@@ -1,0 +1,100 @@
+"""Which messages a compacted ledger has, and where: in memory while somebody reads it, some 30 bytes for each row.
+
+Rows are numbered in the order of the topic. Invariant: the keys of rows, (ledger, entry), rise.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+
+from ...cursors.core.acks import EntryKey
+from ...cursors.core.ranges import Range
+from .rows import TableRow, pairs
+
+
+class CompactedIndex:
+    """Made by `add_chunk` for one chunk after another. Look-ups are binary searches, 1 us."""
+
+    def __init__(self) -> None:
+        self._ledgers = array("q")  # position ids that have rows, rising
+        self._ledger_starts = array("q")  # number of the first row of each
+        self._entries = array("q")  # of each row
+        self._sizes = array("I")
+        self._chunks = array("q")  # ids of the chunks' entries, rising
+        self._chunk_starts = array("q")  # number of the first row of each chunk
+        self._bounds = array("I")  # flat ranges of all rows
+        self._bound_ends = array("q")  # where those of each row end
+        self._tombstones: dict[int, list[int]] = {}  # by row; few
+        self.messages = 0  # that are left
+        self.tombstones = 0  # of those: without a value
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add_chunk(self, chunk: int, table: Iterable[TableRow]) -> None:
+        """Rows behind all that are known, in the entry `chunk` of the compacted ledger."""
+        self._chunks.append(chunk)
+        self._chunk_starts.append(len(self))
+        for ledger, entry, size, messages, tombstones in table:
+            if not self._ledgers or self._ledgers[-1] != ledger:
+                self._ledgers.append(ledger)
+                self._ledger_starts.append(len(self))
+            if tombstones:
+                self._tombstones[len(self)] = tombstones
+                self.tombstones += _count(tombstones)
+            self._entries.append(entry)
+            self._sizes.append(size)
+            self._bounds.extend(messages)
+            self._bound_ends.append(len(self._bounds))
+            self.messages += _count(messages)
+
+    def find(self, key: EntryKey) -> int:
+        """The first row at `key` or behind it; `len` if there is none."""
+        ledger, entry = key
+        at = bisect_left(self._ledgers, ledger)
+        if at == len(self._ledgers):
+            return len(self)
+        first, last = self._rows_of(at)
+        if self._ledgers[at] > ledger:
+            return first
+        return bisect_left(self._entries, entry, first, last)
+
+    def _rows_of(self, at: int) -> tuple[int, int]:
+        starts = self._ledger_starts
+        return starts[at], starts[at + 1] if at + 1 < len(starts) else len(self)
+
+    def row(self, key: EntryKey) -> int | None:
+        """The row of this entry, if anything of it is left."""
+        row = self.find(key)
+        return row if row < len(self) and self.key(row) == key else None
+
+    def has_ledger(self, ledger: int) -> bool:
+        """True if anything of the ledger is left."""
+        at = bisect_left(self._ledgers, ledger)
+        return at < len(self._ledgers) and self._ledgers[at] == ledger
+
+    def key(self, row: int) -> EntryKey:
+        """The entry of the topic that the row is of."""
+        return self._ledgers[bisect_right(self._ledger_starts, row) - 1], self._entries[row]
+
+    def left(self, row: int) -> list[Range]:
+        """The messages of the row that are left, those without a value among them."""
+        begin = self._bound_ends[row - 1] if row else 0
+        return pairs(self._bounds[begin : self._bound_ends[row]])
+
+    def tombstones_of(self, row: int) -> list[Range]:
+        """The messages of the row that are left and have no value."""
+        return pairs(self._tombstones.get(row, ()))
+
+    def chunk(self, row: int) -> tuple[int, int, list[int]]:
+        """Of the chunk that has the row: its entry, its first row, the sizes of its rows."""
+        at = bisect_right(self._chunk_starts, row) - 1
+        starts = self._chunk_starts
+        end = starts[at + 1] if at + 1 < len(starts) else len(self)
+        return self._chunks[at], starts[at], list(self._sizes[starts[at] : end])
+
+
+def _count(flat: list[int]) -> int:
+    return sum(flat[1::2]) - sum(flat[::2]) + len(flat) // 2

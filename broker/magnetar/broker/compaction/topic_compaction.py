@@ -1,0 +1,326 @@
+"""The compaction of one topic: when it runs, what it replaces, who reads it.
+
+    IDLE     --asked for, or above the threshold--> RUNNING
+    RUNNING  --done: the topic's metadata names the new ledger--> IDLE
+    RUNNING  --failed, or the topic is unloaded--> IDLE   what the last compaction left stays; `error` says why
+
+The order of writes, so that a crash at any point loses nothing and leaves nothing:
+
+    1. the id of the new ledger into the topic's metadata (`compacting`)     the next owner deletes that ledger
+    2. the new ledger, closed: all of it is durable
+    3. one compare-and-set: the pointer to the new ledger, the old one among those to be deleted, `compacting` none
+    4. the old ledger is deleted                                             if need be by the next owner
+
+**Damage.** What cannot be read of a compacted ledger costs readers the compacted view, never the topic: they see the
+ledgers of the topic that there are. The next compaction, which the next round of maintenance begins by itself, goes through
+all of those and what can be read of the damaged ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from magnetar.proto.errors import MagnetarError
+
+from ..cursors.cursor import is_damage
+from ..log.managed_ledger import ManagedLedger
+from ..log.records import CompactedLedger
+from ..resources.stores import Ledgers, Writer
+from ..settings import BrokerSettings
+from .compactor import CompactedWriter, Compactor, Progress
+from .view import CompactedLog, CompactedView, WholeTopic
+
+_log = logging.getLogger(__name__)
+
+
+class CompactionStats(msgspec.Struct, frozen=True):
+    """Of a topic's compaction; WIRE.md says what the fields mean."""
+
+    state: str  # "never", "running", "done" or "failed": the last one, of which `error` tells
+    error: str
+    horizon: list[int] | None
+    compacted_messages: int
+    compacted_bytes: int
+    compacted_ms: int
+    backlog_bytes: int  # behind the horizon: what the next compaction goes through
+    messages_read: int  # by the one that is running
+    damaged: bool  # what the last one left cannot be read: readers get all messages
+
+
+class TopicCompaction:
+    """See the module docstring. `stop` in the end."""
+
+    def __init__(
+        self,
+        ledger: ManagedLedger[Any],
+        ledgers: Ledgers,
+        settings: BrokerSettings,
+        slots: asyncio.Semaphore,
+        now_ms: Callable[[], int],
+        switched: Callable[[], None],
+    ) -> None:
+        """`slots`: of the broker, one for each compaction that may run. `switched`: readers are to look again."""
+        self._ledger = ledger
+        self._ledgers = ledgers
+        self._settings = settings
+        self._slots = slots
+        self._now_ms = now_ms
+        self._switched = switched
+        self.view: CompactedView | None = None  # of the pointer in metadata, once somebody reads it
+        self._damaged = False  # what the pointer names
+        self._opening: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._progress: Progress | None = None  # of the one that is running and has its turn
+        self._error = ""
+        self._stopped = False
+
+    @property
+    def running(self) -> bool:
+        """True while a compaction is under way, or waits for its turn."""
+        return self._task is not None
+
+    @property
+    def _pointer(self) -> CompactedLedger | None:
+        return self._ledger.list.record.compaction
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def log_of(self, topic: WholeTopic) -> CompactedLog:
+        """The topic for one `read_compacted` subscription; `load` before."""
+        return CompactedLog(topic, lambda: self.view, self._found_damage)
+
+    async def load(self) -> None:
+        """`view` is what the last compaction left, unless that is damaged. Raises what may pass."""
+        while self.view is None and self._pointer is not None and not self._damaged:
+            if self._opening is None:
+                self._opening = asyncio.get_running_loop().create_task(self._open_view())
+                self._opening.add_done_callback(self._opened)
+            await asyncio.shield(self._opening)
+
+    def _opened(self, _: asyncio.Task[None]) -> None:
+        self._opening = None
+
+    async def _open_view(self) -> None:
+        pointer = self._pointer
+        if pointer is None:
+            return
+        try:
+            view = await CompactedView.open(pointer, self._ledger.read_stored)
+        except MagnetarError as error:
+            if self._pointer is not pointer:
+                return  # another compaction was done meanwhile: that one is to be opened
+            if not is_damage(error):
+                raise
+            self._mark_damaged(error)
+        else:
+            if self._pointer is pointer:
+                self.view = view
+
+    def _found_damage(self, view: CompactedView) -> None:
+        if view is self.view:
+            self.view = None
+            self._mark_damaged(None)
+            asyncio.get_running_loop().call_soon(self._switched)
+
+    def _mark_damaged(self, error: MagnetarError | None) -> None:
+        self._damaged = True
+        _log.warning(
+            "topic %s: what its last compaction left is damaged (%s); readers get all messages that the topic's ledgers "
+            "have until it is compacted again",
+            self._ledger.name, error or "a chunk cannot be read",
+        )  # fmt: skip
+
+    # --- compacting --------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begins a compaction, unless one is under way. Raises TopicNotServed."""
+        self._ledger.check_served()
+        if self._task is None and not self._stopped:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def round(self) -> None:
+        """Maintenance: begins a compaction that is due."""
+        due = self._damaged or 0 < self._threshold_bytes <= self.backlog_bytes()
+        if due and self._task is None:
+            self.begin()
+
+    @property
+    def _threshold_bytes(self) -> int:
+        """So much behind the horizon makes a compaction due; 0: none is made by itself."""
+        return self._settings.compaction_threshold_bytes
+
+    def backlog_bytes(self) -> int:
+        """Bytes behind the horizon; within a ledger estimated by the number of entries."""
+        ledgers, pointer = self._ledger.list, self._pointer
+        if pointer is None:
+            return sum(info.size for info in ledgers.ledgers)
+        ledger, entry, _ = pointer.horizon
+        rest = sum(info.size for info in ledgers.after(ledger, len(ledgers.ledgers)))
+        info = ledgers.info(ledger)
+        if info is not None and info.entries > entry:
+            rest += info.size * (info.entries - entry) // info.entries
+        return rest
+
+    async def _run(self) -> None:
+        try:
+            async with self._slots:
+                await self._compact()
+            self._error = ""
+        except MagnetarError as error:
+            self._error = str(error)
+            _log.warning("topic %s is not compacted: %s", self._ledger.name, error)
+        except Exception as error:  # a defect here must not end the topic
+            self._error = f"the compaction failed here: {error!r}"
+            _log.exception("topic %s: its compaction failed", self._ledger.name)
+        finally:
+            self._progress = None
+            self._task = None
+
+    async def _compact(self) -> None:
+        await self.load()
+        if not self._damaged:
+            try:
+                await self._compact_once(rebuild=False)
+                return
+            except MagnetarError as error:
+                if not is_damage(error) or not await self._old_is_damaged():
+                    raise
+        await self._compact_once(rebuild=True)
+
+    async def _old_is_damaged(self) -> bool:
+        """True if the damage that a compaction met is in what the last one left: all chunks are tried."""
+        view = self.view
+        if view is None:
+            return self._damaged
+        for row in range(len(view.index)):
+            try:
+                view.cached(row) or await view.read(row)
+            except MagnetarError as error:
+                if not is_damage(error):
+                    raise
+                self._found_damage(view)
+                return True
+        return False
+
+    async def _compact_once(self, *, rebuild: bool) -> None:
+        ledgers, pointer = self._ledger.list, self._pointer
+        end = ledgers.end
+        old, start = self.view, ledgers.start
+        if rebuild and pointer is not None:
+            old, lost = await CompactedView.salvage(pointer, self._ledger.read_stored)
+            _log.warning(
+                "topic %s is compacted from its beginning; %d of %d chunks of the last compaction are lost",
+                self._ledger.name, lost, pointer.chunks,
+            )  # fmt: skip
+        elif pointer is not None:
+            start = pointer.horizon
+            if ledgers.normalise(start) >= end:
+                return  # nothing is new
+        ledger_id = await self._ledgers.next_id()
+        await self._name_unfinished(ledger_id)
+        writer = CompactedWriter(lambda: self._create(ledger_id))
+        compactor = Compactor(
+            self._ledger,
+            ledgers.normalise,
+            self._settings,
+            self._now_ms,
+            writer,
+            f"topic {self._ledger.name}",
+        )
+        self._progress = compactor.progress
+        try:
+            done = await compactor.run(old, start, end, salvage=rebuild)
+            await self._switch(done)
+        except BaseException as error:
+            writer.abandon()
+            # Cancelled: the topic is unloaded, and its next owner sweeps.
+            if isinstance(error, MagnetarError):
+                with contextlib.suppress(MagnetarError):  # the next compaction does it, or the next owner
+                    await self._name_unfinished(-1)
+            raise
+
+    async def _create(self, ledger_id: int) -> Writer:
+        settings = self._settings
+        return await self._ledgers.create(
+            ensemble_size=settings.ensemble_size,
+            write_quorum=settings.write_quorum,
+            ack_quorum=settings.ack_quorum,
+            properties={"kind": "compacted", "topic": str(self._ledger.name)},
+            ledger_id=ledger_id,
+            explicit_lac=False,
+        )
+
+    async def _name_unfinished(self, ledger_id: int) -> None:
+        """Step 1, or (-1) its end after a failure; the ledger of one that failed before is deleted."""
+        ledgers = self._ledger.list
+
+        async def change() -> None:
+            before = ledgers.record.compacting
+            await ledgers.commit(delete=[before] if before >= 0 else [], compacting=ledger_id)
+
+        await self._ledger.edit(change)
+
+    async def _switch(self, done: CompactedLedger) -> None:
+        """From here on `done` is what readers see; the ledger before it is deleted. It is read back before."""
+        view = await CompactedView.open(done, self._ledger.read_stored)
+        ledgers = self._ledger.list
+
+        async def change() -> None:
+            before = self._pointer
+            old = [before.ledger_id] if before is not None and before.ledger_id >= 0 else []
+            await ledgers.commit(delete=old, compaction=done, compacting=-1)
+            self.view, self._damaged = view, False
+
+        await self._ledger.edit(change)
+        self._switched()
+
+    async def remove(self) -> None:
+        """Gives compaction up: what the last one left is deleted, and trimming does not wait for one."""
+        await self._stop_task()
+        ledgers = self._ledger.list
+
+        async def change() -> None:
+            await ledgers.commit(delete=ledgers.record.compacted_ledgers(), compaction=None, compacting=-1)
+            self.view, self._damaged, self._error = None, False, ""
+
+        await self._ledger.edit(change)
+        self._switched()
+
+    def stats(self) -> CompactionStats:
+        """Figures for people and tools."""
+        pointer, progress = self._pointer, self._progress
+        state = (
+            "running" if self.running else "failed" if self._error else "never" if pointer is None else "done"
+        )
+        return CompactionStats(
+            state=state,
+            error=self._error,
+            horizon=None if pointer is None else list(pointer.horizon),
+            compacted_messages=0 if pointer is None else pointer.messages,
+            compacted_bytes=0 if pointer is None else pointer.size,
+            compacted_ms=0 if pointer is None else pointer.compacted_ms,
+            backlog_bytes=self.backlog_bytes(),
+            messages_read=0 if progress is None else progress.messages_read,
+            damaged=self._damaged,
+        )
+
+    async def _stop_task(self) -> None:
+        tasks = [task for task in (self._task, self._opening) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def stop(self) -> None:
+        """What is under way is given up; nothing is begun any more."""
+        self._stopped = True
+        await self._stop_task()
+
+
+__all__ = ["CompactionStats", "TopicCompaction"]

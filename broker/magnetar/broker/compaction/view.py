@@ -1,0 +1,370 @@
+"""Reading what a compaction left: the compacted ledger, and the topic as a `read_compacted` subscription sees it.
+
+    CompactedView           one compacted ledger: its index in memory, a few chunks of it, reads
+    CompactedLog            the topic for one subscription: the view up to its horizon, the topic's ledgers from there on
+    CompactedAcks           the cursor for its dispatch: what is not left counts as acknowledged
+
+Positions mean the same in both parts, so dispatch, redelivery and acknowledgements need to know nothing. When a later
+compaction takes the place of this one, the subscription goes on in it, at its position.
+
+**Tombstones.** A message that deletes its key is left in the compacted ledger for `compaction_tombstone_retention_ms`. Who
+begins at the beginning of the topic does not need those that are there already, and does not get them. Who was somewhere
+behind may know an older value of the key: a subscription that reads while a later compaction takes place, or a reader that
+connects again. It gets the tombstones that follow its position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import accumulate
+from typing import Protocol
+
+from magnetar.proto.entry import Entry
+from magnetar.proto.errors import EntryDamaged, MagnetarError, MessageLost
+from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId
+from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
+
+from ..cursors.core.acks import AckState, EntryKey, Position
+from ..cursors.core.ranges import Range, complement
+from ..cursors.cursor import is_damage
+from ..log.positions import Start, first_published
+from ..log.records import CompactedLedger
+from .core.index import CompactedIndex
+from .core.rows import decode_chunk, decode_index_page
+
+ReadStored = Callable[[int, int], Awaitable[bytes]]  # stored id and entry: the ledger entry with its header
+AckRange = tuple[int, int, int, int]
+
+MAX_CHUNKS_IN_MEMORY = 4
+_NO_HEADER = bytes(LEDGER_ENTRY_HEADER_BYTES)
+
+
+class CompactedView:
+    """One compacted ledger. Made by `open`; `index` must not be changed."""
+
+    def __init__(self, pointer: CompactedLedger, index: CompactedIndex, read: ReadStored) -> None:
+        self.pointer = pointer
+        self.index = index
+        self._read = read
+        self._chunks: dict[int, tuple[bytes, list[int]]] = {}  # by entry: payload, where each row begins
+
+    @property
+    def horizon(self) -> Position:
+        """The first message that was not looked at."""
+        return self.pointer.horizon
+
+    @classmethod
+    async def open(cls, pointer: CompactedLedger, read: ReadStored) -> CompactedView:
+        """Reads the index; where that is damaged, the tables of all chunks. Raises what `read` raises, or of a damage."""
+        try:
+            return cls(pointer, await _read_index(pointer, read), read)
+        except MagnetarError as error:
+            if not is_damage(error):
+                raise
+        view, lost = await cls.salvage(pointer, read)
+        if lost:
+            raise EntryDamaged(
+                f"{lost} of {pointer.chunks} chunks of compacted ledger {pointer.ledger_id} are damaged"
+            )
+        return view
+
+    @classmethod
+    async def salvage(cls, pointer: CompactedLedger, read: ReadStored) -> tuple[CompactedView, int]:
+        """What can be read of a damaged ledger, and how many of its chunks cannot. Raises what may pass."""
+        index, lost = CompactedIndex(), 0
+        for chunk in range(pointer.chunks):
+            try:
+                table, _ = decode_chunk(_payload(await read(pointer.ledger_id, chunk)))
+            except MagnetarError as error:
+                if not is_damage(error):
+                    raise
+                lost += 1
+            else:
+                index.add_chunk(chunk, table)
+                await asyncio.sleep(0)
+        return cls(pointer, index, read), lost
+
+    def cached(self, row: int) -> Entry | None:
+        """The entry of a row whose chunk is in memory."""
+        chunk, first, _ = self.index.chunk(row)
+        held = self._chunks.get(chunk)
+        if held is None:
+            return None
+        payload, starts = held
+        return Entry(
+            _NO_HEADER + payload[starts[row - first] : starts[row - first + 1]], LEDGER_ENTRY_HEADER_BYTES
+        )
+
+    async def read(self, row: int) -> Entry:
+        """The entry of a row, as `Entry` behind a ledger entry header that says nothing. Raises of a damage."""
+        chunk, _, sizes = self.index.chunk(row)
+        if chunk not in self._chunks:
+            payload = _payload(await self._read(self.pointer.ledger_id, chunk))
+            _, body = decode_chunk(payload)
+            if len(self._chunks) >= MAX_CHUNKS_IN_MEMORY:
+                self._chunks.pop(next(iter(self._chunks)))
+            self._chunks[chunk] = (payload, list(accumulate(sizes, initial=body)))
+        found = self.cached(row)
+        assert found is not None
+        return found
+
+    def cached_bytes(self) -> int:
+        """What its chunks in memory take."""
+        return sum(len(payload) for payload, _ in self._chunks.values())
+
+
+async def _read_index(pointer: CompactedLedger, read: ReadStored) -> CompactedIndex:
+    index, chunk, page = CompactedIndex(), 0, pointer.chunks
+    while chunk < pointer.chunks:
+        for table in decode_index_page(_payload(await read(pointer.ledger_id, page))):
+            index.add_chunk(chunk, table)
+            chunk += 1
+            await asyncio.sleep(0)  # a chunk takes a millisecond
+        page += 1
+    return index
+
+
+def _payload(entry: bytes) -> bytes:
+    return entry[LEDGER_ENTRY_HEADER_BYTES:]
+
+
+# --- the topic of a subscription -------------------------------------------------------------------------------------
+
+
+class WholeTopic(Protocol):
+    """The topic as others see it. See `dispatch`, whose TopicLog and AckLog these are."""
+
+    def normalise(self, position: Position) -> Position: ...
+
+    def is_confirmed(self, ledger_id: int, entry_id: int) -> bool: ...
+
+    def is_known(self, ledger_id: int) -> bool: ...
+
+    def cached(self, key: EntryKey) -> Entry | None: ...
+
+    async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]: ...
+
+    def message_count(self, key: EntryKey) -> int | None: ...
+
+    async def read_message_count(self, key: EntryKey) -> int: ...
+
+    async def find(self, start: Start) -> Position: ...
+
+    async def last_message_id(self) -> MessageId | None: ...
+
+
+class CompactedLog:
+    """See the module docstring: TopicLog and AckLog of one subscription, and the topology of its cursor.
+
+    `view()` is None before the first compaction, and when what it left is damaged: then this is the whole topic.
+    """
+
+    def __init__(
+        self,
+        topic: WholeTopic,
+        view: Callable[[], CompactedView | None],
+        damaged: Callable[[CompactedView], None],
+    ) -> None:
+        """`damaged` is called when a read finds damage in a view."""
+        self._topic = topic
+        self._view = view
+        self._damaged = damaged
+        self._tombstones_from: Position = (0, 0, 0)
+
+    def begin_at(self, position: Position, *, new: bool) -> None:
+        """The subscription goes on here; `new`: it knows nothing of what lies before the horizon, nor of any key there."""
+        view = self._view()
+        self._tombstones_from = view.horizon if view is not None and new else position
+
+    def _row(self, key: EntryKey) -> tuple[CompactedView, int] | None:
+        """The view and its row of an entry before the horizon; None if nothing of it is left, or there is no view."""
+        view = self._view()
+        row = None if view is None else view.index.row(key)
+        return None if view is None or row is None else (view, row)
+
+    def _is_compacted(self, key: EntryKey) -> bool:
+        view = self._view()
+        return view is not None and key < view.horizon[:2]
+
+    # --- lookups -----------------------------------------------------------------------------------------------------
+
+    def normalise(self, position: Position) -> Position:
+        """The position, or the next one of which something is left, or the tail."""
+        view = self._view()
+        if view is None or position >= view.horizon:
+            return self._topic.normalise(position)
+        index = view.index
+        row = index.find(position[:2])
+        if row == len(index):
+            return self._topic.normalise(view.horizon)
+        key = index.key(row)
+        return position if key == position[:2] else (*key, 0)
+
+    def is_confirmed(self, ledger_id: int, entry_id: int) -> bool:
+        """True if the entry may be dispatched; of the compacted part, if anything of it is left."""
+        key = (ledger_id, entry_id)
+        return self._row(key) is not None if self._is_compacted(key) else self._topic.is_confirmed(*key)
+
+    def is_known(self, ledger_id: int) -> bool:
+        """True if there is anything of the ledger."""
+        view = self._view()
+        return (view is not None and view.index.has_ledger(ledger_id)) or self._topic.is_known(ledger_id)
+
+    def cached(self, key: EntryKey) -> Entry | None:
+        """The entry if it is in memory."""
+        if not self._is_compacted(key):
+            return self._topic.cached(key)
+        found = self._row(key)
+        return None if found is None else found[0].cached(found[1])
+
+    def message_count(self, key: EntryKey) -> int | None:
+        """Messages of an entry that is in memory, those that are not left among them."""
+        if not self._is_compacted(key):
+            return self._topic.message_count(key)
+        entry = self.cached(key)
+        return None if entry is None else entry.message_count
+
+    def unacked(self, key: EntryKey, wanted: list[Range]) -> list[Range]:
+        """What of some messages of an entry is to be delivered: what is left, without tombstones that nobody needs."""
+        if not wanted or not self._is_compacted(key):
+            return wanted
+        found = self._row(key)
+        if found is None:
+            return []
+        return _common(wanted, self._shown(found[0].index, found[1], key))
+
+    def _shown(self, index: CompactedIndex, row: int, key: EntryKey) -> list[Range]:
+        left = index.left(row)
+        ledger, entry, first = self._tombstones_from
+        if key > (ledger, entry) or not (hidden := index.tombstones_of(row)):
+            return left
+        if key == (ledger, entry):
+            hidden = [(begin, min(end, first - 1)) for begin, end in hidden if begin < first]
+        return _common(left, complement(hidden, 0, MAX_MESSAGES_PER_ENTRY - 1))
+
+    def covering(self, rows: Iterable[AckRange], *, cumulative: bool) -> list[AckRange]:
+        """Acknowledged ranges with what around them is not left: the mark-delete position must not wait for it."""
+        return [self._cover(*row, cumulative=cumulative) for row in rows]
+
+    def _cover(self, ledger: int, entry: int, first: int, last: int, *, cumulative: bool) -> AckRange:
+        key = (ledger, entry)
+        found = self._row(key) if self._is_compacted(key) else None
+        if found is None:
+            return (ledger, entry, first, last)
+        shown = self._shown(found[0].index, found[1], key)
+        if not cumulative:
+            before = [min(end, first - 1) for begin, end in shown if begin < first]
+            first = before[-1] + 1 if before else 0
+        behind = [max(begin, last + 1) for begin, end in shown if end > last]
+        last = behind[0] - 1 if behind else MAX_MESSAGES_PER_ENTRY - 1
+        return (ledger, entry, first, last)
+
+    # --- reads -------------------------------------------------------------------------------------------------------
+
+    async def read(self, ledger_id: int, first: int, *, max_bytes: int) -> list[bytes]:
+        """As the topic's; of the compacted part one entry. Raises MessageLost if nothing of it is left."""
+        if not self._is_compacted((ledger_id, first)):
+            return await self._topic.read(ledger_id, first, max_bytes=max_bytes)
+        return [(await self._read_compacted((ledger_id, first))).data]
+
+    async def read_message_count(self, key: EntryKey) -> int:
+        """Messages of any entry. Raises MessageLost."""
+        if not self._is_compacted(key):
+            return await self._topic.read_message_count(key)
+        count: int = (await self._read_compacted(key)).message_count
+        return count
+
+    async def _read_compacted(self, key: EntryKey) -> Entry:
+        while (found := self._row(key)) is not None:
+            view, row = found
+            try:
+                return await view.read(row)
+            except MagnetarError as error:
+                if self._view() is view:
+                    if is_damage(error):
+                        self._damaged(view)
+                    raise
+            # Another compaction was done meanwhile, and this one's ledger deleted.
+        raise MessageLost(f"nothing of entry {key[1]} of ledger {key[0]} is left: a compaction was done")
+
+    async def find(self, start: Start) -> Position:
+        """The position that "earliest", "latest", an id or a time means now."""
+        kind, value = start
+        view = self._view()
+        if view is not None and len(view.index):
+            if kind == "earliest":
+                return (*view.index.key(0), 0)
+            if kind == "id" and isinstance(value, bytes):
+                message_id = MessageId.from_bytes(value)
+                position = (message_id.ledger, message_id.entry, message_id.index)
+                if position < view.horizon:
+                    return self.normalise(position)
+            if kind == "time" and isinstance(value, int):
+                rows = range(len(view.index))
+                low, high = 0, len(rows)  # the answer is in low..high
+                while low < high:
+                    middle = (low + high) // 2
+                    if (await self._read_compacted(view.index.key(middle))).append_time_ms < value:
+                        low = middle + 1
+                    else:
+                        high = middle
+                if low < len(rows):
+                    key = view.index.key(low)
+                    return (*key, first_published(await self._read_compacted(key), value))
+        position = await self._topic.find(start)
+        return max(position, view.horizon) if view is not None else position
+
+    async def last_message_id(self) -> MessageId | None:
+        """The last message that this subscription gets; None: there is none."""
+        view = self._view()
+        tail = await self._topic.last_message_id()
+        if view is None or (tail is not None and tail[:2] >= view.horizon[:2]):
+            return tail
+        for row in reversed(range(len(view.index))):
+            key = view.index.key(row)
+            if shown := self._shown(view.index, row, key):
+                return MessageId(*key, shown[-1][1])
+        return None
+
+
+class CompactedAcks:
+    """What dispatch asks of a cursor (`dispatch.core.entry_source.Acks`)."""
+
+    __slots__ = ("_log", "_state")
+
+    def __init__(self, log: CompactedLog, state: AckState) -> None:
+        self._log = log
+        self._state = state
+
+    @property
+    def mark_delete(self) -> Position:
+        """See AckState."""
+        return self._state.mark_delete
+
+    @property
+    def range_count(self) -> int:
+        """See AckState."""
+        return self._state.range_count
+
+    def skip_whole(self, ledger: int, entry: int) -> int:
+        """See AckState."""
+        return self._state.skip_whole(ledger, entry)
+
+    def unacked(self, ledger: int, entry: int, first: int, last: int) -> list[Range]:
+        """See AckState; without what is not left."""
+        return self._log.unacked((ledger, entry), self._state.unacked(ledger, entry, first, last))
+
+
+def _common(some: list[Range], others: list[Range]) -> list[Range]:
+    """What is in both, of sorted, disjoint, inclusive ranges."""
+    found: list[Range] = []
+    at = 0
+    for first, last in some:
+        while at < len(others) and others[at][1] < first:
+            at += 1
+        for begin, end in others[at:]:
+            if begin > last:
+                break
+            found.append((max(first, begin), min(last, end)))
+    return found

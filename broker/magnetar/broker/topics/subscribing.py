@@ -1,0 +1,217 @@
+"""Subscriptions of a topic come, are moved, and go.
+
+    subscribe, create --> find the position (beside others) --> made, one at a time --> attached
+    seek              --> find the position --> its epoch rises; durable
+    delete            --> refused while others are connected, unless it is forced
+
+A subscription with `read_compacted` looks at what a compaction left and at what came after, instead of at the whole topic.
+Which of the two it looks at changes only while it has no consumers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
+
+from magnetar.proto.errors import AlreadyExists, ConsumerBusy, InvalidArgument, SubscriptionNotFound
+from magnetar.proto.ids import TopicName, check_subscription_name
+from magnetar.runtime.clock import Clock
+
+from ..compaction.topic_compaction import TopicCompaction
+from ..compaction.view import CompactedLog, WholeTopic
+from ..cursors.core.acks import Position
+from ..cursors.core.ranges import Range
+from ..cursors.cursor import Cursor
+from ..cursors.recovery import CursorRecovery
+from ..dispatch.core.consumer import Consumer, ConsumerPort
+from ..dispatch.subscription import Sought, Subscribed, Subscription, check_type
+from ..log.managed_ledger import ManagedLedger
+from ..log.positions import Start, skips_trimmed
+
+
+class SubscribedTopic(WholeTopic, Protocol):
+    """What subscriptions need of their topic."""
+
+    name: TopicName
+    subscriptions: dict[str, Subscription]
+    recovery: CursorRecovery
+    ledger: ManagedLedger[Any]
+    compaction: TopicCompaction
+
+    def check_served(self) -> None:
+        """Raises if the topic is not served here any more."""
+
+    def attach(self, name: str, cursor: Cursor) -> Subscription:
+        """A subscription of the topic with this cursor."""
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Work that the topic awaits when it is closed."""
+
+
+class Subscribing:
+    """Of one topic."""
+
+    def __init__(self, topic: SubscribedTopic, clock: Clock) -> None:
+        self._topic = topic
+        self._clock = clock
+        self._changing = asyncio.Lock()
+        self._reader_number = 0
+
+    async def subscribe(
+        self,
+        name: str,
+        port: ConsumerPort,
+        *,
+        type: str = "exclusive",
+        start: Start = ("latest", None),
+        durable: bool = True,
+        consumer_name: str = "",
+        epoch: int = 0,
+        priority_level: int = 0,
+        hash_ranges: Sequence[Range] = (),
+        read_compacted: bool = False,
+    ) -> Subscribed:
+        """Attaches a consumer; makes the subscription at `start` if there is none. Raises ConsumerBusy, InvalidArgument.
+
+        `read_compacted`: of what was compacted it gets what is left; for types where one consumer gets everything in order.
+        """
+        check_type(type, read_compacted=read_compacted)
+        topic = self._topic
+        if not name and not durable:
+            self._reader_number += 1
+            name = f"reader-{self._reader_number}"
+        check_subscription_name(name)
+        self._check(name)
+        compacted: CompactedLog | None = None
+        if read_compacted:
+            await topic.compaction.load()
+            compacted = topic.compaction.log_of(topic)
+        find = topic.find if compacted is None else compacted.find
+        # Outside of the lock: a time may have to be looked for in archived ledgers, and others go on meanwhile.
+        position = None if name in topic.subscriptions else await find(start)
+        async with self._changing:
+            self._check(name)
+            subscription = topic.subscriptions.get(name)
+            trimmed = None
+            if subscription is None:
+                position = position or await find(start)
+                trimmed = None if read_compacted else self._trimmed(start, position)
+                subscription = await self._create(name, position, durable=durable)
+                if compacted is not None:
+                    compacted.begin_at(position, new=start[0] == "earliest")
+                    subscription.read_compacted_from(compacted)
+            elif subscription.durable != durable:
+                kind = "durable" if subscription.durable else "not durable"
+                raise ConsumerBusy(f"subscription {name!r} exists and is {kind}; choose another name")
+            topic.check_served()
+            self._choose_view(subscription, compacted)
+            consumer = subscription.add_consumer(
+                port,
+                type=type,
+                name=consumer_name,
+                epoch=epoch,
+                priority_level=priority_level,
+                hash_ranges=hash_ranges,
+            )
+            return Subscribed(subscription, consumer, trimmed)
+
+    def _check(self, name: str) -> None:
+        self._topic.check_served()
+        self._topic.recovery.check(name)
+
+    def _choose_view(self, subscription: Subscription, compacted: CompactedLog | None) -> None:
+        """What a subscription looks at from now on. Raises ConsumerBusy if its consumers look at another thing."""
+        if subscription.read_compacted == (compacted is not None):
+            return
+        if subscription.consumers:
+            raise ConsumerBusy(
+                f"subscription {subscription.name!r} has consumers with read_compacted={subscription.read_compacted}; "
+                "all of its consumers must have the same"
+            )
+        if compacted is None:
+            subscription.read_all_from(self._topic)
+        else:
+            compacted.begin_at(subscription.cursor.state.mark_delete, new=False)
+            subscription.read_compacted_from(compacted)
+
+    async def create(self, name: str, start: Start) -> None:
+        """Makes a durable subscription without a consumer; it is durable when this returns. Raises AlreadyExists."""
+        check_subscription_name(name)
+        position = await self._topic.find(start)
+        async with self._changing:
+            self._check(name)
+            if name in self._topic.subscriptions:
+                raise AlreadyExists(
+                    f"topic {self._topic.name} has a subscription {name!r} already; use it, move it by seeking, "
+                    "or delete it first"
+                )
+            await self._create(name, position, durable=True)
+
+    async def _create(self, name: str, position: Position, *, durable: bool) -> Subscription:
+        ledger = self._topic.ledger
+        cursor = ledger.cursor(name if durable else None, position)
+        try:
+            await cursor.create(self._clock.now_ms())
+        except AlreadyExists:
+            # Made by a call that was cancelled before it learned of its success (another owner would have fenced us),
+            # or deleted in part.
+            if await cursor.adopt():
+                await cursor.recover(ledger.list)
+            else:
+                await cursor.delete()
+                cursor = ledger.cursor(name if durable else None, position)
+                await cursor.create(self._clock.now_ms())
+        return self._topic.attach(name, cursor)
+
+    def get(self, name: str, *, durable: bool = False) -> Subscription:
+        """Raises SubscriptionNotFound, why it cannot be used, or (`durable`) InvalidArgument for a reader's."""
+        self._check(name)
+        found = self._topic.subscriptions.get(name)
+        if found is None:
+            raise SubscriptionNotFound(f"topic {self._topic.name} has no subscription {name!r}")
+        if durable and not found.durable:
+            raise InvalidArgument(
+                f"subscription {name!r} is not durable: its consumer keeps its place, and it ends with that; seek there"
+            )
+        return found
+
+    def _trimmed(self, start: Start, position: Position) -> Position | None:
+        """`position`, if it is there because what `start` names was trimmed."""
+        return position if skips_trimmed(self._topic.ledger.list, start, position) else None
+
+    async def seek(self, subscription: Subscription, start: Start) -> Sought:
+        """Moves the subscription; durable when it returns."""
+        trimmed: Position | None = None
+
+        async def find() -> Position:
+            nonlocal trimmed
+            compacted = subscription.compacted
+            if compacted is None:
+                position = await self._topic.find(start)
+                trimmed = self._trimmed(start, position)
+                return position
+            position = await compacted.find(start)
+            compacted.begin_at(position, new=start[0] == "earliest")
+            return position
+
+        return Sought(await subscription.seek(find), trimmed)
+
+    async def delete(self, name: str, *, force: bool = False, by: Consumer | None = None) -> None:
+        """Deletes a subscription; refused while other consumers than `by` are connected, unless `force`."""
+        topic = self._topic
+        async with self._changing:
+            if name in topic.recovery.unavailable:
+                await asyncio.shield(topic.in_background(topic.recovery.delete(name)))
+                return
+            subscription = self.get(name)
+            others = [consumer for consumer in subscription.consumers if consumer is not by]
+            if others and not force:
+                raise ConsumerBusy(
+                    f"subscription {name!r} has {len(others)} connected consumer(s); close them or use force"
+                )
+            if by is not None:
+                subscription.remove_consumer(by)
+            topic.subscriptions.pop(name, None)
+            # Goes on to its end when the caller's connection breaks.
+            await asyncio.shield(topic.in_background(subscription.delete()))

@@ -1,0 +1,215 @@
+"""Table view: the last value of each key of a topic, in memory, kept up to date by a reader.
+
+The reader gets what compactions left and then the tail (`read_compacted`), from the beginning. Each message sets the value
+of its key, and one without a value deletes the key; messages without a key are passed over. After a lost connection the
+reader goes on behind the last message that it handed out, so the view only stands still meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterator
+
+from magnetar.proto.errors import AlreadyClosed, MagnetarError
+from magnetar.proto.ids import MessageId
+
+from .member import Member
+from .messages import MessageBatch
+from .receipts import copy_of
+from .receiving import Receiving
+from .topic.consumer import TopicConsumer
+
+_log = logging.getLogger(__name__)
+
+Listener = Callable[[str | bytes, bytes | None], object]
+# A compaction may have passed over the message that a refresh waits for: the end is asked for again after so long.
+ASK_AGAIN_S = 1.0
+
+
+class TableView(Member):
+    """The topic as a table. Made by `Client.create_table_view`.
+
+    A key is its bytes: "a" and b"a" are the same one. Iterating gives keys as they were sent last. Nothing bounds the view
+    but the number of keys: `len` and `size_bytes` say how large it is. Looking at it never waits.
+    """
+
+    def __init__(self, topic: str, consumer: TopicConsumer) -> None:
+        super().__init__(topic, consumer)
+        self._consumer = consumer
+        self._reader = Receiving(topic, consumer)
+        self._entries: dict[bytes, tuple[str | bytes, bytes]] = {}
+        self._size = 0
+        self._applied: MessageId | None = None  # the last message that is in the view
+        self._task: asyncio.Task[None] | None = None
+        self._ended: MagnetarError | None = None  # why it follows the topic no more
+        self._changed = (
+            asyncio.Event()
+        )  # replaced whenever it is set: something was applied, or nothing will be
+        self._listeners: dict[int, Listener] = {}
+        self._last_listener = 0
+
+    async def open(self) -> None:
+        """Reads all that the topic has, and goes on following it."""
+        await self._consumer.open()
+        self._task = asyncio.get_running_loop().create_task(self._follow())
+        await self.refresh()
+
+    # --- the table ---------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: str | bytes) -> bytes:
+        return self._entries[_as_bytes(key)][1]
+
+    def get(self, key: str | bytes, default: bytes | None = None) -> bytes | None:
+        """The value of a key; `default` if it has none."""
+        found = self._entries.get(_as_bytes(key))
+        return default if found is None else found[1]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str | bytes) and _as_bytes(key) in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[str | bytes]:
+        return iter(self.keys())
+
+    def keys(self) -> list[str | bytes]:
+        """All keys of this moment, in the order in which they came."""
+        return [key for key, _ in self._entries.values()]
+
+    def values(self) -> list[bytes]:
+        """Their values."""
+        return [value for _, value in self._entries.values()]
+
+    def items(self) -> list[tuple[str | bytes, bytes]]:
+        """Keys with their values."""
+        return list(self._entries.values())
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        return self._size
+
+    # --- following the topic -----------------------------------------------------------------------------------------
+
+    async def refresh(self) -> None:
+        """Returns when the view has all messages that the topic has now.
+
+        Raises why the view follows the topic no more, AlreadyClosed, and RequestTimeout when the service does not answer.
+        """
+        while True:
+            self._check()
+            answer = await self._consumer.last_message_id()
+            wanted = None if answer is None else MessageId.from_bytes(answer)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ASK_AGAIN_S):
+                    while wanted is not None and (self._applied is None or self._applied < wanted):
+                        self._check()
+                        await self._changed.wait()
+                return
+
+    async def changes(self) -> AsyncGenerator[tuple[str | bytes, bytes | None], None]:
+        """Keys with their new values, None for one that was deleted, from now on. Ends when the view is closed.
+
+        Whoever is slow gets only the last value of a key that changed several times. Raises as `refresh`.
+        """
+        pending: dict[bytes, tuple[str | bytes, bytes | None]] = {}
+
+        def note(key: str | bytes, value: bytes | None) -> None:
+            pending[_as_bytes(key)] = (key, value)
+
+        forget = self.listen(note)
+        try:
+            while True:
+                while pending:
+                    yield pending.pop(next(iter(pending)))
+                if isinstance(self._ended, AlreadyClosed):
+                    return
+                self._check()
+                await self._changed.wait()
+        finally:
+            forget()
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Calls `listener(key, value)` for each change from now on, None for a key that was deleted; returns what ends that.
+
+        What the listener raises is logged.
+        """
+        self._last_listener += 1
+        number = self._last_listener
+        self._listeners[number] = listener
+
+        def forget() -> None:
+            self._listeners.pop(number, None)
+
+        return forget
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise copy_of(self._ended)
+
+    async def _follow(self) -> None:
+        try:
+            while (batch := await self._reader.receive_batch()) is not None:
+                self._apply(batch)
+            self._end(AlreadyClosed(f"{self._consumer.what} is closed; open another one"))
+        except (
+            MagnetarError
+        ) as error:  # a message that cannot be read, for one: the view would be wrong from here on
+            self._end(error)
+
+    def _apply(self, batch: MessageBatch) -> None:
+        for message in batch:
+            key, value = message.key, message.value
+            if key is not None:
+                self._set(key, value)
+        self._applied = batch[-1].id
+        self._notify()
+
+    def _set(self, key: str | bytes, value: bytes | None) -> None:
+        name = _as_bytes(key)
+        before = self._entries.get(name)
+        if before is not None:
+            self._size -= len(name) + len(before[1])
+        if value is not None:
+            self._entries[name] = (key, value)
+            self._size += len(name) + len(value)
+        elif before is None:
+            return
+        else:
+            del self._entries[name]
+        for listener in list(self._listeners.values()):
+            try:
+                listener(key, value)
+            except Exception:
+                _log.exception("a listener of the %s failed", self._consumer.what)
+
+    def _end(self, why: MagnetarError) -> None:
+        self._ended = self._ended or why
+        self._notify()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # --- leaving -----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """See Member. What the view has can still be looked at."""
+        await super().close()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def abandon(self) -> None:
+        """See Member."""
+        super().abandon()
+        self._end(AlreadyClosed(f"{self._consumer.what} is closed; open another one"))
+
+
+def _as_bytes(key: str | bytes) -> bytes:
+    return key.encode() if isinstance(key, str) else key
+
+
+__all__ = ["TableView"]
