@@ -236,9 +236,8 @@ class Client(Administration):
         """A consumer of a subscription, which is created at `start` if it does not exist.
 
         topic: a name, several, or a compiled pattern: then all topics of its namespace (that of `tenant/namespace/...`, else
-        public/default) whose names it matches as a whole, also those that are made later, from their beginning: the
-        service tells of them at once, and they are looked for every discovery_interval seconds as well. Several topics share
-        the receiver queue.
+        public/default) whose names it matches as a whole, also those that are made later, from their beginning: the service
+        tells of them, and they are looked for every discovery_interval seconds. Several topics share the receiver queue.
 
         type: "exclusive" (one consumer), "failover" (one is active, the others wait for its place), "shared" (messages are
         spread over consumers) or "key_shared" (spread by key, each key in order at one consumer). priority_level (failover,
