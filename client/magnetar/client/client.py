@@ -137,6 +137,11 @@ def _seed() -> int:
     return random.SystemRandom().getrandbits(64)
 
 
+def name_of(wanted: TopicPattern | list[str]) -> str:
+    """What a consumer of it says it consumes."""
+    return str(wanted) if isinstance(wanted, TopicPattern) else ", ".join(wanted)
+
+
 class Client(Administration):
     """Made by `connect`; used from one event loop. Methods named create_... and subscribe can be awaited or entered."""
 
@@ -292,8 +297,7 @@ class Client(Administration):
                 consumer = TopicConsumer(session, subscription, options, on_closed, screen=letters)
                 return consumer, Consumer(wanted[0], subscription, consumer, letters)
             topics = self._topics_consumer(what, subscription, wanted, options, letters, on_closed)
-            name = str(wanted) if isinstance(wanted, TopicPattern) else ", ".join(wanted)
-            return topics, Consumer(name, subscription, topics, letters)
+            return topics, Consumer(name_of(wanted), subscription, topics, letters)
 
         return self._opening(make)
 
