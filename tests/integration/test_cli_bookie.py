@@ -57,7 +57,7 @@ def test_ledgers_and_their_messages(data: Path) -> None:
     for directory in (data, data.with_name("killed")):
         contents = list(contents_of(directory))
         # Of the subscription as well, unless its cursor has just moved to metadata.
-        assert {content["kind"] for content in contents} <= {"messages", "cursor snapshot", "cursor delta"}
+        assert {content["kind"] for content in contents} <= {"messages", "cursor acknowledgements"}
         assert values(contents) == ["first", "second", "third"]
 
 
