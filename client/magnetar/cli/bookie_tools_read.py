@@ -194,7 +194,7 @@ def _text_or_base64(name: str, data: bytes | None) -> dict[str, Any]:
 
 
 def decode_payload(payload: bytes) -> dict[str, Any]:
-    """What a payload is: "messages" of a topic, "cursor acknowledgements" and others of a cursor, or "unknown" with the reason."""
+    """What a payload is: "messages" of a topic, "cursor ..." of a cursor, or "unknown" with the reason."""
     try:
         entry = Entry(payload)
     except MagnetarError as error:
