@@ -190,6 +190,9 @@ class _Anybody(dict[int, object]):
     def set_exception(self, _: object) -> None:
         """Ignored."""
 
+    def exception(self) -> None:
+        """None to look at."""
+
 
 async def test_headers_of_a_producer_that_vary_do_not_pile_up() -> None:
     async with running_broker() as broker:
