@@ -216,12 +216,7 @@ def plant_due_nack_forgotten_at_unload(patch: pytest.MonkeyPatch) -> None:
     """What waits to be delivered again when the topic is unloaded counts as new afterwards, and so does what is pending."""
 
     def close(self: Any) -> None:
-        self._closed = True
-        for consumer in self.consumers:
-            consumer.closed = True
-            self.tracker.forget(consumer)
-        self.consumers.clear()
-        self.source.close()
+        close_without_counting(self)
         self.tracker.counts.clear()
 
     patch.setattr(core, "_close", close)
@@ -229,16 +224,17 @@ def plant_due_nack_forgotten_at_unload(patch: pytest.MonkeyPatch) -> None:
 
 def plant_held_messages_not_counted_at_unload(patch: pytest.MonkeyPatch) -> None:
     """What consumers hold when the topic is unloaded comes again as if it had not been delivered."""
+    patch.setattr(core, "_close", close_without_counting)
 
-    def close(self: Any) -> None:
-        self._closed = True
-        for consumer in self.consumers:
-            consumer.closed = True
-            self.tracker.forget(consumer)
-        self.consumers.clear()
-        self.source.close()
 
-    patch.setattr(core, "_close", close)
+def close_without_counting(self: Any) -> None:
+    """As the core closes, but for what its consumers hold."""
+    self._closed = True
+    for consumer in self.consumers:
+        consumer.closed = True
+        self.tracker.forget(consumer)
+    self.consumers.clear()
+    self.source.close()
 
 
 def plant_rewind_counts_what_waits_twice(patch: pytest.MonkeyPatch) -> None:
