@@ -127,9 +127,8 @@ class BrokerSettings:
     compaction_tombstone_retention_ms: int = 24 * 3_600_000
 
     max_requests_per_connection: int = 1_000
-    max_watches_per_connection: int = (
-        100  # pattern subscriptions that learn of new topics at once; others list them
-    )
+    # Pattern subscriptions that learn of new topics at once; others list them.
+    max_watches_per_connection: int = 100
     retry_initial_ms: int = 50
     retry_max_ms: int = 5_000
 

@@ -30,7 +30,7 @@ from magnetar.proto.errors import (
     TopicBusy,
 )
 
-from ..compaction.view import CompactedAcks, CompactedLog
+from ..compaction.view import CompactedAcks, CompactedLog, WholeTopic
 from ..cursors.core.acks import EntryKey, Position
 from ..cursors.core.ranges import Range
 from ..cursors.cursor import Cursor, DurableCallback
@@ -53,7 +53,7 @@ from .core.events import (
 )
 from .core.selection import SELECTORS
 from .core.selection.hash_ranges import check_hash_ranges
-from .dispatcher import Dispatcher, TopicLog
+from .dispatcher import Dispatcher
 
 _log = logging.getLogger(__name__)
 
@@ -75,10 +75,6 @@ class AckLog(Protocol):
 
     async def read_message_count(self, key: EntryKey) -> int:
         """Messages of any entry. Raises MessageLost."""
-
-
-class WholeTopic(TopicLog, AckLog, Protocol):
-    """What other subscriptions look at."""
 
 
 class _Lookup(NamedTuple):

@@ -40,9 +40,8 @@ class SharedReads:
         """`limit`: bytes of the window."""
         self.limit = limit
         self.used = 0
-        self.joined = (
-            0  # reads that were answered from the window, also after they had waited for another one
-        )
+        # Reads that were answered from the window, also after they had waited for another one.
+        self.joined = 0
         self.fetched_bytes = 0  # by the others
         self._window: OrderedDict[EntryKey, bytes] = OrderedDict()  # in the order of reading
         self._in_flight: dict[int, list[_ReadInFlight]] = {}  # by ledger

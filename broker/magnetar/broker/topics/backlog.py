@@ -30,9 +30,8 @@ from ..log.ledger_list import LedgerList
 ReadEntry = Callable[[EntryKey], Awaitable[Entry]]
 
 MAX_PEEKED_MESSAGES = 1_000
-MAX_PEEKED_BYTES = (
-    1024 * 1024
-)  # of slices, of which one may be larger alone: as a delivery, it fits into a frame
+# Of slices, of which one may be larger alone: as a delivery, it fits into a frame.
+MAX_PEEKED_BYTES = 1024 * 1024
 _GAPS_PER_TURN = 64
 _LAST_INDEX = (1 << INDEX_BITS) - 1
 

@@ -69,9 +69,8 @@ class ClientConnection:
         self._watches = Watches(service)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._budgets: dict[int, ByteBudget] = {}  # that this connection waits for
-        self._resume_at = (
-            0  # of the consumers in their order: whose turn it is when the connection is writable again
-        )
+        # Of the consumers in their order: whose turn it is when the connection is writable again.
+        self._resume_at = 0
         self._closed = False
 
     # --- ConnectionHandler -------------------------------------------------------------------------------------------
