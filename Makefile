@@ -7,6 +7,7 @@ SPARK_STAMP := $(VENV)/.spark
 DEMO_STAMP := $(VENV)/.demo-data
 
 KILLS ?= 50
+CRASH_SECONDS ?= 30
 SEEDS ?= 100
 FILES ?=
 BASE ?= HEAD
@@ -14,6 +15,8 @@ ONLY ?=
 ROUNDS ?=
 QUICK ?=
 ARGS ?=
+# Of `make cluster`.
+BROKERS ?= 2
 # Worker processes of the tests; auto is one more than there are cores, 0 none: all tests in one process.
 WORKERS ?= auto
 
@@ -21,8 +24,11 @@ WORKERS ?= auto
 timed = began=$$(date +%s); $(1); code=$$?; took=$$(($$(date +%s) - began)); \
 	echo "make $@: took $$((took / 60)) min $$((took % 60)) s"; exit $$code
 
+# Tests start hundreds of Python processes. Where containers set this, each would compile all it imports, half of its start.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
-.PHONY: crash model spark teeth help setup run cluster demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
+.PHONY: crash model spark teeth help setup run cluster upgrade-test demo test check format bench bench-compare bench-bookie bench-ledger bench-spark sim coverage clean
 
 help: ## list the goals
 	@echo "Magnetar. Goals of this Makefile:"
@@ -49,9 +55,15 @@ $(DEMO_STAMP): $(STAMP)
 run: $(STAMP) ## start a standalone service on 127.0.0.1 with its data under ./data
 	@$(VENV)/bin/magnetar standalone $(ARGS)
 
-cluster: $(SPARK_STAMP) ## start ZooKeeper, three bookies and a broker on 127.0.0.1, with their data under ./data/cluster
-	@BIN=$(abspath $(VENV)/bin) DATA=$(abspath data/cluster) MAGNETAR_DAEMON_METADATA=zk://127.0.0.1:2181/magnetar \
-		MAGNETAR_DAEMON_LOG_LEVEL=warning $(VENV)/bin/honcho start --procfile deploy/cluster/Procfile --app-root .
+cluster: $(SPARK_STAMP) ## start three ZooKeeper servers, three bookies and BROKERS brokers on 127.0.0.1, data under ./data/cluster
+	@export CLUSTER_BROKERS=$(BROKERS) PYTHON=$(abspath $(PY)); $(PY) deploy/cluster/local.py check && \
+		{ $(VENV)/bin/honcho start --procfile deploy/cluster/Procfile --app-root . \
+		--concurrency zookeeper=3,bookie=3,broker=$(BROKERS) $(ARGS) || test $$? -eq 130; }
+
+upgrade-test: $(SPARK_STAMP) ## a cluster of revision BASE (default HEAD) is upgraded to the working tree, daemon by daemon, under load
+	@rm -rf build/upgrade && mkdir -p build/upgrade
+	@git archive $(BASE) proto bookie broker client | tar -x -C build/upgrade
+	@MAGNETAR_UPGRADE_BASE=build/upgrade $(PY) -m pytest -q -s -n0 --no-header tests/integration/test_rolling_restart.py -k upgraded $(ARGS)
 
 demo: $(DEMO_STAMP) ## start a service, play real flight data through it and show what happens
 	@$(call timed,$(PY) -m magnetar.cli.demo $(ARGS))
@@ -73,7 +85,7 @@ format: $(STAMP) ## let ruff repair and format the paths given: make format FILE
 	@$(VENV)/bin/ruff check --fix $(FILES)
 	@$(VENV)/bin/ruff format $(FILES)
 
-sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a cluster of bookies, its repairs, deferred sync, standalone
+sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a cluster of bookies, its repairs, deferred sync, standalone, a cluster of brokers
 	@echo "make sim: seeds 0..$(SEEDS)-1 of ledgers on a cluster of bookies"
 	@PYTHONPATH=tests $(PY) -m sim.runner ledgers --seeds $(SEEDS) $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of a cluster that repairs itself"
@@ -82,22 +94,28 @@ sim: $(STAMP) ## run the simulations with SEEDS seeds each (default 100): a clus
 	@PYTHONPATH=tests $(PY) -m sim.runner deferred --seeds $(SEEDS) $(ARGS)
 	@echo "make sim: seeds 0..$(SEEDS)-1 of the standalone service"
 	@PYTHONPATH=tests $(PY) -m sim.runner standalone --seeds $(SEEDS) $(ARGS)
+	@echo "make sim: seeds 0..$(SEEDS)-1 of a cluster of brokers and bookies"
+	@PYTHONPATH=tests $(PY) -m sim.runner cluster --seeds $(SEEDS) $(ARGS)
 
 teeth: SEEDS = 200
 teeth: $(STAMP) ## plant each known defect in the simulations; a table of the seeds that notice it: SEEDS of each (default 200), about an hour
 	@PYTHONPATH=tests $(PY) -m sim.runner ledgers --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner repair --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 	@PYTHONPATH=tests $(PY) -m sim.runner standalone --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
+	@PYTHONPATH=tests $(PY) -m sim.runner cluster --defect all --seeds $(SEEDS) --catches 3 $(ARGS)
 
 model: $(STAMP) ## search every state of small ledger worlds, and every planted defect: ARGS='--long', '--only NAME'
 	@echo "make model: breadth-first model check of the ledger protocol's cores"
 	@PYTHONPATH=tests $(PY) -m model.runner $(ARGS)
 
-crash: $(STAMP) ## kill -9 the service KILLS times (default 50) in each of six ways, counting what was confirmed
-	@MAGNETAR_KILLS=$(KILLS) $(PY) -m pytest -q -s --no-header tests/crash/test_kill.py tests/crash/test_kill_storage.py tests/crash/test_full_disk.py tests/crash/test_bookie_loss.py $(ARGS)
+crash: $(SPARK_STAMP) ## kill -9 the service KILLS times (default 50) in six ways; faults of a cluster, each run CRASH_SECONDS (default 30)
+	@MAGNETAR_KILLS=$(KILLS) MAGNETAR_CRASH_SECONDS=$(CRASH_SECONDS) MAGNETAR_BOOKIE_LOSSES=4 MAGNETAR_FRAMES=100000 \
+		$(PY) -m pytest -q -s --no-header tests/crash/test_kill.py tests/crash/test_kill_storage.py tests/crash/test_full_disk.py \
+		tests/crash/test_bookie_loss.py tests/crash/test_bad_bytes.py tests/crash/cluster $(ARGS)
 
 spark: $(SPARK_STAMP) $(DEMO_STAMP) ## run the commands of the data pipeline, and every way of packaging it, each in Java machines of its own
-	@MAGNETAR_SPARK_LONG=1 $(PY) -m pytest -q --no-header tests/integration/spark_jobs/test_commands.py tests/integration/spark_shells $(ARGS)
+	@MAGNETAR_SPARK_LONG=1 MAGNETAR_SPARK_SEEDS=10 $(PY) -m pytest -q --no-header tests/integration/spark_jobs/test_commands.py \
+		tests/integration/spark_shells tests/integration/spark/test_random_histories.py tests/integration/spark/test_random_losses.py $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks: tables on the screen, JSON under bench/out
 	@$(PY) -m bench $(ARGS)
@@ -123,4 +141,4 @@ coverage: $(SPARK_STAMP) $(DEMO_STAMP) ## run the tests under coverage and print
 clean: ## remove .venv, caches and what builds and benchmarks wrote (not ./data)
 	rm -rf $(VENV) build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache \
 	       .coverage .coverage.* htmlcov
-	find proto bookie broker client tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find proto bookie broker client tests bench deploy -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -14,7 +14,11 @@ python -m bench archive          archived ledgers through the broker, and what e
 python -m bench topics           10,000 idle topics, topics of 100,000 ledgers, in memory (bench/topics.py)
 python -m bench million          a million ledgers on one bookie: creation, lists, starts, gc, audit (bench/million.py)
 python -m bench cluster          bookies and ZooKeeper that fail under 5,000 appends a second, a repair (bench/cluster.py)
+python -m bench failover         brokers that are killed, stopped and drained: how long topics wait (bench/failover.py)
+python -m bench replicated       three bookies, one broker and three: rates, CPU a message by role (bench/replicated.py)
 python -m bench takeover         ledgers made and opened; a broker takes over 10,000 topics (bench/takeover.py)
+python -m bench balance          bundles over brokers in virtual time: a day, 1,000 brokers (bench/balance.py)
+python -m bench subscriptions    consumers of every type, fail-over, many topics, moving keys (bench/subscriptions.py)
 python -m bench compare          the working tree beside another revision (bench/compare)
 """
 
@@ -23,17 +27,21 @@ import time
 from collections.abc import Sequence
 
 from bench.arguments import OUT, console, parse
+from bench.balance import main as bench_balance
 from bench.bookie.main import main as bench_bookie
 from bench.catchup import main as bench_catchup
 from bench.cluster import main as bench_cluster
 from bench.compare.main import main as bench_compare
 from bench.cursors import main as bench_cursors
 from bench.dispatch import main as bench_dispatch
+from bench.failover import main as bench_failover
 from bench.ledger.main import main as bench_ledger
 from bench.metadata import main as bench_metadata
 from bench.million import main as bench_million
+from bench.replicated import main as bench_replicated
 from bench.report import print_report, write_json
 from bench.run import Round, Sizes, check_wire
+from bench.subscriptions import main as bench_subscriptions
 from bench.takeover import main as bench_takeover
 from bench.topics import main as bench_topics
 
@@ -95,6 +103,10 @@ _PARTS = {
     "million": bench_million,
     "cluster": bench_cluster,
     "takeover": bench_takeover,
+    "failover": bench_failover,
+    "replicated": bench_replicated,
+    "balance": bench_balance,
+    "subscriptions": bench_subscriptions,
     "compare": bench_compare,
 }
 

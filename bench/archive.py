@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -23,7 +22,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from bench.arguments import OUT, console
+from bench.arguments import OUT, console, parser_of
 from bench.percentiles import Percentiles, percentiles
 from magnetar.cli.service_process import ServiceProcess, cpu_time
 from magnetar.client import connect
@@ -37,11 +36,7 @@ ALONE_S = 5.0
 
 def main(arguments: Sequence[str]) -> int:
     """Prints a table and writes the figures."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench archive",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("python -m bench archive", __doc__)
     parser.add_argument("--megabytes", type=int, default=300, metavar="N", help="of messages (default: 300)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args(arguments)

@@ -29,9 +29,7 @@ def parse(
     prog: str, description: str | None, workloads: Sequence[str], arguments: Sequence[str], *, rounds: int
 ) -> Given:
     """`workloads` are letters; `rounds` is the default. Ends the program when the line is wrong."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(prog, description)
     parser.add_argument(
         "--rounds", type=int, default=rounds, metavar="N", help=f"how many rounds (default: {rounds})"
     )
@@ -51,6 +49,13 @@ def parse(
         parser.error(f"no such workload: {', '.join(unknown)}; there are {', '.join(workloads)}")
     return Given(
         1 if given.quick else given.rounds, given.quick, wanted, given.settle, given.json, not given.no_limits
+    )
+
+
+def parser_of(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """Of a command line whose help keeps the lines of `description`."""
+    return argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
 
 

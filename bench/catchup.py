@@ -33,7 +33,7 @@ from typing import Any
 import uvloop
 from rich.table import Table
 
-from bench.arguments import OUT, console
+from bench.arguments import OUT, console, parser_of
 from bench.percentiles import percentiles
 from magnetar.cli.service_process import ServiceProcess, cpu_time
 from magnetar.client import connect
@@ -198,11 +198,7 @@ async def _run(service: ServiceProcess, given: argparse.Namespace) -> dict[str, 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints a table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench catchup",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("python -m bench catchup", __doc__)
     parser.add_argument(
         "--megabytes", type=int, default=1_000, metavar="N", help="of the topic (default: 1000)"
     )

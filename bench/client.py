@@ -13,7 +13,7 @@ from typing import Any
 
 import uvloop
 
-from bench.workloads import backlog, latency, produce_tail
+from bench.workloads import backlog, latency, produce_tail, subscriptions
 
 WORKLOADS = {
     "unbatched": produce_tail.unbatched,
@@ -25,6 +25,7 @@ WORKLOADS = {
     "fill": backlog.fill,
     "catch_up": backlog.catch_up,
     "acknowledge": backlog.acknowledge,
+    **subscriptions.WORKLOADS,
 }
 
 

@@ -9,8 +9,8 @@ begins a new ledger every two seconds. One after another:
     leader     the leader of ZooKeeper is killed; it comes back at the end
     repair     a fourth bookie is there; one of the first three is killed, and its disk is gone: until every ledger has all
                its copies again. The first second, in which writers replace it, is shown apart (`loss`)
-    no quorum  a broker and a producer at the same rate; two of three ZooKeeper servers stop for good: the broker says so and
-               ends before its session can expire elsewhere
+    no quorum  a broker and a producer at the same rate; two of three ZooKeeper servers stop: the broker says so and fences
+               its topics before its session can expire elsewhere, and serves again by itself when they are back
 
 For each: appends a second, failed ones, their latency from the moment when each was due; of the repair its rate. The writer,
 the repair and all servers share the cores of this machine.
@@ -25,8 +25,6 @@ import json
 import random
 import re
 import shutil
-import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -39,6 +37,7 @@ import uvloop
 from bench.arguments import OUT, console
 from bench.percentiles import percentiles
 from bench.repair import UNCONFIRMED, lacking, write
+from bench.zookeeper import ensemble_in_scratch
 from magnetar.cli.production import broker_components
 from magnetar.cli.service_process import ServiceProcess
 from magnetar.cli.settings import SettingSources, service_settings
@@ -308,6 +307,8 @@ async def _lose_zookeeper(cluster: Cluster, rate: int, report: Report) -> None:
             due = begun = loop.time()
             outstanding = asyncio.Semaphore(UNCONFIRMED * 10)
             stopped_at: float | None = None
+            fenced_at: float | None = None
+            look_at = 0.0
             tasks: dict[asyncio.Task[None], None] = {}
 
             async def send(began: float) -> None:
@@ -321,7 +322,7 @@ async def _lose_zookeeper(cluster: Cluster, rate: int, report: Report) -> None:
                 last_receipt = loop.time()
                 latencies.append(last_receipt - began)
 
-            while broker.running and loop.time() < begun + 60:
+            while fenced_at is None and loop.time() < begun + 60:
                 due += 1 / rate
                 if (wait := due - loop.time()) > 0:
                     await asyncio.sleep(wait)
@@ -329,6 +330,9 @@ async def _lose_zookeeper(cluster: Cluster, rate: int, report: Report) -> None:
                     stopped_at = loop.time()
                     for server in cluster.ensemble.servers[:2]:
                         server.pause()
+                if stopped_at is not None and loop.time() > look_at:
+                    look_at = loop.time() + 0.05
+                    fenced_at = loop.time() if "lost its session" in broker.errors() else None
                 if outstanding.locked():
                     await asyncio.sleep(0.001)
                     continue
@@ -336,17 +340,19 @@ async def _lose_zookeeper(cluster: Cluster, rate: int, report: Report) -> None:
                 task = asyncio.create_task(send(due))
                 tasks[task] = None
                 task.add_done_callback(tasks.pop)
-            ended = loop.time()
-            for task in list(tasks):
-                task.cancel()
+            assert stopped_at is not None
+            assert fenced_at is not None
+            last_before = last_receipt
+            for server in cluster.ensemble.servers[:2]:
+                server.resume()
+            resumed_at = loop.time()
             await asyncio.gather(*tasks, return_exceptions=True)
-        assert stopped_at is not None
-        words = (
-            "said so" if "the session with the metadata store was lost" in broker.errors() else "said nothing"
-        )
+            while last_receipt < resumed_at:
+                await send(loop.time())
         note = (
-            f"the broker ended {ended - stopped_at:.2f} s after the stop with code {broker.returncode} and {words}; last "
-            f"receipt after {last_receipt - stopped_at:.2f} s; its session lasts {SESSION_S:g} s"
+            f"the broker fenced itself {fenced_at - stopped_at:.2f} s after the stop and said so; last receipt after "
+            f"{last_before - stopped_at:.2f} s; its session lasts {SESSION_S:g} s; served again "
+            f"{last_receipt - resumed_at:.2f} s after the servers were back"
         )
         report.phase("no quorum", last_receipt - begun, (latencies, 0), note)
     finally:
@@ -373,22 +379,10 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if given.quick:
         given.rate, given.megabytes, given.seconds = 1_000, 16, 4.0
-    OUT.mkdir(exist_ok=True)
-    sys.path.append(str(Path(__file__).parents[1] / "tests"))
-    from support.zookeeper import Ensemble, ZooKeeperMissing
-
     screen = console()
-    with tempfile.TemporaryDirectory(dir=OUT) as text:
-        directory = Path(text)
-        try:
-            ensemble = Ensemble(directory / "zookeeper", 3)
-        except ZooKeeperMissing as missing:
-            screen.print(str(missing))
-            return 1
-        with ensemble:
-            ensemble.start()
-            report = Report(screen.print)
-            uvloop.run(measure(given, ensemble, directory, report))
+    report = Report(screen.print)
+    with ensemble_in_scratch(3) as (ensemble, directory):
+        uvloop.run(measure(given, ensemble, directory, report))
     path = given.json or OUT / time.strftime("bench-cluster-%Y%m%d-%H%M%S.json")
     path.write_text(json.dumps(report.rows, indent=1))
     screen.print(f"all figures: {path}")

@@ -22,7 +22,6 @@ import gc
 import json
 import os
 import random
-import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Sequence
@@ -32,12 +31,13 @@ from typing import Any
 
 import uvloop
 
-from bench.arguments import OUT, console
-from bench.takeover import QUORUMS, Port, Servers, opened
+from bench.arguments import OUT, console, parser_of
+from bench.takeover import QUORUMS, Port, opened, running_bookie
 from bench.turns import longest_turn
 from magnetar.broker import Broker, BrokerSettings
 from magnetar.broker.cursors.core.acks import AckState, Position
 from magnetar.broker.cursors.cursor import Cursor
+from magnetar.broker.log.durability import Durability
 from magnetar.proto.batch import admit_groups, encode_batch
 from magnetar.proto.errors import TopicNotServed
 from magnetar.proto.ids import TopicName
@@ -127,7 +127,9 @@ async def _shape(name: str, holes: int, store: Any, ledgers: _Ledgers, steps: _S
 
     def cursor() -> Cursor:
         state = AckState(_Topology(), (1, 0, 0))
-        return Cursor(f"/cursors/{name}", state, store, ledgers, settings, conflict)
+        return Cursor(
+            f"/cursors/{name}", state, store, ledgers, settings, conflict, Durability(1, 1, 1).of_ledger
+        )
 
     first = cursor()
     await first.create(1)
@@ -135,7 +137,7 @@ async def _shape(name: str, holes: int, store: Any, ledgers: _Ledgers, steps: _S
     async def acknowledge(places: Sequence[tuple[int, int]], together: int) -> None:
         for at in range(0, len(places), together):
             for entry, index in places[at : at + together]:
-                first.ack(1, entry, index, index, per_entry)
+                first.ack(1, entry, (index,), (index,), per_entry)
             await first.flush()
 
     async def roll_over() -> None:
@@ -179,7 +181,7 @@ async def _subscriptions(count: int, store: Any, ledgers: Any, steps: _Steps) ->
         subscription, _, _ = await topic.subscribing.subscribe(
             f"s-{number}", consumer, type="shared", start=("earliest", None)
         )
-        subscription.cursor.ack(ledger, 0, 3, 3, 10)
+        subscription.cursor.ack(ledger, 0, (3,), (3,), 10)
         await subscription.cursor.flush()
     topic.ledger.fence(TopicNotServed("the end of the old broker"))
     new = Broker(store, ledgers, settings, SystemClock())
@@ -210,11 +212,7 @@ async def _work(given: argparse.Namespace, directory: Path, port: int, say: Any)
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench cursors",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("python -m bench cursors", __doc__)
     parser.add_argument("--holes", type=int, default=200_000, metavar="N")
     parser.add_argument("--subscriptions", type=int, default=1_000, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -224,13 +222,8 @@ def main(arguments: Sequence[str]) -> int:
     screen.print(
         f"{'':44}{'count':>9}{'seconds':>9}{'CPU us':>10}{'KB appended':>13}{'turn ms':>10}{'its CPU':>10}{'MB':>9}"
     )
-    directory = Path(tempfile.mkdtemp(dir=OUT))
-    try:
-        with Servers() as servers:
-            bookie = servers.bookie(directory, "")
-            lines = uvloop.run(_work(given, directory, bookie.ports["bookie"], screen.print))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=OUT) as text, running_bookie(Path(text)) as bookie:
+        lines = uvloop.run(_work(given, Path(text), bookie.ports["bookie"], screen.print))
     path = given.json or OUT / time.strftime("bench-cursors-%Y%m%d-%H%M%S.json")
     path.write_text(json.dumps(lines, indent=1))
     screen.print(f"all figures: {path}")

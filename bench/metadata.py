@@ -12,12 +12,10 @@ kazoo is no dependency of the project: pip install kazoo. Without it its lines a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,7 +24,8 @@ from typing import Any
 
 import uvloop
 
-from bench.arguments import console
+from bench.arguments import OUT, console, parser_of
+from bench.zookeeper import ensemble_in_scratch
 from magnetar.metadata.embedded import EmbeddedMetadataStore
 from magnetar.metadata.store import MetadataStore
 from magnetar.metadata.zookeeper import open_zookeeper_store
@@ -109,7 +108,7 @@ def embedded(_url: str, count: int) -> dict[str, Figures]:
     """RocksDB in this process, a synced write each."""
 
     async def run() -> dict[str, Figures]:
-        with tempfile.TemporaryDirectory(dir=Path(__file__).parent / "out") as directory:
+        with tempfile.TemporaryDirectory(dir=OUT) as directory:
             store = EmbeddedMetadataStore(f"{directory}/metadata")
             try:
                 return await of_store(store, count, "/embedded")
@@ -199,11 +198,7 @@ CLIENTS = {"zookeeper": zookeeper, "kazoo": kazoo, "aiozk": aiozk, "embedded": e
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench metadata",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("python -m bench metadata", __doc__)
     parser.add_argument("--requests", type=int, default=10_000, metavar="N", help="of each kind in a round")
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     parser.add_argument("--servers", type=int, default=1, metavar="N", help="ZooKeeper servers (default: 1)")
@@ -214,22 +209,11 @@ def main(arguments: Sequence[str]) -> int:
     if unknown := [name for name in wanted if name not in CLIENTS]:
         parser.error(f"no such client: {', '.join(unknown)}; there are {', '.join(CLIENTS)}")
     screen = console()
-    (Path(__file__).parent / "out").mkdir(exist_ok=True)
-    sys.path.append(str(Path(__file__).parents[1] / "tests"))
-    from support.zookeeper import Ensemble, ZooKeeperMissing
-
     rounds: list[dict[str, dict[str, Figures]]] = []
-    with tempfile.TemporaryDirectory() as directory:
-        try:
-            ensemble = Ensemble(Path(directory) / "zookeeper", given.servers)
-        except ZooKeeperMissing as missing:
-            screen.print(str(missing))
-            return 1
-        with ensemble:
-            ensemble.start()
-            for number in range(given.rounds):
-                screen.print(f"round {number + 1}")
-                rounds.append(_round(wanted, f"{ensemble.url}/bench", given.requests, screen.print))
+    with ensemble_in_scratch(given.servers) as (ensemble, _):
+        for number in range(given.rounds):
+            screen.print(f"round {number + 1}")
+            rounds.append(_round(wanted, f"{ensemble.url}/bench", given.requests, screen.print))
     _print(rounds, screen.print)
     if given.json is not None:
         given.json.write_text(json.dumps(rounds, indent=2))

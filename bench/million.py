@@ -28,7 +28,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,8 @@ from typing import Any
 
 import uvloop
 
-from bench.arguments import OUT, console
+from bench.arguments import OUT, console, parser_of
+from bench.together import together
 from bench.turns import Turns, longest_turn
 from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.gc import MetadataLedgers
@@ -63,8 +64,6 @@ from magnetar.runtime.clock import SystemClock
 BOOKIE = "b1"
 STRIPING = Striping(1, 1, 1)
 PAYLOAD = bytes(100)
-# Topics that a broker loads together.
-TOGETHER = 64
 IN_BULK = 500
 DELETED = 0.01
 PHASES = ("fill", "start", "work")
@@ -164,17 +163,6 @@ async def opened(directory: Path, report: Report) -> AsyncIterator[Service]:
         await store.close()
 
     await report.step("stop", close())
-
-
-async def together(count: int, work: Callable[[int], Coroutine[Any, Any, None]]) -> None:
-    """`work(0)` to `work(count - 1)`, TOGETHER at a time."""
-    numbers = iter(range(count))
-
-    async def worker() -> None:
-        for number in numbers:
-            await work(number)
-
-    await asyncio.gather(*(worker() for _ in range(TOGETHER)))
 
 
 async def create_by_client(service: Service, count: int) -> None:
@@ -316,11 +304,7 @@ def show(line: dict[str, Any], say: Callable[[str], None]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the phases, each in a process of its own, and prints the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench million",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("python -m bench million", __doc__)
     parser.add_argument("--ledgers", type=int, default=1_000_000, metavar="N")
     parser.add_argument("--quick", action="store_true", help="20,000 ledgers")
     parser.add_argument("--some", type=int, default=10_000, metavar="N", help="made by the client, or read")

@@ -51,7 +51,7 @@ def run_client(
     """One client process against the (last) service; with CPU microseconds per message by process."""
     measured = Measured(services)
     done = subprocess.run(
-        _client_line(services[-1].url, workload, topic, parameters),
+        client_line(services[-1].url, workload, topic, parameters),
         stdout=subprocess.PIPE,
         text=True,
         check=False,
@@ -68,7 +68,7 @@ def run_apart(
     measured = Measured(services)
     url = services[-1].url
     with subprocess.Popen(
-        _client_line(url, "tail_batched", topic, {"messages": messages, "batch": batch}),
+        client_line(url, "tail_batched", topic, {"messages": messages, "batch": batch}),
         stdout=subprocess.PIPE,
         text=True,
     ) as tailing:
@@ -76,7 +76,7 @@ def run_apart(
         assert tailing.stdout.readline().strip() == "ready"
         parameters = {"messages": messages, "size": size, "batch": batch}
         producing = subprocess.run(
-            _client_line(url, "produce_batched", topic, parameters),
+            client_line(url, "produce_batched", topic, parameters),
             stdout=subprocess.PIPE,
             text=True,
             check=True,
@@ -89,7 +89,8 @@ def run_apart(
     return _with_cpu(result, measured)
 
 
-def _client_line(url: str, workload: str, topic: str, parameters: dict[str, Any]) -> list[str]:
+def client_line(url: str, workload: str, topic: str, parameters: dict[str, Any]) -> list[str]:
+    """The command line of a client process (bench.client)."""
     return [sys.executable, "-m", "bench.client", workload, url, topic, json.dumps(parameters)]
 
 

@@ -3,7 +3,7 @@
     python -m bench takeover [--count N] [--only zookeeper,embedded] [--json FILE]
 
 On a ZooKeeper server, and on the embedded store; one bookie process over TCP, fsync on. N ledgers are made and closed, then
-opened (their record is read), TOGETHER at a time; N topics get a message each. Then that process is killed, and a broker in
+opened (their record is read), 64 at a time; N topics get a message each. Then that process is killed, and a broker in
 a new one loads all topics: each has an open ledger that must be fenced, recovered and closed. For each step: how many a
 second, CPU of the process, requests to the store and to the bookie for each, the longest turn of the loop.
 """
@@ -12,22 +12,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from bench.arguments import OUT, console
+from bench.arguments import OUT, console, parser_of
+from bench.together import together
 from bench.turns import longest_turn
+from bench.zookeeper import ensemble_in_scratch
 from magnetar.broker import Broker, BrokerSettings
 from magnetar.cli.production import broker_components
 from magnetar.cli.service_process import ServiceProcess
@@ -42,7 +44,6 @@ from magnetar.proto.batch import admit_groups, encode_batch
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import SystemClock
 
-TOGETHER = 64
 QUORUMS = {"ensemble_size": 1, "write_quorum": 1, "ack_quorum": 1}
 STORES = ("zookeeper", "embedded")
 _COUNTED = {
@@ -108,17 +109,6 @@ class Steps:
             "bookie_calls": self._bookie.calls - before[1],
         }
         print(json.dumps({"step": name, "count": self._count, **turns._asdict(), **calls}), flush=True)
-
-
-async def together(count: int, work: Callable[[int], Coroutine[Any, Any, None]]) -> None:
-    """`work(0)` to `work(count - 1)`, TOGETHER at a time."""
-    numbers = iter(range(count))
-
-    async def worker() -> None:
-        for number in numbers:
-            await work(number)
-
-    await asyncio.gather(*(worker() for _ in range(TOGETHER)))
 
 
 async def opened(given: argparse.Namespace, stops: AsyncExitStack) -> tuple[Counting, Counting, LedgerClient]:
@@ -210,64 +200,40 @@ async def take(given: argparse.Namespace) -> None:
 
 def _measure(given: argparse.Namespace, kind: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
-    directory = Path(tempfile.mkdtemp(dir=OUT))
-    try:
-        with Servers() as stops:
-            url = ""
-            if kind == "zookeeper":
-                url = stops.zookeeper(directory)
-            bookie = stops.bookie(directory, url)
-            for phase in ("fill", "take"):
-                command = [sys.executable, "-m", "bench", "takeover", "--phase", phase]
-                command += ["--count", str(given.count), "--directory", str(directory), "--url", url]
-                command += ["--port", str(bookie.ports["bookie"])]
-                with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-                    assert process.stdout is not None
-                    for text in process.stdout:
-                        lines.append({"store": kind, **json.loads(text)})
-                        _show(lines[-1], say)
-                if process.returncode:
-                    raise SystemExit(process.returncode)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.ExitStack() as stops:
+        if kind == "zookeeper":
+            ensemble, directory = stops.enter_context(ensemble_in_scratch(1))
+            url = f"{ensemble.url}/bench"
+            command = [sys.executable, "-m", "magnetar.cli.main", "cluster", "init", "--metadata", url]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        else:
+            directory, url = Path(stops.enter_context(tempfile.TemporaryDirectory(dir=OUT))), ""
+        bookie = stops.enter_context(running_bookie(directory, url))
+        for phase in ("fill", "take"):
+            command = [sys.executable, "-m", "bench", "takeover", "--phase", phase]
+            command += ["--count", str(given.count), "--directory", str(directory), "--url", url]
+            command += ["--port", str(bookie.ports["bookie"])]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                for text in process.stdout:
+                    lines.append({"store": kind, **json.loads(text)})
+                    _show(lines[-1], say)
+            if process.returncode:
+                raise SystemExit(process.returncode)
     return lines
 
 
-class Servers:
-    """The servers of one run; stopped with it."""
-
-    def __init__(self) -> None:
-        self._ensemble: Any = None
-        self._bookie: ServiceProcess | None = None
-
-    def __enter__(self) -> Servers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bookie is not None and self._bookie.running:
-            self._bookie.kill()
-        if self._ensemble is not None:
-            self._ensemble.__exit__(None, None, None)
-
-    def zookeeper(self, directory: Path) -> str:
-        """One server."""
-        sys.path.append(str(Path(__file__).parents[1] / "tests"))
-        from support.zookeeper import Ensemble
-
-        self._ensemble = Ensemble(directory / "zookeeper", 1)
-        self._ensemble.__enter__()
-        self._ensemble.start()
-        url = f"{self._ensemble.url}/bench"
-        command = [sys.executable, "-m", "magnetar.cli.main", "cluster", "init", "--metadata", url]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return url
-
-    def bookie(self, directory: Path, url: str) -> ServiceProcess:
-        """Ready when it returns."""
-        line = ["--log-level", "warning", *(["--metadata", url, "--id", "b1"] if url else [])]
-        self._bookie = ServiceProcess(directory / "b1", command="bookie", arguments=line)
-        self._bookie.start()
-        return self._bookie
+@contextlib.contextmanager
+def running_bookie(directory: Path, url: str = "") -> Iterator[ServiceProcess]:
+    """A bookie of the cluster at `url`, or one without a cluster; killed in the end."""
+    line = ["--log-level", "warning", *(["--metadata", url, "--id", "b1"] if url else [])]
+    bookie = ServiceProcess(directory / "b1", command="bookie", arguments=line)
+    try:
+        bookie.start()
+        yield bookie
+    finally:
+        if bookie.running:
+            bookie.kill()
 
 
 def _show(line: dict[str, Any], say: Callable[[str], None]) -> None:
@@ -281,11 +247,7 @@ def _show(line: dict[str, Any], say: Callable[[str], None]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench takeover",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("python -m bench takeover", __doc__)
     parser.add_argument("--count", type=int, default=10_000, metavar="N", help="ledgers, and topics")
     parser.add_argument("--only", default=",".join(STORES), metavar="NAME,...", help="some of the stores")
     parser.add_argument("--json", type=Path, metavar="FILE")

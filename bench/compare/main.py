@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bench.arguments import OUT, add_common, console
+from bench.arguments import OUT, add_common, console, parser_of
 from bench.bookie.run import WORKLOADS as BOOKIE_WORKLOADS
 from bench.compare.driver import Drivers, Part, Side
 from bench.compare.errors import CompareFailed
@@ -73,9 +73,7 @@ def _interrupt(*_: object) -> None:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Ends the program when the line is wrong."""
-    parser = argparse.ArgumentParser(
-        "python -m bench compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("python -m bench compare", __doc__)
     parser.add_argument("--base", default="HEAD", metavar="REVISION", help="compared with (default: HEAD)")
     parser.add_argument(
         "--only",

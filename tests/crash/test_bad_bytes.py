@@ -1,7 +1,7 @@
 """Raw bytes thrown at the ports of a real service: it answers or closes, goes on serving, and does not grow.
 
-100,000 mutated frames (MAGNETAR_FRAMES for more), before and after the handshake, at the ports of broker and bookie:
-valid frames with flipped bytes, cut short, with wrong lengths, unknown commands, and plain noise.
+20,000 mutated frames (100,000 in `make crash`, MAGNETAR_FRAMES for more), before and after the handshake, at the ports of
+broker and bookie: valid frames with flipped bytes, cut short, with wrong lengths, unknown commands, and plain noise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from magnetar.proto.frames import encode_frame
 from magnetar.proto.ledger_entry import encode_ledger_entry
 from support.service import Service, resident_bytes
 
-FRAMES = int(os.environ.get("MAGNETAR_FRAMES", "100000"))
+FRAMES = int(os.environ.get("MAGNETAR_FRAMES", "20000"))
 # Few: a frame whose border is lost ends its connection, and what follows it there is not read.
 FRAMES_PER_CONNECTION = 5
 MAX_GROWTH_BYTES = 64 * 1024 * 1024

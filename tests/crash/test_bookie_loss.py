@@ -9,8 +9,8 @@ Afterwards a second client recovers the last ledger, which its writer left open,
 * each of them on as many bookies of its write set as the ack quorum asks for;
 * and no task and no process is left.
 
-`make test` runs 3 kills and 2 hangs, and bounds stalls so generously that a busy machine passes. The long form prints
-the figures: `MAGNETAR_BOOKIE_LOSSES=20 pytest -s tests/crash/test_bookie_loss.py` for 20 kills and 10 hangs in each test.
+`make test` runs a kill and two hangs, and bounds stalls so generously that a busy machine passes. `make crash` runs 4 kills
+and 2 hangs in each test, and prints the figures: `MAGNETAR_BOOKIE_LOSSES=20` for 20 kills and 10 hangs.
 Goals: kill, 99 of 100 stalls at most 1 s; hang, at most the add timeout and 1 s.
 """
 
@@ -254,8 +254,8 @@ async def check_copies(
 @pytest.mark.parametrize(
     ("quorums", "events"),
     [
-        pytest.param((3, 2, 2), ["kill", "hang", "kill"], id="3-2-2"),
-        pytest.param((3, 3, 2), ["hang", "kill"], id="3-3-2"),
+        pytest.param((3, 2, 2), ["kill", "hang"], id="3-2-2"),
+        pytest.param((3, 3, 2), ["hang"], id="3-3-2"),
     ],
 )
 async def test_scorecard_11_losing_a_bookie_loses_nothing_acknowledged(

@@ -123,9 +123,9 @@ def test_the_wide_workload_does_what_it_is_for() -> None:
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize(("seed", "case"), CASES)
 def test_a_crash_at_every_disk_call_loses_nothing(seed: int, case: Case) -> None:
-    """With the page cache (kill -9) and without it (power loss); on the wide one they take turns in the short form."""
+    """With the page cache (kill -9) and without it (power loss); they take turns in the short form."""
     for call in range(count_calls(seed, case)):
-        for power in (False, True) if LONG or case is NARROW else (call % 2 > 0,):
+        for power in (False, True) if LONG else (call % 2 > 0,):
             crash_and_verify(seed, call, power=power, case=case)
 
 

@@ -27,7 +27,7 @@ from magnetar.proto.ids import MessageId
 from support.service import Service
 
 # 50 kills of each kind in the long form: `make crash`.
-KILLS = int(os.environ.get("MAGNETAR_KILLS", "8"))
+KILLS = int(os.environ.get("MAGNETAR_KILLS", "4"))
 SEED = int(os.environ.get("MAGNETAR_SEED", "1"))
 TOPIC = "kills"
 
@@ -95,8 +95,14 @@ async def tail(client: Client, seen: Observed, stop: asyncio.Event) -> None:
                 seen.tailed.append(message.id)
 
 
-async def kill_and_restart(service: Service, victim: str, rng: random.Random, kills: int) -> None:
-    for _ in range(kills):
+async def kill_and_restart(
+    service: Service, victim: str, rng: random.Random, kills: int, seen: Observed
+) -> None:
+    """Before the last kill enough has been sent and acknowledged, however busy the machine is, to prove something."""
+    for kill in range(1, kills + 1):
+        async with asyncio.timeout(60):
+            while kill == kills and not (seen.acknowledged and len(seen.confirmed) > 20 * kills):
+                await asyncio.sleep(0.01)
         await asyncio.sleep(rng.uniform(0.05, 0.6))  # the random moment, not a wait for a condition
         await asyncio.to_thread(service.kill, victim)
         await asyncio.to_thread(service.start)
@@ -146,7 +152,7 @@ async def test_rule_04_kill_9_loses_nothing_confirmed(tmp_path: Path, victim: st
             ]
             tailing = asyncio.create_task(tail(client, seen, stop_tail))
             consuming = asyncio.create_task(consume(client, seen, stop))
-            await kill_and_restart(service, victim, rng, KILLS)
+            await kill_and_restart(service, victim, rng, KILLS, seen)
             stop.set()
             sent = sum(await asyncio.gather(*producing))
             await consuming
@@ -160,7 +166,7 @@ async def test_rule_04_kill_9_loses_nothing_confirmed(tmp_path: Path, victim: st
             f"{victim}/{journal_disk}: {KILLS} kills, {sent} sent, {len(seen.confirmed)} confirmed, {len(stored)} stored, "
             f"{duplicates} duplicates, {len(seen.acknowledged)} acknowledged with receipt, {len(seen.came_back)} came back"
         )
-        assert len(seen.confirmed) == sent > 200 * KILLS / 10
+        assert len(seen.confirmed) == sent > 20 * KILLS
         assert len(seen.acknowledged) > 0
         assert not seen.confirmed - set(stored), "confirmed messages were lost"
         assert seen.tailed == [message.id for message in messages], (

@@ -12,7 +12,7 @@ import pytest
 from support.storage_check import Machine, Session
 from support.storage_workload import NARROW, WIDE_CASE, Case, count_calls, verify
 
-SAMPLES = 80
+SAMPLES = 40
 
 
 async def scrub(session: Session) -> None:

@@ -122,8 +122,10 @@ def test_metrics_health_and_readiness(service: Service) -> None:
     address = f"http://127.0.0.1:{service.http_port}"
     with urllib.request.urlopen(f"{address}/health", timeout=10) as answer:
         assert json.load(answer)["status"] == "ok"
-    with urllib.request.urlopen(f"{address}/ready", timeout=10) as answer:
-        assert json.load(answer) == {"ready": True}
+    with urllib.request.urlopen(f"{address}/health/live", timeout=10) as answer:
+        assert json.load(answer) == {"live": True, "reasons": {}}
+    with urllib.request.urlopen(f"{address}/health/ready", timeout=10) as answer:
+        assert json.load(answer) == {"ready": True, "reasons": {}, "notes": {}}
     with urllib.request.urlopen(f"{address}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     assert "magnetar_broker_messages_in_total" in text
@@ -157,7 +159,7 @@ def refused(arguments: list[str], code: int) -> str:
     done = magnetar(*arguments, "--log-format", "json")
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 30
     (line,) = done.stderr.splitlines()
     assert "Traceback" not in line
     return line

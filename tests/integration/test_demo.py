@@ -24,7 +24,7 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "magnetar.cli.demo", *arguments],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=120,
         check=False,
     )
 

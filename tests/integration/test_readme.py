@@ -185,6 +185,13 @@ def test_the_client_page_works_as_it_is_written(terminals: Terminals) -> None:
     assert terminals.ran >= 10
 
 
+def test_the_durability_page_works_as_it_is_written(terminals: Terminals) -> None:
+    terminals.type("magnetar standalone")
+    terminals.type("magnetar produce orders --message hello")
+    terminals.follow(DOCS / "durability.md")
+    assert terminals.ran >= 5
+
+
 def test_looking_after_a_stopped_bookie_works_as_it_is_written(terminals: Terminals) -> None:
     """After the README's first two commands, on the data of that service."""
     terminals.type("magnetar standalone")

@@ -9,6 +9,7 @@ import pytest
 
 from magnetar.bookie.settings import BookieSettings
 from magnetar.broker import BrokerSettings
+from magnetar.broker.ownership.balance import BalanceSettings
 from magnetar.cli.production import service_components
 from magnetar.cli.settings import DaemonSettings, ServiceSettings
 from magnetar.cli.standalone import Standalone
@@ -53,6 +54,7 @@ class Site:
                 ),
                 LedgerSettings(ensemble_size=1, write_quorum=1, ack_quorum=1, bookie_info_interval_s=0.1),
                 RepairSettings(),
+                BalanceSettings(),
             ),
             service_components(),
         )

@@ -24,7 +24,6 @@ from sim.history import History, name_of
 from support.sim import SimLoop, SimProcess
 
 TOPIC = "orders"
-FULL_TOPIC = str(TopicName.parse(TOPIC))
 KEYS = 7  # message n of a producer has the key n % KEYS
 INDIVIDUAL = ("shared", "key_shared")
 SLOTS = 65_536
@@ -80,12 +79,13 @@ class SubscriptionPlan:
 def plan_of_subscriptions(rng: random.Random, *, trimming: bool) -> list[SubscriptionPlan]:
     """Two types of the four. `trimming`: what was acknowledged may be gone, so nobody seeks back to it."""
     return [
-        _plan(rng, type, trimming=trimming)
+        plan_of(rng, type, trimming=trimming)
         for type in rng.sample(["exclusive", "failover", "shared", "key_shared"], 2)
     ]
 
 
-def _plan(rng: random.Random, type: str, *, trimming: bool) -> SubscriptionPlan:
+def plan_of(rng: random.Random, type: str, *, trimming: bool) -> SubscriptionPlan:
+    """What the consumers of one type do."""
     individual = type in INDIVIDUAL
     consumers = 1 if type == "exclusive" else rng.choice((2, 2, 3))
     dead_letters = individual and rng.random() < 0.5
@@ -121,7 +121,11 @@ class Surroundings:
         history: History,
         connect: Callable[[str], Awaitable[Client]],
         until_done: Callable[[Callable[[], Awaitable[object]]], Awaitable[None]],
+        topic: str,
     ) -> None:
+        self.topic = topic  # which all of them consume
+        self.full_topic = str(TopicName.parse(topic))
+        self.prefix = "" if topic == TOPIC else f"{topic} "  # of the names of processes
         self.loop = loop
         self.history = history
         self.connect = connect
@@ -137,7 +141,7 @@ class Place:
         self._around = around
         self.plan = plan
         self.name = f"{plan.name}-{number}"
-        self._process_name = f"{self.name}{again}"
+        self._process_name = f"{around.prefix}{self.name}{again}"
         self._number = number
         self._rng = random.Random(around.loop.rng.getrandbits(64))
         self.subscription: Subscription = around.history.subscriptions[plan.name]
@@ -204,7 +208,7 @@ class Place:
     async def _subscribe(self, client: Client) -> Consumer:
         plan, began = self.plan, self._around.loop.now
         consumer = await client.subscribe(
-            TOPIC,
+            self._around.topic,
             plan.name,
             type=plan.type,
             start="earliest",
@@ -218,7 +222,7 @@ class Place:
         )
         self._consumer = consumer
         self._holder = holder = Holder(self.name, seeks=self.subscription.seeks, attached=began)
-        member = consumer._consumer.consumers[FULL_TOPIC]
+        member = consumer._consumer.consumers[self._around.full_topic]
         for change in ("detached", "active_changed"):
             setattr(member, change, self._counted(holder, getattr(member, change)))
         return consumer
@@ -247,9 +251,11 @@ class Place:
             target = MessageId(0, 0, 0)
         around.loop.trace.fault("seek", self.name, str(target))
         subscription.seek_begins()
-        start: Any = target if not self.plan.retry else lambda topic: target if topic == FULL_TOPIC else None
+        start: Any = (
+            target if not self.plan.retry else lambda topic: target if topic == around.full_topic else None
+        )
         await around.until_done(lambda: consumer.seek(start))
-        epoch: int = consumer._consumer.consumers[FULL_TOPIC]._epoch
+        epoch: int = consumer._consumer.consumers[self._around.full_topic]._epoch
         subscription.sought(target, epoch, around.history.confirmed)
         self.seeking = False
 
@@ -263,7 +269,7 @@ class Place:
         for message in bite:
             assert message.value is not None
             name = name_of(message.value)
-            if message.topic != FULL_TOPIC:
+            if message.topic != self._around.full_topic:
                 self._take_from_retry_topic(consumer, message, name)
                 continue
             if plan.type == "failover" and not consumer.active:

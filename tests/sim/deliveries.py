@@ -34,6 +34,14 @@ class Violation(AssertionError):
     """A rule was broken; the message names it."""
 
 
+class Hold(NamedTuple):
+    """Since when, in which attachment, after how many seeks: a later one takes it back, and nobody tells the consumer."""
+
+    since: float
+    attachment: int
+    seeks: int
+
+
 @dataclass(eq=False)
 class Holder:
     """A consumer, as its application sees it. `attachment` rises whenever the broker takes back what it holds."""
@@ -45,7 +53,7 @@ class Holder:
     again_of: int = -1
     seeks: int = 0  # of the subscription, before this attachment began
     attached: float = 0.0  # since when it may have been
-    held: dict[MessageId, tuple[int, float]] = field(default_factory=dict)  # attachment, since when
+    held: dict[MessageId, Hold] = field(default_factory=dict)
 
     def detached(self, subscription: Subscription, now: float) -> None:
         """The broker takes back what it holds."""
@@ -72,7 +80,7 @@ class Attempt:
     seeks: int
     started: float
     messages: list[tuple[MessageId, Name]]
-    held: dict[MessageId, tuple[int, float]]
+    held: dict[MessageId, Hold]
 
 
 class Subscription:
@@ -106,6 +114,8 @@ class Subscription:
         self._mark_delete: tuple[int, ...] = ()
         self._seeking = 0
         self._since_seek: list[tuple[Holder, MessageId, Name, int, int, float]] = []
+        # Acknowledged while a seek was under way: perhaps behind it.
+        self._tried_since_seek: dict[MessageId, None] = {}
         self._excused: dict[Name, None] = {}  # a seek may have overtaken their acknowledgements
         self._epoch = 0
 
@@ -149,7 +159,7 @@ class Subscription:
             self._again_in_order(holder, message_id, name)
         if message_id not in self._tried_by and (not self._tried_up_to or message_id > self._tried_up_to):
             self._open[message_id] = None
-        holder.held[message_id] = (holder.attachment, now)
+        holder.held[message_id] = Hold(now, holder.attachment, self.seeks)
 
     def _first_in_order(self, message_id: MessageId, name: Name, failed_sends: dict[Name, str]) -> None:
         begun = (name[0], name[1] % self._keys_in_order) in self._last_number
@@ -210,10 +220,12 @@ class Subscription:
 
     def acknowledging(self, holder: Holder, messages: list[tuple[MessageId, Name]], now: float) -> Attempt:
         """An application acknowledges; `receipt` follows if it asks for one."""
-        held: dict[MessageId, tuple[int, float]] = {}
+        held: dict[MessageId, Hold] = {}
         for message_id, name in messages:
             self.acknowledged[name] = None
             self._open.pop(message_id, None)
+            if self._seeking:
+                self._tried_since_seek[message_id] = None
             if self._tried_by.setdefault(message_id, holder) is not holder:
                 self._tried_by[message_id] = None
             hold = holder.held.pop(message_id, None)
@@ -226,6 +238,9 @@ class Subscription:
         self._tried_up_to = max(self._tried_up_to or message_id, message_id)
         for other in [other for other in self._open if other <= message_id]:
             del self._open[other]
+        if self._seeking:
+            since = [its for _, its, *_ in self._since_seek if its <= message_id]
+            self._tried_since_seek.update(dict.fromkeys(since))
         for name, its in self.delivered.items():
             if its <= message_id:
                 self.acknowledged[name] = None
@@ -242,10 +257,11 @@ class Subscription:
             if (
                 hold is not None
                 and self.type == "key_shared"
-                and hold[0] == attempt.attachment == attempt.holder.attachment
+                and hold.attachment == attempt.attachment == attempt.holder.attachment
+                and hold.seeks == attempt.seeks
                 and self._tried_by[message_id] is attempt.holder
             ):
-                self._check_hold(name, message_id, hold[1], attempt.started, attempt.holder)
+                self._check_hold(name, message_id, hold.since, attempt.started, attempt.holder)
 
     def receipt_up_to(self, attempt: Attempt, message_id: MessageId, now: float) -> None:
         """The receipt of a cumulative acknowledgement came."""
@@ -291,6 +307,8 @@ class Subscription:
         self._counts.clear()
         self._open.clear()
         self._holds.clear()
+        # What lies before the position is passed over now, written as a dead letter or not; the rest comes again.
+        self._unseen.clear()
         if self.type != "exclusive":  # those of other consumers may arrive behind the seek, or before it
             self._excused.update(self.acknowledged)
         self._tried_by.clear()
@@ -310,6 +328,10 @@ class Subscription:
                 self.handed_out(
                     holder, message_id, name, count=count, epoch=its_epoch, now=at, failed_sends={}
                 )
+        for message_id in self._tried_since_seek:
+            self._open.pop(message_id, None)
+        if not self._seeking:
+            self._tried_since_seek.clear()
 
     def crashed(self, now: float) -> None:
         """The service died: what it had not made durable is forgotten."""

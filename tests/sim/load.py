@@ -15,7 +15,6 @@ from magnetar.client import Client, Producer, Reader, connect
 from magnetar.proto.errors import MagnetarError, ReceiveTimeout
 from magnetar.proto.ids import MessageId
 from sim.consuming import (
-    FULL_TOPIC,
     KEYS,
     MAX_REDELIVER_COUNT,
     TOPIC,
@@ -33,7 +32,17 @@ PADDINGS = (0, 10, 100, 100, 100, 1000, 20_000)
 
 
 class Load:
-    """All clients of one run. `history` fills up; tasks end after `stop` when there is nothing left to do."""
+    """All clients of one topic. `history` fills up; tasks end after `stop` when there is nothing left to do."""
+
+    kinds: Sequence[tuple[str, bool]] = (
+        ("batched", True),
+        ("single", False),
+        ("paced", True),
+    )  # name, batching
+    paddings: Sequence[int] = PADDINGS  # bytes of messages, one of these each
+    bursts_per_s = 10.0  # of producers that are not paced
+    bursts: Sequence[int] = (1, 1, 5, 40)  # messages, one of these each
+    paced_per_s = 40.0
 
     def __init__(
         self,
@@ -41,8 +50,10 @@ class Load:
         history: History,
         url: str,
         plans: Sequence[SubscriptionPlan] | None = None,
+        topic: str = TOPIC,
     ) -> None:
         """`plans`: what is consumed and how; None: as the seed has it."""
+        self.topic = topic
         self.history = history
         self.producing = True
         self.reading = True
@@ -51,7 +62,7 @@ class Load:
         self.dead_letters = 0
         self.producers: list[asyncio.Task[None]] = []
         self.readers: list[asyncio.Task[None]] = []
-        self.around = Surroundings(loop, history, self.client, self.until_done)
+        self.around = Surroundings(loop, history, self.client, self.until_done, topic)
         self.plans = plan_of_subscriptions(loop.rng, trimming=history.trimming) if plans is None else plans
         self.places: list[Place] = []
         for plan in self.plans:
@@ -64,7 +75,7 @@ class Load:
 
     def start(self) -> None:
         """Three producers, one tail reader, and consumers of two subscriptions, who come and go."""
-        for name, batching in (("batched", True), ("single", False), ("paced", True)):
+        for name, batching in self.kinds:
             self.producers.append(self._spawn(name, self._produce(name, batching)))
         self.start_readers()
         self.readers.append(asyncio.create_task(disturb(self.around, self.places)))
@@ -101,13 +112,13 @@ class Load:
             await task
         self.readers.clear()
 
-    async def client(self, name: str) -> Client:
-        """A connected client; keeps trying."""
+    async def client(self, name: str, operation_timeout: float = 5.0) -> Client:
+        """A connected client; keeps trying. `operation_timeout` in seconds."""
         while True:
             try:
                 return await connect(
                     self._url,
-                    operation_timeout=5.0,
+                    operation_timeout=operation_timeout,
                     connect_timeout=2.0,
                     ping_interval=2.0,
                     backoff_max=1.0,
@@ -135,7 +146,7 @@ class Load:
         async def run() -> None:
             await work
 
-        return self._loop.start_process(name).spawn(run(), name=name)
+        return self._loop.start_process(f"{self.around.prefix}{name}").spawn(run(), name=name)
 
     # --- producing -------------------------------------------------------------------------------------------------
 
@@ -147,21 +158,25 @@ class Load:
         async def open_producer() -> None:
             producers.append(
                 await client.create_producer(
-                    TOPIC, name=name, batching=batching, batching_by_key=name == "paced", send_timeout=300.0
+                    self.topic,
+                    name=name,
+                    batching=batching,
+                    batching_by_key=name == "paced",
+                    send_timeout=300.0,
                 )
             )
 
         await self.until_done(open_producer)
         waiting: list[asyncio.Task[None]] = []
         while self.producing:
-            burst = 1 if name == "paced" else rng.choice((1, 1, 5, 40))
+            burst = 1 if name == "paced" else rng.choice(self.bursts)
             for _ in range(burst):
                 message = self.history.send(name)
                 key = f"{name}-{message[1] % KEYS}"
-                receipt = producers[0].send_nowait(value_of(message, rng.choice(PADDINGS)), key)
+                receipt = producers[0].send_nowait(value_of(message, rng.choice(self.paddings)), key)
                 waiting.append(asyncio.create_task(self._confirm(message, receipt)))
             waiting = [task for task in waiting if not task.done() or task.exception() is not None]
-            await asyncio.sleep(rng.expovariate(10 if burst > 1 else 40))
+            await asyncio.sleep(rng.expovariate(self.bursts_per_s if burst > 1 else self.paced_per_s))
         await asyncio.gather(*waiting)
         await client.close()
 
@@ -179,7 +194,7 @@ class Load:
         while self.reading:
             try:
                 if reader is None:
-                    reader = await client.create_reader(TOPIC, start="earliest")
+                    reader = await client.create_reader(self.topic, start="earliest")
                 message = await reader.receive(timeout=1.0)
                 assert message.value is not None
                 self.history.tailed(message.id, message.value)
@@ -196,7 +211,7 @@ class Load:
         client = await self.client("archive")
 
         async def subscribe() -> None:
-            await client.subscribe(TOPIC, "archive", start="earliest", receiver_queue_messages=1)
+            await client.subscribe(self.topic, "archive", start="earliest", receiver_queue_messages=1)
 
         await self.until_done(subscribe)
         await client.close()
@@ -207,7 +222,7 @@ class Load:
         """The whole topic from its beginning, by a new client."""
         client = await self.client("second reader")
         found: list[tuple[MessageId, bytes]] = []
-        async with client.create_reader(TOPIC, start="earliest") as reader:
+        async with client.create_reader(self.topic, start="earliest") as reader:
             while await reader.has_message_available():
                 message = await reader.receive(timeout=10.0)
                 assert message.value is not None
@@ -225,13 +240,16 @@ class Load:
             letters: Counter[Name] = Counter()
             client = await self.client(f"letters of {plan.name}")
             async with client.create_reader(
-                plan.policy.dead_letter_topic(FULL_TOPIC, plan.name), start="earliest"
+                plan.policy.dead_letter_topic(self.around.full_topic, plan.name), start="earliest"
             ) as reader:
                 while await reader.has_message_available():
                     message = await reader.receive(timeout=10.0)
                     assert message.value is not None
                     name, origin = name_of(message.value), message.properties["ORIGIN_MESSAGE_ID"]
-                    if message.properties["REAL_TOPIC"] != FULL_TOPIC or names.get(origin, name) != name:
+                    if (
+                        message.properties["REAL_TOPIC"] != self.around.full_topic
+                        or names.get(origin, name) != name
+                    ):
                         raise Violation(
                             f"the dead letter {name} of {plan.name} says that it was {origin}, "
                             f"which is {names.get(origin)}"

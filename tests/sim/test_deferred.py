@@ -130,9 +130,9 @@ def force_returns_at_once(patch: Patch) -> None:
 # With the seed from which on it is looked for: near the first that shows it.
 DEFECTS: dict[Callable[[Patch], None], int] = {
     accepted_is_said_to_be_durable: 0,
-    next_life_vouches_for_the_last: 0,
+    next_life_vouches_for_the_last: 2,
     last_add_confirmed_follows_what_is_accepted: 0,
-    change_begins_behind_what_was_accepted: 5,
+    change_begins_behind_what_was_accepted: 12,
     force_counts_answers_and_not_write_sets: 0,
     force_returns_at_once: 0,
 }

@@ -10,6 +10,15 @@ from sim.runner import judge, play_all
 pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 FAILED_ONCE = [
+    ("cluster", 41),  # a broker whose session could not be closed did not stop
+    ("cluster", 42),  # a broker that was told to stop while it had no session took bundles in the next one
+    ("cluster", 110),  # a bundle was divided twice at one hash, which damaged the bounds of its namespace
+    ("cluster", 6),  # a broker that had stood still sent receipts of acknowledgements before it was fenced
+    ("cluster", 9),  # look-ups that came together made two ends for one arrival, and none held the bundle
+    ("cluster", 10),  # a request whose deletion was lost stayed for ever
+    ("cluster", 17),  # a broker that could not write what it says of itself gave up its session, and went on
+    ("standalone", 120),  # the checker held a consumer to what a seek had taken back from it
+    ("standalone", 156),  # the checker wanted a dead letter that a seek had passed over before it was written
     ("standalone", 112),  # bytes written after a cut of the network arrived behind those that the cut took
     ("deferred", 624),  # so rough that nothing was written, and the storm did not become mild enough
     (
@@ -17,40 +26,28 @@ FAILED_ONCE = [
         1072,
     ),  # the reader of a closed ledger that was deleted asked a bookie that was gone, for ever
 ]
-# Scenario -> seeds in all, and in a test: enough of them to show each fault of the scenario. Tests may run side by side.
-SHORT_FORM = {
-    "broker": (10, 5),
-    "standalone": (40, 10),
-    "ledgers": (150, 50),
-    "deferred": (150, 50),
-    "repair": (60, 30),
-}
+# Scenario -> how many seeds a test plays: twenty or more must show each fault of the scenario (sim.report).
+SHORT_FORM = {"broker": 5, "standalone": 20, "ledgers": 50, "deferred": 30, "repair": 20, "cluster": 5}
 DISK_CALLS = 440  # a little more than the workload of every_call makes
 
 
-PIECES = [
-    pytest.param(scenario, range(first, first + size), id=f"{scenario}-{first}")
-    for scenario, (count, size) in SHORT_FORM.items()
-    for first in range(0, count, size)
-]
-
-
-@pytest.mark.parametrize(("scenario", "seeds"), PIECES)
-def test_storm_loses_nothing_and_ends_at_rest(scenario: str, seeds: range) -> None:
-    wrong = judge(scenario, play_all(scenario, seeds))
+@pytest.mark.parametrize(("scenario", "seeds"), SHORT_FORM.items(), ids=SHORT_FORM)
+def test_storm_loses_nothing_and_ends_at_rest(scenario: str, seeds: int) -> None:
+    wrong = judge(scenario, play_all(scenario, range(seeds)))
     assert not wrong, "\n\n".join(wrong)
 
 
 def test_same_seed_has_the_same_trace_in_two_processes() -> None:
-    wrong = judge("standalone", play_all("standalone", [0, 1], twice=True))
-    wrong += judge("ledgers", play_all("ledgers", [0, 1, 2, 3], twice=True))
-    wrong += judge("repair", play_all("repair", [0, 1], twice=True))
+    wrong = judge("standalone", play_all("standalone", [0], twice=True))
+    wrong += judge("ledgers", play_all("ledgers", [0, 1], twice=True))
+    wrong += judge("repair", play_all("repair", [0], twice=True))
+    wrong += judge("cluster", play_all("cluster", [0], twice=True))
     assert not wrong, "\n\n".join(wrong)
 
 
-@pytest.mark.parametrize(("scenario", "seed"), FAILED_ONCE)
-def test_seed_that_failed_once_holds(scenario: str, seed: int) -> None:
-    wrong = judge(scenario, play_all(scenario, [seed]))
+@pytest.mark.parametrize("scenario", dict(FAILED_ONCE))
+def test_seeds_that_failed_once_hold(scenario: str) -> None:
+    wrong = judge(scenario, play_all(scenario, [seed for name, seed in FAILED_ONCE if name == scenario]))
     assert not wrong, "\n\n".join(wrong)
 
 

@@ -7,7 +7,7 @@ and the number is to be corrected here.
 
 import pytest
 
-from sim.defects import DEFECTS
+from sim.defects import CLUSTER_DEFECTS, DEFECTS
 from sim.runner import catches
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -33,7 +33,20 @@ STANDALONE_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
     "hand_over_without_draining": (0, "as first occurrence", "another message of its key"),
     "epoch_not_checked_after_a_seek": (2, "as first occurrence"),
 }
-SCENARIO_PLANTS = {"ledgers": PLANTS, "repair": REPAIR_PLANTS, "standalone": STANDALONE_PLANTS}
+CLUSTER_PLANTS: dict[str, tuple[int, *tuple[str, ...]]] = {
+    "bundle_taken_though_it_has_an_owner": (0, "had taken the topic over", "is served by"),
+    "owner_node_outlives_its_session": (0, "names session"),
+    "validity_is_not_read_from_the_clock": (2, "had taken the topic over", "is served by"),
+    "unload_does_not_wait": (0, "has let go of"),
+    "split_without_compare_and_set": (0, "the namespace has no such bundle"),
+    "stopping_broker_takes_bundles": (0, "did not say that it stops", "while it stops"),
+}
+SCENARIO_PLANTS = {
+    "ledgers": PLANTS,
+    "repair": REPAIR_PLANTS,
+    "standalone": STANDALONE_PLANTS,
+    "cluster": CLUSTER_PLANTS,
+}
 SEEDS = 40
 
 
@@ -50,3 +63,4 @@ def test_planted_defect_is_noticed_by_the_rule_that_it_breaks(scenario: str, def
 
 def test_there_are_plants_enough() -> None:
     assert len(DEFECTS) >= 30
+    assert len(CLUSTER_DEFECTS) >= 20

@@ -267,13 +267,21 @@ class Bookies(dict[str, FakeBookie]):
         assert node is not None
         return LedgerMetadata.decode(node.value, ledger_id)
 
-    def client(self, settings: LedgerSettings | None = None, seed: int = 0) -> LedgerClient:
+    def directory(self) -> StaticBookies:
+        """Of all of them, for a client whose test changes what it says."""
+        return StaticBookies(dict.fromkeys(self, ("127.0.0.1", 1)))
+
+    def client(
+        self,
+        settings: LedgerSettings | None = None,
+        seed: int = 0,
+        directory: StaticBookies | None = None,
+    ) -> LedgerClient:
         """A ledger client of its own, as another process would have."""
-        directory = StaticBookies(dict.fromkeys(self, ("127.0.0.1", 1)))
         return LedgerClient(
             StoredLedgers(self.metadata),
             LocalTransport(self),
-            directory,
+            directory or self.directory(),
             settings or LedgerSettings(),
             random.Random(seed),
             self.clock,

@@ -192,6 +192,18 @@ def plant_set_aside_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KeySharedSelector, "_release", lambda self, event: None)
 
 
+def plant_released_and_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    """What waits for a consumer's permits or for a key to drain is believed to wait still when that has come."""
+
+    def waits_still(self: Any, key: Any) -> bool:
+        events = self._slots[key].waits_for
+        if events is not None:
+            self._wait(key, events)
+        return events is not None
+
+    patch.setattr(KeySharedSelector, "waits_still", waits_still)
+
+
 def plant_two_active_consumers(patch: pytest.MonkeyPatch) -> None:
     """Failover: every consumer that has room gets something."""
 

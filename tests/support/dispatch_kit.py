@@ -35,6 +35,7 @@ from magnetar.broker.dispatch.core.events import (
     SkipEntry,
     TimerDue,
     WakeAt,
+    by_entry,
 )
 from magnetar.broker.resources.budget import ByteBudget
 from magnetar.broker.settings import BrokerSettings
@@ -266,16 +267,17 @@ class DispatchWorld:
     def acknowledge(self, name: str, rows: list[AckRange], *, cumulative: bool = False) -> None:
         """As the subscription does it: the cursor first."""
         added: list[int] = []
-        for ledger, entry, first, last in rows:
+        ranges = by_entry(rows)
+        for ledger, entry, firsts, lasts in ranges:
             if not self.topic.is_confirmed(ledger, entry):
                 added.append(0)
                 continue
             count = self.topic.entry((ledger, entry)).message_count
             if cumulative:
-                self.state.ack_through(ledger, entry, min(last, count - 1), count)
+                self.state.ack_through(ledger, entry, min(lasts[0], count - 1), count)
             else:
-                added.append(self.state.ack(ledger, entry, first, last, count))
-        self.handle(Acknowledged(self.consumers[name], rows, added, cumulative))
+                added.append(self.state.ack_all(ledger, entry, firsts, lasts, count))
+        self.handle(Acknowledged(self.consumers[name], ranges, added, cumulative))
 
     def nack(self, name: str, rows: list[AckRange], *, counted: bool = True) -> None:
         """Negative acknowledgement."""

@@ -56,7 +56,7 @@ class Job:
         self.client = FakeClient(broker)
         self.topic = topic
         ledgers: Any = BrokerLedgers(self.client, topic)
-        directory = StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 1)))
+        directory = bookies.directory()
         self.ledgers = LedgerClient(
             ledgers,
             LocalTransport(bookies),

@@ -7,7 +7,7 @@ cut connections, forget to answer. Ledger ids count up with each restart of a to
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from magnetar.proto.batch import admit_groups
 from magnetar.proto.commands import (
@@ -44,6 +44,9 @@ from magnetar.proto.ids import MessageId
 from magnetar.runtime.connection import Connection, ConnectionOptions, FramedServer, start_server
 
 Position = tuple[int, int]  # entry, index
+
+HELD = object()
+"""What `FakeBroker.answer` returns for a request that it does not answer now."""
 
 
 @dataclass
@@ -160,7 +163,8 @@ class Handler:
                 except MagnetarError as error:
                     self.connection.answer_error(command.request_id, error)
                 else:
-                    self.connection.answer(command.request_id, result)
+                    if result is not HELD:
+                        self.connection.answer(command.request_id, result)
                 self.broker.after(self, command)
 
 
@@ -190,7 +194,7 @@ class FakeBroker:
         self.server: FramedServer
 
     @classmethod
-    async def start(cls, port: int = 0) -> FakeBroker:
+    async def start(cls, port: int = 0) -> Self:
         self = cls()
         await self.listen(port)
         return self
@@ -280,7 +284,7 @@ class FakeBroker:
     def answer(self, handler: Handler, command: Command, payload: bytes) -> Any:
         match command:
             case Lookup():
-                return {"url": self.url}
+                return {"url": self.url, "final": True}
             case Partitions():
                 return {"partitions": 0}
             case ListTopics():

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+from magnetar.ledger.core.metadata import LedgerMetadata
+from magnetar.ledger.core.quorum import Striping
 from magnetar.proto.errors import (
     EntryDamaged,
     EntryNotFound,
@@ -29,6 +31,7 @@ class StoredLedger:
 
     ledger_id: int
     properties: dict[str, str]
+    striping: Striping
     entries: list[bytes] = field(default_factory=list)
     closed: bool = False
     fenced: bool = False
@@ -64,15 +67,19 @@ class FakeLedgers:
         ensemble_size: int,
         write_quorum: int,
         ack_quorum: int,
+        minimum_write_quorum: int,
         properties: dict[str, str],
         ledger_id: int | None = None,
         explicit_lac: bool = True,
+        accepted: Callable[[int], None] | None = None,
+        bookie_group: str = "",
     ) -> "FakeWriter":
-        """A new ledger."""
+        """A new ledger; `accepted` is not called: entries are durable as soon as they are accepted."""
         await asyncio.sleep(0)
         if self.fail_create:
             raise self.fail_create.popleft()
-        ledger = StoredLedger(await self.next_id() if ledger_id is None else ledger_id, properties)
+        sizes = Striping(ensemble_size, write_quorum, ack_quorum)
+        ledger = StoredLedger(await self.next_id() if ledger_id is None else ledger_id, properties, sizes)
         self.ledgers[ledger.ledger_id] = ledger
         self.log.append(f"create {ledger.ledger_id}")
         writer = self.writers[ledger.ledger_id] = FakeWriter(self, ledger)
@@ -160,7 +167,7 @@ class FakeWriter(FakeReader):
     def __init__(self, owner: FakeLedgers, ledger: StoredLedger) -> None:
         super().__init__(owner, ledger)
         self.length = 0
-        self.restorable = False  # degraded, and there are bookies enough again
+        self.replaceable = False  # there is a better one, as for a degraded ledger when bookies are back
         self.last_confirmed = -1
         self.failing: MagnetarError | None = None
         self.fail_after: int | None = None  # entries with this id and later fail
@@ -205,6 +212,15 @@ class FakeWriter(FakeReader):
             if self.failing is None:
                 self.last_confirmed = entry_id
             confirmed(entry_id, entry, self.failing)
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """On bookies that do not exist."""
+        bookies = tuple(f"bookie-{number}" for number in range(self.ledger.striping.ensemble_size))
+        return LedgerMetadata.create(self.ledger.striping, bookies, 0, self.ledger.properties)
+
+    async def force(self) -> None:
+        """All is durable."""
 
     def detach(self) -> None:
         """Left as it is."""

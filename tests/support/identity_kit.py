@@ -97,9 +97,9 @@ class Fleet:
         await self.start(one)
         await self.start(other)
 
-    async def client(self, *, ensemble_size: int = 3) -> Client:
+    async def client(self, *, ensemble_size: int = 3, backoff_s: float = 0.01) -> Client:
         """A ledger client of its own, as a broker is."""
-        made = await Client.open(self, ensemble_size)
+        made = await Client.open(self, ensemble_size, backoff_s)
         self.clients.append(made)
         return made
 
@@ -107,14 +107,14 @@ class Fleet:
 class Client:
     """Ledger client, transport and directory."""
 
-    def __init__(self, fleet: Fleet, cluster: int, ensemble_size: int) -> None:
+    def __init__(self, fleet: Fleet, cluster: int, ensemble_size: int, backoff_s: float) -> None:
         self.settings = LedgerSettings(
             ensemble_size,
             2,
             2,
             read_timeout_s=2.0,
-            reconnect_backoff_s=0.01,
-            reconnect_backoff_max_s=0.02,
+            reconnect_backoff_s=backoff_s,
+            reconnect_backoff_max_s=2 * backoff_s,
             deletion_retry_s=0.05,
         )
         self.directory = StaticBookies({name: ("127.0.0.1", port) for name, port in fleet.ports.items()})
@@ -135,9 +135,10 @@ class Client:
         self._closed = False
 
     @classmethod
-    async def open(cls, fleet: Fleet, ensemble_size: int) -> Client:
+    async def open(cls, fleet: Fleet, ensemble_size: int, backoff_s: float) -> Client:
         """The store's instance is made by the first one."""
-        return cls(fleet, await cluster_instance(fleet.metadata, random.Random(5)), ensemble_size)
+        cluster = await cluster_instance(fleet.metadata, random.Random(5))
+        return cls(fleet, cluster, ensemble_size, backoff_s)
 
     async def close(self) -> None:
         """May be called again."""

@@ -59,15 +59,15 @@ class RepairCluster:
             await cluster.register(name)
         return cluster
 
-    async def register(self, name: str, *, read_only: bool = False, rack: str = "") -> None:
-        """The bookie starts, or changes its registration."""
+    async def register(self, name: str, *, read_only: bool = False, **labels: str) -> None:
+        """The bookie starts, or changes its registration. `labels`: rack, zone, group."""
         if name not in self.bookies:
             self.bookies[name] = FakeBookie(name)
             await self.metadata.create(cookie_path(name), b"")
         await self.unregister(name)
         self.bookies[name].fail(None)
         session = self._sessions[name] = await self.metadata.open_session(10.0)
-        value = encode_registration("127.0.0.1:1", read_only=read_only, rack=rack)
+        value = encode_registration("127.0.0.1:1", read_only=read_only, **labels)  # type: ignore[arg-type]
         await self.metadata.create(f"/bookies/{name}", value, session=session)
 
     async def unregister(self, name: str) -> None:

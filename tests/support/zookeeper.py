@@ -104,6 +104,12 @@ class ZooKeeperServer:
             )  # fmt: skip
 
     @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         """Started and not killed; it may be paused."""
         return self._process is not None

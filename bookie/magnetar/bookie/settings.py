@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields
 
-from magnetar.proto.errors import InvalidSetting
+from magnetar.proto.errors import InvalidArgument, InvalidSetting
+from magnetar.proto.policies import PlacementGroup
 
 __all__ = ["BookieSettings"]
 
@@ -118,6 +119,8 @@ class BookieSettings:
     # ([ledger] placement); "" counts for no rack, and for no zone.
     rack: str = ""
     zone: str = ""
+    # Namespaces can be confined to the bookies of a group (the policy bookie_group). "": it belongs to none.
+    group: str = ""
 
     def __post_init__(self) -> None:
         if not self.data_directory:
@@ -149,6 +152,14 @@ class BookieSettings:
                     f"{name} is {label!r:.300}; it must be a plain name of 255 characters at most: no slash, "
                     "no space around it"
                 )
+        try:
+            plain = PlacementGroup.parse(self.group).name == self.group
+        except InvalidArgument:
+            plain = False
+        if not plain:
+            raise InvalidSetting(
+                f"group is {self.group!r:.300}; it must be a name of letters, digits, '-', '_' and '.', or empty for none"
+            )
         self._check_journal()
         self._check_directories()
         self._check_compaction()

@@ -109,6 +109,7 @@ def bookie_info(bookie: StatusSource) -> dict[str, Any]:
         "cluster": f"{bookie.cookie.cluster:016x}" if bookie.cookie.cluster else "",
         "rack": bookie.settings.rack,
         "zone": bookie.settings.zone,
+        "group": bookie.settings.group,
         "read_only": bookie.read_only,
         "read_only_reason": bookie.disk_space.reason,
         "unsafe_no_sync": not bookie.settings.journal_sync_data,

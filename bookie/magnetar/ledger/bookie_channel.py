@@ -5,7 +5,7 @@
 
 A channel lives as long as the transport; a link (`bookie_link`) is one connection of it, with its outstanding adds.
 
-The backoff ends early when the directory says that the bookie is back, or when a ledger is about to be written there
+The backoff ends early when the directory says that the bookie is back, or when it is about to be written to
 (`expect`): else a bookie that is writable for placement would fail the first adds of the ledger that is placed on it.
 """
 

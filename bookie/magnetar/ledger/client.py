@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from magnetar.metadata.ledgers import LedgerManager
 from magnetar.proto.errors import AlreadyClosed, ConnectionLost, RequestTimeout
@@ -20,6 +20,7 @@ from .directory import BookieDirectory
 from .health import BookieHealth
 from .placement import Placement, placement_of
 from .placement.chooser import BookieChooser
+from .placement.group import BOOKIE_GROUP_PROPERTY
 from .reader import LedgerReader
 from .recover import recover as recover_ledger
 from .recovery_survey import EndSurvey, survey_end
@@ -49,7 +50,6 @@ class LedgerClient:
             bookies,
             placement or placement_of(settings),
             self.health,
-            settings.minimum_write_quorum,
             rng,
             transport.expect,
         )
@@ -70,19 +70,26 @@ class LedgerClient:
         properties: Mapping[str, str] | None = None,
         ledger_id: int | None = None,
         deferred_sync: bool = False,
+        accepted: Callable[[int], None] | None = None,
         explicit_lac: bool = True,
+        minimum_write_quorum: int | None = None,
+        bookie_group: str = "",
     ) -> LedgerWriter:
         """A new ledger, open for this writer; what is not given comes from the settings.
 
         `ledger_id`: from `next_id`, for an owner who writes it down first and so finds the ledger after a crash.
         `deferred_sync`: appends are answered before they are durable, which `LedgerWriter.force` makes them; see
         DeferredLedgerWriter, which is what is returned.
+        `accepted`: deferred sync for an owner who keeps entries until they are durable. It gets the last entry that can be
+        answered, and the callbacks of `append` come when the entry is durable, or failed.
         `explicit_lac`: an idle writer writes its last-add-confirmed to the bookies, so that readers elsewhere learn of the
         last entry (rule 19). Without it they learn of an entry with the next one, or when the ledger is closed; recovery
         finds all entries in either case. An owner whose ledgers nobody else follows saves E journaled requests at a pause.
 
+        `bookie_group`: only, or first of all, on these bookies, replacements included (`proto.policies.PlacementGroup`).
+
         InvalidSetting unless Qa <= Qw <= E; NotEnoughBookies if fewer than E are writable, or placement finds none that
-        fit. With `minimum_write_quorum` a smaller ledger is made then, which says so (`LedgerWriter.degraded`).
+        fit. With `minimum_write_quorum` (0: without) a smaller ledger is made then, which says so (`LedgerWriter.degraded`).
         """
         self._check_open()
         c = self._components
@@ -91,8 +98,11 @@ class LedgerClient:
             c.settings.write_quorum if write_quorum is None else write_quorum,
             c.settings.ack_quorum if ack_quorum is None else ack_quorum,
         )
-        chosen = c.chooser.ensemble(striping)
+        minimum = c.settings.minimum_write_quorum if minimum_write_quorum is None else minimum_write_quorum
         all_properties = dict(properties or {})
+        if bookie_group:
+            all_properties[BOOKIE_GROUP_PROPERTY] = bookie_group
+        chosen = c.chooser.of(all_properties).ensemble(striping, minimum)
         if chosen.degraded:
             all_properties[DEGRADED_PROPERTY] = describe(striping)
         metadata = LedgerMetadata.create(chosen.striping, chosen.bookies, c.clock.now_ms(), all_properties)
@@ -104,8 +114,13 @@ class LedgerClient:
                 self._deletions.delete_later(drawn)  # nobody else knows of it
             raise
         self._check_open()
-        kind = DeferredLedgerWriter if deferred_sync else LedgerWriter
-        writer = kind(c, drawn, metadata, version, self._forget, explicit_lac=explicit_lac)
+        writer: LedgerWriter
+        if deferred_sync or accepted is not None:
+            writer = DeferredLedgerWriter(
+                c, drawn, metadata, version, self._forget, explicit_lac=explicit_lac, accepted=accepted
+            )
+        else:
+            writer = LedgerWriter(c, drawn, metadata, version, self._forget, explicit_lac=explicit_lac)
         self._writers[writer] = None
         return writer
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from magnetar.proto.commands import ADD_ACCEPTED
 from magnetar.proto.errors import EntriesNotForced, MagnetarError
 from magnetar.proto.ledger_entry import NO_ENTRY
 
+from .components import LedgerComponents
 from .core.deferred import DeferredWriterCore
 from .core.events import AddFailed, ForceRequested
 from .core.metadata import LedgerMetadata
@@ -20,10 +21,26 @@ class DeferredLedgerWriter(LedgerWriter):
     """The LedgerWriter of `create(deferred_sync=True)`: its `confirmed` callbacks only say that an entry was accepted.
 
     `last_add_confirmed`, readers and recoveries only count durable entries. `force` makes all entries durable; bookies sync
-    by themselves after `journal_deferred_sync_s`.
+    by themselves after `journal_deferred_sync_s`. With `accepted` that is called instead, and `confirmed` when an entry is
+    durable, as for any ledger.
     """
 
     _core: DeferredWriterCore
+
+    def __init__(
+        self,
+        components: LedgerComponents,
+        ledger_id: int,
+        metadata: LedgerMetadata,
+        version: int,
+        forget: Callable[[LedgerWriter], None],
+        *,
+        explicit_lac: bool = True,
+        accepted: Callable[[int], None] | None = None,
+    ) -> None:
+        """`accepted`: see `LedgerClient.create`."""
+        super().__init__(components, ledger_id, metadata, version, forget, explicit_lac=explicit_lac)
+        self._accepted = accepted
 
     def _make_core(self, metadata: LedgerMetadata, version: int) -> DeferredWriterCore:
         return DeferredWriterCore(
@@ -90,6 +107,11 @@ class DeferredLedgerWriter(LedgerWriter):
 
     def _answer(self, adds: Sequence[PendingAdd]) -> None:
         """Calls each callback once: not again when the entry is confirmed, or fails."""
+        if self._accepted is not None:
+            self._accepted(self._core.last_add_accepted)
+            if self._core.wants_force:
+                self._request_force()
+            return
         entry_id = self._core.last_add_accepted - len(adds)
         for add in adds:
             entry_id += 1
@@ -105,7 +127,7 @@ class DeferredLedgerWriter(LedgerWriter):
 
     def _ended(self, metadata: LedgerMetadata) -> None:
         core = self._core
-        if core.dropped:
+        if core.dropped and self._accepted is None:  # else its owner has them
             self._stop_timer()
             self._forget(self)
             self._close_failed(

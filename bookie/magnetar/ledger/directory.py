@@ -32,10 +32,11 @@ Address = tuple[str, int]
 
 
 class Labels(NamedTuple):
-    """The rack and zone of a bookie; "" is not known."""
+    """The rack and zone of a bookie, and the group that it belongs to; "" is none, or not known."""
 
     rack: str = ""
     zone: str = ""
+    group: str = ""
 
 
 NO_LABELS = Labels()
@@ -54,10 +55,11 @@ class BookieFacts:
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> BookieFacts:
         """From the map of BookieInfo or of a registration, which have the same keys. What does not fit is not known."""
-        rack, zone, free_bytes = info.get("rack"), info.get("zone"), info.get("free_bytes")
+        labels = (info.get(name) for name in Labels._fields)
+        free_bytes = info.get("free_bytes")
         stalled_s, reason = info.get("journal_stalled_s"), info.get("read_only_reason")
         return cls(
-            Labels(rack if isinstance(rack, str) else "", zone if isinstance(zone, str) else ""),
+            Labels(*(label if isinstance(label, str) else "" for label in labels)),
             free_bytes if isinstance(free_bytes, int) and free_bytes > 0 else 0,
             info.get("read_only") is True,
             reason if isinstance(reason, str) else "",
@@ -88,12 +90,16 @@ class BookieDirectory(Protocol):
         """Why each of the other bookies takes no new entries, as far as is known: for people."""
         ...
 
+    def draining(self, bookie: str) -> bool:
+        """Whether its ledgers are to move to other bookies; it is not writable then, and works."""
+        ...
+
     def address(self, bookie: str) -> Address:
         """Where it listens. BookieUnavailable if that is not known."""
         ...
 
     def labels(self, bookie: str) -> Labels:
-        """Its rack and zone, as last reported."""
+        """Its rack, zone and group, as last reported."""
         ...
 
     def identity(self, bookie: str) -> BookieIdentity:
@@ -158,6 +164,10 @@ class StaticBookies:
             if name not in self._writable
         }
 
+    def draining(self, bookie: str) -> bool:
+        """See BookieDirectory: drained bookies are left out by `PlacedBookies`."""
+        return False
+
     def address(self, bookie: str) -> Address:
         """See BookieDirectory."""
         if bookie not in self._addresses:
@@ -216,6 +226,7 @@ def encode_registration(
     read_only: bool = False,
     rack: str = "",
     zone: str = "",
+    group: str = "",
     free_bytes: int = 0,
     read_only_reason: str = "",
     journal_stalled_s: float = 0.0,
@@ -233,6 +244,7 @@ def encode_registration(
             "read_only_reason": read_only_reason,
             "rack": rack,
             "zone": zone,
+            "group": group,
             "free_bytes": free_bytes,
             "journal_stalled_s": journal_stalled_s,
             "incarnation": incarnation,
@@ -300,6 +312,10 @@ class RegisteredBookies:
             for name in self._facts
             if name not in self._writable
         }
+
+    def draining(self, bookie: str) -> bool:
+        """See BookieDirectory: drained bookies are left out by `PlacedBookies`."""
+        return False
 
     def address(self, bookie: str) -> Address:
         """See BookieDirectory. A bookie that vanished keeps its last address: it may be back before its node is."""

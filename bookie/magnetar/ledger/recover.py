@@ -110,7 +110,8 @@ class _Recovery:
                 case RetryLater():
                     self._retry_later()
                 case ChooseBookies() as ask:
-                    chosen = self._components.chooser.replacements(ask, self._core.metadata.striping)
+                    chooser = self._components.chooser.of(self._core.metadata.properties)
+                    chosen = chooser.replacements(ask, self._core.metadata.striping)
                     queue.extend(self._core.handle(chosen))
                 case WriteMetadata(metadata, version):
                     self._start(self._write_metadata(metadata, version))
@@ -169,6 +170,8 @@ class _Recovery:
         try:
             answer = await self._components.transport.read_last_confirmed(bookie, self._ledger_id, fence=True)
             event = LastConfirmedRead(bookie, answer.last_add_confirmed, 0)
+            # Re-adds have a connection of their own, whose backoff says nothing about a bookie that has just answered.
+            self._components.transport.expect(bookie)
         except MagnetarError as error:
             self._components.health.failed(bookie, error.code)
             event = LastConfirmedRead(bookie, -1, error.code)

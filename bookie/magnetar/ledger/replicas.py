@@ -1,8 +1,9 @@
 """The replicas of entries, and how one good copy is read when bookies are slow, silent or damaged.
 
-After a replica that fails the next one is asked at once. A replica that is silent for `speculative_read_s` is not given
-up: the next one is asked as well, the first good answer counts, and what is still under way then is cancelled. Bookies that
-were silent are asked last for `suspect_bookie_s`. Ranges of which no bookie has all are read in shares: see `striped_read`.
+After a replica that fails the next one is asked at once. A replica that is silent for `speculative_read_s` is not given up:
+the next one is asked as well, the first good answer counts, and what is still under way then is cancelled. Bookies that
+were silent are asked last for `suspect_bookie_s`; among the others those of the client's own zone come first. Ranges of
+which no bookie has all are read in shares: see `striped_read`.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ class Replicas:
         self._metadata = metadata
         self._striping = metadata.striping
         self._history = history
+        self._zone = components.settings.zone
 
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
         """Entries first..last of one ensemble that one replica can give; at least one."""
@@ -126,6 +128,7 @@ class Replicas:
                 self._ask,
                 begin=self._ledger_id % self._striping.ensemble_size,
                 suspected=self._suspected,
+                far=self._far,
                 slow_s=self._components.settings.speculative_read_s,
                 slow=self._suspect,
             )
@@ -152,7 +155,7 @@ class Replicas:
         return verified(result.entries, self._ledger_id, stripe.ids(first, last, len(result.entries)), bookie)
 
     def _in_order(self, first: int, last: int) -> list[str]:
-        """Replicas, the preferred one first: the same for a whole ledger if all have it, for its read-ahead.
+        """Replicas, near ones first; else the same one for a whole ledger if all have it, for its read-ahead.
 
         Striped, position `last % E` has all of a run of Qw entries at most; the others of the write set its beginning.
         """
@@ -164,9 +167,15 @@ class Replicas:
             whole = bookies[last % len(bookies)]
             order.remove(whole)
             order.insert(0, whole)
+        if self._zone:
+            order.sort(key=self._far)
         if self._history.suspects:
             order.sort(key=self._suspected)
         return order
+
+    def _far(self, bookie: str) -> bool:
+        """Not known to be in the zone of this client, if that has one."""
+        return bool(self._zone) and self._components.bookies.labels(bookie).zone != self._zone
 
     def _suspect(self, bookie: str) -> None:
         self._history.suspects[bookie] = (

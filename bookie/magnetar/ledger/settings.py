@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from magnetar.proto.errors import InvalidSetting
+from magnetar.proto.quorums import MAX_ENSEMBLE_SIZE
 
-from .core.quorum import MAX_ENSEMBLE_SIZE, check_quorums
+from .core.quorum import check_quorums
 
 PLACEMENTS = ("random", "rack", "zone")
 MAX_WAIT_S = 366 * 86400.0  # a longer time is a mistake, and timers take neither infinity nor NaN
@@ -27,6 +28,8 @@ class LedgerSettings:
     read_timeout_s: float = 5.0
     # A read that has not been answered for so long is asked of another replica as well; 0: only after read_timeout_s.
     speculative_read_s: float = 2.0
+    # Of this process. Reads ask bookies of this zone first ([bookie] zone); "": all are alike.
+    zone: str = ""
     metadata_timeout_s: float = 10.0  # of one read or write of ledger metadata
     connect_timeout_s: float = 3.0
     reconnect_backoff_s: float = 0.1  # after the first failure; doubles up to the maximum

@@ -47,6 +47,7 @@ class StripedRead:
         *,
         begin: int,
         suspected: Callable[[str], bool],
+        far: Callable[[str], bool],
         slow_s: float,
         slow: Callable[[str], None],
     ) -> None:
@@ -57,6 +58,7 @@ class StripedRead:
         self._ask = ask
         self._begin = begin
         self._suspected = suspected
+        self._far = far
         self._slow_s = slow_s
         self._slow = slow
         self._loop = asyncio.get_running_loop()
@@ -110,7 +112,8 @@ class StripedRead:
     def _share_out(self, residues: int) -> None:
         """Asks those who have not been asked."""
         suspected = sum(1 << place for place, bookie in enumerate(self._bookies) if self._suspected(bookie))
-        for position, share in shares(self._striping, residues, self._begin, self._asked, suspected):
+        far = sum(1 << place for place, bookie in enumerate(self._bookies) if self._far(bookie))
+        for position, share in shares(self._striping, residues, self._begin, self._asked, suspected, far):
             bookie, mine = self._bookies[position], self._residues(share)
             for residue in mine:
                 self._asked[residue] |= 1 << position

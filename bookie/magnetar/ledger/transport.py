@@ -86,7 +86,7 @@ class BookieTransport(Protocol):
         ...
 
     def expect(self, bookie: str) -> None:
-        """A ledger is about to be written there: the next call tries to reach it, however recently that failed."""
+        """The bookie is about to be written to: the next call tries to reach it, however recently that failed."""
         ...
 
     async def read(

@@ -80,8 +80,8 @@ class LedgerWriter:
         self._stuck: tuple[int, float] | None = None  # last_add_confirmed at the last pause, and since when
         # What was asked for, when too few bookies were left for it; None: this ledger is what was asked for.
         self._full = asked_for(metadata.properties.get(DEGRADED_PROPERTY, ""))
-        self._writable: Sequence[str] | None = None  # for which `_restorable` was found
-        self._restorable = False
+        self._writable: Sequence[str] | None = None  # for which `_replaceable` was found
+        self._replaceable = False
 
     def _make_core(self, metadata: LedgerMetadata, version: int) -> WriterCore:
         return WriterCore(self.ledger_id, metadata, version)
@@ -92,18 +92,23 @@ class LedgerWriter:
         return self._full is not None
 
     @property
-    def restorable(self) -> bool:
-        """The ledger is degraded, and a full one could be made now: the owner should close this one and make the next.
+    def replaceable(self) -> bool:
+        """A better ledger could be made now: the owner should close this one and make the next.
 
+        It is degraded and there are bookies for a full one, or it is on a bookie that is drained and there are others.
         Cheap enough to ask at every append: it looks again only after the writable bookies have changed.
         """
-        if self._full is None:
-            return False
-        writable = self._components.bookies.writable()
+        bookies = self._components.bookies
+        writable = bookies.writable()
         if writable is not self._writable:
             self._writable = writable
-            self._restorable = self._components.chooser.can_place(self._full)
-        return self._restorable
+            metadata = self.metadata
+            wanted = self._full
+            if wanted is None and any(map(bookies.draining, metadata.last_ensemble.bookies)):
+                wanted = metadata.striping
+            chooser = self._components.chooser.of(metadata.properties)
+            self._replaceable = wanted is not None and chooser.can_place(wanted)
+        return self._replaceable
 
     @property
     def last_add_pushed(self) -> int:
@@ -274,7 +279,8 @@ class LedgerWriter:
                     for bookie in bookies:
                         self._components.transport.force(bookie, self.ledger_id)
                 case ChooseBookies() as ask:
-                    chosen = self._components.chooser.replacements(ask, self._core.metadata.striping)
+                    chooser = self._components.chooser.of(self.metadata.properties)
+                    chosen = chooser.replacements(ask, self._core.metadata.striping)
                     queue.extend(self._core.handle(chosen))
                 case RetryLater():
                     self._retry_later()

@@ -12,11 +12,13 @@ from magnetar.proto.batch import GROUP_OVERHEAD_BYTES
 from magnetar.proto.errors import InvalidArgument, InvalidSetting
 from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
 from magnetar.proto.ids import MAX_ENTRY_ID
-from magnetar.proto.policies import UNLIMITED, check_retention
+from magnetar.proto.policies import UNLIMITED, PlacementGroup, check_flush, check_retention
+from magnetar.proto.quorums import MAX_ENSEMBLE_SIZE
 
 MIB = 1024 * 1024
 # A ledger younger than `min_ledger_age_ms` may hold this many times `max_ledger_entries` or `max_ledger_bytes`.
 HARD_LEDGER_LIMIT = 4
+UNNAMED = "standalone"  # a broker that was given no name
 MAX_LEDGER_ENTRIES = MAX_ENTRY_ID // HARD_LEDGER_LIMIT
 # What 0 means, of the settings that may be 0.
 _ZERO = {
@@ -32,6 +34,8 @@ _ZERO = {
     "message_ttl_ms": "lets messages wait for ever",
     "compaction_threshold_bytes": "compacts topics only when asked",
     "compaction_tombstone_retention_ms": "leaves no message that deletes its key",
+    "minimum_write_quorum": "refuses ledgers while there are fewer bookies than ensemble_size",
+    "ledger_change_spread_ms": "has all topics change their ledgers at once",
 }
 _MAY_BE_UNLIMITED = ("retention_ms", "retention_bytes")
 
@@ -40,13 +44,28 @@ _MAY_BE_UNLIMITED = ("retention_ms", "retention_bytes")
 class BrokerSettings:
     """Defaults suit standalone; a cluster sets ensemble_size, write_quorum and ack_quorum to 2/2/2 or more."""
 
-    name: str = "standalone"
+    name: str = UNNAMED
     service_url: str = "magnetar://127.0.0.1:7650"  # what a lookup answers
+    # In a cluster. A broker's name is unique there; one that keeps the default is named HOST:PORT of its service URL.
+    zone: str = ""
+    group: str = ""  # namespaces can be confined to the brokers of a group (the policy broker_group)
+    default_bundles: int = 4  # of a namespace that nobody divided yet
     auto_create_topics: bool = True
 
+    # Durability of topics for which neither they nor their namespaces have such a policy (`magnetar.proto.policies`).
     ensemble_size: int = 1
     write_quorum: int = 1
     ack_quorum: int = 1
+    # With fewer writable bookies than ensemble_size, ledgers go to those that are left, so many at least. What is not given
+    # follows from [ledger] minimum_write_quorum.
+    minimum_write_quorum: int = 0
+    flush: str = "sync"
+    bookie_group: str = ""
+    # With flush=async: what was acknowledged is synced within this time, and what that takes at the bookies.
+    flush_interval_ms: int = 50
+    # Topics whose ledgers do not fit any more (bookies are back, policies changed) begin new ones, each at its own moment
+    # within this time: thousands of ledgers at once would stall the metadata store.
+    ledger_change_spread_ms: int = 30_000
 
     memory_budget_bytes: int = 256 * MIB
     tail_cache_share: float = 0.2  # of the memory budget, over all topics
@@ -150,6 +169,16 @@ class BrokerSettings:
             check_retention(self.retention_ms, self.retention_bytes)
         except InvalidArgument as error:
             raise InvalidSetting(f"broker settings: {error.message}") from None
+        try:
+            check_flush(self.flush)
+            PlacementGroup.parse(self.bookie_group)
+        except InvalidArgument as error:
+            raise InvalidSetting(f"broker setting {error.message}") from None
+        if self.minimum_write_quorum > MAX_ENSEMBLE_SIZE:
+            raise InvalidSetting(
+                f"broker setting minimum_write_quorum is {self.minimum_write_quorum}: it must be a number of bookies, at "
+                f"most {MAX_ENSEMBLE_SIZE}, or 0 (off)"
+            )
         if self.compaction_keyless not in ("keep", "drop"):
             raise InvalidSetting(
                 f"broker setting compaction_keyless must be 'keep' or 'drop', not {self.compaction_keyless!r}"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .bookie_tools import tools_app
+from .brokers import brokers_app, bundles_app
 from .cluster import cluster_app
 from .flags import FLAGS, SUMMARIES
 from .options import (
@@ -40,6 +41,8 @@ app.add_typer(perf_app, name="perf", rich_help_panel="Operate")
 app.add_typer(topics_app, name="topics", rich_help_panel="Operate")
 app.add_typer(namespaces_app, name="namespaces", rich_help_panel="Operate")
 app.add_typer(subscriptions_app, name="subscriptions", rich_help_panel="Operate")
+app.add_typer(brokers_app, name="brokers", rich_help_panel="Operate")
+app.add_typer(bundles_app, name="bundles", rich_help_panel="Operate")
 app.add_typer(cluster_app, name="cluster", rich_help_panel="Operate")
 app.add_typer(spark_app, name="spark", rich_help_panel="Operate")
 
@@ -391,6 +394,64 @@ SubscriptionTtls = Annotated[
     ),
 ]
 
+Durability = Annotated[
+    str | None,
+    typer.Option(
+        "--durability",
+        help="Ensemble size, write quorum and ack quorum of new ledgers: 3/3/2, or inherit.",
+        metavar="E/QW/QA",
+        show_default=False,
+    ),
+]
+MinimumWriteQuorum = Annotated[
+    str | None,
+    typer.Option(
+        "--minimum-write-quorum",
+        help="With too few bookies write fewer copies, so many at least: 2, off, inherit.",
+        metavar="COPIES",
+        show_default=False,
+    ),
+]
+Flush = Annotated[
+    str | None,
+    typer.Option(
+        "--flush",
+        help="Acknowledge what is on disk (sync) or in the memory of ack-quorum bookies (async): sync, async, inherit.",
+        metavar="WHEN",
+        show_default=False,
+    ),
+]
+
+BookieGroup = Annotated[
+    str | None,
+    typer.Option(
+        "--bookie-group",
+        help="Write to the bookies of a group only (fast), or before others (preferred:fast): also any, inherit.",
+        metavar="GROUP",
+        show_default=False,
+    ),
+]
+
+
+BrokerGroup = Annotated[
+    str | None,
+    typer.Option(
+        "--broker-group",
+        help="Serve topics by the brokers of a group only (fast), or before others (preferred:fast): also any, inherit.",
+        metavar="GROUP",
+        show_default=False,
+    ),
+]
+BrokerZone = Annotated[
+    str | None,
+    typer.Option(
+        "--broker-zone",
+        help="Serve topics by brokers of this zone before others: also any, inherit.",
+        metavar="ZONE",
+        show_default=False,
+    ),
+]
+
 
 @topics_app.command("policies")
 def topics_policies(
@@ -399,6 +460,10 @@ def topics_policies(
     retention_size: RetentionSize = None,
     ttl: MessageTtl = None,
     subscription_ttls: SubscriptionTtls = None,
+    durability: Durability = None,
+    minimum_write_quorum: MinimumWriteQuorum = None,
+    flush: Flush = None,
+    bookie_group: BookieGroup = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
@@ -406,7 +471,16 @@ def topics_policies(
     from . import policies
     from .session import run
 
-    changed = policies.changed_by(retention, retention_size, ttl, subscription_ttls or [])
+    changed = policies.changed_by(
+        retention,
+        retention_size,
+        ttl,
+        subscription_ttls or [],
+        durability,
+        minimum_write_quorum,
+        flush,
+        bookie_group,
+    )
     run(policies.update(url, topic, "", changed, as_json=as_json))
 
 
@@ -417,6 +491,12 @@ def namespaces_policies(
     retention_size: RetentionSize = None,
     ttl: MessageTtl = None,
     subscription_ttls: SubscriptionTtls = None,
+    durability: Durability = None,
+    minimum_write_quorum: MinimumWriteQuorum = None,
+    flush: Flush = None,
+    bookie_group: BookieGroup = None,
+    broker_group: BrokerGroup = None,
+    broker_zone: BrokerZone = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
@@ -424,7 +504,18 @@ def namespaces_policies(
     from . import policies
     from .session import run
 
-    changed = policies.changed_by(retention, retention_size, ttl, subscription_ttls or [])
+    changed = policies.changed_by(
+        retention,
+        retention_size,
+        ttl,
+        subscription_ttls or [],
+        durability,
+        minimum_write_quorum,
+        flush,
+        bookie_group,
+        broker_group,
+        broker_zone,
+    )
     run(policies.update(url, "", namespace, changed, as_json=as_json))
 
 

@@ -6,12 +6,34 @@ so in its cookie: then every ledger that there was before is fenced and unknown 
 
 from __future__ import annotations
 
-from magnetar.bookie import Bookie
+from magnetar.bookie import Bookie, BookieSettings
+from magnetar.bookie.layout import DataLayout
 from magnetar.ledger import StoredIdentities
 from magnetar.ledger.identities import MOST_INTRODUCTIONS
 from magnetar.metadata import MetadataStore
+from magnetar.proto.errors import WrongBookie
+from magnetar.runtime.files import Files
 
-__all__ = ["introduce_bookie"]
+__all__ = ["introduce_bookie", "refuse_emptied"]
+
+
+async def refuse_emptied(
+    files: Files, settings: BookieSettings, metadata: MetadataStore, cluster: int
+) -> None:
+    """WrongBookie where a bookie that is registered would be made anew in an empty directory. Nothing is made there.
+
+    Only a bookie that was given its name can be known before it has a cookie.
+    """
+    name, directory = settings.bookie_id, settings.data_directory
+    if not name or files.exists(DataLayout.at(directory).cookie):
+        return
+    known = await StoredIdentities(metadata, cluster).expected(name)
+    if known.instance:
+        raise WrongBookie(
+            f"{directory} holds no bookie, and {name!r} is registered (instance {known.instance:016x}): were its disks "
+            "emptied, or are they not mounted? Mount them; if they are lost, declare it (magnetar bookie cookie "
+            f"--accept-new-disk {name}) and start it again: its ledgers are repaired from their other copies"
+        )
 
 
 async def introduce_bookie(bookie: Bookie, metadata: MetadataStore, cluster: int) -> StoredIdentities:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from magnetar.bookie.cookie import read_cookie
@@ -14,6 +15,7 @@ from magnetar.bookie.settings import BookieSettings
 from magnetar.proto.errors import DataDirectoryError, InvalidSetting, MagnetarError
 from magnetar.runtime.files import Files, OsFiles
 
+from . import tables
 from .bookie_address import read_http_address
 from .bookie_target import Target
 from .bookie_tools_running import RunningTool, StoppedTool, Tool
@@ -21,9 +23,6 @@ from .config import EXIT_CONFIG
 from .progress import ProgressMeter
 from .session import EXIT_USAGE, fail, run
 from .settings import SettingSources, parse_assignment, service_settings
-
-TABLE_ROWS = 2000
-PLAIN_WIDTH = 200
 
 
 def bookie_settings(target: Target) -> BookieSettings:
@@ -145,33 +144,4 @@ def number(value: int) -> str:
     return "" if value < 0 else f"{value:,}"
 
 
-def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()
-) -> int:
-    """A table; a long one in several, as it comes, since rich measures every cell first. Returns the number of rows."""
-    count = 0
-    waiting: list[Sequence[str]] = []
-    for row in rows:
-        waiting.append(row)
-        count += 1
-        if len(waiting) == TABLE_ROWS:
-            _print(title, columns, waiting, right)
-            waiting = []
-    if waiting or not count:
-        _print(title, columns, waiting, right)
-    return count
-
-
-def _print(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=title or None, title_justify="left", show_header=any(columns), box=SIMPLE_HEAD)
-    for position, column in enumerate(columns):
-        table.add_column(column, justify="right" if position in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    # A file has no width to keep to, and paths are long.
-    Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)
+print_table = partial(tables.print_table, lines=False)

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgpack
 import typer
 
+from .cluster_facts import bookie_facts, broker_facts, cluster_facts
 from .cluster_store import open_store
 from .options import Json, Yes
+from .tables import counted, print_table, text
 
 if TYPE_CHECKING:
     from magnetar.metadata import MetadataStore
 
 _POLL_S = 0.2
-_TIMEOUT_S = 10.0
 
-cluster_app = typer.Typer(no_args_is_help=True, help="Make a cluster, and see who belongs to it.")
+cluster_app = typer.Typer(
+    no_args_is_help=True, help="Make a cluster, see who belongs to it, repair and restart it."
+)
 
 Metadata = Annotated[
     str,
@@ -59,34 +62,53 @@ def status(
         ),
     ] = 0.0,
     bookies: Annotated[
-        int, typer.Option("--bookies", min=0, help="With --wait: this many take entries.", metavar="N")
+        int,
+        typer.Option(
+            "--bookies", min=0, help="With --wait: so many must take entries, or it fails.", metavar="N"
+        ),
     ] = 1,
     json: Json = False,
 ) -> None:
-    """Show the bookies, the broker and the figures of a cluster."""
+    """Show the brokers, the bookies and the figures of a cluster."""
     from .session import run
 
     run(_status(metadata, wait, bookies, as_json=json))
 
 
-Bookie = Annotated[str, typer.Argument(help="The id of a bookie, as status shows it.", metavar="BOOKIE")]
-
-
 @cluster_app.command()
 def drain(
     metadata: Metadata,
-    bookie: Bookie,
+    name: Annotated[
+        str, typer.Argument(help="A broker or a bookie, as status shows it.", metavar="[NAME]")
+    ] = "",
+    zone: Annotated[
+        str, typer.Option("--zone", help="Instead: all brokers and bookies of a zone.", metavar="ZONE")
+    ] = "",
+    kind: Annotated[
+        str,
+        typer.Option("--kind", help="broker or bookie, where one of each has the name.", metavar="KIND"),
+    ] = "",
     undo: Annotated[
         bool, typer.Option("--undo", help="Take it back; what was moved stays where it is.")
     ] = False,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            "--wait", min=0, help="Return after so long; without it when all has moved.", metavar="SECONDS"
+        ),
+    ] = None,
 ) -> None:
-    """Move all ledgers of a bookie to others, so that it can be taken away. It serves them until then.
+    """Move all that a broker or a bookie has to the others, so that it can be stopped; it gets nothing new until --undo.
 
-    Asked again, it says how far that is.
+    Ctrl-C ends the command alone: the same again follows what is under way, and --undo takes it back.
     """
+    from .cluster_drain import drain
     from .session import run
 
-    run(_drain(metadata, bookie, undo=undo))
+    run(drain(metadata, name, zone=zone, kind=kind, undo=undo, wait_s=wait))
+
+
+Bookie = Annotated[str, typer.Argument(help="The id of a bookie, as status shows it.", metavar="BOOKIE")]
 
 
 @cluster_app.command()
@@ -168,6 +190,91 @@ def check(metadata: Metadata) -> None:
     run(_recover(metadata, None))
 
 
+@cluster_app.command("rolling-restart")
+def rolling_restart(
+    metadata: Metadata,
+    via: Annotated[
+        str,
+        typer.Option("--via", help="Who runs the daemons: systemd (over ssh) or kubernetes.", metavar="NAME"),
+    ] = "",
+    commands: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--command",
+            help="Instead: a command of the shell that restarts a daemon; several run in turn, to stop and to start it. "
+            "{name}, {kind}, {host}, {port} and {zone} are the daemon's.",
+            metavar="COMMAND",
+        ),
+    ] = None,
+    ready: Annotated[
+        str,
+        typer.Option(
+            "--ready", help="A command that succeeds when the daemon is ready, say a curl.", metavar="COMMAND"
+        ),
+    ] = "",
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by",
+            help="What is restarted together: daemon (each on its own), machine (what has one host) or zone. Refused if a "
+            "ledger would be below its ack quorum.",
+            metavar="WAY",
+        ),
+    ] = "daemon",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only", help="bookie, broker, a name, or a zone or machine; may be repeated.", metavar="WHICH"
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, help="How long each step may take.", metavar="SECONDS")
+    ] = 600.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the commands, and what stands in the way.")
+    ] = False,
+) -> None:
+    """Restart the bookies, then the brokers, or zone by zone: each when all others are well and nothing waits for repair."""
+    from .session import run
+
+    run(_rolling_restart(metadata, via, commands or [], ready, by, only or [], timeout, dry_run=dry_run))
+
+
+async def _rolling_restart(
+    address: str,
+    via: str,
+    commands: list[str],
+    ready: str,
+    by: str,
+    only: list[str],
+    timeout_s: float,
+    *,
+    dry_run: bool,
+) -> None:
+    from magnetar.proto.errors import InvalidArgument
+
+    from .cluster_facts import ledgers_to_repair
+    from .cluster_members import obstacles, plan, read_members, refusals
+    from .cluster_restart import SUPERVISORS, Commands, restart
+
+    if bool(via) == bool(commands) or (via and via not in SUPERVISORS):
+        raise InvalidArgument(
+            f"say how a daemon is restarted: --via {' or --via '.join(SUPERVISORS)}, or --command"
+        )
+    how = Commands(tuple(commands) or SUPERVISORS[via], ready)
+    async with open_store(address, 0.0) as store:
+        members = await read_members(store)
+        groups = plan(members, only, by)
+        if dry_run:
+            for group in groups:
+                print("; ".join(" & ".join(lines) for lines in how.lines(group)))
+            in_the_way = obstacles(members, members, await ledgers_to_repair(store))
+            for obstacle in (*in_the_way, *await refusals(store, members, groups)):
+                print(f"in the way: {obstacle}")
+            return
+        await restart(store, groups, how, timeout_s, partial(print, flush=True))
+
+
 async def _init(address: str, wait_s: float) -> None:
     from magnetar.metadata.identity import cluster_instance
 
@@ -176,27 +283,6 @@ async def _init(address: str, wait_s: float) -> None:
     async with open_store(address, wait_s, make_root=True) as store:
         cluster = await cluster_instance(store, system_rng())
     print(f"cluster {cluster:016x} at {address.rpartition('@')[2]}")
-
-
-async def _drain(address: str, bookie: str, *, undo: bool) -> None:
-    from magnetar.ledger.replication import begin_drain, cancel_drain, drain_progress
-    from magnetar.runtime.clock import SystemClock
-
-    async with open_store(address, 0.0) as store:
-        if undo:
-            changed = await cancel_drain(store, bookie)
-            print(f"{bookie} is not drained any more" if changed else f"{bookie} was not drained")
-            return
-        await begin_drain(store, bookie)
-        progress = await drain_progress(store, bookie, SystemClock())
-    if not progress.ledgers:
-        print(f"no ledger names {bookie}: stop it, then magnetar cluster remove {bookie}")
-        return
-    print(
-        f"{progress.ledgers:,} ledgers name {bookie}; {progress.open_ledgers:,} are open and wait for their writers"
-    )
-    for ledger_id, note in progress.notes.items():
-        print(f"ledger {ledger_id}: {note}")
 
 
 async def _remove(address: str, bookie: str) -> None:
@@ -221,9 +307,10 @@ async def _recover(address: str, bookie: str | None) -> None:
         else:
             await _check_known(store, bookie)
             found = await repairs.recover_bookie(bookie)
-    print(f"{found.ledgers:,} ledgers looked at, {found.queued:,} queued for repair")
+    print(f"{counted(found.ledgers, 'ledger', 'ledgers')} looked at, {found.queued:,} queued for repair")
     if found.unreadable:
-        print(f"{found.unreadable:,} records of ledgers cannot be read; the log of the auditor names them")
+        unreadable = counted(found.unreadable, "record of a ledger", "records of ledgers")
+        print(f"{unreadable} cannot be read; the log of the auditor names them")
 
 
 async def _check_known(store: MetadataStore, bookie: str) -> None:
@@ -238,25 +325,45 @@ async def _check_known(store: MetadataStore, bookie: str) -> None:
 
 
 async def _status(address: str, wait_s: float, bookies: int, *, as_json: bool) -> None:
-    from .session import print_json
+    from .session import fail, print_json
 
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     async with open_store(address, wait_s) as store:
-        while True:
-            found = await cluster_facts(store)
-            writable = sum(bookie["state"] == "writable" for bookie in found["bookies"])
-            if (found["broker"] and writable >= bookies) or loop.time() >= deadline:
-                break
+        while (lacking := await _lacking(store, bookies)) and loop.time() < deadline:  # noqa: ASYNC110 - many nodes
             await asyncio.sleep(_POLL_S)
+        found = await cluster_facts(store)
     if as_json:
         print_json(found)
-        return
-    from .tables import print_table, text
+    else:
+        _print_status(found)
+    if lacking and wait_s:
+        fail(f"after {wait_s:g} s the cluster has {lacking}")
 
-    print(f"cluster {found['cluster']}: {text(found['ledgers'])} ledgers, broker {found['broker'] or 'none'}")
+
+async def _lacking(store: MetadataStore, bookies: int) -> str:
+    """What the cluster has too few of; "": of nothing."""
+    writable = sum(bookie["state"] == "writable" for bookie in await bookie_facts(store))
+    if writable < bookies:
+        return f"{counted(writable, 'bookie that takes', 'bookies that take')} entries, and --bookies is {bookies}"
+    return "" if await broker_facts(store) else "no broker"
+
+
+def _print_status(found: dict[str, Any]) -> None:
     print(
-        f"{text(found['under_replicated_ledgers'])} ledgers wait for repair, auditor {found['auditor'] or 'none'}"
+        f"cluster {found['cluster']}: {counted(found['ledgers'], 'ledger', 'ledgers')}, "
+        f"{counted(len(found['brokers']), 'broker', 'brokers')}, balancer {found['balancer'] or 'none'}"
+    )
+    waiting = counted(found["under_replicated_ledgers"], "ledger waits", "ledgers wait")
+    print(f"{waiting} for repair, auditor {found['auditor'] or 'none'}")
+    print_table(
+        "",
+        ("broker", "URL", "state", "zone", "bundles"),
+        [
+            (row["name"], row["url"], row["state"], row["zone"], text(row["load"]["bundles"]))
+            for row in found["brokers"]
+        ],
+        right=(4,),
     )
     rows = [
         (
@@ -265,54 +372,15 @@ async def _status(address: str, wait_s: float, bookies: int, *, as_json: bool) -
             bookie["state"],
             bookie["zone"],
             bookie["rack"],
+            bookie["group"],
             f"{bookie['free_bytes'] / 1e9:,.0f} GB" if bookie["free_bytes"] else "",
             text(bookie["damaged_ledgers"]),
         )
         for bookie in found["bookies"]
     ]
     print_table(
-        "", ("bookie", "address", "state", "zone", "rack", "free", "damaged ledgers"), rows, right=(5, 6)
+        "",
+        ("bookie", "address", "state", "zone", "rack", "group", "free", "damaged"),
+        rows,
+        right=(6, 7),
     )
-
-
-async def cluster_facts(store: MetadataStore) -> dict[str, Any]:
-    """What `status --json` prints. `state` of a bookie: writable, read-only, stalled, draining, or lost: not registered."""
-    from magnetar.ledger.directory import BOOKIES_PATH, BookieFacts
-    from magnetar.ledger.replication.auditor import AUDITOR_PATH
-    from magnetar.ledger.replication.cluster_watch import DRAINING_PATH
-    from magnetar.ledger.replication.queue import RepairQueue
-    from magnetar.metadata.damage import DAMAGED_PATH
-    from magnetar.metadata.ledgers import StoredLedgers
-    from magnetar.metadata.paths import COOKIES_PATH, INSTANCE_PATH
-
-    from .registration import BROKER_PATH
-
-    instance, broker = await store.get(INSTANCE_PATH), await store.get(BROKER_PATH)
-    auditor, draining = await store.get(AUDITOR_PATH), await store.children(DRAINING_PATH)
-    queue = RepairQueue(store, _TIMEOUT_S)
-    bookies = []
-    for name in sorted({*await store.children(COOKIES_PATH), *await store.children(BOOKIES_PATH)}):
-        node = await store.get(f"{BOOKIES_PATH}/{name}")
-        fields: dict[str, Any] = {} if node is None else msgpack.unpackb(node.value)
-        facts = BookieFacts.of(fields)
-        state = "read-only" if facts.read_only else "stalled" if facts.journal_stalled_s else "writable"
-        state = "draining" if name in draining else state
-        bookies.append(
-            {
-                "id": name,
-                "address": fields.get("address", ""),
-                "state": state if fields else "lost",
-                "rack": facts.labels.rack,
-                "zone": facts.labels.zone,
-                "free_bytes": facts.free_bytes,
-                "damaged_ledgers": len(await store.children(f"{DAMAGED_PATH}/{name}")),
-            }
-        )
-    return {
-        "cluster": "" if instance is None else instance.value.hex(),
-        "broker": "" if broker is None else msgpack.unpackb(broker.value)["url"],
-        "bookies": bookies,
-        "ledgers": sum([len(page) async for page in StoredLedgers(store).pages()]),
-        "under_replicated_ledgers": sum([len(await queue.ledgers(page)) for page in await queue.pages()]),
-        "auditor": "" if auditor is None else auditor.value.decode(),
-    }

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING
 
 from magnetar.proto.errors import InvalidSetting
 from magnetar.runtime.allocator import keep_large_buffers
@@ -22,30 +23,21 @@ from magnetar.runtime.lifecycle import EXIT_CONFIG, Daemon, run_daemon
 
 from .bookie_address import note_http_address
 from .flags import UsageError, parse_flags
+from .health import HttpPages, Started, autorecovery_reasons, bookie_reasons, broker_reasons
 from .lazy_imports import LazyHttp, LazyLogs
 from .settings import ServiceSettings, SettingSources, check_bookie_count, format_host, service_settings
+from .supervisor import notify_supervisor
 
 if TYPE_CHECKING:
     from magnetar.bookie import Bookie
     from magnetar.broker import Broker
     from magnetar.runtime.http import Command
-    from magnetar.runtime.metrics import Metrics
 
     from .standalone import Address
 
 _log = logging.getLogger(__name__)
 
 EXIT_USAGE = 2
-
-
-class Started(NamedTuple):
-    """A daemon that runs: where it listens, its metrics, and what an operator should know (for /health)."""
-
-    addresses: dict[str, Address]
-    metrics: Callable[[], Metrics]
-    warnings: Callable[[], Mapping[str, str]] = dict
-    # The bookie in this process, which answers `magnetar bookie ...` over HTTP.
-    bookie: Bookie | None = None
 
 
 Starter = Callable[[ServiceSettings, Daemon], Awaitable[Started]]
@@ -73,24 +65,27 @@ def main(command: str, line: Sequence[str]) -> int:
     data = os.path.abspath(settings.daemon.data)
 
     async def start(daemon: Daemon) -> None:
-        addresses, metrics, warnings, bookie = await starter(settings, daemon)
-        host, port = settings.daemon.host, settings.daemon.http_port
+        pages = HttpPages(daemon, _bookie_commands)
+        host = settings.daemon.host
+        # From now on probes are answered: a bookie that replays for a minute is alive, and not ready.
         http = LazyHttp.bind(
             host,
-            port,
-            metrics=metrics,
-            ready=lambda: daemon.ready,
-            checks={},
-            warnings=warnings,
-            commands=lambda: {} if bookie is None else _bookie_commands(bookie),
-            imports=() if bookie is None else ("magnetar.bookie.shell",),
+            settings.daemon.http_port,
+            pages,
+            imports=("magnetar.bookie.shell",) if command in ("standalone", "bookie") else (),
         )
         daemon.on_stop("http", http.close)
-        if bookie is not None:
-            note_http_address(bookie, http.address)
-        urls = [f"{scheme}://{format_host(host)}:{port}" for scheme, (host, port) in addresses.items()]
+        supervisor = os.environ.get("NOTIFY_SOCKET", "")
+        started = pages.started = await starter(settings, daemon)
+        if started.bookie is not None:
+            note_http_address(started.bookie, http.address)
+        urls = [
+            f"{scheme}://{format_host(host)}:{port}" for scheme, (host, port) in started.addresses.items()
+        ]
         urls.append(f"http://{format_host(http.address[0])}:{http.address[1]}")
         print(f"magnetar {command} is ready: {' '.join(urls)} data={data}", flush=True)
+        notify_supervisor(supervisor, "READY=1")
+        daemon.on_stop("supervisor", partial(_stopping, supervisor))
         logs.ready()
         if not _is_loopback(host):
             _log.warning(
@@ -102,6 +97,10 @@ def main(command: str, line: Sequence[str]) -> int:
     code = run_daemon(command, start, drain_seconds=settings.daemon.drain_s)
     logs.flush()
     return code
+
+
+async def _stopping(supervisor: str) -> None:
+    notify_supervisor(supervisor, "STOPPING=1")
 
 
 def _bookie_commands(bookie: Bookie) -> Mapping[tuple[str, str], Command]:
@@ -130,6 +129,7 @@ async def _start_standalone(settings: ServiceSettings, daemon: Daemon) -> Starte
         {"magnetar": addresses.broker, "bookie": addresses.bookie},
         lambda: service_metrics(standalone.broker, bookie),
         bookie.problems,
+        lambda: bookie_reasons(bookie),
         bookie,
     )
 
@@ -140,14 +140,18 @@ async def _start_bookie(settings: ServiceSettings, daemon: Daemon) -> Started:
     if settings.daemon.metadata:
         from .shared_metadata import run_bookie
 
-        bookie, address, repairs = await run_bookie(settings, daemon.fail, stops)
+        bookie, address, repairs, registered = await run_bookie(settings, daemon.fail, stops)
     else:
         bookie, address = await _run_bookie_alone(settings, daemon, stops)
-        repairs = None
+        repairs, registered = None, None
     from .metrics import service_metrics
 
     return Started(
-        {"bookie": address}, lambda: service_metrics(None, bookie, repairs), bookie.problems, bookie
+        {"bookie": address},
+        lambda: service_metrics(None, bookie, repairs),
+        bookie.problems,
+        lambda: bookie_reasons(bookie, registered is None or registered.standing),
+        bookie,
     )
 
 
@@ -176,18 +180,19 @@ async def _start_broker(settings: ServiceSettings, daemon: Daemon) -> Started:
     if settings.daemon.metadata:
         from .shared_metadata import run_broker
 
-        broker, address, problems = await run_broker(settings, daemon.fail, stops)
+        broker, address, reasons = await run_broker(settings, stops)
+        warnings: Callable[[], Mapping[str, str]] = dict
     else:
-        broker, address, problems = await _run_broker_alone(settings, daemon, stops)
+        broker, address, reasons, warnings = await _run_broker_alone(settings, daemon, stops)
     from .metrics import service_metrics
 
-    return Started({"magnetar": address}, lambda: service_metrics(broker, None), problems)
+    return Started({"magnetar": address}, lambda: service_metrics(broker, None), warnings, reasons)
 
 
 async def _run_broker_alone(
     settings: ServiceSettings, daemon: Daemon, stops: AsyncExitStack
-) -> tuple[Broker, Address, Callable[[], Mapping[str, str]]]:
-    """A broker with a store of its own and a list of bookies."""
+) -> tuple[Broker, Address, Callable[[], Mapping[str, str]], Callable[[], Mapping[str, str]]]:
+    """A broker with a store of its own and a list of bookies; its reasons and warnings are those of `Started`."""
     from magnetar.ledger import BookieInfoReader
 
     from .production import broker_components
@@ -210,7 +215,11 @@ async def _run_broker_alone(
     broker, server = await start_broker(
         settings, components, metadata, transport, directory, stops, remember_deletions=True
     )
-    return broker, server.addresses[0], info_reader.problems
+
+    def reasons() -> Mapping[str, str]:
+        return broker_reasons(settings, len(directory.writable()))
+
+    return broker, server.addresses[0], reasons, info_reader.problems
 
 
 async def _start_autorecovery(settings: ServiceSettings, daemon: Daemon) -> Started:
@@ -222,7 +231,9 @@ async def _start_autorecovery(settings: ServiceSettings, daemon: Daemon) -> Star
     stops = AsyncExitStack()
     daemon.on_stop("autorecovery", stops.aclose)
     repairs = await run_autorecovery(settings, stops)
-    return Started({}, lambda: service_metrics(None, None, repairs))
+    return Started(
+        {}, lambda: service_metrics(None, None, repairs), reasons=lambda: autorecovery_reasons(repairs)
+    )
 
 
 _STARTERS: dict[str, Starter] = {

@@ -15,15 +15,14 @@ import importlib
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal
 
 from magnetar.runtime.connection.addresses import listen_error
 
 if TYPE_CHECKING:
-    from magnetar.runtime.http import Command, HttpServer
-    from magnetar.runtime.metrics import Metrics
+    from magnetar.runtime.http import HttpServer, Pages
 
 _MAX_RECORDS = 1000
 _BACKLOG = 128
@@ -106,46 +105,22 @@ class LazyLogs(logging.Handler):
 
 
 class LazyHttp:
-    """/metrics, /health, /ready and `commands`. Made by `bind`.
+    """/metrics, /health/... and the commands of `pages`. Made by `bind`.
 
-    At the first connection `imports` are imported, and then `metrics` and `commands` called, once.
+    At the first connection `imports` are imported, before anything is asked of `pages`.
     """
 
-    def __init__(
-        self,
-        listening: socket.socket,
-        metrics: Callable[[], Metrics],
-        ready: Callable[[], bool],
-        checks: Mapping[str, Callable[[], str]],
-        warnings: Callable[[], Mapping[str, str]] = dict,
-        commands: Callable[[], Mapping[tuple[str, str], Command]] = dict,
-        imports: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, listening: socket.socket, pages: Pages, imports: Sequence[str] = ()) -> None:
         self.address: tuple[str, int] = listening.getsockname()[:2]
         self._socket = listening
-        self._metrics = metrics
-        self._ready = ready
-        self._checks = checks
-        self._warnings = warnings
-        self._commands = commands
+        self._pages = pages
         self._imports = imports
         self._loop = asyncio.get_running_loop()
         self._starting: asyncio.Task[HttpServer] | None = None
         self._loop.add_reader(listening.fileno(), self._first_connection)
 
     @classmethod
-    def bind(
-        cls,
-        host: str,
-        port: int,
-        *,
-        metrics: Callable[[], Metrics],
-        ready: Callable[[], bool],
-        checks: Mapping[str, Callable[[], str]],
-        warnings: Callable[[], Mapping[str, str]] = dict,
-        commands: Callable[[], Mapping[tuple[str, str], Command]] = dict,
-        imports: Sequence[str] = (),
-    ) -> LazyHttp:
+    def bind(cls, host: str, port: int, pages: Pages, imports: Sequence[str] = ()) -> LazyHttp:
         """Listens. Raises InvalidSetting when the port is taken."""
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -160,7 +135,7 @@ class LazyHttp:
                 raise
         except OSError as error:
             raise listen_error(error, host, port, "http_port") from error
-        return cls(listening, metrics, ready, checks, warnings, commands, imports)
+        return cls(listening, pages, imports)
 
     def _first_connection(self) -> None:
         self._loop.remove_reader(self._socket.fileno())
@@ -171,14 +146,7 @@ class LazyHttp:
         await import_in_thread("magnetar.runtime.http", *self._imports)
         from magnetar.runtime.http import HttpServer
 
-        return await HttpServer.start(
-            self._socket,
-            metrics=self._metrics(),
-            ready=self._ready,
-            checks=self._checks,
-            warnings=self._warnings,
-            commands=self._commands(),
-        )
+        return await HttpServer.start(self._socket, self._pages)
 
     async def close(self) -> None:
         """Finishes requests in progress, for a second at most."""

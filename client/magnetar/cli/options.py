@@ -10,7 +10,12 @@ DEFAULT_URL = "magnetar://127.0.0.1:7650"
 
 Url = Annotated[
     str,
-    typer.Option("--url", envvar="MAGNETAR_URL", help="The service.", metavar="URL"),
+    typer.Option(
+        "--url",
+        envvar="MAGNETAR_URL",
+        help="The service: magnetar://host:port, several hosts host:port,host:port, or magnetar+srv://name.",
+        metavar="URL",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts.")]
 Topic = Annotated[

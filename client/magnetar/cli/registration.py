@@ -1,32 +1,21 @@
-"""A process in the shared metadata: an ephemeral node that says where it is, and goes when the process does.
+"""A bookie in the shared metadata: an ephemeral node that says where it is, and goes when the process does.
 
 /bookies/<bookie id>    `ledger.directory.encode_registration`; a bookie whose session was lost registers again
-/broker                 msgpack map {"url"}: the one broker of the cluster; one whose session was lost stops at once
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
-import msgpack
-
 from magnetar.metadata import MetadataStore, Session
-from magnetar.proto.errors import AlreadyExists, MagnetarError, RequestTimeout, ServiceNotReady
+from magnetar.metadata.ephemeral import POLL_S, create_after_predecessor, keep_up_to_date, start_limit_s
+from magnetar.proto.errors import MagnetarError, RequestTimeout
 
-__all__ = ["BROKER_PATH", "Registration", "take_broker_place"]
+__all__ = ["Registration"]
 
 _log = logging.getLogger(__name__)
-
-BROKER_PATH = "/broker"
-# How often a registration is compared with what it should say, and an error of the store is followed by another try.
-POLL_S = 1.0
-# A predecessor's node goes when its session ends: this many of our own timeouts are enough.
-PREDECESSOR_TIMEOUTS = 3.0
-# How long the first registration may take beyond that.
-START_PATIENCE_S = 10.0
 
 
 class Registration:
@@ -40,12 +29,19 @@ class Registration:
         self._value = value
         self._timeout_s = session_timeout_s
         self._registered = asyncio.Event()
+        # The one that the node is of, while it stands.
+        self._session: Session | None = None
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def standing(self) -> bool:
+        """False when others may see no node: its session was lost, which the clock decides."""
+        return self._session is not None and not self._session.lost
 
     async def start(self) -> None:
         """Returns when the node stands. RequestTimeout; nothing is left then."""
         self._task = asyncio.get_running_loop().create_task(self._keep(), name=f"registration {self._path}")
-        seconds = self._timeout_s * PREDECESSOR_TIMEOUTS + START_PATIENCE_S
+        seconds = start_limit_s(self._timeout_s)
         try:
             async with asyncio.timeout(seconds):
                 await self._registered.wait()
@@ -72,6 +68,7 @@ class Registration:
                 try:
                     await self._hold(session)
                 finally:
+                    self._session = None
                     await session.close()
                 _log.warning("the session of %s was lost; it is registered again", self._path)
             except MagnetarError as error:
@@ -82,51 +79,8 @@ class Registration:
         """Until the session is lost."""
         lost = asyncio.Event()
         session.when_lost(lost.set)
-        value = self._value()
-        while True:
-            try:
-                version = await self._metadata.create(self._path, value, session=session)
-                break
-            except AlreadyExists:  # of a predecessor whose session has not ended yet
-                await asyncio.sleep(min(POLL_S, self._timeout_s / 4))
+        store, path, value = self._metadata, self._path, self._value()
+        version = await create_after_predecessor(store, path, value, session, self._timeout_s)
+        self._session = session
         self._registered.set()
-        while not session.lost:
-            if (now := self._value()) != value:
-                version = await self._metadata.put(self._path, now, version=version)
-                value = now
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(lost.wait(), POLL_S)
-
-
-async def take_broker_place(
-    metadata: MetadataStore, url: str, session_timeout_s: float, on_lost: Callable[[MagnetarError], None]
-) -> Session:
-    """The place of the cluster's one broker, for as long as the session lasts. ServiceNotReady when another one has it."""
-    loop = asyncio.get_running_loop()
-    session = await metadata.open_session(session_timeout_s)
-    deadline = loop.time() + session_timeout_s * PREDECESSOR_TIMEOUTS
-    try:
-        while True:
-            try:
-                await metadata.create(BROKER_PATH, msgpack.packb({"url": url}), session=session)
-                break
-            except AlreadyExists:  # of a predecessor whose session has not ended yet, or of one that runs
-                if loop.time() > deadline:
-                    node = await metadata.get(BROKER_PATH)
-                    other = "" if node is None else f" at {msgpack.unpackb(node.value)['url']}"
-                    raise ServiceNotReady(
-                        f"another broker{other} serves this cluster, and a cluster has one broker in this release; stop "
-                        "that one first"
-                    ) from None
-                await asyncio.sleep(min(POLL_S, session_timeout_s / 4))
-    except BaseException:
-        await session.close()
-        raise
-    session.when_lost(
-        lambda: on_lost(
-            ServiceNotReady(
-                "the session with the metadata store was lost, so another broker may serve this cluster; start again"
-            )
-        )
-    )
-    return session
+        await keep_up_to_date(store, path, self._value, value, version, session, lost)

@@ -26,6 +26,7 @@ from typing import IO, Literal, NamedTuple
 
 Role = Literal["daemon", "journal-writer", "storage-helper", "archive-reader"]
 
+_LIMIT_S = 60.0  # of a start and of an end, of about a second, on a loaded machine
 _READY = re.compile(r"magnetar \S+ is ready: (?P<addresses>.*)")
 _ADDRESS = re.compile(r"(?P<scheme>\w+)://(?P<host>[^\s:/]+|\[[^\]\s]+\]):(?P<port>\d+)")
 _POLL_S = 0.002
@@ -48,7 +49,7 @@ class CpuTime(NamedTuple):
 
 
 class ServiceProcess:
-    """`magnetar standalone` (or `bookie`, `broker`) with its helper processes. Blocking; asyncio callers use a thread."""
+    """`magnetar standalone` (or another daemon) with its helper processes. Blocking; asyncio callers use a thread."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class ServiceProcess:
         """Exit code of the daemon, None while it runs."""
         return None if self._process is None else self._process.poll()
 
-    def start(self, *, timeout_s: float = 20.0) -> None:
+    def start(self, *, timeout_s: float = _LIMIT_S) -> None:
         """Returns when the ready line was read. Raises ServiceFailed with the output of the service otherwise."""
         assert not self.running, "the service is running"
         self._close()
@@ -152,7 +153,7 @@ class ServiceProcess:
                 os.kill(found[role], signal.SIGKILL)
         self.wait_ended()
 
-    def stop(self, *, timeout_s: float = 20.0) -> int:
+    def stop(self, *, timeout_s: float = _LIMIT_S) -> int:
         """SIGTERM, then waits for daemon and helpers; returns the exit code. Kills and raises after `timeout_s`."""
         if self._process is None:
             return 0
@@ -161,7 +162,7 @@ class ServiceProcess:
         self.wait_ended(timeout_s=timeout_s)
         return self._process.returncode
 
-    def wait_ended(self, *, timeout_s: float = 20.0) -> None:
+    def wait_ended(self, *, timeout_s: float = _LIMIT_S) -> None:
         """Waits until daemon and helpers have ended; after `timeout_s` kills them and raises ServiceFailed."""
         assert self._process is not None
         deadline = time.monotonic() + timeout_s
@@ -198,6 +199,7 @@ class ServiceProcess:
             "standalone": {"magnetar": "--port", "http": "--http-port", "bookie": "--bookie-port"},
             "broker": {"magnetar": "--port", "http": "--http-port"},
             "bookie": {"bookie": "--port", "http": "--http-port"},
+            "autorecovery": {"http": "--http-port"},
         }[self.command]
         for scheme, flag in flags.items():
             line += [flag, str(self.ports.get(scheme, 0))]

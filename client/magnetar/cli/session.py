@@ -34,8 +34,10 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Runs a command on the fast loop where there is one; turns errors into one line and an exit code."""
+    client_log = logging.getLogger("magnetar.client")
+    level = client_log.level
     # What the client warns of ends the command anyway, with one line of its own.
-    logging.getLogger("magnetar.client").setLevel(logging.ERROR)
+    client_log.setLevel(logging.ERROR)
     try:
         if sys.platform == "win32":
             asyncio.run(main)
@@ -56,6 +58,8 @@ def run(main: Coroutine[Any, Any, None]) -> None:
         fail(f"cannot write the output: {error.strerror or error}")
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise SystemExit(EXIT_INTERRUPTED) from None
+    finally:
+        client_log.setLevel(level)
 
 
 def print_json(value: Any) -> None:

@@ -1,4 +1,5 @@
-"""Every setting of a daemon: the sections [daemon] (the process), [bookie], [broker], [ledger] (its client) and [repair].
+"""Every setting of a daemon: the sections [daemon] (the process), [bookie], [broker], [ledger] (its client), [repair] and
+[balance].
 
 Defaults < TOML file (`--config`, MAGNETAR_CONFIG) < environment (MAGNETAR_<SECTION>_<NAME>) < flags. A flag of the command
 line is a setting of one of the sections; `--set section.name=value` reaches the ones without a flag.
@@ -20,13 +21,14 @@ from magnetar.runtime.settings import Loaded, load_settings
 
 if TYPE_CHECKING:
     from magnetar.bookie.settings import BookieSettings
+    from magnetar.broker.ownership.balance import BalanceSettings
     from magnetar.broker.settings import BrokerSettings
     from magnetar.ledger.replication import RepairSettings
     from magnetar.ledger.settings import LedgerSettings
 
 T = TypeVar("T")
 
-SECTIONS = ("daemon", "bookie", "broker", "ledger", "repair")
+SECTIONS = ("daemon", "bookie", "broker", "ledger", "repair", "balance")
 CONFIG_VARIABLE = "MAGNETAR_CONFIG"
 MIB = 1024 * 1024
 _log = logging.getLogger("magnetar.settings")
@@ -126,6 +128,7 @@ class ServiceSettings:
     broker: BrokerSettings
     ledger: LedgerSettings
     repair: RepairSettings
+    balance: BalanceSettings
 
     @property
     def lock_path(self) -> str:
@@ -141,6 +144,7 @@ class ServiceSettings:
 def load_all(sources: SettingSources, command: str = "standalone") -> list[Loaded[Any]]:
     """All sections in the order of SECTIONS. What follows from a setting of [daemon] is derived here. InvalidSetting."""
     from magnetar.bookie.settings import BookieSettings
+    from magnetar.broker.ownership.balance import BalanceSettings
     from magnetar.broker.settings import BrokerSettings
     from magnetar.ledger.replication.settings import RepairSettings
     from magnetar.ledger.settings import LedgerSettings
@@ -165,9 +169,15 @@ def load_all(sources: SettingSources, command: str = "standalone") -> list[Loade
     bookie = sources.load("bookie", BookieSettings, **derived)
     url = f"magnetar://{format_host(values.host_for_clients)}:{values.port}"
     attach_min_bytes = max(0, bookie.value.max_entry_bytes - MIB)
-    broker = sources.load("broker", BrokerSettings, service_url=url, attach_min_bytes=attach_min_bytes)
     ledger, repair = sources.load("ledger", LedgerSettings), sources.load("repair", RepairSettings)
-    return [daemon, bookie, broker, ledger, repair]
+    broker = sources.load(
+        "broker",
+        BrokerSettings,
+        service_url=url,
+        attach_min_bytes=attach_min_bytes,
+        minimum_write_quorum=ledger.value.minimum_write_quorum,
+    )
+    return [daemon, bookie, broker, ledger, repair, sources.load("balance", BalanceSettings)]
 
 
 def _warn_of_short_names(environment: Mapping[str, str], names: Iterable[str]) -> None:
@@ -188,15 +198,21 @@ def service_settings(sources: SettingSources, command: str = "standalone") -> Se
     return ServiceSettings(*(section.value for section in load_all(sources, command)))
 
 
+def bookies_needed(settings: ServiceSettings) -> int:
+    """So many must take entries, or no ledger can be made by the broker's settings."""
+    broker = settings.broker
+    return min(broker.minimum_write_quorum, broker.write_quorum) or broker.ensemble_size
+
+
 def check_bookie_count(settings: ServiceSettings, count: int, where: str) -> None:
     """Raises InvalidSetting when no ledger could ever be made: better than topics that cannot be written to."""
-    size, minimum = settings.broker.ensemble_size, settings.ledger.minimum_write_quorum
-    if count >= size or (minimum and count >= min(minimum, settings.broker.write_quorum)):
+    if count >= bookies_needed(settings):
         return
+    size, minimum = settings.broker.ensemble_size, settings.broker.minimum_write_quorum
     raise InvalidSetting(
         f"broker.ensemble_size={size} needs {size} bookies, and there {'is' if count == 1 else 'are'} {count} ({where}); "
         "lower broker.ensemble_size (and write_quorum, ack_quorum), or let it have more bookies"
-        + (f"; ledger.minimum_write_quorum={minimum} allows no fewer either" if minimum else "")
+        + (f"; broker.minimum_write_quorum={minimum} allows no fewer either" if minimum else "")
     )
 
 

@@ -1,7 +1,7 @@
 """Daemons that share a metadata store (`--metadata zk://...`), and how each is put together.
 
 bookie         store -> bookie (its cluster is the store's) -> introduced: cookie -> server -> registered -> repairs
-broker         store -> its place in the cluster -> bookies, but those that are drained -> transport -> broker
+broker         store -> bookies, but those that are drained -> transport -> broker, with its share of the topics
 autorecovery   store -> bookies -> transport -> repairs
 """
 
@@ -13,11 +13,15 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from importlib.metadata import version
 
 from magnetar.bookie import Bookie
 from magnetar.bookie.gc import MetadataLedgers
 from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
-from magnetar.broker import Broker
+from magnetar.broker import Broker, BrokerSettings
+from magnetar.broker.ownership.bundle_ownership import OwnershipSettings
+from magnetar.broker.ownership.cluster_ownership import ClusterOwnership
+from magnetar.broker.settings import UNNAMED
 from magnetar.ledger import LedgerClient, RegisteredBookies, StoredIdentities
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.ledger.replication import AutoRecovery
@@ -31,9 +35,10 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.clock import elapsed_s
 from magnetar.runtime.connection import ConnectionOptions
 
-from .bookie_identity import introduce_bookie
+from .bookie_identity import introduce_bookie, refuse_emptied
+from .health import broker_reasons
 from .production import bookie_components, broker_components
-from .registration import Registration, take_broker_place
+from .registration import Registration
 from .settings import ServiceSettings, format_host
 from .standalone import Address, BrokerComponents, lock_data, serve_bookie, start_bookie, start_broker
 
@@ -62,7 +67,7 @@ async def open_shared_metadata(
 
 async def run_bookie(
     settings: ServiceSettings, on_failure: Failure, stops: AsyncExitStack
-) -> tuple[Bookie, Address, AutoRecovery | None]:
+) -> tuple[Bookie, Address, AutoRecovery | None, Registration]:
     """A bookie of the cluster that shares this store, with its share of the repairs.
 
     WrongBookie, DataDirectoryError when it is none of the cluster's.
@@ -71,6 +76,7 @@ async def run_bookie(
     lock_data(components.files, settings, stops)
     metadata = await open_shared_metadata(settings.daemon.metadata, components.rng, stops)
     cluster = await cluster_instance(metadata, components.rng)
+    await refuse_emptied(components.files, settings.bookie, metadata, cluster)
     repair_queue = MetadataRepairQueue(metadata)
     stops.push_async_callback(repair_queue.close)
     assignments = _Assignments(StoredLedgers(metadata), settings.ledger.metadata_timeout_s)
@@ -101,6 +107,7 @@ async def run_bookie(
             read_only_reason=info["read_only_reason"],
             rack=info["rack"],
             zone=info["zone"],
+            group=info["group"],
             free_bytes=_rounded(info["free_bytes"]),
             journal_stalled_s=stalled if stalled >= settings.bookie.journal_stall_s else 0.0,
             incarnation=bookie.cookie.incarnations[-1],
@@ -111,39 +118,61 @@ async def run_bookie(
     await registered.start()
     stops.push_async_callback(registered.close)
     if not (settings.repair.auditor or settings.repair.workers):
-        return bookie, server.addresses[0], None
+        return bookie, server.addresses[0], None, registered
     repairs = await open_repairs(settings, broker_components(), metadata, f"bookie {bookie_id}", stops)
     await repairs.start()
-    return bookie, server.addresses[0], repairs
+    return bookie, server.addresses[0], repairs, registered
+
+
+def _named(settings: BrokerSettings) -> BrokerSettings:
+    """With the name by which the cluster knows the broker."""
+    if settings.name != UNNAMED:
+        return settings
+    return replace(settings, name=settings.service_url.partition("://")[2])
 
 
 async def run_broker(
-    settings: ServiceSettings, on_failure: Failure, stops: AsyncExitStack
+    settings: ServiceSettings, stops: AsyncExitStack
 ) -> tuple[Broker, Address, Callable[[], Mapping[str, str]]]:
-    """The broker of the cluster that shares this store. ServiceNotReady when there is another one."""
+    """A broker of the cluster that shares this store, and why it should get no traffic.
+
+    ServiceNotReady when there is another one of its name.
+    """
     components = broker_components()
     lock_data(components.files, settings, stops)
     metadata = await open_shared_metadata(settings.daemon.metadata, components.rng, stops)
-    session = await take_broker_place(
-        metadata, settings.broker.service_url, settings.daemon.session_timeout_s, on_failure
-    )
-    stops.push_async_callback(session.close)
     watch = ClusterWatch(metadata, settings.ledger.metadata_timeout_s)
     stops.push_async_callback(watch.close)
     await watch.start()
     registered, transport = await _bookies(settings, components, metadata, "broker", stops)
     directory = PlacedBookies(registered, watch)
-    broker, server = await start_broker(settings, components, metadata, transport, directory, stops)
+    settings = replace(settings, broker=_named(settings.broker))
+    ownership = ClusterOwnership(
+        metadata,
+        OwnershipSettings(
+            name=settings.broker.name,
+            url=settings.broker.service_url,
+            zone=settings.broker.zone,
+            group=settings.broker.group,
+            session_timeout_s=settings.daemon.session_timeout_s,
+            default_bundles=settings.broker.default_bundles,
+            version=version("magnetar"),
+        ),
+        components.clock,
+        components.rng,
+        settings.balance,
+        lambda: sum(os.times()[:2]),
+        settings.ledger,
+    )
+    broker, server = await start_broker(
+        settings, components, metadata, transport, directory, stops, ownership=ownership
+    )
 
-    def problems() -> dict[str, str]:
-        writable, needed = len(directory.writable()), settings.broker.ensemble_size
-        if writable >= needed:
-            return {}
-        return {
-            "bookies": f"{writable} bookies take entries, and broker.ensemble_size={needed} needs {needed}"
-        }
+    def reasons() -> Mapping[str, str]:
+        writable = len(directory.writable())
+        return broker_reasons(settings, writable, session=ownership.valid, state=ownership.state)
 
-    return broker, server.addresses[0], problems
+    return broker, server.addresses[0], reasons
 
 
 async def run_autorecovery(settings: ServiceSettings, stops: AsyncExitStack) -> AutoRecovery:

@@ -27,6 +27,7 @@ from magnetar.bookie.scrub.repair_queue import MetadataRepairQueue
 from magnetar.bookie.server import BookieServer
 from magnetar.broker import Broker, BrokerSettings, listener
 from magnetar.broker.log.archives import ArchiveReader, NoArchives
+from magnetar.broker.ownership.ownership import Ownership
 from magnetar.ledger import (
     BookieDirectory,
     BookieInfoReader,
@@ -295,8 +296,12 @@ async def start_broker(
     stops: AsyncExitStack,
     *,
     remember_deletions: bool = False,
+    ownership: Ownership | None = None,
 ) -> tuple[Broker, FramedServer]:
-    """Ledger client, topics and the native protocol on TCP. InvalidSetting when the port is taken."""
+    """Ledger client, topics and the native protocol on TCP. InvalidSetting when the port is taken.
+
+    `ownership`: of a broker that shares its topics with others.
+    """
     daemon = settings.daemon
     ledgers = LedgerClient(
         StoredLedgers(metadata),
@@ -311,8 +316,12 @@ async def start_broker(
     ledgers.send_missed_deletions()
     archives = components.archives(settings.broker)
     stops.push_async_callback(archives.close)
-    broker = Broker(metadata, ledgers, settings.broker, components.clock, directory, archives)
-    await broker.start()
+    broker = Broker(metadata, ledgers, settings.broker, components.clock, directory, archives, ownership)
+    try:
+        await broker.start()
+    except BaseException:
+        await broker.close()
+        raise
     options = ConnectionOptions(
         name="broker", max_message_bytes=daemon.max_message_bytes, port_setting="port"
     )

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
+
+_TABLE_ROWS = 2000
+_PLAIN_WIDTH = 200
 
 
 def text(value: Any) -> str:
@@ -17,19 +22,49 @@ def counted(count: int, one: str, more: str) -> str:
 
 
 def print_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    lines: bool = True,
+) -> int:
+    """A table; a long one in several, as it comes, since rich measures every cell first. Returns the number of rows.
+
+    `right`: columns that are aligned to the right. Columns without any name make a table without a header; a column in which
+    no row has anything is left out. `lines`: between columns.
+    """
+    count = 0
+    left = iter(rows)
+    while (some := list(islice(left, _TABLE_ROWS))) or not count:
+        _print(title, columns, some, right, lines=lines)
+        count += len(some)
+        if len(some) < _TABLE_ROWS:
+            break
+    return count
+
+
+def _print(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int], *, lines: bool
 ) -> None:
-    """`right`: columns that are aligned to the right. Columns without any name make a table without a header."""
+    from rich.box import HEAVY_HEAD, SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title or None, title_justify="left", show_header=any(columns))
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number in right else "left", overflow="fold")
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        show_header=any(columns),
+        box=HEAVY_HEAD if lines else SIMPLE_HEAD,
+    )
+    shown = [number for number in range(len(columns)) if not rows or any(row[number] for row in rows)]
+    for number in shown:
+        table.add_column(columns[number], justify="right" if number in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
-    Console().print(table)
+        table.add_row(*[escape(row[number]) for number in shown])
+    # A file has no width to keep to, and paths and addresses are long.
+    Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH).print(table)
 
 
 __all__ = ["counted", "print_table", "text"]

@@ -45,11 +45,13 @@ from .policies import FoundPolicies
 from .producer import Producer
 from .reader import Reader
 from .receipts import Receipt
+from .service_url import AutoFailover
 from .table_view import TableView
 
 __all__ = [
     "AlreadyClosed",
     "AlreadyExists",
+    "AutoFailover",
     "Client",
     "ConnectionLost",
     "Consumer",

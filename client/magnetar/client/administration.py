@@ -16,12 +16,17 @@ from magnetar.proto.commands import (
     CreateTopic,
     DeleteSubscription,
     DeleteTopic,
+    Drain,
     ExpireMessages,
+    ListBrokers,
+    ListBundles,
     ListTopics,
     PeekMessages,
     SeekSubscription,
     SkipMessages,
+    SplitBundle,
     TopicStats,
+    UnloadBundle,
 )
 from magnetar.proto.ids import TopicName, check_subscription_name
 
@@ -38,7 +43,7 @@ class Administration(AbstractAsyncContextManager[Any]):
         self._pool = pool
 
     async def request(self, command: Command, *, topic: str | None = None, payload: bytes = b"") -> Any:
-        """Asks the broker of `topic` (None: the one of the URL), again after retryable errors, up to operation_timeout.
+        """Asks the broker of `topic` (None: any one of the cluster), again after retryable errors, up to operation_timeout.
 
         VersionConflict is raised at once: the same compare-and-set can only fail again.
         """
@@ -63,7 +68,8 @@ class Administration(AbstractAsyncContextManager[Any]):
 
     async def create_topic(self, topic: str) -> None:
         """Creates a topic; fine if it exists."""
-        await self.request(CreateTopic(0, str(TopicName.parse(topic))))
+        name = str(TopicName.parse(topic))
+        await self.request(CreateTopic(0, name), topic=name)
 
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:
         """Deletes a topic and all its messages; while producers or consumers are connected only with `force`."""
@@ -182,6 +188,39 @@ class Administration(AbstractAsyncContextManager[Any]):
     async def update_namespace_policies(self, namespace: str, changes: Mapping[str, Any]) -> FoundPolicies:
         """As update_topic_policies; what is None is that of the broker's settings again."""
         return await update_policies(self._request_of(None), "", namespace, changes)
+
+    # --- the cluster -------------------------------------------------------------------------------------------------
+
+    async def brokers(self) -> list[dict[str, Any]]:
+        """The brokers of the cluster, by name: name, url, zone, group, state, started_ms, version, load (WIRE.md)."""
+        return list((await self.request(ListBrokers(0)))["brokers"])
+
+    async def bundles(self, namespace: str) -> list[dict[str, Any]]:
+        """Bundles of `tenant/namespace` and who owns them: bundle, broker, url, to; "" where nobody does."""
+        return list((await self.request(ListBundles(0, namespace)))["bundles"])
+
+    async def unload_bundle(self, bundle: str, *, to: str = "") -> None:
+        """A bundle, or that of a topic, moves to the broker named `to` ("": to any); it has moved when this returns.
+
+        Raises InvalidArgument, RequestTimeout.
+        """
+        await self.request(UnloadBundle(0, bundle, to))
+
+    async def split_bundle(self, bundle: str) -> list[str]:
+        """Divides a bundle, or that of a topic, in two; their names. Raises InvalidArgument, RequestTimeout."""
+        return list((await self.request(SplitBundle(0, bundle)))["bundles"])
+
+    async def drain(
+        self, name: str = "", *, zone: str = "", kind: str = "", undo: bool = False
+    ) -> dict[str, Any]:
+        """A broker or a bookie, or all of a zone, hand over all they have, and get nothing until `undo`.
+
+        Does not wait for it; asked again, it says how far that is: brokers, bookies, bundles, ledgers, open_ledgers, notes
+        (WIRE.md). It is over when bundles and ledgers are 0. With bookies it looks through the records of all ledgers.
+        `kind`: "broker" or "bookie", where one of each has the name. Raises InvalidArgument, also when the others could not
+        hold what these have.
+        """
+        return dict(await self.request(Drain(0, name, zone, kind, undo)))
 
     def _request_of(self, topic: str | None) -> Callable[[Command, bytes], Awaitable[Any]]:
         return lambda command, payload: self.request(command, topic=topic, payload=payload)

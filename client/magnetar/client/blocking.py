@@ -358,6 +358,11 @@ class Client(_Facade[aio.Client]):
     delete_topic = _waiting(aio.Client.delete_topic)
     delete_subscription = _waiting(aio.Client.delete_subscription)
     expire_messages = _waiting(aio.Client.expire_messages)
+    brokers = _waiting(aio.Client.brokers)
+    bundles = _waiting(aio.Client.bundles)
+    unload_bundle = _waiting(aio.Client.unload_bundle)
+    split_bundle = _waiting(aio.Client.split_bundle)
+    drain = _waiting(aio.Client.drain)
     topic_policies = _waiting(aio.Client.topic_policies)
     update_topic_policies = _waiting(aio.Client.update_topic_policies)
     namespace_policies = _waiting(aio.Client.namespace_policies)
@@ -367,6 +372,17 @@ class Client(_Facade[aio.Client]):
     skip_messages = _waiting(aio.Client.skip_messages)
     clear_backlog = _waiting(aio.Client.clear_backlog)
     peek_messages = _waiting(aio.Client.peek_messages)
+    switch_to = _waiting(aio.Client.switch_to)
+
+    @property
+    def service_url(self) -> str:
+        """Of the cluster that is used now."""
+        return self._inner.service_url
+
+    @property
+    def cluster_switches(self) -> int:
+        """How often the client went to another cluster."""
+        return self._inner.cluster_switches
 
     def __exit__(self, *exc_info: Any) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import re
 import ssl
@@ -12,14 +13,16 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
-from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, MagnetarError
+from magnetar.proto.errors import AlreadyClosed, ConsumerBusy, InvalidArgument, MagnetarError
 from magnetar.proto.ids import TopicName, check_subscription_name
 from magnetar.runtime.clock import Clock, SystemClock
 
 from .administration import Administration
 from .connection.broker_connection import ABANDON_TIMEOUT_S, CLOSE_TIMEOUT_S, BrokerConnection
 from .connection.pool import ConnectionPool
+from .connection.resolving import check_resolvable
 from .consumer import Consumer
+from .failover import ClusterFailover
 from .letters import Letters
 from .member import Member
 from .options import (
@@ -29,16 +32,18 @@ from .options import (
     ProducerOptions,
     RedeliveryBackoff,
     Start,
-    parse_url,
 )
 from .producer import Producer
 from .reader import Reader
+from .service_url import AutoFailover, parse_url
 from .table_view import TableView
 from .topic.consumer import TopicConsumer
 from .topic.producer import TopicProducer
 from .topic.session import ConsumerSession
 from .topics_consumer import Discovery, TopicPattern, TopicsConsumer, checked_topics
 from .topics_watch import TopicsWatch
+
+log = logging.getLogger("magnetar.client")
 
 C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 M = TypeVar("M", bound=Member)
@@ -82,7 +87,7 @@ class Opening(Generic[C]):
 
 
 def connect(
-    url: str,
+    url: str | AutoFailover,
     *,
     operation_timeout: float = 30.0,
     connect_timeout: float = 10.0,
@@ -98,6 +103,9 @@ def connect(
 ) -> Opening[Client]:
     """Connects to the service at `magnetar://host:port`: `await connect(url)`, or `async with connect(url) as client`.
 
+    The URL may name several brokers of a cluster, `magnetar://a:7650,b:7650`, or a name with SRV records,
+    `magnetar+srv://example.org`: any of them that answers will do. An AutoFailover names several clusters.
+
     Times in seconds. operation_timeout: for everything that asks the service something. backoff_first, backoff_max: pauses
     between attempts to reconnect. max_queued_bytes: what all consumers and readers of the client may have in their receiver
     queues, or have asked for; beyond it each of them may have 64 KiB and a batch, so that none waits for another.
@@ -105,7 +113,10 @@ def connect(
     `clock` and `rng` are for simulations. Raises InvalidArgument for another kind of URL, ConnectionLost when nothing
     answers there.
     """
-    service = parse_url(url)
+    failover = url if isinstance(url, AutoFailover) else None
+    services = (parse_url(url),) if failover is None else failover.services
+    for service in services:
+        check_resolvable(service)
     options = ClientOptions(
         operation_timeout=operation_timeout,
         connect_timeout=connect_timeout,
@@ -119,9 +130,8 @@ def connect(
     )
 
     async def open_client() -> Client:
-        client = Client(
-            ConnectionPool(service, options, clock or SystemClock(), rng or random.Random(_seed()))
-        )
+        pool = ConnectionPool(services[0], options, clock or SystemClock(), rng or random.Random(_seed()))
+        client = Client(pool, failover)
         try:
             await client.open()
         except BaseException:
@@ -145,8 +155,9 @@ def name_of(wanted: TopicPattern | list[str]) -> str:
 class Client(Administration):
     """Made by `connect`; used from one event loop. Methods named create_... and subscribe can be awaited or entered."""
 
-    def __init__(self, pool: ConnectionPool) -> None:
+    def __init__(self, pool: ConnectionPool, failover: AutoFailover | None = None) -> None:
         super().__init__(pool)
+        self._failover = None if failover is None else ClusterFailover(pool, failover)
         # By id, in the order in which they were made; closed the other way round.
         self._members: dict[int, Member] = {}
         self._last_id = 0
@@ -155,7 +166,7 @@ class Client(Administration):
 
     async def open(self) -> None:
         """Connects once, so that a wrong address is found at once."""
-        await self._pool.to_service()
+        await (self._pool.to_service() if self._failover is None else self._failover.open())
 
     @property
     def options(self) -> ClientOptions:
@@ -166,6 +177,41 @@ class Client(Administration):
     def closed(self) -> bool:
         """True after `close`."""
         return self._closed
+
+    # --- clusters ----------------------------------------------------------------------------------------------------
+
+    @property
+    def service_url(self) -> str:
+        """Of the cluster that is used now."""
+        return str(self._pool.service)
+
+    @property
+    def cluster_switches(self) -> int:
+        """How often the client went to another cluster, by `switch_to` or by its AutoFailover."""
+        return self._pool.cluster
+
+    async def switch_to(self, url: str) -> None:
+        """Goes to another cluster with all producers, consumers and readers, which attach there in the background.
+
+        What is not confirmed yet is sent there again. Subscriptions go on where they stand there, or begin at their `start`;
+        readers go on at the time of the last message that they handed out. Messages that were received before cannot be
+        acknowledged any more. Raises ConnectionLost, and stays, if nothing answers at `url`.
+        """
+        service = parse_url(url)
+        check_resolvable(service)
+        if self._closed:
+            raise AlreadyClosed("the client is closed; connect again")
+        if self._failover is not None:
+            raise InvalidArgument(
+                "this client goes from cluster to cluster by itself (AutoFailover); connect with a URL to switch by hand"
+            )
+        if service == self._pool.service:
+            return
+        error = await self._pool.probe(service)
+        if error is not None:
+            raise error
+        log.warning("this client leaves %s for %s", self._pool.service, service)
+        self._pool.switch(service)
 
     # --- producers, consumers, readers -------------------------------------------------------------------------------
 
@@ -450,8 +496,8 @@ class Client(Administration):
         return self._opening(make)
 
     async def connection_of_topic(self, topic: str) -> BrokerConnection:
-        """To the broker that serves `topic`: for several requests that belong together."""
-        return await self._pool.to_topic(topic)
+        """To the broker that serves `topic` now: for several requests that belong together, which follow no errors."""
+        return await self._pool.to_topic(topic, afresh=True)
 
     # --- closing -----------------------------------------------------------------------------------------------------
 
@@ -481,6 +527,8 @@ class Client(Administration):
 
     async def _end(self, timeout: float) -> None:
         self._closed = True
+        if self._failover is not None:
+            self._failover.close()
         for member in reversed(list(self._members.values())):
             member.abandon()
         await self._pool.close(timeout)

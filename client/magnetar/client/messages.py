@@ -120,7 +120,7 @@ class Delivery:
 
     flags: a byte a message, UNACKED, QUEUED (its ack is not sent yet) or ACKED; messages that the broker named in the
     ack set are ACKED from the start, and cost no permits. permits, bytes: messages not in the ack set, and bytes of all
-    batches, as the broker counts permits.
+    batches, as the broker counts permits. cluster: see ConnectionPool.
     """
 
     __slots__ = (
@@ -128,6 +128,7 @@ class Delivery:
         "_keys",
         "base_index",
         "bytes",
+        "cluster",
         "count",
         "entry",
         "entry_id",
@@ -141,11 +142,12 @@ class Delivery:
         "topic",
     )
 
-    def __init__(self, command: Deliver, payload: bytes, topic: str) -> None:
+    def __init__(self, command: Deliver, payload: bytes, topic: str, cluster: int = 0) -> None:
         """Reads the table, not the batches. Raises MalformedFrame."""
         slice_start = command.ack_set_rows * ACK_SET_ROW.size
         self.entry = entry = Entry(payload, slice_start)
         self.topic = topic
+        self.cluster = cluster
         self.epoch = command.consumer_epoch
         self.ledger = command.ledger
         self.entry_id = command.entry

@@ -1,4 +1,4 @@
-"""What a user can set, as checked, frozen data, and the address of the service."""
+"""What a user can set, as checked, frozen data."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import ssl
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 from magnetar.proto.compression import Compression
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
 
-DEFAULT_PORT = 7650
 SUBSCRIPTION_TYPES = ("exclusive", "failover", "shared", "key_shared")
 INDIVIDUAL_TYPES = ("shared", "key_shared")  # each message is acknowledged by itself
 
@@ -29,18 +27,6 @@ TIME_FORMS = "2026-01-31T12:00:00 in local time, 2026-01-31T12:00:00Z or +02:00,
 
 WireStart = tuple[str, Any]
 """The same as Subscribe and Seek carry it (WIRE.md)."""
-
-
-def parse_url(url: str) -> tuple[str, int]:
-    """Host and port of `magnetar://host:port`. Raises InvalidArgument, which shows the form."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except (ValueError, AttributeError, TypeError):
-        host, port, parts = None, None, urlsplit("")
-    if parts.scheme != "magnetar" or not host or parts.path not in ("", "/") or parts.query or parts.username:
-        raise InvalidArgument(f"not a service URL: {url!r} (want magnetar://host:port)")
-    return host, port or DEFAULT_PORT
 
 
 def _positive(name: str, value: float) -> None:

@@ -155,9 +155,8 @@ class TableView(Member):
             while (batch := await self._reader.receive_batch()) is not None:
                 self._apply(batch)
             self._end(AlreadyClosed(f"{self._consumer.what} is closed; open another one"))
-        except (
-            MagnetarError
-        ) as error:  # a message that cannot be read, for one: the view would be wrong from here on
+        except MagnetarError as error:
+            # A message that cannot be read, for one: the view would be wrong from here on.
             self._end(error)
 
     def _apply(self, batch: MessageBatch) -> None:

@@ -51,7 +51,7 @@ class TopicPattern:
         self._names = re.compile(parts[-1], pattern.flags)
         # Both are checked as those of a topic.
         name = TopicName.parse(f"persistent://{parts[0]}/{parts[1]}/x" if len(parts) == 3 else "x")
-        self.namespace = f"{name.tenant}/{name.namespace}"
+        self.namespace = name.full_namespace
 
     def matches(self, topics: Iterable[str]) -> list[str]:
         """Those full names whose last part matches as a whole."""

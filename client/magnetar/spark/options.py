@@ -56,7 +56,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from magnetar.client.options import parse_start, parse_url, time_in_ms
+from magnetar.client.options import parse_start, time_in_ms
+from magnetar.client.service_url import parse_url
 from magnetar.proto.errors import InvalidArgument, InvalidTopicName
 from magnetar.proto.ids import MessageId, TopicName
 

@@ -121,7 +121,7 @@ def bookies_of(made: Mapping[str, Any]) -> dict[str, KnownBookie]:
 def places_of(made: Mapping[str, Any]) -> tuple[StaticBookies, str]:
     """The same with their racks and zones, and how to spread what replaces one."""
     directory = directory_of(bookies_of(made))
-    labels = {bookie: Labels(rack, zone) for bookie, _, rack, zone in made["writable"]}
+    labels = {bookie: Labels(*found) for bookie, _, *found in made["writable"]}
     for bookie, found in labels.items():
         directory.answered(bookie, BookieFacts(found))
     if any(one.zone for one in labels.values()):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from .bookie_identity import BookieIdentity
+from .cluster_commands import *  # noqa: F403  (its commands are read under this name as well)
 from .command import Command as Command
 from .errors import Action, MagnetarError, MalformedFrame, UnknownCommand, error_from_wire
 from .topic_commands import *  # noqa: F403  (its commands are read under this name as well)
@@ -100,9 +101,15 @@ class Failed(Command, tag=7):
 
 
 class Lookup(Command, tag=16):
-    """Where is the topic served? Ok: {"url": str}."""
+    """Where is the topic served? Ok: {"url": str, "final": bool}; not final: ask there, with `authoritative`.
+
+    `authoritative`: this broker was named by another one, and serves the topic if nobody else does. `unreachable`: the URL
+    of an owner to which the client could not connect; the answer comes when the topic has another owner, or after a while.
+    """
 
     topic: str
+    authoritative: bool = False
+    unreachable: str = ""
 
 
 class Partitions(Command, tag=17):
@@ -154,9 +161,13 @@ class SendFailed(Command, tag=21):
 
 
 class CloseProducer(Command, tag=22):
-    """Either way; from the broker (request id 0): the topic moved, look up again. Ok: null."""
+    """Either way; from the broker (request id 0): the topic moved, look up again. Ok: null.
+
+    `url`: where it moved to, if that is known; to be asked with an authoritative Lookup.
+    """
 
     producer_id: int
+    url: str = ""
 
 
 class Subscribe(Command, tag=23):
@@ -249,6 +260,7 @@ class CloseConsumer(Command, tag=30):
     code: int = 0
     action: int = 0
     message: str = ""
+    url: str = ""
 
     @classmethod
     def of(cls, consumer_id: int, error: MagnetarError) -> CloseConsumer:

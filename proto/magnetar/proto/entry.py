@@ -203,29 +203,45 @@ class Entry:
     def gather(self, first: int, last: int, hidden: Sequence[tuple[int, int]]) -> list[bytes]:
         """As `slice`, without the bytes of batches whose messages are all `hidden`: their length is 0.
 
-        `hidden`: sorted, disjoint, inclusive ranges of message indexes. About 0.6 us for each of them.
+        `hidden`: sorted, disjoint, inclusive ranges of message indexes. About 0.4 us for each of them.
         """
         end_indexes, end_offsets, shift = self.end_indexes, self.end_offsets, self.body - self.base_offset
-        offsets, parts = array("I"), list[bytes]()
+        base, data = self.base_index, self.data
+        unbatched = self.message_count == self.batch_count
+        offsets, parts = list[int](), list[bytes]()
         position = first
         offset = at = (
             self.base_offset if first == 0 else end_offsets[first - 1]
         )  # in the slice; in the stored entry
         for start, end in (*hidden, (end_indexes[last - 1], -1)):
             # Batches [left_out, following) are hidden as a whole; after the last range, none.
-            left_out = bisect_left(end_indexes, start) + 1 if start > self.base_index else 0
-            left_out = min(max(left_out, position), last)
-            following = min(bisect_right(end_indexes, end + 1), last)
+            if unbatched:
+                left_out, following = start - base, end + 1 - base
+            else:
+                left_out = bisect_left(end_indexes, start) + 1 if start > base else 0
+                following = bisect_right(end_indexes, end + 1)
+            if left_out < position:
+                left_out = position
+            if following > last:
+                following = last
             if following <= left_out and end >= 0:
                 continue
-            if left_out > position:
-                offsets.extend([one - at + offset for one in end_offsets[position:left_out]])
-                parts.append(self.data[at + shift : end_offsets[left_out - 1] + shift])
+            if left_out > last:
+                left_out = last
+            if left_out == position + 1:
+                end_offset = end_offsets[position]
+                offset += end_offset - at
+                offsets.append(offset)
+                parts.append(data[at + shift : end_offset + shift])
+            elif left_out > position:
+                moved = offset - at
+                offsets += [one + moved for one in end_offsets[position:left_out]]
+                parts.append(data[at + shift : end_offsets[left_out - 1] + shift])
                 offset = offsets[-1]
             if following > left_out:
-                offsets.extend([offset] * (following - left_out))
+                offsets += [offset] * (following - left_out)
                 position, at = following, end_offsets[following - 1]
-        return [*self._table(first, last, offsets), *parts]
+        return [*self._table(first, last, array("I", offsets)), *parts]
 
     def _table(self, first: int, last: int, end_offsets: array[int]) -> list[bytes]:
         """Header, names and columns of batches [first, last)."""

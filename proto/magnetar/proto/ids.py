@@ -100,6 +100,11 @@ class TopicName(NamedTuple):
         return cls(domain, *parts)
 
     @property
+    def full_namespace(self) -> str:
+        """tenant/namespace."""
+        return f"{self.tenant}/{self.namespace}"
+
+    @property
     def short(self) -> str:
         """The name alone for topics of public/default, else the full name: for people to read."""
         if (self.domain, self.tenant, self.namespace) == ("persistent", "public", "default"):

@@ -1,13 +1,16 @@
-"""What an operator lays down for a topic or a namespace: how long messages are kept, and how long they wait to be consumed.
+"""What an operator lays down for a topic or a namespace: how messages are stored, how long they are kept, and how long they
+wait to be consumed.
 
 A policy that is not set at one level is that of the next one: topic, namespace, then the settings of the broker. One field
-is a policy, but for retention, whose two limits belong together: where one of them is set, the other one is that of the
-same level, and no limit if it is not set.
+is a policy, with two exceptions. The two limits of retention belong together: where one of them is set, the other one is
+that of the same level, and no limit if it is not set. The three sizes of a ledger are set together or not at all.
 
 >>> Policies(retention_ms=3_600_000).check().retention
 (3600000, -1)
 >>> Policies().retention is None
 True
+>>> Policies(ensemble_size=3, write_quorum=3, ack_quorum=2).check().quorums
+(3, 3, 2)
 """
 
 from __future__ import annotations
@@ -18,13 +21,27 @@ import msgspec
 
 from .errors import InvalidArgument
 from .ids import check_subscription_name
+from .quorums import MAX_ENSEMBLE_SIZE, quorum_problem
 
-__all__ = ["UNLIMITED", "Policies", "PolicyInForce", "check_retention", "decode_policies"]
+__all__ = [
+    "FLUSHES",
+    "UNLIMITED",
+    "PlacementGroup",
+    "Policies",
+    "PolicyInForce",
+    "check_flush",
+    "check_retention",
+    "decode_policies",
+]
 
 UNLIMITED = -1
 # A topic stores them beside its list of ledgers, which is written with every ledger.
 MAX_SUBSCRIPTION_TTLS = 200
 _MOST = 1 << 53  # what every client can count to
+# When a message is acknowledged to its producer: once ack_quorum bookies have it on disk, or in memory.
+FLUSHES = ("sync", "async")
+PREFERRED = "preferred:"
+_MOST_GROUP_LETTERS = 255
 
 
 class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,6 +54,17 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # What waits longer counts as acknowledged. 0: messages wait for ever.
     message_ttl_ms: int | None = None
     subscription_ttl_ms: dict[str, int] = {}  # by name; these come before message_ttl_ms
+    # Of the topic's next ledger: how many bookies it is on, how many of them get an entry, how many confirm it. All or none.
+    ensemble_size: int | None = None
+    write_quorum: int | None = None
+    ack_quorum: int | None = None
+    # With fewer writable bookies than ensemble_size, ledgers have fewer copies, so many at least. 0: they are refused.
+    minimum_write_quorum: int | None = None
+    flush: str | None = None  # of FLUSHES
+    bookie_group: str | None = None  # see `PlacementGroup`; "": any bookie
+    # Of namespaces alone, whose topics move as bundles: the brokers that serve them. "": any.
+    broker_group: str | None = None  # see `PlacementGroup`
+    broker_zone: str | None = None  # a preference: brokers of this zone come first
 
     @property
     def retention(self) -> tuple[int, int] | None:
@@ -48,10 +76,18 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             UNLIMITED if self.retention_bytes is None else self.retention_bytes,
         )
 
+    @property
+    def quorums(self) -> tuple[int, int, int] | None:
+        """Ensemble size, write quorum, ack quorum; None: not set."""
+        if self.ensemble_size is None or self.write_quorum is None or self.ack_quorum is None:
+            return None
+        return self.ensemble_size, self.write_quorum, self.ack_quorum
+
     def check(self) -> Policies:
         """Returns itself, or raises InvalidArgument."""
         if self.retention is not None:
             check_retention(*self.retention)
+        self._check_durability()
         if len(self.subscription_ttl_ms) > MAX_SUBSCRIPTION_TTLS:
             raise InvalidArgument(
                 f"{len(self.subscription_ttl_ms)} subscriptions have a TTL of their own; at most {MAX_SUBSCRIPTION_TTLS}: "
@@ -71,6 +107,81 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             check_subscription_name(name)
         return self
 
+    def _check_durability(self) -> None:
+        sizes = {name: getattr(self, name) for name in ("ensemble_size", "write_quorum", "ack_quorum")}
+        missing = [name for name, value in sizes.items() if value is None]
+        if 0 < len(missing) < len(sizes):
+            raise InvalidArgument(
+                f"ensemble_size, write_quorum and ack_quorum belong together, and {' and '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} missing; set all three, as 3, 3 and 2, or none"
+            )
+        if self.quorums is not None and (problem := quorum_problem(*self.quorums)):
+            given = ", ".join(f"{name}={value}" for name, value in sizes.items())
+            raise InvalidArgument(f"{given} do not fit: {problem}")
+        minimum = self.minimum_write_quorum
+        if minimum is not None:
+            most = MAX_ENSEMBLE_SIZE if self.write_quorum is None else self.write_quorum
+            if not 0 <= minimum <= most:
+                raise InvalidArgument(
+                    f"minimum_write_quorum is {minimum}; want a number of copies, at most {most}, or 0: with fewer bookies "
+                    "than ensemble_size nothing is written"
+                    + (
+                        ""
+                        if self.write_quorum is None
+                        else f" (write_quorum={most} is how many copies there are)"
+                    )
+                )
+        if self.flush is not None:
+            check_flush(self.flush)
+        if self.bookie_group is not None:
+            PlacementGroup.parse(self.bookie_group)
+        if self.broker_group is not None:
+            PlacementGroup.parse(self.broker_group, "broker_group")
+
+    def check_topic(self) -> Policies:
+        """Returns itself, or raises InvalidArgument where these cannot be the policies of a topic."""
+        for name in ("broker_group", "broker_zone"):
+            if getattr(self, name) is not None:
+                raise InvalidArgument(
+                    f"{name} is a policy of namespaces, whose topics move together; set it there"
+                )
+        return self
+
+
+class PlacementGroup(NamedTuple):
+    """The bookies that ledgers are placed on, or the brokers that serve topics: those of a group, or these before others.
+
+    A bookie says its group in [bookie] group, a broker in [broker] group.
+
+    >>> [tuple(PlacementGroup.parse(text)) for text in ("fast", "preferred:fast", "")]
+    [('fast', True), ('fast', False), ('', False)]
+    """
+
+    name: str  # "": any
+    strict: bool  # nothing is written, or served, where there are too few of them
+
+    @classmethod
+    def parse(cls, text: str, policy: str = "bookie_group") -> PlacementGroup:
+        """Raises InvalidArgument."""
+        name = text.removeprefix(PREFERRED)
+        plain = name.isascii() and all(letter.isalnum() or letter in "-_." for letter in name)
+        if not plain or len(name) > _MOST_GROUP_LETTERS or (not name and text):
+            raise InvalidArgument(
+                f"{policy} is {text!r:.300}; want the group that {policy.partition('_')[0]}s have in their settings, as "
+                f"fast, or {PREFERRED}fast where others will do as well, or nothing for any; a name has letters, digits, "
+                "'-', '_' and '.'"
+            )
+        return cls(name, bool(name) and name == text)
+
+
+def check_flush(flush: str) -> None:
+    """Raises InvalidArgument."""
+    if flush not in FLUSHES:
+        raise InvalidArgument(
+            f"flush is {flush!r}; want sync, which acknowledges what is on disk, or async, which acknowledges what is in "
+            "the memory of ack_quorum bookies"
+        )
+
 
 def check_retention(retention_ms: int, retention_bytes: int) -> None:
     """Raises InvalidArgument."""
@@ -89,7 +200,7 @@ class PolicyInForce(NamedTuple):
 
     policy: str  # a field of Policies
     subscription: str  # that it is for; "": all that have none of their own
-    value: int
+    value: int | str
     source: str  # "topic", "namespace" or "broker"
 
 

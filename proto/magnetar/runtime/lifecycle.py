@@ -50,6 +50,7 @@ class Daemon:
     ) -> None:
         self.name = name
         self.state = "starting"
+        self.failure = ""  # why it stops at once: for /health/live, should the exit take its time
         self.drain_seconds = drain_seconds
         self._exit_now = exit_now
         self._stops: list[tuple[str, Callable[[], Awaitable[object]]]] = []
@@ -57,7 +58,7 @@ class Daemon:
 
     @property
     def ready(self) -> bool:
-        """True between start and stop: for /ready."""
+        """True between start and stop."""
         return self.state == "ready"
 
     def on_stop(self, name: str, stop: Callable[[], Awaitable[object]]) -> None:
@@ -66,7 +67,8 @@ class Daemon:
 
     def fail(self, error: MagnetarError) -> None:
         """Fail-stop: exits with code 70 before anything else happens. Nothing is drained or acknowledged any more."""
-        _log.critical("%s stops: %s: %s", self.name, type(error).__name__, error.message)
+        self.failure = f"{type(error).__name__}: {error.message}"
+        _log.critical("%s stops: %s", self.name, self.failure)
         _flush_logs()
         self._exit_now(EXIT_FAILED)
 

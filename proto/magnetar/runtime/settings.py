@@ -154,6 +154,9 @@ def _from_text(field: inspect.Field, text: str) -> Any:
         return [part.strip() for part in text.split(",") if part.strip()]
     with contextlib.suppress(ValueError):
         if unit := UNIT.search(field.name):
+            # No limit, of the few that may have none; the others refuse it, as they do from a file.
+            if plain == "-1":
+                return -1
             amount = parse_size(text) if unit[1] == "bytes" else parse_duration(text, unit[1])
             return int(amount) if "IntType" in kinds and amount == int(amount) else amount
         if kinds & _NUMBERS:

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 COLUMNS = ("topic", "offset", "message_id", "append_time", "value")
 STEPS = 40
-SEEDS = int(os.environ.get("MAGNETAR_SPARK_SEEDS", "3"))
+SEEDS = int(os.environ.get("MAGNETAR_SPARK_SEEDS", "2"))
 
 
 class Stored(NamedTuple):

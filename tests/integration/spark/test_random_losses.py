@@ -39,7 +39,7 @@ from support.spark_topics import Topics, full
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 STEPS = 80
-SEEDS = int(os.environ.get("MAGNETAR_SPARK_SEEDS", "4"))
+SEEDS = int(os.environ.get("MAGNETAR_SPARK_SEEDS", "2"))
 LEASE_S = 0.4
 
 

@@ -7,7 +7,22 @@ A plant must be the mistake itself: one that breaks by its own fault (a signatur
 every seed. Classes with slots and private names are patched, so they are `Any`.
 """
 
-from sim.defects import bookie, client, consuming, recovery, repair, writer  # noqa: F401  # each fills the table
-from sim.defects.registry import DEFECTS, REPAIR_DEFECTS, STANDALONE_DEFECTS, defects_of, plant
+from sim.defects import (  # noqa: F401  # each fills the table
+    bookie,
+    client,
+    cluster,
+    consuming,
+    recovery,
+    repair,
+    writer,
+)
+from sim.defects.registry import (
+    CLUSTER_DEFECTS,
+    DEFECTS,
+    REPAIR_DEFECTS,
+    STANDALONE_DEFECTS,
+    defects_of,
+    plant,
+)
 
-__all__ = ["DEFECTS", "REPAIR_DEFECTS", "STANDALONE_DEFECTS", "defects_of", "plant"]
+__all__ = ["CLUSTER_DEFECTS", "DEFECTS", "REPAIR_DEFECTS", "STANDALONE_DEFECTS", "defects_of", "plant"]

@@ -7,7 +7,12 @@ from collections.abc import Callable
 DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario ledgers
 REPAIR_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario repair
 STANDALONE_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario standalone
-_OF_SCENARIO = {"repair": REPAIR_DEFECTS, "standalone": STANDALONE_DEFECTS}
+CLUSTER_DEFECTS: dict[str, Callable[[], None]] = {}  # of the scenario cluster
+_OF_SCENARIO = {
+    "repair": REPAIR_DEFECTS,
+    "standalone": STANDALONE_DEFECTS,
+    "cluster": CLUSTER_DEFECTS,
+}
 
 
 def defect(function: Callable[[], None]) -> Callable[[], None]:
@@ -28,6 +33,12 @@ def standalone_defect(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
+def cluster_defect(function: Callable[[], None]) -> Callable[[], None]:
+    """The same for the scenario cluster."""
+    CLUSTER_DEFECTS[function.__name__] = function
+    return function
+
+
 def defects_of(scenario: str) -> list[str]:
     """Names of the defects that a scenario is to notice."""
     return list(_OF_SCENARIO.get(scenario, DEFECTS))
@@ -35,4 +46,4 @@ def defects_of(scenario: str) -> list[str]:
 
 def plant(name: str) -> None:
     """Plants one of them in this process."""
-    (STANDALONE_DEFECTS | REPAIR_DEFECTS | DEFECTS)[name]()
+    (CLUSTER_DEFECTS | STANDALONE_DEFECTS | REPAIR_DEFECTS | DEFECTS)[name]()

@@ -105,6 +105,7 @@ class Machine:
         may_be_damaged: bool,
         storage: Storage = STORAGE,
         keep_backups: bool = False,
+        settings: BookieSettings = SETTINGS,
     ) -> None:
         self.loop = loop
         self.name = name
@@ -137,7 +138,7 @@ class Machine:
         self._read_only_until = 0.0  # by its operator
         self._storage = storage
         self._settings = dataclasses.replace(
-            SETTINGS,
+            settings,
             journal_group_max_wait_ms=storage.group_wait_ms,
         )
 

@@ -161,16 +161,17 @@ class ServiceSession:
     def _beat(self) -> None:
         if self.over:
             return
-        process = self.process
-        heard = (
-            not self._closing and process.alive and not process.paused and self._service.reachable(process)
-        )
-        self._silent_s = 0.0 if heard else self._silent_s + self._timeout_s / BEATS
+        self._silent_s = 0.0 if self._pings() else self._silent_s + self._timeout_s / BEATS
         if self._silent_s >= self._timeout_s:
-            self._service.loop.trace.fault("session_timeout", process.name)
+            self._service.loop.trace.fault("session_timeout", self.process.name)
             self.expire()
         else:
             self._beat_later()
+
+    def _pings(self) -> bool:
+        """True if the service hears the holder now."""
+        process = self.process
+        return not self._closing and process.alive and not process.paused and self._service.reachable(process)
 
     def _tell(self) -> None:
         if not self.process.alive:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from magnetar.bookie import BookieSettings
 from magnetar.bookie.index import Location
 from magnetar.broker import BrokerSettings
+from magnetar.broker.ownership.balance import BalanceSettings
 from magnetar.cli.settings import DaemonSettings, ServiceSettings
 from magnetar.cli.standalone import ServiceComponents, Standalone
 from magnetar.ledger import LedgerSettings
@@ -81,6 +82,7 @@ SETTINGS = ServiceSettings(
     ),
     LedgerSettings(ensemble_size=1, write_quorum=1, ack_quorum=1),
     RepairSettings(),
+    BalanceSettings(),
 )
 
 

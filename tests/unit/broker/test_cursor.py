@@ -152,7 +152,7 @@ async def test_rule_26_rollover_writes_a_snapshot_moves_the_pointer_and_deletes_
 
 async def test_a_degraded_cursor_ledger_is_left_when_there_are_bookies_enough_again() -> None:
     ledgers, metadata = FakeLedgers(), new_metadata()
-    async with running_broker(ledgers, metadata) as broker:
+    async with running_broker(ledgers, metadata, ledger_change_spread_ms=0) as broker:
         client = FakeClient(broker)
         await publish(client, 4)
         await client.consumer(type="shared")
@@ -161,7 +161,7 @@ async def test_a_degraded_cursor_ledger_is_left_when_there_are_bookies_enough_ag
         first = (await pointer(metadata)).ledger_id
         await client.ack(client.messages[2].row())
         assert (await pointer(metadata)).ledger_id == first
-        ledgers.writers[first].restorable = True
+        ledgers.writers[first].replaceable = True
         await client.ack(client.messages[3].row())
         assert (await pointer(metadata)).ledger_id > first
         assert first in ledgers.deleted

@@ -299,10 +299,10 @@ async def test_every_receipt_is_answered_once_when_the_flush_is_cancelled(turns:
         cursor = cursor_of(broker)
         answers: list[tuple[int, MagnetarError | None]] = []
         stage.ledgers.hold = True
-        cursor.ack(*client.messages[0].row(), 1)
+        cursor.ack(*client.messages[0].id[:2], [0], [0], 1)
         cursor.changed(lambda error: answers.append((1, error)))
         await settle(turns)
-        cursor.ack(*client.messages[1].row(), 1)
+        cursor.ack(*client.messages[1].id[:2], [0], [0], 1)
         cursor.changed(lambda error: answers.append((2, error)))
         assert not answers
         await cursor.close(fenced=True)
@@ -325,7 +325,7 @@ async def test_a_receipt_that_raises_does_not_keep_the_others_from_theirs() -> N
             answers.append(error)
             raise RuntimeError("a defect")
 
-        cursor.ack(*client.messages[0].row(), 1)
+        cursor.ack(*client.messages[0].id[:2], [0], [0], 1)
         cursor.changed(defect)
         cursor.changed(answers.append)
         await settle()
@@ -341,7 +341,7 @@ async def test_closing_a_cursor_does_not_swallow_the_cancellation_of_its_caller(
         await client.received(MESSAGES - 1)
         cursor = cursor_of(broker)
         stage.ledgers.hold = True
-        cursor.ack(*client.messages[0].row(), 1)
+        cursor.ack(*client.messages[0].id[:2], [0], [0], 1)
         cursor.changed(None)
         cursor._start_flush()
         await settle()

@@ -10,6 +10,7 @@ from magnetar.broker.cursors import cursor as cursor_module
 from magnetar.broker.cursors.core.acks import AckState, Position
 from magnetar.broker.cursors.cursor import Cursor
 from magnetar.broker.cursors.entries import MAX_ROWS_PER_ENTRY
+from magnetar.broker.log.durability import Durability
 from magnetar.broker.log.records import CursorRecord
 from magnetar.broker.settings import BrokerSettings
 from magnetar.metadata.memory import MemoryMetadataStore
@@ -39,7 +40,9 @@ class Stage:
     def cursor(self) -> Cursor:
         """Of a broker that was just started."""
         state = AckState(OneLedger(), (1, 0, 0))
-        return Cursor(PATH, state, self.metadata, self.ledgers, self.settings, refuse)
+        return Cursor(
+            PATH, state, self.metadata, self.ledgers, self.settings, refuse, Durability(1, 1, 1).of_ledger
+        )
 
     async def with_holes(self, count: int, *, whole: bool = False) -> Cursor:
         """Every second entry acknowledged, but its first message unless `whole`; all of it in one snapshot."""
@@ -89,8 +92,8 @@ async def turns_of(work: Any) -> int:
 async def test_200_000_holes_survive_in_small_entries_with_a_turn_of_the_loop_for_each(inline: bool) -> None:
     stage = Stage(max_inline_cursor_bytes=1 << 16 if inline else 1)
     cursor = await stage.with_holes(200_000)
-    cursor.ack(1, 400_001, 0, 0, MESSAGES)
-    cursor.ack(1, 7, 0, 0, MESSAGES)
+    cursor.ack(1, 400_001, [0], [0], MESSAGES)
+    cursor.ack(1, 7, [0], [0], MESSAGES)
     await cursor.flush()
     (ledger,) = stage.ledgers.ledgers.values()
     pieces = 200_000 // MAX_ROWS_PER_ENTRY
@@ -113,7 +116,7 @@ async def test_a_cursor_that_no_ledger_takes_goes_into_its_pointer_whole() -> No
     stage.ledgers.fail_create.extend([NotEnoughBookies("none")] * 2)
     cursor = await stage.with_holes(20_000, whole=True)
     assert not stage.ledgers.ledgers
-    cursor.ack(1, 0, 0, 2, MESSAGES)
+    cursor.ack(1, 0, [0], [2], MESSAGES)
     await cursor.close()  # it is small, for its size: it moves into the pointer
     again = await stage.recovered()
     assert acknowledged(again) == acknowledged(cursor)
@@ -133,7 +136,7 @@ async def test_what_is_damaged_costs_what_stands_in_it(place: str) -> None:
     deltas = [{end + 10 * number} for number in range(3)]
     for delta in deltas:
         for entry in delta:
-            cursor.ack(1, entry, 0, MESSAGES - 1, MESSAGES)
+            cursor.ack(1, entry, [0], [MESSAGES - 1], MESSAGES)
         await cursor.flush()
     (ledger,) = stage.ledgers.ledgers
     contents = [*pieces, set(), *deltas]
@@ -147,7 +150,7 @@ async def test_what_is_damaged_costs_what_stands_in_it(place: str) -> None:
     entries = {entry for first, last in acknowledged(again) for entry in range(first >> 20, (last >> 20) + 1)}
     assert entries == kept
     # It goes on: what is acknowledged now is durable, in a ledger of its own.
-    again.ack(1, 0, 0, MESSAGES - 1, MESSAGES)
+    again.ack(1, 0, [0], [MESSAGES - 1], MESSAGES)
     await again.flush()
     stage.ledgers.damaged = set()
     last = await stage.recovered()
@@ -167,7 +170,7 @@ async def test_what_is_acknowledged_while_a_snapshot_is_written_is_not_lost(seed
     def acknowledge(entries: list[int], before: tuple[int, ...] | range = ()) -> None:
         """The receipt is for `before` as well, which is in the state already."""
         for entry in entries:
-            cursor.ack(1, entry, 0, MESSAGES - 1, MESSAGES)
+            cursor.ack(1, entry, [0], [MESSAGES - 1], MESSAGES)
         entries += before
 
         def durable(error: MagnetarError | None) -> None:
@@ -202,7 +205,7 @@ async def test_what_is_acknowledged_while_a_snapshot_is_written_is_not_lost(seed
 async def test_a_seek_while_a_snapshot_is_written_takes_back_what_was_written(after_pieces: int) -> None:
     stage = Stage(max_inline_cursor_bytes=1)
     cursor = await stage.with_holes(4 * MAX_ROWS_PER_ENTRY, whole=True)
-    cursor.ack(1, 0, 0, MESSAGES - 1, MESSAGES)
+    cursor.ack(1, 0, [0], [MESSAGES - 1], MESSAGES)
     stage.ledgers.hold = True
     cursor._snapshot_due = True
     flushed = asyncio.ensure_future(cursor.flush())
@@ -211,7 +214,7 @@ async def test_a_seek_while_a_snapshot_is_written_takes_back_what_was_written(af
         stage.ledgers.confirm(1)
     await settle(10)
     cursor.reset((1, 0, 0))
-    cursor.ack(1, 5, 0, 0, MESSAGES)
+    cursor.ack(1, 5, [0], [0], MESSAGES)
     while not flushed.done():
         stage.ledgers.confirm(1)
         await settle(10)
@@ -225,7 +228,7 @@ async def test_what_is_acknowledged_after_a_seek_stands_alone() -> None:
     stage = Stage(max_inline_cursor_bytes=1)
     cursor = await stage.with_holes(100, whole=True)
     cursor.reset((1, 0, 0))
-    cursor.ack(1, 5, 0, 0, MESSAGES)
+    cursor.ack(1, 5, [0], [0], MESSAGES)
     await cursor.flush()
     again = await stage.recovered()
     assert again.state.mark_delete == (1, 0, 0)
@@ -241,7 +244,7 @@ async def test_a_ledger_is_left_when_its_deltas_have_more_rows_than_reading_them
     cursor = await stage.with_holes(100)
     entries = 0
     for number in range(300):
-        cursor.ack(1, 1_000 + 2 * number, 0, 0, MESSAGES)
+        cursor.ack(1, 1_000 + 2 * number, [0], [0], MESSAGES)
         await cursor.flush()
         (ledger,) = stage.ledgers.ledgers.values()
         assert cursor._delta_rows <= max(50, cursor.state.range_count // 4)
@@ -257,7 +260,7 @@ async def test_a_wave_of_acknowledgements_is_several_entries_and_no_snapshot() -
     cursor = await stage.with_holes(1)
     (ledger,) = stage.ledgers.ledgers
     for number in range(30_000):
-        cursor.ack(1, 1_000 + 2 * number, 1, 1, MESSAGES)
+        cursor.ack(1, 1_000 + 2 * number, [1], [1], MESSAGES)
     await cursor.flush()
     assert list(stage.ledgers.ledgers) == [ledger]
     assert 8 <= len(stage.ledgers.ledgers[ledger].entries) <= 12

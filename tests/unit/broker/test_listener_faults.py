@@ -63,7 +63,10 @@ async def test_unknown_ids_and_names() -> None:
             "topics": ["persistent://public/default/orders"],
             "more": False,
         }
-        assert await client.ask(c.Lookup, "orders") == {"url": broker.settings.service_url}
+        assert await client.ask(c.Lookup, "orders") == {
+            "url": broker.settings.service_url,
+            "final": True,
+        }
         assert await client.ask(c.Partitions, "orders") == {"partitions": 0}
 
 

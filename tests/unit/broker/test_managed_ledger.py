@@ -29,6 +29,8 @@ from support.fake_ledger import FakeLedgers, FakeReader, FakeWriter
 from support.sim import SimLoop
 from support.virtual_time import in_virtual_time
 
+HOUR_MS = 3_600_000
+
 
 def loaded(broker: Broker, name: str = "orders") -> Topic:
     return broker.topics[str(TopicName.parse(name))]
@@ -59,6 +61,28 @@ async def test_an_idle_topic_has_no_ledger() -> None:
         await FakeClient(broker).consumer()
         assert not ledgers.ledgers
         assert loaded(broker).ledger.state is State.IDLE
+
+
+async def test_rule_23_a_take_over_whose_request_was_lost_has_not_fenced_the_former_owner() -> None:
+    """Regression, found by the simulation: the list was to stay as it is, and that it did passed for success."""
+    metadata = MemoryMetadataStore()
+    async with running_broker(FakeLedgers(), metadata) as old, running_broker(FakeLedgers(), metadata) as new:
+        await FakeClient(old).producer()  # makes the topic, which is idle
+        before = await metadata.get(topic_path(TOPIC))
+        assert before is not None
+        put, lost = metadata.put, [topic_path(TOPIC)]
+
+        async def losing(path: str, value: bytes, *, version: int) -> int:
+            if path in lost:
+                lost.remove(path)
+                raise RequestTimeout("the request is lost")
+            return await put(path, value, version=version)
+
+        metadata.put = losing  # type: ignore[method-assign]
+        with pytest.raises(RequestTimeout):
+            await new.topic(TOPIC, create=False)
+        assert not lost
+        assert await metadata.get(topic_path(TOPIC)) == before
 
 
 async def test_rule_23_taking_over_recovers_the_last_ledger_and_fences_the_former_owner() -> None:
@@ -201,6 +225,7 @@ async def test_a_ledger_that_cannot_be_created_is_tried_again() -> None:
         await client.confirmed(1)
 
 
+@in_virtual_time
 async def test_rollover_by_entries_size_and_age() -> None:
     cases: list[dict[str, Any]] = [
         {"max_ledger_entries": 2},
@@ -209,14 +234,13 @@ async def test_rollover_by_entries_size_and_age() -> None:
     ]
     for settings in cases:
         ledgers = FakeLedgers()
-        clock = FakeClock()
-        async with running_broker(ledgers, clock=clock, **settings) as broker:
+        async with running_broker(ledgers, **settings) as broker:
             client = FakeClient(broker)
             await client.producer()
             for number in range(6):
                 client.publish(b"%d" % number, first=number)
                 await client.confirmed(number + 1)
-                clock.now += 6
+                await asyncio.sleep(0.006)
             assert len(ledgers.topic_ledgers()) >= 3
             assert await read_all(broker, 6) == [b"%d" % number for number in range(6)]
             list_ = loaded(broker).ledger.list
@@ -224,9 +248,35 @@ async def test_rollover_by_entries_size_and_age() -> None:
             assert sum(info.messages for info in list_.ledgers) == 6
 
 
+@pytest.mark.parametrize("jump_ms", [HOUR_MS, -HOUR_MS, 10 * 365 * 24 * HOUR_MS])
+async def test_a_wall_clock_that_was_wrong_for_a_moment_rolls_no_ledger_over(jump_ms: int) -> None:
+    """Append times stay ahead until the clock has caught up: the age of a ledger is not found from them."""
+    ledgers, clock, metadata = FakeLedgers(), FakeClock(10**12), MemoryMetadataStore()
+    async with running_broker(ledgers, metadata, clock=clock, max_ledger_age_ms=HOUR_MS // 2) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        for number in range(4):
+            clock.now += {1: jump_ms, 2: -jump_ms}.get(number, 10)
+            client.publish(b"%d" % number, first=number)
+            await client.confirmed(number + 1)
+            assert not loaded(broker).ledger.roll_if_due()
+        assert ledgers.topic_ledgers() == [0]
+        times = [Entry(data, LEDGER_ENTRY_HEADER_BYTES).append_time_ms for data in ledgers.ledgers[0].entries]
+        assert times == sorted(times)
+    async with running_broker(ledgers, metadata, clock=clock, max_ledger_age_ms=HOUR_MS // 2) as broker:
+        client = FakeClient(broker)
+        await client.producer()
+        for number in range(4):
+            client.publish(b"%d" % number, first=number)
+            await client.confirmed(number + 1)
+        assert ledgers.topic_ledgers() == [0, 1], (
+            "the next owner goes on with the append times of the one before"
+        )
+
+
 async def test_a_degraded_ledger_is_left_when_there_are_bookies_enough_again() -> None:
     ledgers = FakeLedgers()
-    async with running_broker(ledgers) as broker:
+    async with running_broker(ledgers, ledger_change_spread_ms=0) as broker:
         client = FakeClient(broker)
         await client.producer()
         client.publish(b"0")
@@ -234,7 +284,7 @@ async def test_a_degraded_ledger_is_left_when_there_are_bookies_enough_again() -
         client.publish(b"1", first=1)
         await client.confirmed(2)
         assert ledgers.topic_ledgers() == [0], "while there are not, it goes on"
-        ledgers.writers[0].restorable = True
+        ledgers.writers[0].replaceable = True
         client.publish(b"2", first=2)
         await client.confirmed(3)
         await settle()
@@ -243,7 +293,7 @@ async def test_a_degraded_ledger_is_left_when_there_are_bookies_enough_again() -
         await client.confirmed(4)
         assert [len(ledgers.ledgers[number].entries) for number in (0, 1)] == [3, 1]
         assert await read_all(broker, 4) == [b"0", b"1", b"2", b"3"]
-        ledgers.writers[1].restorable = True  # nobody publishes: the maintenance round sees to it
+        ledgers.writers[1].replaceable = True  # nobody publishes: the maintenance round sees to it
         assert loaded(broker).ledger.roll_if_due()
         await settle()
         assert ledgers.ledgers[1].closed
@@ -339,13 +389,13 @@ async def test_a_topic_that_is_fenced_while_it_rolls_over_stays_fenced() -> None
 
 async def test_closing_a_ledger_does_not_swallow_the_cancellation_of_its_caller() -> None:
     ledgers = FakeLedgers()
-    async with running_broker(ledgers) as broker:
+    async with running_broker(ledgers, ledger_change_spread_ms=0) as broker:
         client = FakeClient(broker)
         await client.producer()
         client.publish(b"0")
         await client.confirmed(1)
         ledger = loaded(broker).ledger
-        ledgers.writers[0].restorable = True
+        ledgers.writers[0].replaceable = True
         ledgers.close_gate = asyncio.Event()
         assert ledger.roll_if_due()
         await settle()

@@ -14,6 +14,8 @@ from magnetar.broker.cursors.core.ranges import (
     RangeBlocks,
     RangesOfLedger,
     complement,
+    intersection,
+    intersects,
 )
 from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
 from support.dispatch_kit import read_back
@@ -71,6 +73,84 @@ def test_blocks_of_ranges_behave_like_one(
         assert blocks.end_of(first) == model.end_of(first)
         starts, ends = blocks.part(first, last)
         assert list(zip(starts, ends)) == [found for found in model if found[1] >= first][:last]
+
+
+def disjoint(numbers: set[int]) -> tuple[list[int], list[int]]:
+    """Ranges of one and two numbers, some of which touch."""
+    firsts = sorted(number for number in numbers if number - 1 not in numbers or number % 3 == 0)
+    lasts = [first + 1 if first + 1 in numbers and (first + 1) % 3 else first for first in firsts]
+    return firsts, lasts
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sets(small, min_size=1)), max_size=12))
+def test_many_ranges_at_once_are_as_one_after_the_other(steps: list[tuple[bool, set[int]]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("magnetar.broker.cursors.core.ranges.BLOCK_RANGES", 2)
+        patch.setattr("magnetar.broker.cursors.core.ranges.BULK_RANGES", 2)
+        ranges, model = IndexRanges(), set[int]()
+        blocks, grown = LedgerRanges(), set[int]()
+        delivered = DeliveredRanges()
+        for adding, numbers in steps:
+            firsts, lasts = disjoint(numbers)
+            touched = {n for first, last in zip(firsts, lasts) for n in range(first, last + 1)}
+            if adding:
+                assert blocks.add_all(7, firsts, lasts) == len(touched - grown)
+                grown |= touched
+                assert list(blocks.by_ledger[7]) == list(IndexRanges((n, n) for n in grown))
+                blocks.check()
+                if not touched & model:
+                    delivered.add_all(firsts, lasts, 0)
+                else:
+                    for first, last in zip(firsts, lasts):
+                        delivered.add(first, last, 1)
+                assert ranges.add_all(firsts, lasts) == len(touched - model)
+                model |= touched
+            else:
+                starts, ends = delivered.take_all(firsts, lasts)
+                found = [n for first, last in zip(starts, ends) for n in range(first, last + 1)]
+                assert sorted(found) == sorted(touched & model)
+                if ranges.remove_if_there(firsts, lasts):
+                    assert touched <= model
+                else:
+                    for first, last in zip(firsts, lasts):
+                        ranges.remove(first, last)
+                model -= touched
+            ranges.check()
+            assert ranges == IndexRanges((n, n) for n in model)
+            assert delivered.members == len(model)
+
+
+def members(ranges: IndexRanges) -> set[int]:
+    """Its numbers."""
+    ranges.check()
+    return {number for first, last in ranges for number in range(first, last + 1)}
+
+
+@given(st.sets(small), st.sets(small), small)
+def test_what_two_sets_of_ranges_share(one: set[int], other: set[int], number: int) -> None:
+    left, right = IndexRanges((n, n) for n in one), IndexRanges((n, n) for n in other)
+    both = intersection(left, right)
+    assert members(both) == one & other
+    assert intersects(left, right) == bool(one & other)
+    assert members(left.without(both)) == one - other
+    low, high = left.split(number)
+    assert members(low) == {n for n in one if n < number}
+    assert members(high) == {n for n in one if n >= number}
+    assert members(left) == one
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sets(st.integers(0, 11), min_size=1)), max_size=12))
+def test_many_ranges_of_an_entry_are_acknowledged_at_once(steps: list[tuple[int, set[int]]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("magnetar.broker.cursors.core.ranges.BULK_RANGES", 2)
+        state, model = AckState(Ledgers(), (4, 0, 0)), AckState(Ledgers(), (4, 0, 0))
+        for entry, numbers in steps:
+            firsts, lasts = disjoint(numbers)
+            added = [model.ack(4, entry, first, last, 10) for first, last in zip(firsts, lasts)]
+            assert state.ack_all(4, entry, firsts, lasts, 10) == sum(added)
+            assert state.mark_delete == model.mark_delete
+            assert rows_of(state.acked) == rows_of(model.acked)
+            state.check()
 
 
 def rows_of(ranges: LedgerRanges) -> list[RangesOfLedger]:

@@ -72,6 +72,11 @@ def test_the_table_of_operations() -> None:
         "BrokerService.skip_messages": Operation("skip_messages", TOPIC),
         "BrokerService.clear_backlog": Operation("skip_messages", TOPIC),
         "BrokerService.peek_messages": Operation("peek_messages", TOPIC),
+        "BrokerService.list_brokers": Operation("list_brokers", "cluster"),
+        "BrokerService.list_bundles": Operation("list_bundles", "namespace"),
+        "BrokerService.unload_bundle": Operation("unload_bundle", "cluster"),
+        "BrokerService.split_bundle": Operation("split_bundle", "cluster"),
+        "BrokerService.drain": Operation("drain", "cluster"),
         "LedgerService.topic_ledgers": Operation("topic_ledgers", TOPIC),
         "LedgerService.keep_ledgers": Operation("keep_ledgers", TOPIC),
         "LedgerService.create_staged_ledger": Operation("stage_ledgers", TOPIC),
@@ -117,11 +122,15 @@ async def test_an_operation_that_is_refused_does_nothing(name: str) -> None:
         # It must refuse before it looks at any of them.
         positional = [object() for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
         named = {one.name: object() for one in parameters if one.kind is one.KEYWORD_ONLY}
+        if resource == "cluster":
+            positional, first = positional[1:], object()
+        arguments = [] if name == "BrokerService.list_brokers" else [first, *positional]
         with pytest.raises(NotAuthorized):
-            await method(nobody, first, *positional, **named)
+            await method(nobody, *arguments, **named)
         full_name = {
             CONSUMER: "persistent://public/default/orders",
             TOPIC: "persistent://public/default/other",
+            "cluster": "",
         }
         assert nobody.asked == [(OPERATIONS[name].permission, full_name.get(resource, "public/default"))]
         assert (await _everything(metadata), ledgers.next_ledger_id, sorted(broker.topics)) == before

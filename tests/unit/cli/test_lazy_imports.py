@@ -13,6 +13,7 @@ import pytest
 
 from magnetar.cli.lazy_imports import LazyHttp, LazyLogs
 from magnetar.proto.errors import InvalidSetting
+from magnetar.runtime.http import Command
 from magnetar.runtime.metrics import Metrics
 
 
@@ -63,23 +64,41 @@ async def get(port: int, path: str) -> bytes:
     return answer
 
 
+class Asked:
+    """Pages that count how often they were asked for metrics."""
+
+    def __init__(self) -> None:
+        self.shown = Metrics()
+        self.scrapes: list[str] = []
+
+    def failure(self) -> str:
+        return "the disk is gone"
+
+    def reasons(self) -> dict[str, str]:
+        return {}
+
+    warnings = reasons
+
+    def metrics(self) -> Metrics:
+        self.scrapes.append("one")
+        return self.shown
+
+    def commands(self) -> dict[tuple[str, str], Command]:
+        return {}
+
+
 async def test_the_first_connections_wait_and_are_answered() -> None:
-    made: list[Metrics] = []
-
-    def metrics() -> Metrics:
-        made.append(Metrics())
-        return made[-1]
-
-    http = LazyHttp.bind("127.0.0.1", 0, metrics=metrics, ready=lambda: True, checks={"disk": lambda: "full"})
+    pages = Asked()
+    http = LazyHttp.bind("127.0.0.1", 0, pages)
     try:
-        assert not made
+        assert not pages.scrapes
         answers = await asyncio.gather(
-            *(get(http.address[1], path) for path in ("/ready", "/health", "/metrics"))
+            *(get(http.address[1], path) for path in ("/health/ready", "/health/live", "/metrics"))
         )
         assert b'"ready": true' in answers[0]
         assert answers[1].startswith(b"HTTP/1.0 503")
         assert b"python_info" in answers[2]
-        assert len(made) == 1
+        assert pages.scrapes == ["one"]
     finally:
         await http.close()
     with pytest.raises(ConnectionRefusedError):
@@ -87,9 +106,9 @@ async def test_the_first_connections_wait_and_are_answered() -> None:
 
 
 async def test_closed_before_anybody_asked() -> None:
-    http = LazyHttp.bind("127.0.0.1", 0, metrics=Metrics, ready=lambda: True, checks={})
+    http = LazyHttp.bind("127.0.0.1", 0, Asked())
     with pytest.raises(InvalidSetting, match="http_port"):
-        LazyHttp.bind("127.0.0.1", http.address[1], metrics=Metrics, ready=lambda: True, checks={})
+        LazyHttp.bind("127.0.0.1", http.address[1], Asked())
     await http.close()
 
 

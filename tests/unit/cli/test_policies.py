@@ -55,3 +55,53 @@ def test_values_are_shown_as_they_are_given() -> None:
         ("retention_bytes", 1_234): "1234",
     }
     assert {key: _text(*key) for key in shown} == shown
+
+
+def test_durability_as_people_write_it() -> None:
+    assert changed_by(None, None, None, [], "3/3/2", "2", "ASYNC") == {
+        "ensemble_size": 3,
+        "write_quorum": 3,
+        "ack_quorum": 2,
+        "minimum_write_quorum": 2,
+        "flush": "async",
+    }
+    assert changed_by(None, None, None, [], "inherit", "off", "inherit") == {
+        "ensemble_size": None,
+        "write_quorum": None,
+        "ack_quorum": None,
+        "minimum_write_quorum": 0,
+        "flush": None,
+    }
+    assert _text("ensemble_size", 3) == "3"
+    assert _text("flush", "async") == "async"
+    assert _text("minimum_write_quorum", 2) == "2"
+    assert _text("minimum_write_quorum", 0) == "off"
+    for text, policy in (
+        ("fast", "fast"),
+        ("preferred:fast", "preferred:fast"),
+        ("any", ""),
+        ("inherit", None),
+    ):
+        assert changed_by(None, None, None, [], bookie_group=text) == {"bookie_group": policy}
+    assert _text("bookie_group", "") == "any"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            ("3/3", None, None),
+            "--durability is '3/3'; want ensemble size, write quorum and ack quorum, as 3/3/2",
+        ),
+        (("3/x/2", None, None), "--durability is '3/x/2'"),
+        ((None, "-1", None), "--minimum-write-quorum is '-1'; want a number of copies, off or inherit"),
+        ((None, None, "never"), "--flush is 'never'; want sync, async or inherit"),
+    ],
+)
+def test_wrong_durability_names_its_option(
+    options: tuple[str | None, ...], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        changed_by(None, None, None, [], *options)
+    assert ended.value.code == EXIT_USAGE
+    assert line in capsys.readouterr().err

@@ -2,21 +2,22 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from magnetar.cli import registration
-from magnetar.cli.registration import BROKER_PATH, Registration, take_broker_place
+from magnetar.cli.registration import Registration
+from magnetar.metadata import ephemeral
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.proto.errors import MagnetarError, RequestTimeout, ServiceNotReady
+from magnetar.proto.errors import ConnectionLost, RequestTimeout
 
 PATH = "/bookies/b1"
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration, "POLL_S", 0.01)
-    monkeypatch.setattr(registration, "PREDECESSOR_TIMEOUTS", 0.1)
+    monkeypatch.setattr(ephemeral, "POLL_S", 0.01)
+    monkeypatch.setattr(ephemeral, "_PREDECESSOR_TIMEOUTS", 0.1)
 
 
 async def value_of(store: MemoryMetadataStore, path: str = PATH) -> bytes | None:
@@ -67,7 +68,7 @@ async def test_it_waits_for_the_session_of_a_predecessor_and_not_for_ever(
     await before.close()
     await starting
     assert await value_of(store) == b"after"
-    monkeypatch.setattr(registration, "START_PATIENCE_S", 0.0)
+    monkeypatch.setattr(ephemeral, "_START_PATIENCE_S", 0.0)
     second = Registration(store, PATH, lambda: b"second", 1.0)
     with pytest.raises(RequestTimeout, match=r"another process.*under this name"):
         await second.start()
@@ -75,16 +76,42 @@ async def test_it_waits_for_the_session_of_a_predecessor_and_not_for_ever(
     await registered.close()
 
 
-async def test_rule_31_a_cluster_has_one_broker_which_is_told_when_its_session_is_lost() -> None:
+async def test_a_value_that_cannot_be_written_is_written_later_in_the_same_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Regression: the session was given up, and for others the bookie was gone."""
     store = MemoryMetadataStore()
-    lost: list[MagnetarError] = []
-    session = await take_broker_place(store, "magnetar://a:1", 1.0, lost.append)
-    with pytest.raises(ServiceNotReady, match="another broker at magnetar://a:1"):
-        await take_broker_place(store, "magnetar://b:1", 1.0, lost.append)
-    assert await value_of(store, BROKER_PATH) is not None
-    store.expire(session.session_id)
-    await asyncio.sleep(0)
-    assert len(lost) == 1
-    second = await take_broker_place(store, "magnetar://b:1", 1.0, lost.append)
-    await second.close()
-    assert len(lost) == 1
+    values = [b"writable"]
+    registered = Registration(store, PATH, lambda: values[-1], 1.0)
+    await registered.start()
+    (session,) = store._sessions
+    real = store.put
+    failed: list[Any] = []
+
+    async def put(*arguments: Any, **options: Any) -> int:
+        if not failed:
+            failed.append(arguments)
+            raise ConnectionLost("the request is lost")
+        return await real(*arguments, **options)
+
+    monkeypatch.setattr(store, "put", put)
+    values.append(b"read-only")
+    await until(store, lambda value: value == b"read-only")
+    assert failed
+    assert list(store._sessions) == [session]
+    await registered.close()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_it_ends_when_it_is_closed_at_the_moment_at_which_its_session_is_lost(turns: int) -> None:
+    """Regression: it forgot that it was closed, and registered again for ever."""
+    store = MemoryMetadataStore()
+    registered = Registration(store, PATH, lambda: b"here", 1.0)
+    await registered.start()
+    for session in list(store._sessions):
+        store.expire(session)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await registered.close()
+    assert await value_of(store) is None

@@ -71,3 +71,14 @@ def test_inputs_are_looked_at_before_anything_connects(tmp_path: Path) -> None:
         assert ended.exit_code == 1
         assert told in ended.stderr
         assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_command_leaves_the_log_of_the_client_as_it_was() -> None:
+    client_log = logging.getLogger("magnetar.client")
+    levels = [client_log.level]
+
+    async def command() -> None:
+        levels.append(client_log.level)
+
+    run(command())
+    assert levels == [client_log.level, logging.ERROR]

@@ -94,3 +94,16 @@ def test_a_bookie_leaves_the_http_port_to_a_broker_on_the_same_host() -> None:
     assert service_settings(SettingSources(), "broker").daemon.http_port == 8080
     flags = {"daemon": {"http_port": 9}}
     assert service_settings(SettingSources(flags=flags), "bookie").daemon.http_port == 9
+
+
+def test_no_limit_can_be_said_in_text_where_a_file_can_say_it() -> None:
+    flags = {"broker": {"retention_ms": "-1", "retention_bytes": " -1 "}}
+    broker = service_settings(SettingSources(flags=flags)).broker
+    assert (broker.retention_ms, broker.retention_bytes) == (-1, -1)
+    for section, setting in (
+        ("broker", "max_ledger_bytes"),
+        ("ledger", "add_timeout_s"),
+        ("daemon", "drain_s"),
+    ):
+        with pytest.raises(InvalidSetting, match=setting):
+            service_settings(SettingSources(flags={section: {setting: "-1"}}))

@@ -197,7 +197,7 @@ async def test_over_tcp_a_hung_bookie_is_passed_by_until_it_answers_again() -> N
     assert confirmed.ids == [0]
     cluster.servers["b"].deaf.clear()
     async with asyncio.timeout(10):
-        while not smaller.restorable:
+        while not smaller.replaceable:
             await asyncio.sleep(0.01)
     assert not (await client.create()).degraded
     await client.close()

@@ -12,7 +12,6 @@ from magnetar.ledger import (
     BookieInfoReader,
     LedgerClient,
     LedgerSettings,
-    LocalTransport,
     RegisteredBookies,
     StaticBookies,
     TcpTransport,
@@ -145,16 +144,9 @@ async def test_the_first_ledger_after_a_return_goes_to_the_bookie_that_is_back(c
 
 async def test_placement_takes_one_that_failed_just_now_last() -> None:
     bookies = Bookies("a", "b", "c")
-    directory = StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 1)))
+    directory = bookies.directory()
     settings = LedgerSettings(1, 1, 1, quarantine_errors=0)
-    client = LedgerClient(
-        StoredLedgers(bookies.metadata),
-        LocalTransport(bookies),
-        directory,
-        settings,
-        random.Random(1),
-        bookies.clock,
-    )
+    client = bookies.client(settings, seed=1, directory=directory)
 
     async def chosen() -> set[str]:
         return {(await client.create()).metadata.last_ensemble.bookies[0] for _ in range(40)}

@@ -11,6 +11,7 @@ from magnetar.ledger.core.recovery import RecoveryCore
 from magnetar.proto.errors import NotEnoughBookies, StorageFailed, TooManyRequests
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from support.bookies import Bookies, Confirmations, FakeBookie
+from support.virtual_time import in_virtual_time
 
 SETTINGS = LedgerSettings(explicit_lac_interval_s=0)
 HASTY = LedgerSettings(explicit_lac_interval_s=0, add_timeout_s=0.1)
@@ -105,6 +106,7 @@ async def test_a_busy_bookie_is_replaced_in_a_recovery_if_there_is_another_one()
     assert all((writer.ledger_id, number) in bookies["b4"].entries for number in range(50))
 
 
+@in_virtual_time
 async def test_a_bookie_that_stays_busy_ends_the_recovery_with_one_clear_error() -> None:
     bookies = Bookies("b1", "b2", "b3")
     for name in bookies:

@@ -73,16 +73,16 @@ class Cluster:
             self.directory.answered(name, BookieFacts.of({"zone": zone}))
 
 
-def restorable(writer: LedgerWriter) -> bool:
+def replaceable(writer: LedgerWriter) -> bool:
     """Asked anew each time, as far as mypy is concerned."""
-    return writer.restorable
+    return writer.replaceable
 
 
 async def test_degraded_and_back(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster(minimum_write_quorum=2)
     full = await cluster.client.create()
     assert not full.degraded
-    assert not full.restorable
+    assert not full.replaceable
     cluster.directory.lost("b")
     with caplog.at_level(logging.INFO, "magnetar.ledger.placement.chooser"):
         writers = [await cluster.client.create(properties={"kind": "topic"}) for _ in range(3)]
@@ -94,13 +94,13 @@ async def test_degraded_and_back(caplog: pytest.LogCaptureFixture) -> None:
         assert describe(metadata.striping) == "2/2/2"
         assert metadata.properties == {"kind": "topic", DEGRADED_PROPERTY: "3/3/2"}
         assert writer.degraded
-        assert not restorable(writer)
+        assert not replaceable(writer)
     confirmed = Confirmations()
     writers[0].append(b"x", confirmed)
     await confirmed.count(1)
     assert confirmed.ids == [0]
     cluster.back("b")
-    assert restorable(writers[0])
+    assert replaceable(writers[0])
     assert cluster.client.figures()["degraded_ledgers_total"] == 3
     again = await cluster.client.create()
     assert not again.degraded
@@ -109,7 +109,7 @@ async def test_degraded_and_back(caplog: pytest.LogCaptureFixture) -> None:
     cluster.directory.lost("b")
     with pytest.raises(NotEnoughBookies, match=r"1 writable bookies are known \(c\).*minimum_write_quorum=2"):
         await cluster.client.create()
-    assert not restorable(writers[0])
+    assert not replaceable(writers[0])
     await cluster.client.close()
 
 
@@ -132,11 +132,11 @@ async def test_what_a_policy_would_refuse_is_no_way_back() -> None:
     writer = await cluster.client.create()
     cluster.back("b", zone="")
     assert cluster.directory.writable() == ("a", "b", "c")
-    assert not restorable(writer)
+    assert not replaceable(writer)
     cluster.back("b", zone="y")
-    assert not restorable(writer), "looked at again when the bookies that are writable change"
+    assert not replaceable(writer), "looked at again when the bookies that are writable change"
     cluster.directory.lost("b")
-    assert not restorable(writer)
+    assert not replaceable(writer)
     cluster.back("b", zone="y")
-    assert restorable(writer)
+    assert replaceable(writer)
     await cluster.client.close()

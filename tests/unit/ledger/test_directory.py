@@ -89,9 +89,9 @@ async def test_who_takes_no_entries_is_named_with_the_reason() -> None:
     bookies.lost("c")
     assert bookies.refusals() == {"b": "read-only: no space in /data", "c": "it failed, or does not answer"}
     health = BookieHealth(LedgerSettings(), bookies)
-    chooser = BookieChooser(bookies, RandomPlacement(), health, 0, random.Random(1), lambda bookie: None)
+    chooser = BookieChooser(bookies, RandomPlacement(), health, random.Random(1), lambda bookie: None)
     with pytest.raises(NotEnoughBookies, match=r"1 are known \(a\)") as refused:
-        chooser.ensemble(Striping(3, 2, 2))
+        chooser.ensemble(Striping(3, 2, 2), 0)
     assert refused.value.message.endswith(
         "; bookie b takes no entries: read-only: no space in /data; bookie c takes no entries: it failed, or does not answer"
     )

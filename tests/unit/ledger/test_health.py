@@ -1,16 +1,14 @@
 """Quarantine: who is left out of placement, and that somebody is left."""
 
 import asyncio
-import random
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from magnetar.ledger import BookieHealth, LedgerClient, LedgerSettings, LocalTransport, StaticBookies
+from magnetar.ledger import BookieHealth, LedgerSettings, StaticBookies
 from magnetar.ledger.core.quarantine import Quarantine
-from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.proto.errors import (
     BookieReadOnly,
     BookieUnavailable,
@@ -139,15 +137,8 @@ async def test_figures_before_anything_happened() -> None:
 async def test_a_writer_tells_and_new_ledgers_go_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
     bookies = Bookies("a", "b", "c")
     settings_ = LedgerSettings(ensemble_size=2, write_quorum=2, ack_quorum=2, quarantine_errors=1)
-    directory = StaticBookies(dict.fromkeys(bookies, ("127.0.0.1", 1)))
-    client = LedgerClient(
-        StoredLedgers(bookies.metadata),
-        LocalTransport(bookies),
-        directory,
-        settings_,
-        random.Random(1),
-        bookies.clock,
-    )
+    directory = bookies.directory()
+    client = bookies.client(settings_, seed=1, directory=directory)
     writer = await client.create()
     lost = writer.metadata.last_ensemble.bookies[0]
     bookies[lost].fail(BookieUnavailable("down"))

@@ -142,9 +142,9 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
             await asyncio.sleep(0.005)
 
 
-async def becomes_restorable(writer: LedgerWriter) -> None:
+async def becomes_replaceable(writer: LedgerWriter) -> None:
     async with asyncio.timeout(20):
-        while not writer.restorable:
+        while not writer.replaceable:
             await asyncio.sleep(0.005)
 
 
@@ -162,21 +162,21 @@ async def test_two_of_three_bookies_die_and_writes_go_on_with_one(fleet: Fleet) 
     await fleet.until_writable("b2")
     small = await fleet.client.create()
     assert small.degraded
-    assert not small.restorable
+    assert not small.replaceable
     assert describe(small.metadata.striping) == "1/1/1"
     assert small.metadata.properties == {DEGRADED_PROPERTY: "3/3/2"}
     assert await fleet.append(small, 50) == []
     # One is back: two of three.
     await fleet.machines["b3"].start()
     await fleet.until_writable("b2", "b3")
-    assert not small.restorable, "two bookies are no full ensemble"
+    assert not small.replaceable, "two bookies are no full ensemble"
     middle = await fleet.client.create()
     assert describe(middle.metadata.striping) == "2/2/2"
     assert await fleet.append(middle, 50) == []
     # All are back: whoever owns the ledger goes on in a full one.
     await fleet.machines["b1"].start()
-    await becomes_restorable(middle)
-    await becomes_restorable(small)
+    await becomes_replaceable(middle)
+    await becomes_replaceable(small)
     await small.close()
     await middle.close()
     full = await fleet.client.create()

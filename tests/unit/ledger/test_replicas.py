@@ -1,11 +1,17 @@
 """Which replica answers: failures, speculative reads, reads of a recovery in runs."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from magnetar.ledger import LedgerSettings, LedgerWriter, recovery_reads
+from magnetar.ledger import (
+    BookieFacts,
+    LedgerSettings,
+    LedgerWriter,
+    recovery_reads,
+)
 from magnetar.ledger.core import recovery
 from magnetar.ledger.core.recovery import RecoveryCore
 from magnetar.ledger.replicas import first_good
@@ -19,6 +25,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from support.bookies import Bookies, Confirmations, FakeBookie
+from support.virtual_time import in_virtual_time
 
 HASTY = LedgerSettings(explicit_lac_interval_s=0, speculative_read_s=0.02)
 
@@ -189,6 +196,7 @@ async def test_rule_14_what_a_range_did_not_answer_is_not_absent(shape: tuple[in
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 2), (3, 2, 2)])
+@in_virtual_time
 async def test_rule_21_a_bookie_that_hangs_in_recovery_costs_one_wait(shape: tuple[int, int, int]) -> None:
     bookies = Bookies("b1", "b2", "b3", "b4")
     writer = await filled(bookies, shape, 3000)
@@ -251,3 +259,41 @@ async def test_a_recovery_that_fails_leaves_nothing_running() -> None:
     await client.close()
     await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == before
+
+
+# --- the nearest replica -----------------------------------------------------------------------------------------------
+
+
+def reads_by_bookie(bookies: Bookies) -> dict[str, int]:
+    found = {name: sum(call[0] == "read" for call in bookie.calls) for name, bookie in bookies.items()}
+    for bookie in bookies.values():
+        bookie.calls.clear()
+    return found
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 2), (3, 2, 2)])
+async def test_reads_ask_the_bookies_of_the_own_zone_first_and_others_when_these_fail(
+    shape: tuple[int, int, int],
+) -> None:
+    bookies = Bookies("b1", "b2", "b3")
+    writers = [await filled(bookies, shape, 30) for _ in range(6)]
+    directory = bookies.directory()
+    for name, zone in (("b1", "east"), ("b2", "west"), ("b3", "")):
+        directory.answered(name, BookieFacts.of({"zone": zone}))
+    client = bookies.client(replace(HASTY, zone="west"), seed=1, directory=directory)
+    readers = [await client.open(writer.ledger_id, recover=True) for writer in writers]
+    reads_by_bookie(bookies)
+    for reader in readers:
+        assert numbers(await reader.read(0, 29)) == list(range(30))
+    counts = reads_by_bookie(bookies)
+    assert counts["b2"] == 6, "one read of each ledger"
+    assert counts["b1"] + counts["b3"] == (0 if shape[1] == 3 else 6), "only what the near one does not have"
+    bookies["b2"].fail(BookieUnavailable("down"))
+    for reader in readers:
+        assert numbers(await reader.read(0, 29)) == list(range(30)), "another one answers"
+    reads_by_bookie(bookies)
+    bookies["b2"].fail(None)
+    for reader in readers:
+        await reader.read(0, 29)
+    assert reads_by_bookie(bookies)["b2"] == 0, "suspected for a while"
+    await client.close()

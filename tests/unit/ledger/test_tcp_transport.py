@@ -201,7 +201,7 @@ async def test_rule_21_a_bookie_that_says_that_adds_wait_for_room_is_not_silent(
     await asyncio.sleep(FAST.reconnect_backoff_max_s)
     send(transport, 0, 2, adds)  # one who is silent after that is given up as before
     assert (await adds.count(3))[2] == RequestTimeout.code
-    assert loop.time() - began < 2 * FAST.add_timeout_s
+    assert loop.time() - began < 4 * FAST.add_timeout_s
     bookie.release()
 
 

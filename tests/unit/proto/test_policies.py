@@ -55,3 +55,41 @@ def test_bytes_that_are_no_map_are_refused() -> None:
     for payload in (b"", b"\xc1", b"\x81\xa1\xff\x01"):
         with pytest.raises(InvalidArgument, match="not as they should be"):
             decode_policies(payload)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"ensemble_size": 3}, "belong together, and write_quorum and ack_quorum are missing; set all three, as 3, 3 and 2"),
+        ({"ensemble_size": 3, "write_quorum": 3}, "and ack_quorum is missing"),
+        ({"ensemble_size": 3, "write_quorum": 2, "ack_quorum": 3}, "ack_quorum=3 do not fit: .* lower ack_quorum to 2"),
+        ({"ensemble_size": 2, "write_quorum": 3, "ack_quorum": 2}, "lower write_quorum to 2 or raise ensemble_size"),
+        ({"ensemble_size": 2, "write_quorum": 2, "ack_quorum": 0}, "ack_quorum must be at least 1"),
+        ({"ensemble_size": 65, "write_quorum": 2, "ack_quorum": 2}, "ensemble_size can be 64 at most"),
+        ({"minimum_write_quorum": -1}, "minimum_write_quorum is -1; want a number of copies, at most 64, or 0: with fewer"),
+        ({"minimum_write_quorum": 65}, "minimum_write_quorum is 65; want"),
+        (
+            {"ensemble_size": 3, "write_quorum": 2, "ack_quorum": 2, "minimum_write_quorum": 3},
+            r"minimum_write_quorum is 3; want .* at most 2, .*\(write_quorum=2 is how many copies there are\)",
+        ),
+        ({"flush": "never"}, "flush is 'never'; want sync, which acknowledges what is on disk, or async"),
+        ({"flush": 1}, "the policies are not as they should be"),
+    ],
+)  # fmt: skip
+def test_durability_that_cannot_be_is_refused(fields: Any, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        decode_policies(msgspec.msgpack.encode(fields))
+
+
+def test_durability_as_it_is_stored() -> None:
+    fields = {
+        "ensemble_size": 3,
+        "write_quorum": 3,
+        "ack_quorum": 2,
+        "minimum_write_quorum": 2,
+        "flush": "async",
+    }
+    policies = decode_policies(msgspec.msgpack.encode(fields))
+    assert policies.quorums == (3, 3, 2)
+    assert msgspec.to_builtins(policies) == fields
+    assert Policies().quorums is None

@@ -4,14 +4,14 @@ import io
 import json
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import aiohttp
 import pytest
 import structlog
 
 from magnetar.proto.errors import InvalidSetting
-from magnetar.runtime.http import HttpServer
+from magnetar.runtime.http import Command, HttpServer
 from magnetar.runtime.logs import configure_logging
 from magnetar.runtime.metrics import Metrics
 
@@ -53,6 +53,36 @@ def test_people_get_text() -> None:
         configure_logging(level="loud")
 
 
+class Said:
+    """The pages of a daemon that says what the test says."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.shown: Metrics | None = metrics
+        self.failed = ""
+        self.unready: dict[str, str] = {}
+        self.known: dict[str, str] = {}
+        self.done: dict[tuple[str, str], Command] = {}
+
+    def failure(self) -> str:
+        return self.failed
+
+    def reasons(self) -> dict[str, str]:
+        return self.unready
+
+    def warnings(self) -> dict[str, str]:
+        return self.known
+
+    def metrics(self) -> Metrics | None:
+        return self.shown
+
+    def commands(self) -> dict[tuple[str, str], Command]:
+        return self.done
+
+
+async def one_line(arguments: Mapping[str, str]) -> AsyncIterator[Mapping[str, str]]:
+    yield dict(arguments)
+
+
 async def test_metrics_health_and_readiness() -> None:
     metrics = Metrics()
     stored, rows = 5, [(["a"], 1.0), (["b"], 2.0)]
@@ -61,17 +91,9 @@ async def test_metrics_health_and_readiness() -> None:
     metrics.distribution(
         "read_seconds", "reads", lambda: [(["log"], (0.1, 1.0), [2, 1, 4], 9.5)], labels=["source"]
     )
-    known: dict[str, str] = {}
-    ready, problem = False, ""
-
+    said = Said(metrics)
     listening = socket.create_server(("127.0.0.1", 0))
-    server = await HttpServer.start(
-        listening,
-        metrics=metrics,
-        ready=lambda: ready,
-        checks={"disk": lambda: problem},
-        warnings=lambda: known,
-    )
+    server = await HttpServer.start(listening, said)
     host, port = listening.getsockname()
     async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
 
@@ -94,16 +116,36 @@ async def test_metrics_health_and_readiness() -> None:
         ):
             assert line in text
         assert await get("/health") == (200, '{"status": "ok", "problems": {}, "warnings": {}}')
-        known["damage"] = "3 entries"
-        assert await get("/health") == (
+        assert await get("/health/live") == (200, '{"live": true, "reasons": {}}')
+        assert await get("/health/ready") == (200, '{"ready": true, "reasons": {}, "notes": {}}')
+        said.known["read_only"] = "the disk is full"
+        assert await get("/health/ready") == (
             200,
-            '{"status": "degraded", "problems": {}, "warnings": {"damage": "3 entries"}}',
+            '{"ready": true, "reasons": {}, "notes": {"read_only": "the disk is full"}}',
         )
-        assert (await get("/ready"))[0] == 503
-        ready, problem = True, "read-only: the disk is full"
-        assert (await get("/ready"))[0] == 200
+        said.unready["stopping"] = "it was asked to"
         status, text = await get("/health")
-        assert status == 503
-        assert "the disk is full" in text
+        assert status == 200
+        assert json.loads(text) == {
+            "status": "degraded",
+            "problems": {},
+            "warnings": said.known | said.unready,
+        }
+        status, text = await get("/health/ready")
+        assert (status, json.loads(text)["reasons"]) == (503, {"stopping": "it was asked to"})
+        assert (await get("/health/live"))[0] == 200, "a restart does not help"
+        said.failed = "StorageFailed: the disk is gone"
+        assert await get("/health/live") == (
+            503,
+            '{"live": false, "reasons": {"failed": "StorageFailed: the disk is gone"}}',
+        )
+        assert (await get("/health"))[0] == 503
+        said.shown = None
+        assert (await get("/metrics"))[0] == 503
+        assert (await get("/bookie/info"))[0] == 404
+        said.done["GET", "/bookie/info"] = one_line
+        assert await get("/bookie/info?a=b") == (200, '{"a": "b"}\n')
+        async with session.post("/bookie/info") as response:
+            assert response.status == 404
         assert (await get("/nothing"))[0] == 404
     await server.close()

@@ -99,11 +99,11 @@ def test_a_task_knows_where_bookies_stand(labels: tuple[str, str], placement: st
     made = {
         "bookies": {"gone": "10.0.0.1:3181"},
         "identities": {"gone": [1, "gone", 2, 3, 4]},
-        "writable": [["b1", "10.0.0.2:3181", *labels], ["b2", "10.0.0.3:3181", "", ""]],
+        "writable": [["b1", "10.0.0.2:3181", *labels, "fast"], ["b2", "10.0.0.3:3181", "", "", ""]],
     }
     directory, found = places_of(made)
     assert bookies_of(made)["gone"].identity == BookieIdentity(1, "gone", 2, 3, 4)
     assert bookies_of(made)["b1"].identity == NOT_KNOWN
     assert found == placement
-    assert directory.labels("b1") == labels
+    assert directory.labels("b1") == (*labels, "fast")
     assert directory.address("gone") == ("10.0.0.1", 3181)

@@ -121,9 +121,8 @@ class Scrubber:
             await self._recheck_damage_sometimes()
             try:
                 unit, due_in_s = self._next_unit()
-            except (
-                MagnetarError
-            ) as error:  # the directory of the index cannot be listed: no reason to stop the bookie
+            except MagnetarError as error:
+                # The directory of the index cannot be listed: no reason to stop the bookie.
                 self._damage.report_file(self._index_files.path(""), f"{error}; {REBUILD}")
                 unit, due_in_s = None, _LONGEST_SLEEP_S
             if unit is None:

@@ -85,6 +85,11 @@ class LedgerMetadata:
         return _striping(self.ensemble_size, self.write_quorum, self.ack_quorum)
 
     @property
+    def sizes(self) -> tuple[int, int, int]:
+        """E, Qw, Qa."""
+        return self.ensemble_size, self.write_quorum, self.ack_quorum
+
+    @property
     def closed(self) -> bool:
         """Whether last entry and length are final."""
         return self.state is LedgerState.CLOSED

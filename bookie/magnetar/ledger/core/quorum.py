@@ -12,34 +12,16 @@ E bookies make the ensemble, an entry is written to Qw of them (its write set, r
 from __future__ import annotations
 
 from magnetar.proto.errors import InvalidSetting
-
-MAX_ENSEMBLE_SIZE = 64
+from magnetar.proto.quorums import MAX_ENSEMBLE_SIZE, quorum_problem
 
 
 def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
     """Raises InvalidSetting unless 1 <= Qa <= Qw <= E <= 64."""
-    if ack_quorum < 1:
-        problem = (
-            "ack_quorum must be at least 1: at least one bookie must have an entry before it is confirmed"
+    if problem := quorum_problem(ensemble_size, write_quorum, ack_quorum):
+        raise InvalidSetting(
+            f"ensemble_size={ensemble_size}, write_quorum={write_quorum}, ack_quorum={ack_quorum} do not fit "
+            f"(1 <= ack_quorum <= write_quorum <= ensemble_size <= {MAX_ENSEMBLE_SIZE}): {problem}"
         )
-    elif ack_quorum > write_quorum:
-        problem = (
-            "an entry is written to write_quorum bookies, more cannot confirm it; lower ack_quorum to "
-            f"{max(write_quorum, 1)} or raise write_quorum"
-        )
-    elif write_quorum > ensemble_size:
-        problem = (
-            "a ledger is on ensemble_size bookies, an entry cannot be on more; lower write_quorum to "
-            f"{ensemble_size} or raise ensemble_size"
-        )
-    elif ensemble_size > MAX_ENSEMBLE_SIZE:
-        problem = f"ensemble_size can be {MAX_ENSEMBLE_SIZE} at most"
-    else:
-        return
-    raise InvalidSetting(
-        f"ensemble_size={ensemble_size}, write_quorum={write_quorum}, ack_quorum={ack_quorum} do not fit "
-        f"(1 <= ack_quorum <= write_quorum <= ensemble_size <= {MAX_ENSEMBLE_SIZE}): {problem}"
-    )
 
 
 class Striping:

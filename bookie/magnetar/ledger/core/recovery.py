@@ -139,9 +139,8 @@ class RecoveryCore:
         self._base_codes: list[int] = []
         self._suspects: dict[str, None] = {}  # slow or silent bookies: asked last, for speed
         self.held_bytes = 0  # of found entries that do not have their ack quorum yet
-        self._entries: dict[
-            int, _Recovered
-        ] = {}  # from _first on, in order: searched for, or being added again
+        # From _first on, in order: searched for, or being added again.
+        self._entries: dict[int, _Recovered] = {}
         self._first = 0  # all entries below have their ack quorum again
         self._window = min(FIRST_WINDOW_ENTRIES, WINDOW_ENTRIES)
         self._next_read = 0

@@ -15,13 +15,14 @@ from .quorum import Striping
 
 
 def shares(
-    striping: Striping, wanted: int, begin: int, excluded: Sequence[int], suspected: int
+    striping: Striping, wanted: int, begin: int, excluded: Sequence[int], suspected: int, far: int = 0
 ) -> list[tuple[int, int]]:
     """(position, residues) that together have the residues `wanted`, each from one position of its write set.
 
     `begin`: the residue that is assigned first, so that different ledgers ask different bookies first. `excluded`: by
     residue, the positions that cannot give it; a residue for which none is left is in no share. `suspected` positions come
-    last. All residues and positions are bits, but for those returned as position and `begin`.
+    last, those that are `far` before them. All residues and positions are bits, but for those returned as position and
+    `begin`.
     """
     found: dict[int, int] = {}
     current = -1  # the position that got the last residue
@@ -31,7 +32,7 @@ def shares(
         usable = striping.masks[residue] & ~excluded[residue]
         if not wanted >> residue & 1 or not usable:
             continue
-        usable = usable & ~suspected or usable
+        usable = usable & ~suspected & ~far or usable & ~suspected or usable
         if current < 0 or not usable >> current & 1:
             # One that has a share already; else the one that has the most of the residues that follow.
             order = striping.write_sets[residue]

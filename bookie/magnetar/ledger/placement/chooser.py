@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from magnetar.ledger.core.degrade import degraded_striping, describe
@@ -14,6 +15,7 @@ from magnetar.ledger.directory import BookieDirectory
 from magnetar.ledger.health import BookieHealth
 from magnetar.proto.errors import MagnetarError, NotEnoughBookies
 
+from .group import ANY_BOOKIE, group_of, members
 from .policy import Candidates, Placement
 
 _log = logging.getLogger(__name__)
@@ -32,14 +34,13 @@ class NewEnsemble(NamedTuple):
 
 
 class BookieChooser:
-    """`minimum_write_quorum`: see `core.degrade`; 0 refuses when there are too few."""
+    """Of one ledger client."""
 
     def __init__(
         self,
         bookies: BookieDirectory,
         placement: Placement,
         health: BookieHealth,
-        minimum_write_quorum: int,
         rng: random.Random,
         expect: Callable[[str], None],
     ) -> None:
@@ -48,44 +49,54 @@ class BookieChooser:
         self._expect = expect
         self._placement = placement
         self._health = health
-        self._minimum = minimum_write_quorum
         self._rng = rng
-        self._degraded = False  # the last new ledger was
-        self._degraded_ledgers = 0
+        self._degraded: dict[str, None] = {}  # what was asked for, where the last ledger like it was smaller
+        self._counts = {"degraded_ledgers_total": 0}
+        self._group = ANY_BOOKIE
 
-    def ensemble(self, asked: Striping) -> NewEnsemble:
-        """For a new ledger. NotEnoughBookies."""
-        writable = self._bookies.writable()
-        striping = degraded_striping(asked, len(writable), self._minimum) or asked
+    def of(self, properties: Mapping[str, str]) -> BookieChooser:
+        """The chooser for a ledger with these properties: on the bookies of its group."""
+        group = group_of(properties)
+        if group == self._group:
+            return self
+        other = copy.copy(self)  # shares all that changes
+        other._group = group
+        return other
+
+    def ensemble(self, asked: Striping, minimum_write_quorum: int) -> NewEnsemble:
+        """For a new ledger; `minimum_write_quorum`: see `core.degrade`; 0 refuses if there are too few. NotEnoughBookies."""
+        writable = self._allowed()
+        striping = degraded_striping(asked, len(writable), minimum_write_quorum) or asked
         degraded = striping is not asked
-        if len(writable) < striping.ensemble_size and self._minimum:
+        if len(writable) < striping.ensemble_size and minimum_write_quorum:
             raise NotEnoughBookies(
                 f"{len(writable)} writable bookies are known ({', '.join(writable)}): too few for "
-                f"ensemble_size={asked.ensemble_size}, and fewer than minimum_write_quorum={self._minimum}; start more"
-                + self._refusals()
+                f"ensemble_size={asked.ensemble_size}, and fewer than minimum_write_quorum={minimum_write_quorum}; start "
+                "more" + self._limits()
             )
         bookies = self._ask(lambda candidates: self._placement.ensemble(striping, candidates, self._rng))
         if degraded:
-            self._degraded_ledgers += 1
-            if not self._degraded:
+            self._counts["degraded_ledgers_total"] += 1
+            if describe(asked) not in self._degraded:
+                self._degraded[describe(asked)] = None
                 _log.warning(
                     "only %d bookies are writable (%s): new ledgers are %s instead of %s (E/Qw/Qa; minimum_write_quorum=%d)",
                     len(writable),
                     ", ".join(writable),
                     describe(striping),
                     describe(asked),
-                    self._minimum,
+                    minimum_write_quorum,
                 )
-        elif self._degraded:
+        elif self._degraded and describe(asked) in self._degraded:
+            del self._degraded[describe(asked)]
             _log.info("there are bookies enough again: new ledgers are %s (E/Qw/Qa)", describe(asked))
-        self._degraded = degraded
         for bookie in bookies:
             self._expect(bookie)
         return NewEnsemble(striping, bookies, degraded)
 
     def can_place(self, striping: Striping) -> bool:
         """Whether a new ledger of this size could be made now. Draws nothing from the generator of the others."""
-        if len(self._bookies.writable()) < striping.ensemble_size:
+        if len(self._allowed()) < striping.ensemble_size:
             return False
         try:
             self._ask(lambda candidates: self._placement.ensemble(striping, candidates, random.Random(0)))
@@ -110,28 +121,56 @@ class BookieChooser:
 
     def complies(self, striping: Striping, ensemble: Sequence[str]) -> bool:
         """Whether an ensemble is as the policy wants it, by the bookies that are writable now."""
-        bookies = self._bookies
-        candidates = Candidates(bookies.writable(), bookies.labels, bookies.free_bytes)
-        return self._placement.complies(striping, ensemble, candidates)
+        bookies, names = self._bookies, self._allowed()
+        if self._group.name:
+            inside = members(self._group, bookies, names)
+            if len(inside) >= striping.ensemble_size:
+                names = inside
+                if len(members(self._group, bookies, ensemble)) < len(ensemble):
+                    return False
+        return self._placement.complies(
+            striping, ensemble, Candidates(names, bookies.labels, bookies.free_bytes)
+        )
 
     def figures(self) -> dict[str, int]:
         """For /metrics."""
         return {
             "bookies_writable": len(self._bookies.writable()),
-            "degraded_ledgers_total": self._degraded_ledgers,
+            **self._counts,
         }
 
     def _ask(self, question: Callable[[Candidates], T]) -> T:
         """Over the bookies that are well; where these are too few, over suspects and those in quarantine too."""
         bookies = self._bookies
         refusal: NotEnoughBookies | None = None
-        for names in self._health.offers(bookies.writable()):
-            try:
-                return question(Candidates(names, bookies.labels, bookies.free_bytes))
-            except NotEnoughBookies as error:
-                refusal = error
+        for names in self._health.offers(self._allowed()):
+            for some in self._preferred(names):
+                try:
+                    return question(Candidates(some, bookies.labels, bookies.free_bytes))
+                except NotEnoughBookies as error:
+                    refusal = error
         assert refusal is not None, "there is an offer at least"
-        raise NotEnoughBookies(refusal.message + self._refusals())
+        raise NotEnoughBookies(refusal.message + self._limits())
+
+    def _allowed(self) -> Sequence[str]:
+        """Writable bookies that the ledger may be on."""
+        writable = self._bookies.writable()
+        return members(self._group, self._bookies, writable) if self._group.strict else writable
+
+    def _preferred(self, names: Sequence[str]) -> list[Sequence[str]]:
+        """Those of the group, if it is preferred, then all."""
+        if not self._group.name or self._group.strict:
+            return [names]
+        return [members(self._group, self._bookies, names), names]
+
+    def _limits(self) -> str:
+        """Why other bookies do not count."""
+        if not self._group.strict:
+            return self._refusals()
+        return (
+            f"; bookie_group={self._group.name} allows only bookies with the setting [bookie] group={self._group.name}: "
+            "start such bookies, or change the policy" + self._refusals()
+        )
 
     def _refusals(self) -> str:
         refusals = list(self._bookies.refusals().items())

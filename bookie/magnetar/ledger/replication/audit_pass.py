@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from magnetar.ledger.core.metadata import LedgerMetadata
@@ -23,7 +23,7 @@ from .core.fragments import fragments_of
 from .core.request import Reason, Request
 from .queue import RepairQueue
 
-__all__ = ["LedgerAudit", "PassFound", "ledgers_naming", "request_for"]
+__all__ = ["LedgerAudit", "PassFound", "ledgers_naming", "records_naming", "request_for"]
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -142,18 +142,24 @@ def request_for(
     return Request(bookies, violates) if bookies or violates else None
 
 
-async def ledgers_naming(ledgers: StoredLedgers, bookie: str) -> list[int]:
-    """The ledgers whose record names the bookie, rising: none when it is drained."""
-    found: list[int] = []
-    name = bookie.encode()
+async def records_naming(
+    ledgers: StoredLedgers, bookies: Collection[str]
+) -> AsyncIterator[tuple[int, LedgerMetadata]]:
+    """Ids and records of the ledgers that name one of the bookies, ids rising."""
+    names = tuple(bookie.encode() for bookie in bookies)
     async for page in ledgers.pages():
         for at in range(0, len(page), _READS):
-            for ledger_id in page[at : at + _READS]:
-                node = await ledgers.get(ledger_id)
-                if node is None or name not in node.value:
+            some = page[at : at + _READS]
+            nodes = await asyncio.gather(*(ledgers.get(ledger_id) for ledger_id in some))
+            for ledger_id, node in zip(some, nodes, strict=True):
+                if node is None or not any(name in node.value for name in names):
                     continue
                 metadata = LedgerMetadata.decode(node.value, ledger_id)
-                if any(bookie in ensemble.bookies for ensemble in metadata.ensembles):
-                    found.append(ledger_id)
+                if any(bookie in ensemble.bookies for ensemble in metadata.ensembles for bookie in bookies):
+                    yield ledger_id, metadata
             await asyncio.sleep(0)
-    return found
+
+
+async def ledgers_naming(ledgers: StoredLedgers, bookies: Collection[str]) -> list[int]:
+    """The ledgers whose record names one of the bookies, rising: none when they are drained."""
+    return [ledger_id async for ledger_id, _ in records_naming(ledgers, bookies)]

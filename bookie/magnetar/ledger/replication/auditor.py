@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgpack
 
 from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.ledger.metadata_wait import metadata_in_time
+from magnetar.metadata.election import elected
 from magnetar.metadata.store import MetadataStore, Session
 from magnetar.proto.errors import AlreadyExists, MagnetarError, NotFoundInStore, VersionConflict
 from magnetar.runtime.clock import Clock
@@ -44,7 +46,7 @@ AUDITOR_PATH = "/auditor"
 AUDIT_PATH = "/audit"
 _FORMAT = 1
 _log = logging.getLogger(__name__)
-# Looks whether the office is free, and whether a full check is due, without a change that the store reports.
+# Looks whether a full check is due.
 _POLL_S = 30.0
 _RETRY_S = 1.0
 
@@ -67,7 +69,6 @@ class Auditor:
         """`violates`: whether a ledger breaks placement and could comply; `queued` is called after each pass."""
         self.elected = False
         self.passes = 0
-        self.elections = 0
         self._store = store
         self._audit = audit
         self._watch = watch
@@ -90,36 +91,16 @@ class Auditor:
     async def serve(self, session: Session) -> None:
         """Contends and audits until it is cancelled, which its owner does when the session is lost."""
         while True:
-            await self._wait_for_office(session)
+            await elected(self._store, AUDITOR_PATH, self._owner.encode(), session, self._create_in_time)
             self.elected = True
-            self.elections += 1
             _log.info("this process audits the ledgers (%s)", self._owner)
             try:
                 await self._audit_ledgers()
             finally:
                 self.elected = False
 
-    async def check_now(self) -> None:
-        """A full check as soon as the running pass has ended. Only of an elected auditor."""
-        self._handle(CheckRequested())
-
-    async def _wait_for_office(self, session: Session) -> None:
-        changed = asyncio.Event()
-        watch = self._store.watch(AUDITOR_PATH, lambda _: changed.set())
-        try:
-            while True:
-                changed.clear()
-                try:
-                    create = self._store.create(AUDITOR_PATH, self._owner.encode(), session=session)
-                    await metadata_in_time(create, self._timeout_s, AUDITOR_PATH)
-                    return
-                except AlreadyExists:
-                    pass
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_POLL_S):
-                        await changed.wait()
-        finally:
-            watch.close()
+    async def _create_in_time(self, create: Coroutine[Any, Any, int]) -> int:
+        return await metadata_in_time(create, self._timeout_s, AUDITOR_PATH)
 
     async def _audit_ledgers(self) -> None:
         loop = asyncio.get_running_loop()

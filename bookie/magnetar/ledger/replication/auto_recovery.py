@@ -119,6 +119,7 @@ class AutoRecovery:
         self._task: asyncio.Task[None] | None = None
         self._reports: asyncio.Queue[tuple[str, int, int, int, str]] = asyncio.Queue(_MAX_REPORTS)
         self._sessions_lost = 0
+        self._session: Session | None = None  # the one under which it works
         self._closed = False
 
     async def start(self) -> None:
@@ -137,6 +138,11 @@ class AutoRecovery:
             await asyncio.gather(self._task, return_exceptions=True)
         await self._watch.close()
         await self._client.close()
+
+    @property
+    def has_session(self) -> bool:
+        """False: nothing is repaired until there is one again. Decided by the clock."""
+        return self._session is not None and not self._session.lost
 
     async def recover_bookie(self, bookie: str) -> PassFound:
         """Queues all ledgers of a bookie now, without the delay. One that is registered is asked what it lacks."""
@@ -236,6 +242,7 @@ class AutoRecovery:
         if self._settings.workers:
             parts.append(self._repair(session))
         tasks = [loop.create_task(part, name="autorecovery") for part in parts]
+        self._session = session
         try:
             await asyncio.wait([lost, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if lost.done():
@@ -247,6 +254,7 @@ class AutoRecovery:
                 if task.done():
                     task.result()
         finally:
+            self._session = None
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

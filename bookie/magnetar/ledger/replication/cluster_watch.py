@@ -1,6 +1,6 @@
 """Which bookies are registered, known and drained now; and a directory that leaves the drained ones out of placement.
 
-/draining/<bookie id>    empty: an operator wants its ledgers on other bookies; it serves them until then
+/draining/<bookie id>    an operator wants its ledgers on other bookies; it serves them until then. The value is its zone
 """
 
 from __future__ import annotations
@@ -11,23 +11,43 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import msgpack
+
 from magnetar.ledger.directory import BOOKIES_PATH, Address, BookieDirectory, Labels
 from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.paths import COOKIES_PATH
 from magnetar.metadata.store import MetadataStore, Watch
 from magnetar.proto.bookie_identity import BookieIdentity
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import DataDirectoryError, MagnetarError
 
 from .core.repair import ClusterView
 
-__all__ = ["DRAINING_PATH", "ClusterWatch", "PlacedBookies"]
+__all__ = ["DRAINING_PATH", "ClusterWatch", "PlacedBookies", "encode_drain", "zone_of_drain"]
 
 DRAINING_PATH: Final = "/draining"
 _log = logging.getLogger(__name__)
+_FORMAT = 1
 _RETRY_S = 1.0
 # Without a change that the store reports: a watch that was lost with a connection is made up for.
 _POLL_S = 30.0
 _PATHS = (BOOKIES_PATH, COOKIES_PATH, DRAINING_PATH)
+
+
+def encode_drain(zone: str) -> bytes:
+    """The value of the mark of a bookie or a broker that is drained (FORMATS.md)."""
+    data: bytes = msgpack.packb({"format": _FORMAT, "zone": zone})
+    return data
+
+
+def zone_of_drain(value: bytes, path: str) -> str:
+    """The zone of who is drained; "" if that was not known. DataDirectoryError."""
+    try:
+        found = msgpack.unpackb(value)
+        if found["format"] == _FORMAT and isinstance(found["zone"], str):
+            return str(found["zone"])
+    except (ValueError, LookupError, TypeError, msgpack.UnpackException):
+        pass
+    raise DataDirectoryError(f"the metadata of {path} is damaged or of another release than format {_FORMAT}")
 
 
 class ClusterWatch:
@@ -114,6 +134,10 @@ class PlacedBookies:
         """See BookieDirectory."""
         draining = dict.fromkeys(self._watch.view.draining, "it is drained")
         return {**draining, **self._bookies.refusals()}
+
+    def draining(self, bookie: str) -> bool:
+        """See BookieDirectory."""
+        return bookie in self._watch.view.draining
 
     def address(self, bookie: str) -> Address:
         """See BookieDirectory."""

@@ -36,7 +36,7 @@ def compliant_replacements(
 
 def violates_placement(chooser: BookieChooser, metadata: LedgerMetadata) -> bool:
     """Whether a fragment that no writer writes to breaks placement although a choice that complies exists."""
-    striping = metadata.striping
+    striping, chooser = metadata.striping, chooser.of(metadata.properties)
     return any(
         fragment.last is not None
         and not fragment.empty

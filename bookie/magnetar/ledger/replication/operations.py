@@ -1,13 +1,13 @@
-"""What an operator asks for: drain a bookie, see how far that is, and remove one that nothing names any more.
+"""What an operator asks for: drain bookies, see how far that is, and remove one that nothing names any more.
 
 These work over the metadata store alone, whichever processes repair; so do `AutoRecovery.recover_bookie` and `full_check`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.ledger.directory import BOOKIES_PATH
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.paths import cookie_path
@@ -15,8 +15,8 @@ from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import AlreadyExists, InvalidArgument, NotFoundInStore
 from magnetar.runtime.clock import Clock
 
-from .audit_pass import LedgerAudit, ledgers_naming
-from .cluster_watch import DRAINING_PATH, ClusterWatch
+from .audit_pass import LedgerAudit, ledgers_naming, records_naming
+from .cluster_watch import DRAINING_PATH, ClusterWatch, encode_drain
 from .core.request import Reason
 from .queue import RepairQueue
 
@@ -29,19 +29,22 @@ _TIMEOUT_S = 10.0
 class DrainProgress:
     """How far a drain is; it has ended when `ledgers` is 0."""
 
-    ledgers: int  # whose record names the bookie
+    ledgers: int  # whose record names one of the bookies
     open_ledgers: int  # of these: open ones, which wait for their writers
     notes: dict[int, str]  # of these: why the last attempt did not succeed; the first hundred
 
 
-async def begin_drain(store: MetadataStore, bookie: str) -> bool:
-    """Marks the bookie; the auditor queues its ledgers. False if it was marked before. InvalidArgument: never registered."""
+async def begin_drain(store: MetadataStore, bookie: str, zone: str = "") -> bool:
+    """Marks the bookie; the auditor queues its ledgers. False if it was marked before. InvalidArgument: never registered.
+
+    `zone`: its own, by which it is found while it is not registered.
+    """
     if await store.get(cookie_path(bookie)) is None and await store.get(f"{BOOKIES_PATH}/{bookie}") is None:
         raise InvalidArgument(
             f"no bookie {bookie!r} was ever registered; `magnetar cluster status` shows their names"
         )
     try:
-        await store.create(f"{DRAINING_PATH}/{bookie}", b"")
+        await store.create(f"{DRAINING_PATH}/{bookie}", encode_drain(zone))
     except AlreadyExists:
         return False
     return True
@@ -56,19 +59,20 @@ async def cancel_drain(store: MetadataStore, bookie: str) -> bool:
     return True
 
 
-async def drain_progress(store: MetadataStore, bookie: str, clock: Clock) -> DrainProgress:
-    """Looks through all records, and queues what a client with an old view has placed there since."""
+async def drain_progress(store: MetadataStore, bookies: Collection[str], clock: Clock) -> DrainProgress:
+    """Looks through all records, and queues what a client with an old view has placed on drained ones since."""
     ledgers, queue = StoredLedgers(store), RepairQueue(store, _TIMEOUT_S)
-    if await store.get(f"{DRAINING_PATH}/{bookie}") is not None:
-        await LedgerAudit(ledgers, queue, clock, _TIMEOUT_S).run({bookie: Reason.DRAINING})
-    named = await ledgers_naming(ledgers, bookie)
-    open_ledgers, notes = 0, dict[int, str]()
-    for ledger_id in named:
-        node = await ledgers.get(ledger_id)
-        open_ledgers += node is not None and not LedgerMetadata.decode(node.value, ledger_id).closed
+    draining = set(await store.children(DRAINING_PATH))
+    replaced = {bookie: Reason.DRAINING for bookie in bookies if bookie in draining}
+    if replaced:
+        await LedgerAudit(ledgers, queue, clock, _TIMEOUT_S).run(replaced)
+    named, open_ledgers, notes = 0, 0, dict[int, str]()
+    async for ledger_id, metadata in records_naming(ledgers, bookies):
+        named += 1
+        open_ledgers += not metadata.closed
         if len(notes) < 100 and (found := await queue.get(ledger_id)) is not None and found[0].note:
             notes[ledger_id] = found[0].note
-    return DrainProgress(len(named), open_ledgers, notes)
+    return DrainProgress(named, open_ledgers, notes)
 
 
 async def remove_bookie(store: MetadataStore, bookie: str) -> None:
@@ -77,7 +81,7 @@ async def remove_bookie(store: MetadataStore, bookie: str) -> None:
     await watch.read()
     if bookie in watch.view.registered:
         raise InvalidArgument(f"bookie {bookie!r} is registered; stop it first")
-    if named := await ledgers_naming(StoredLedgers(store), bookie):
+    if named := await ledgers_naming(StoredLedgers(store), [bookie]):
         raise InvalidArgument(
             f"{len(named)} ledgers name bookie {bookie!r}, ledger {named[0]} among them; drain it, or recover it first"
         )

@@ -174,8 +174,8 @@ class Worker:
                 found = await c.find_metadata(ledger_id)
                 if isinstance(found, MetadataFailed):
                     return found
-                striping = found.metadata.striping
-                return BookiesChosen(compliant_replacements(c.chooser, striping, bookies, exclude))
+                chooser, striping = c.chooser.of(found.metadata.properties), found.metadata.striping
+                return BookiesChosen(compliant_replacements(chooser, striping, bookies, exclude))
             case CopyEntries():
                 return await self._copy(ledger_id, instruction)
             case CheckCopies(metadata, bookie):
@@ -208,7 +208,8 @@ class Worker:
         found = await self._components.find_metadata(ledger_id)
         if isinstance(found, MetadataFailed):
             return found
-        return self._components.chooser.replacements(ask, found.metadata.striping)
+        chooser = self._components.chooser.of(found.metadata.properties)
+        return chooser.replacements(ask, found.metadata.striping)
 
     async def _copy(self, ledger_id: int, wanted: CopyEntries) -> Copied | CopiesFailed | MetadataFailed:
         try:

@@ -91,7 +91,8 @@ class ZooKeeperSession:
         self._on_event = on_event
         self._on_ended = on_ended
         self._callbacks: list[Callable[[], None]] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0  # loop time; uvloop's handle of what is due at once does not say
         self._dialed = 0  # number of the host of `_current`
         self._dialing: asyncio.Task[None] | None = None
         self._current: Connection | None = None  # dialed, introduced or attached
@@ -309,10 +310,10 @@ class ZooKeeperSession:
         delay = max(0.0, wake_at - self.servers.clock())
         when = self._loop.time() + delay
         if self._timer is not None and not self._timer.cancelled():
-            if self._timer.when() <= when:
+            if self._timer_at <= when:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_later(delay, self._woken)
+        self._timer, self._timer_at = self._loop.call_later(delay, self._woken), when
 
     def _woken(self) -> None:
         self._timer = None

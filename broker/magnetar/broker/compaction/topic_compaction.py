@@ -246,11 +246,8 @@ class TopicCompaction:
             raise
 
     async def _create(self, ledger_id: int) -> Writer:
-        settings = self._settings
         return await self._ledgers.create(
-            ensemble_size=settings.ensemble_size,
-            write_quorum=settings.write_quorum,
-            ack_quorum=settings.ack_quorum,
+            **self._ledger.durability().of_ledger(),
             properties={"kind": "compacted", "topic": str(self._ledger.name)},
             ledger_id=ledger_id,
             explicit_lac=False,

@@ -109,10 +109,6 @@ class CompactedView:
         assert found is not None
         return found
 
-    def cached_bytes(self) -> int:
-        """What its chunks in memory take."""
-        return sum(len(payload) for payload, _ in self._chunks.values())
-
 
 async def _read_index(pointer: CompactedLedger, read: ReadStored) -> CompactedIndex:
     index, chunk, page = CompactedIndex(), 0, pointer.chunks

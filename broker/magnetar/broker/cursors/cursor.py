@@ -28,8 +28,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import (
@@ -46,10 +47,11 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 
+from ..log.moments import own_moment
 from ..log.records import CursorLedgers, CursorRecord, replace
 from ..resources.stores import Ledgers, Reader, Writer, delete_ledgers
 from ..settings import BrokerSettings
-from .core.acks import AckState, Position, Topology, acked_numbers, number_of
+from .core.acks import AckState, Position, Topology, number_of, numbers_of
 from .core.ranges import LedgerRanges
 from .core.redeliveries import RedeliveryCounts, RedeliveryRow
 from .entries import MAX_ROWS_PER_ENTRY, encode_acks, encode_redeliveries, encode_rewinds, replay
@@ -88,8 +90,9 @@ class Cursor:
         ledgers: Ledgers,
         settings: BrokerSettings,
         on_conflict: Callable[[MagnetarError], None],
+        durability: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """`path` None: a reader's cursor, which is not durable."""
+        """`path` None: a reader's cursor, which is not durable. `durability`: of its next ledger, for `Ledgers.create`."""
         self.path = path
         self.state = state
         self.redeliveries = RedeliveryCounts()
@@ -97,6 +100,7 @@ class Cursor:
         self._ledgers = ledgers
         self._settings = settings
         self._on_conflict = on_conflict
+        self._durability = durability
         self._loop = asyncio.get_running_loop()
         self._version = -1
         self._record = CursorRecord(NO_LEDGER, [], 0, {}, [], False)
@@ -114,6 +118,7 @@ class Cursor:
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._leaving = False  # its ledger, in a while: see `restore`
         self._durable_mark = state.mark_delete
         # The mark-delete position that `recover` fell back to because of damage; None: everything could be read.
         self.recovered_from: Position | None = None
@@ -222,14 +227,13 @@ class Cursor:
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
-    def ack(self, ledger: int, entry: int, first: int, last: int, message_count: int) -> int:
-        """Acknowledges a range; returns how many messages were new. `changed` afterwards, once for many."""
-        added = self.state.ack(ledger, entry, first, last, message_count)
+    def ack(self, ledger: int, entry: int, firsts: Sequence[int], lasts: Sequence[int], count: int) -> int:
+        """Acknowledges sorted, disjoint ranges of an entry of `count` messages; returns how many were new."""
+        added = self.state.ack_all(ledger, entry, firsts, lasts, count)
         if added and self.durable:
             self._dirty = True
-            last = min(last, message_count - 1)
-            if self.state.mark_delete <= (ledger, entry, last):  # else the mark-delete position says it
-                self._changed.add(ledger, *acked_numbers(entry, first, last, message_count))
+            if self.state.mark_delete <= (ledger, entry, min(lasts[-1], count - 1)):  # else it says so
+                self._changed.add_all(ledger, *numbers_of(entry, firsts, lasts, count))
         return added
 
     def ack_through(self, ledger: int, entry: int, index: int, message_count: int) -> bool:
@@ -257,6 +261,22 @@ class Cursor:
             self.changed(None)
         else:
             self.redeliveries.clear_changes()
+
+    def restore(self) -> None:
+        """Leaves a ledger for which there is a better one (`Writer.replaceable`), at this cursor's moment."""
+        if self._writer is not None and self._writer.replaceable and not self._leaving:
+            self._leaving = True
+            delay_s = own_moment(str(self.path), self._settings.ledger_change_spread_ms)
+            if delay_s:
+                self._loop.call_later(delay_s, self._leave_ledger)
+            else:
+                self._leave_ledger()
+
+    def _leave_ledger(self) -> None:
+        self._leaving = False
+        if self._writer is not None and self._writer.replaceable and not self._closed:
+            self._dirty = self._snapshot_due = True
+            self.changed(None)
 
     def reset(self, position: Position) -> None:
         """A seek: the one way in which the mark-delete position goes back."""
@@ -361,7 +381,8 @@ class Cursor:
         if self._writer is not None and not self._snapshot_due:
             most_rows = max(_MIN_DELTA_ROWS, self.state.range_count // _DELTA_SHARE)
             full = self._entries >= self._settings.max_cursor_ledger_entries or self._delta_rows >= most_rows
-            if not full and not self._writer.restorable:
+            self.restore()
+            if not full and not self._snapshot_due:
                 try:
                     changed.remove_ledgers_below(mark[0])
                     changed.remove_below(mark[0], number_of(mark))
@@ -425,12 +446,9 @@ class Cursor:
         await self._delete_trimmed(old_writer)
 
     async def _create_ledger(self) -> Writer:
-        settings = self._settings
         assert self.path is not None
         return await self._ledgers.create(
-            ensemble_size=settings.ensemble_size,
-            write_quorum=settings.write_quorum,
-            ack_quorum=settings.ack_quorum,
+            **self._durability(),
             properties={"kind": "cursor", "cursor": self.path},
             explicit_lac=False,
         )

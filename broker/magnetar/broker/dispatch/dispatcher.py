@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Protocol
 
 from magnetar.proto.errors import MagnetarError, ServiceNotReady, StorageFailed
@@ -82,6 +83,8 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None  # the core's
         self._again: asyncio.Handle | None = None  # after a turn that was long enough, or a defect
         self._running = False
+        # True: `_again` goes on, and nothing before it. Else every event would begin a turn of its own.
+        self._turn_over = False
         self.skipped_entries = 0
 
     def look_at(self, log: TopicLog, acks: Acks) -> None:
@@ -103,7 +106,8 @@ class Dispatcher:
 
     def run(self) -> None:
         """Carries out instructions until the core has none left. Never raises."""
-        if self._running:  # an instruction led here; the loop below goes on with what came of it
+        # An instruction may have led here: the loop below goes on with what came of it.
+        if self._running or self._turn_over:
             return
         self._running = True
         core = self.core
@@ -118,6 +122,7 @@ class Dispatcher:
                 elif instruction is None:
                     break
                 elif type(instruction) is TurnOver:
+                    self._turn_over = True
                     self._run_at(self._loop.call_soon(self._run_again))
                     break
                 else:
@@ -131,7 +136,7 @@ class Dispatcher:
             else:
                 self._readers.left(self)
         except Exception:
-            self._counters.failures += 1
+            self._counters.failed()
             _log.exception("%s: dispatch failed; it is tried again", self._name)
             self._run_at(self._loop.call_later(self._settings.retry_max_ms / 1000, self._run_again))
         finally:
@@ -144,6 +149,7 @@ class Dispatcher:
 
     def _run_again(self) -> None:
         self._again = None
+        self._turn_over = False
         self.run()
 
     def _delivery_failed(self, consumer: Consumer) -> None:
@@ -180,11 +186,11 @@ class Dispatcher:
                 )  # fmt: skip
 
     def _skip(self, ledger: int, entry: int, error: MagnetarError) -> None:
-        self._counters.skipped_entries += 1
+        self._counters.skipped()
         self.skipped_entries += 1
         _log.warning("%s skips entry %d:%d, which is lost: %s", self._name, ledger, entry, error)
         # How many messages it has nobody knows: more than any entry makes it acknowledged as a whole.
-        self._cursor.ack(ledger, entry, 0, MAX_MESSAGES_PER_ENTRY - 1, MAX_MESSAGES_PER_ENTRY)
+        self._cursor.ack(ledger, entry, (0,), (MAX_MESSAGES_PER_ENTRY - 1,), MAX_MESSAGES_PER_ENTRY)
         self._cursor.changed(None)
 
     # --- reads and the timer -----------------------------------------------------------------------------------------
@@ -211,14 +217,22 @@ class Dispatcher:
         # The clock of the loop may have been read a little early.
         self.handle(TimerDue(self.now_ms() + 1))
 
-    async def close(self, error: MagnetarError) -> None:
-        """Tells the consumers, ends reads; nothing is delivered any more."""
+    async def close(self, error: MagnetarError | None) -> list[Consumer]:
+        """Ends reads; nothing is delivered any more. The consumers are told `error` at once; None: by the caller, later."""
         consumers = list(self.core.consumers)
+        self._turn_over = False
         self.handle(Closed())
-        for consumer in consumers:
-            consumer.port.consumer_closed(error)
+        if error is not None:
+            tell_closed(consumers, error)
         for timer in (self._timer, self._again):
             if timer is not None:
                 timer.cancel()
         if self._reads:
             await asyncio.wait(list(self._reads.values()))
+        return consumers
+
+
+def tell_closed(consumers: Iterable[Consumer], error: MagnetarError) -> None:
+    """They are closed, and look the topic up again."""
+    for consumer in consumers:
+        consumer.port.consumer_closed(error)

@@ -50,6 +50,7 @@ from .core.events import (
     Paused,
     PermitsGranted,
     Resumed,
+    by_entry,
 )
 from .core.selection import SELECTORS
 from .core.selection.hash_ranges import check_hash_ranges
@@ -263,11 +264,15 @@ class Subscription:
                 raise InvalidArgument(f"a cumulative acknowledgement has one row, not {len(rows)}")
         unknown: list[EntryKey] = []
         log, counts = self._log, self.dispatcher.core.message_counts
+        known: EntryKey | None = None
         for ledger, entry, first, last in rows:
             if last < first:
                 raise InvalidArgument(f"an acknowledgement of messages {first} to {last} is empty")
             key = (ledger, entry)
+            if key == known:
+                continue
             if key in counts:
+                known = key
                 continue
             if not log.is_known(ledger):
                 continue
@@ -329,18 +334,19 @@ class Subscription:
     ) -> None:
         cursor, counts, log = self.cursor, self.dispatcher.core.message_counts, self._log
         added: list[int] = []
-        for ledger, entry, first, last in rows:
+        ranges = by_entry(rows)
+        for ledger, entry, firsts, lasts in ranges:
             key = (ledger, entry)
             count = counts.get(key) or found.get(key) or log.message_count(key)
             if cumulative:
                 if log.is_known(ledger):
-                    last = last if count is None else min(last, count - 1)
+                    last = lasts[0] if count is None else min(lasts[0], count - 1)
                     cursor.ack_through(ledger, entry, last, count or 0)
             else:
-                added.append(0 if count is None else cursor.ack(ledger, entry, first, last, count))
+                added.append(0 if count is None else cursor.ack(ledger, entry, firsts, lasts, count))
         self.acked_messages += sum(added)
         cursor.changed(done)
-        self.dispatcher.handle(Acknowledged(consumer, rows, added, cumulative))
+        self.dispatcher.handle(Acknowledged(consumer, ranges, added, cumulative))
 
     def ledgers_changed(self) -> None:
         """The topic has another ledger: a cursor at the end of the last one moves on to it."""
@@ -401,23 +407,28 @@ class Subscription:
         if self._seeking:
             raise TopicBusy(f"subscription {self.name!r} is seeking already; try again")
 
-    async def close(self, error: MagnetarError, *, fenced: bool = False) -> None:
-        """Tells the consumers, makes the cursor durable and lets go. `fenced`: nothing is written."""
-        await self._stop(error)
+    async def close(self, error: MagnetarError, *, fenced: bool = False) -> list[Consumer]:
+        """Makes the cursor durable and lets go. `fenced`: nothing is written.
+
+        Returns consumers that are to be told once nothing of the topic is written here any more: whoever is told goes to the
+        next owner, who would shut this one out. Of a fenced subscription they are told at once.
+        """
+        consumers = await self._stop(error, tell=fenced)
         await self.cursor.close(fenced=fenced)
+        return [] if fenced else consumers
 
     async def delete(self) -> None:
         """The subscription and its cursor are deleted when this returns."""
-        await self._stop(SubscriptionNotFound(f"subscription {self.name!r} was deleted"))
+        await self._stop(SubscriptionNotFound(f"subscription {self.name!r} was deleted"), tell=True)
         await self.cursor.delete()
 
-    async def _stop(self, error: MagnetarError) -> None:
+    async def _stop(self, error: MagnetarError, *, tell: bool) -> list[Consumer]:
         self._closed = error
         self._fail_lookups(error)
         if self._lookup_task is not None:
             self._lookup_task.cancel()
             await asyncio.wait([self._lookup_task])
-        await self.dispatcher.close(error)
+        return await self.dispatcher.close(error if tell else None)
 
 
 def check_type(type: str, *, read_compacted: bool = False) -> None:

@@ -53,7 +53,7 @@ def identities_of(names: Iterable[str], bookies: Bookies | None) -> dict[str, li
 
 
 def writable_bookies(bookies: Bookies | None) -> list[list[Any]]:
-    """Rows [id, "host:port", rack, zone] of those that take new entries."""
+    """Rows [id, "host:port", rack, zone, group] of those that take new entries."""
     rows: list[list[Any]] = []
     if bookies is None:
         return rows

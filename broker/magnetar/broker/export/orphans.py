@@ -35,6 +35,9 @@ class Topics(Protocol):
     async def list_topics(self, namespace: str, *, after: str, count: int) -> list[str]:
         """At most `count` full names behind `after`; "": of all namespaces."""
 
+    def serves(self, name: TopicName) -> bool:
+        """False: another broker's business."""
+
     async def topic(self, name: TopicName, *, create: bool) -> ExportedTopic:
         """The loaded topic."""
 
@@ -46,7 +49,7 @@ async def find_staged(topics: Topics, metadata: MetadataStore) -> None:
         for after in page:
             name = TopicName.parse(after)
             try:
-                if await metadata.children(staged_path(name), limit=1):
+                if topics.serves(name) and await metadata.children(staged_path(name), limit=1):
                     topic = await topics.topic(name, create=False)
                     await topic.export.staging.load()
             except MagnetarError as error:

@@ -77,9 +77,8 @@ class Staging:
         self._components = components
         self._settings = components.settings
         self._now = now
-        self._ledgers: dict[
-            int, str
-        ] = {}  # stored id -> transaction, of every staged ledger that is known here
+        # Stored id -> transaction, of every staged ledger that is known here.
+        self._ledgers: dict[int, str] = {}
         self._transactions: dict[str, Transaction] = {}
         self._creating: dict[asyncio.Task[dict[str, Any]], str] = {}  # for which transaction
         self._clearing: dict[int, asyncio.Task[None]] = {}  # deletions of nodes that mean nothing any more
@@ -176,16 +175,15 @@ class Staging:
             task.exception()  # the caller gets it, and may have left
 
     async def _create(self, transaction: str) -> dict[str, Any]:
-        settings, components = self._settings, self._components
+        components = self._components
+        durability = self._ledger.durability()
         stored_id = await components.ledgers.next_id()
         # From here on it is found: if one of the next steps fails, or its outcome is not known, it is swept.
         self._register(stored_id, transaction)
         record = StagedRecord(transaction, components.clock.now_ms())
         await self._metadata.create(staged_ledger_path(self._name, stored_id), record.encode())
         writer = await components.ledgers.create(
-            ensemble_size=settings.ensemble_size,
-            write_quorum=settings.write_quorum,
-            ack_quorum=settings.ack_quorum,
+            **durability.of_ledger(),
             properties={"kind": "topic", "topic": str(self._name)},
             ledger_id=stored_id,
         )

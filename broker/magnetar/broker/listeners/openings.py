@@ -35,9 +35,8 @@ class Openings(Generic[Request, Handle]):
         self._kind = kind
         self._actions = actions
         self._by_id: dict[int, Opening] = {}  # none that is CLOSED
-        self._tasks: dict[
-            int, asyncio.Task[None]
-        ] = {}  # by id: of the openings that are OPENING or CANCELLING
+        # By id: of the openings that are OPENING or CANCELLING.
+        self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def get(self, id: int) -> Handle | None:
         """What the id holds; None unless it is open."""

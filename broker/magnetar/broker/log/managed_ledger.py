@@ -28,7 +28,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from magnetar.metadata import MetadataStore
-from magnetar.proto.entry import Entry, rebase_entry
+from magnetar.proto.entry import rebase_entry
 from magnetar.proto.errors import (
     LedgerFenced,
     MagnetarError,
@@ -39,7 +39,6 @@ from magnetar.proto.errors import (
     VersionConflict,
 )
 from magnetar.proto.ids import TopicName
-from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
 from magnetar.runtime.clock import Clock
 
 from ..cursors.core.acks import AckState, Position
@@ -48,8 +47,11 @@ from ..resources.stores import Ledgers, Reads
 from ..resources.tasks import finish
 from ..settings import BrokerSettings
 from .archives import ArchiveReader
+from .durability import Durability, Flusher
+from .ledger_change import LedgerChange
 from .ledger_list import LedgerList
-from .open_ledger import LedgerEvents, OpenLedger, PendingEntry, State, measure
+from .open_ledger import LedgerEvents, OpenLedger, State, measure
+from .pending import PendingEntries, PendingEntry
 from .readers import LedgerReaders
 from .records import LedgerInfo, cursor_path
 from .rollover import rollover_due
@@ -77,7 +79,9 @@ class ManagedLedger(Generic[T]):
         settings: BrokerSettings,
         clock: Clock,
         events: LedgerEvents[T],
+        durability: Callable[[], Durability],
     ) -> None:
+        """`durability`: of the next ledger, by the policies in force; raises MagnetarError while they are not known."""
         self.name = name
         self._metadata = metadata
         self._ledgers = ledgers
@@ -85,14 +89,22 @@ class ManagedLedger(Generic[T]):
         self._shared_reads = shared_reads
         self._settings = settings
         self._clock = clock
-        self._events = events
+        self.events = events
+        self.durability = durability
         self.state = State.IDLE
         self.list = LedgerList(name, metadata)
+        self._change_of_ledger = LedgerChange(
+            str(name), settings.ledger_change_spread_ms, durability, self._end
+        )
         self._list_lock = asyncio.Lock()  # one change of the list at a time
-        self._open_ledger: OpenLedger | None = None
-        # Appended and not confirmed, in order; all of them belong to the current ledger, or wait for the next one.
-        self._pending: list[PendingEntry[T]] = []  # a few; an empty deque takes 600 bytes of every topic
-        self.outstanding_bytes = 0
+        self.open_ledger: OpenLedger | None = None
+        self._pending: PendingEntries[T] = PendingEntries()
+        self._flusher = Flusher(
+            settings.flush_interval_ms,
+            settings.max_outstanding_bytes,
+            lambda: self._pending.receipted_bytes,
+            lambda: None if self.open_ledger is None else self.open_ledger.writer,
+        )
         self._due = False  # limits were reached: no more appends to this ledger
         self._wanted = False  # there is something to append: the roll-over must not end in IDLE
         self._pause_ms = settings.retry_initial_ms  # doubles until an entry is confirmed
@@ -148,23 +160,32 @@ class ManagedLedger(Generic[T]):
         return (
             self.state is State.WRITING
             and not self._due
-            and len(self._pending) < self._settings.max_outstanding_entries
-            and self.outstanding_bytes < self._settings.max_outstanding_bytes
+            and self._pending.room(
+                self._settings.max_outstanding_entries, self._settings.max_outstanding_bytes
+            )
         )
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Appended and not confirmed."""
+        return self._pending.outstanding_bytes
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """flush=async: acknowledged, and not durable yet."""
+        return self._pending.receipted_bytes
 
     @property
     def next_position(self) -> tuple[int, int]:
         """Ledger and entry: what is appended from now on comes at this place or behind it."""
         ledger_id, entries, _ = self.list.end
-        return (
-            (ledger_id, entries) if self._open_ledger is None else (ledger_id, entries + len(self._pending))
-        )
+        return (ledger_id, entries) if self.open_ledger is None else (ledger_id, entries + len(self._pending))
 
     @property
     def next_message(self) -> int:
         """Index in the ledger of the next message: `first_index` of the entry to append now."""
-        assert self._open_ledger is not None
-        return self._open_ledger.next_message
+        assert self.open_ledger is not None
+        return self.open_ledger.next_message
 
     def wake(self) -> None:
         """There is something to append: an idle topic opens its next ledger; `events.ready` comes when it is open."""
@@ -200,26 +221,40 @@ class ManagedLedger(Generic[T]):
             self._append(PendingEntry(encode(self.next_message, now), messages, now, context, place))
         finally:
             self._in_turn -= 1
-            self._events.ready()
+            self.events.ready()
         return await place
 
     def _append(self, pending: PendingEntry[T]) -> None:
-        self._pending.append(pending)
-        self.outstanding_bytes += len(pending.payload)
+        self._pending.add(pending)
         self._submit(pending)
 
     def _submit(self, pending: PendingEntry[T]) -> None:
-        ledger = self._open_ledger
+        ledger = self.open_ledger
         assert ledger is not None
         ledger.next_message += pending.messages
         pending.entry_id = ledger.writer.append(pending.payload, ledger.confirmed)
-        if self._rollover_due(ledger, pending.append_time_ms):
+        if self._rollover_due(ledger):
             self._due = True
+        elif ledger.writer.replaceable and not ledger.leaving:
+            self._change_of_ledger.soon(ledger)
 
-    def _rollover_due(self, ledger: OpenLedger, now_ms: int) -> bool:
+    def _rollover_due(self, ledger: OpenLedger) -> bool:
         entries = ledger.info.entries + len(self._pending)
-        age_ms = now_ms - ledger.opened_ms
-        return ledger.writer.restorable or rollover_due(self._settings, entries, ledger.writer.length, age_ms)
+        age_ms = (asyncio.get_running_loop().time() - ledger.opened_at) * 1000
+        return rollover_due(self._settings, entries, ledger.writer.length, age_ms)
+
+    def _accepted(self, last_entry: int) -> None:
+        """flush=async: ack_quorum bookies have the entries of the open ledger up to this one in memory."""
+        ledger = self.open_ledger
+        if ledger is None or not ledger.live:
+            return
+        for pending in self._pending.receipt(last_entry):
+            self.events.accepted(ledger.info.ledger_id, pending.entry_id, pending.context)
+        if self._due:
+            self._flusher.force()
+        else:
+            self._flusher.receipted()
+        self._changed()
 
     def _entry_done(
         self, ledger: OpenLedger, entry_id: int, entry: bytes | None, error: MagnetarError | None
@@ -232,7 +267,7 @@ class ManagedLedger(Generic[T]):
                 self.fence(TopicNotServed(f"topic {self.name} cannot be written: {error}"))
             else:
                 _log.warning("topic %s: ledger %d failed: %s", self.name, ledger.info.ledger_id, error)
-                self._events.delayed(error)
+                self.events.delayed(error)
                 self._roll()
             return
         self._confirm(ledger.info, entry_id, entry)
@@ -241,9 +276,8 @@ class ManagedLedger(Generic[T]):
         self._changed()
 
     def _confirm(self, info: LedgerInfo, entry_id: int, entry: bytes | None) -> None:
-        pending = self._pending.pop(0)
+        pending = self._pending.take()
         assert pending.entry_id == entry_id
-        self.outstanding_bytes -= len(pending.payload)
         self._pause_ms = self._settings.retry_initial_ms
         info.entries = entry_id + 1
         info.messages += pending.messages
@@ -253,7 +287,7 @@ class ManagedLedger(Generic[T]):
             info.first_append_ms = pending.append_time_ms
         if pending.place is not None and not pending.place.done():
             pending.place.set_result((info.ledger_id, entry_id))
-        self._events.confirmed(info.ledger_id, entry_id, entry, pending.context)
+        self.events.confirmed(info.ledger_id, entry_id, entry, pending.context)
 
     async def _change(self) -> None:
         """Returns when the state, or what is pending, is to be looked at again."""
@@ -278,24 +312,44 @@ class ManagedLedger(Generic[T]):
 
     def roll_if_due(self) -> bool:
         """Maintenance: a ledger that holds something and is due is closed, once nothing is pending. True if one is."""
-        ledger = self._open_ledger
+        ledger = self.open_ledger
         if self.state is not State.WRITING or ledger is None or not ledger.info.entries:
             return False
-        if self._rollover_due(ledger, self._clock.now_ms()):
-            self._due = True
-            if not self._pending:
-                self._roll()
+        if self._rollover_due(ledger):
+            self._end(ledger)
+        else:
+            self._change_of_ledger.soon(ledger)
         return self._due
 
+    def durability_changed(self) -> None:
+        """Perhaps another ledger would suit better: if so it begins soon, at this topic's own moment."""
+        if self.open_ledger is not None:
+            self._change_of_ledger.soon(self.open_ledger)
+
+    def look_at_durability(self) -> None:
+        """The same, at once: of one topic alone."""
+        if self.open_ledger is not None:
+            self._change_of_ledger.now(self.open_ledger)
+
+    def _end(self, ledger: OpenLedger) -> None:
+        """The ledger is left once nothing is pending."""
+        if ledger is not self.open_ledger or self.state is not State.WRITING:
+            return
+        self._due = True
+        if self._pending:
+            self._flusher.force()
+        else:
+            self._roll()
+
     async def _next_ledger(self) -> None:
-        failed = self._open_ledger
+        failed = self.open_ledger
         if failed is not None and not failed.live and not failed.info.entries:
             # It took nothing: the next one may fail as fast, and leave a ledger each time.
             await self._pause()
         while True:
             try:
                 async with self._list_lock:
-                    if self._open_ledger is not None:
+                    if self.open_ledger is not None:
                         await self._close_open_ledger()
                         if not self._pending and not self._wanted:
                             await self.list.commit()
@@ -307,7 +361,7 @@ class ManagedLedger(Generic[T]):
                 return
             except MagnetarError as error:
                 _log.warning("topic %s: no next ledger yet: %s", self.name, error)
-                self._events.delayed(error)
+                self.events.delayed(error)
             except Exception as error:  # a defect here must not leave publishers waiting for ever
                 _log.exception("topic %s: rolling over failed", self.name)
                 self.fence(TopicNotServed(f"topic {self.name} failed here: {error!r}"))
@@ -316,14 +370,14 @@ class ManagedLedger(Generic[T]):
         if self.state is not State.ROLLING:  # fenced meanwhile
             return
         self._due = self._wanted = False
-        if self._open_ledger is None:
+        if self.open_ledger is None:
             self.state = State.IDLE
         else:
             self.state = State.WRITING
             self._resubmit()
         self._changed()
-        self._events.rolled()
-        self._events.ready()
+        self.events.rolled()
+        self.events.ready()
         async with self._list_lock:
             await self._readers.delete_trimmed(self.list)
 
@@ -360,6 +414,7 @@ class ManagedLedger(Generic[T]):
         await asyncio.sleep(0)  # those who were called just now because there is room have their turn
         self._due = True
         while self.state is State.WRITING and self._pending:
+            self._flusher.force()
             await self._change()
         self.check_served()
         self._roll()  # goes on when this edit, and those that wait already, are done
@@ -383,29 +438,28 @@ class ManagedLedger(Generic[T]):
     # --- closing the old ledger, opening the new one ------------------------------------------------------------------
 
     async def _close_open_ledger(self) -> None:
-        ledger = self._open_ledger
+        ledger = self.open_ledger
         if ledger is None:
             return
         ledger.live = False
         info = ledger.info
         last = await ledger.close(self._ledgers)
-        while self._pending and 0 <= self._pending[0].entry_id <= last:
-            self._confirm(info, self._pending[0].entry_id, None)
+        while self._pending and 0 <= self._pending.first.entry_id <= last:
+            self._confirm(info, self._pending.first.entry_id, None)
         for pending in self._pending:
             pending.entry_id = -1
         if last + 1 != info.entries:  # it holds entries that were given up here
             await measure(info, await self._ledgers.open(info.stored_id, recover=False), last)
         self._finish(info, last + 1)
-        self._open_ledger = None
+        self.open_ledger = None
 
     async def _open_next_ledger(self) -> None:
-        settings = self._settings
+        durability = self.durability()
         writer = await self._ledgers.create(
-            ensemble_size=settings.ensemble_size,
-            write_quorum=settings.write_quorum,
-            ack_quorum=settings.ack_quorum,
+            **durability.of_ledger(),
             properties={"kind": "topic", "topic": str(self.name)},
             explicit_lac=False,
+            accepted=self._accepted if durability.flush == "async" else None,
         )
         info = LedgerInfo(writer.ledger_id, self.list.record.next_index)
         try:
@@ -417,11 +471,12 @@ class ManagedLedger(Generic[T]):
                 with contextlib.suppress(MagnetarError):
                     await self._ledgers.delete(writer.ledger_id)
             raise
-        self._open_ledger = OpenLedger(writer, info, self._clock.now_ms(), self._entry_done)
+        opened_at = asyncio.get_running_loop().time()
+        self.open_ledger = OpenLedger(writer, info, durability, opened_at, self._entry_done)
 
     def _resubmit(self) -> None:
         """Rule 24: what the old ledger does not hold goes to the next one, in order, numbered anew."""
-        ledger = self._open_ledger
+        ledger = self.open_ledger
         assert ledger is not None
         for pending in self._pending:
             pending.payload = rebase_entry(pending.payload, ledger.next_message)
@@ -432,34 +487,32 @@ class ManagedLedger(Generic[T]):
         if self.state in (State.FENCED, State.CLOSED):
             return
         self.state = State.FENCED
-        if self._open_ledger is not None:
-            self._open_ledger.live = False
+        if self.open_ledger is not None:
+            self.open_ledger.live = False
         _log.warning("topic %s: fenced: %s", self.name, cause)
         if not isinstance(cause, TopicNotServed):
             cause = TopicNotServed(f"topic {self.name} was taken over: {cause}")
         self._fenced = cause
         self._changed()
-        self._events.fenced(cause)
+        self.events.fenced(cause)
 
     def abandon(self) -> list[T]:
         """What is pending will not be confirmed. Returns the contexts, for those who wait for it."""
-        if self._open_ledger is not None:
-            self._open_ledger.live = False
-        abandoned = [pending.abandon(self.name) for pending in self._pending]
-        self._pending.clear()
-        self.outstanding_bytes = 0
-        return abandoned
+        if self.open_ledger is not None:
+            self.open_ledger.live = False
+        return self._pending.abandon(self.name)
 
     async def close(self) -> None:
         """Waits for a roll-over, closes the open ledger and records it. Pending entries must have been confirmed."""
         fenced = self.state in (State.FENCED, State.CLOSED)
         await self._stop_rolling()
+        await self._flusher.stop()
         self.state = State.CLOSED
         self._changed()
         async with self._list_lock:
-            if self._open_ledger is not None and fenced:
-                self._open_ledger.writer.detach()  # the ledger is another owner's
-            elif self._open_ledger is not None:
+            if self.open_ledger is not None and fenced:
+                self.open_ledger.writer.detach()  # the ledger is another owner's
+            elif self.open_ledger is not None:
                 try:
                     await self._close_open_ledger()
                     await self.list.commit()
@@ -483,6 +536,7 @@ class ManagedLedger(Generic[T]):
             self._ledgers,
             self._settings,
             self.fence,
+            lambda: self.durability().of_ledger(),
         )
 
     # --- reading ---------------------------------------------------------------------------------------
@@ -503,7 +557,7 @@ class ManagedLedger(Generic[T]):
             return await self._archives.read(str(self.name), archived, first, last, max_bytes=max_bytes)
 
         async def fetch(first: int, last: int) -> list[bytes]:
-            ledger = self._open_ledger
+            ledger = self.open_ledger
             handle: Reads
             if ledger is not None and ledger.info is info:
                 handle = ledger.writer
@@ -520,54 +574,7 @@ class ManagedLedger(Generic[T]):
         reader = await self._readers.reader(stored_id)
         return (await reader.read(entry, entry))[0]
 
-    # --- trimming ----------------------------------------------------------------------------------------------------
-
-    def trimmable(self, limit: Callable[[], Position]) -> int:
-        """How many ledgers `trim` would delete now. Costs nothing for a topic whose first ledger is open."""
-        ledgers = self.list.ledgers
-        if not ledgers or not ledgers[0].closed or self.state in (State.FENCED, State.CLOSED):
-            return 0
-        most = MAX_LEDGERS_PER_TRIMMING - len(self.list.record.trimmed)
-        return max(0, min(self.list.closed_before(limit()), most))
-
-    async def trim(self, limit: Callable[[], Position]) -> int:
-        """Deletes closed ledgers that lie wholly before the limit; returns how many. Metadata first (rule 25).
-
-        `limit` is asked when nothing else changes the list any more. At most MAX_LEDGERS_PER_TRIMMING go at once: what is
-        left is for the next round.
-        """
-
-        async def change() -> int:
-            count = self.trimmable(limit)
-            if count:
-                last = self.list.ledgers[count - 1]
-                end = known_end if known_end[0] == last.ledger_id else (last.ledger_id, last.entries, 0)
-                await self.list.commit(trim=count, trimmed_end=end)
-                self._events.rolled()
-            return count
-
-        try:
-            # Before the list is held: a read may take its time.
-            known_end = await self._end_of_last(self.trimmable(limit))
-            return await self.edit(change)
-        except MagnetarError as error:
-            _log.warning("topic %s: not trimmed yet: %s", self.name, error)
-            return 0
-
-    async def _end_of_last(self, count: int) -> Position:
-        """The position behind the last message of the first `count` ledgers."""
-        if not count:
-            return (-1, 0, 0)
-        last = self.list.ledgers[count - 1]
-        try:
-            found = await self.read(last.ledger_id, last.entries - 1, max_bytes=1)
-            return (
-                last.ledger_id,
-                last.entries - 1,
-                Entry(found[0], LEDGER_ENTRY_HEADER_BYTES).message_count,
-            )
-        except MagnetarError:  # what cannot be read is trimmed all the same
-            return (last.ledger_id, last.entries, 0)
+    # --- deleting ----------------------------------------------------------------------------------------------------
 
     async def mark_deleting(self) -> None:
         """From here on the topic does not exist, even if a crash comes before `delete` is done."""

@@ -1,20 +1,18 @@
-"""The parts of a managed ledger: its states, what the topic hears of it, the open ledger, what is appended to it."""
+"""The parts of a managed ledger: its states, what the topic hears of it, the open ledger."""
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import LedgerFenced, MagnetarError, TopicNotServed
-from magnetar.proto.ids import TopicName
+from magnetar.proto.errors import LedgerFenced, MagnetarError
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger_entry_header
 
 from ..resources.stores import Ledgers, Reads, Writer
+from .durability import Durability
 from .records import LedgerInfo
 
 _log = logging.getLogger(__name__)
@@ -37,30 +35,12 @@ class LedgerEvents(NamedTuple, Generic[T]):
     """What the topic hears. `confirmed` gets (ledger, entry, stored bytes or None, what was given to `append`)."""
 
     confirmed: Callable[[int, int, bytes | None, T], None]
+    # With flush=async, before `confirmed`: (ledger, entry, what was given to `append`). Another ledger may confirm it.
+    accepted: Callable[[int, int, T], None]
     ready: Callable[[], None]  # appending is possible (again)
     rolled: Callable[[], None]  # the ledger list changed
     fenced: Callable[[MagnetarError], None]
     delayed: Callable[[MagnetarError], None]  # what is pending waits for the next ledger, and why
-
-
-@dataclass(slots=True, eq=False)
-class PendingEntry(Generic[T]):
-    """An entry that is appended and not confirmed."""
-
-    payload: bytes
-    messages: int
-    append_time_ms: int
-    context: T
-    place: asyncio.Future[tuple[int, int]] | None = None  # gets the ledger and entry that it is confirmed at
-    entry_id: int = -1
-
-    def abandon(self, topic: TopicName) -> T:
-        """It will not be confirmed here. Returns the context, for those who wait for it."""
-        if self.place is not None and not self.place.done():
-            self.place.set_exception(
-                TopicNotServed(f"topic {topic} is not served here any more; look it up again")
-            )
-        return self.context
 
 
 async def measure(info: LedgerInfo, reader: Reads, last: int) -> None:
@@ -78,16 +58,38 @@ async def measure(info: LedgerInfo, reader: Reads, last: int) -> None:
 class OpenLedger:
     """The open ledger. `live` False: it was left, and whatever it still reports is ignored (rule 24)."""
 
-    __slots__ = ("_done", "_recovering", "info", "live", "next_message", "opened_ms", "writer")
+    __slots__ = (
+        "_done",
+        "_recovering",
+        "durability",
+        "info",
+        "leaving",
+        "live",
+        "next_message",
+        "opened_at",
+        "writer",
+    )
 
-    def __init__(self, writer: Writer, info: LedgerInfo, opened_ms: int, done: EntryDone) -> None:
+    def __init__(
+        self, writer: Writer, info: LedgerInfo, durability: Durability, opened_at: float, done: EntryDone
+    ) -> None:
         self._done = done
         self._recovering = False
         self.writer = writer
         self.info = info
-        self.opened_ms = opened_ms
+        self.durability = durability  # that it was asked for with; `writer.metadata` has what it is
+        self.opened_at = (
+            opened_at  # of the loop's clock, in seconds: a wall clock that was wrong must not roll it over
+        )
+        self.leaving = False  # its end is set, because another ledger would suit better
         self.live = True
         self.next_message = 0  # index in the ledger of the next message appended
+
+    @property
+    def degraded(self) -> bool:
+        """It has fewer bookies or copies than it was asked for, as its metadata says."""
+        wanted = self.durability
+        return self.writer.metadata.sizes != (wanted.ensemble_size, wanted.write_quorum, wanted.ack_quorum)
 
     def confirmed(self, entry_id: int, entry: bytes, error: MagnetarError | None) -> None:
         """`ConfirmCallback` of every append."""

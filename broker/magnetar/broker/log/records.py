@@ -260,7 +260,8 @@ class StagedRecord(Record, tag_field="format", tag=FORMAT):
 
 
 async def replace(metadata: MetadataStore, path: str, value: bytes, version: int) -> int:
-    """Compare-and-set; returns the new version. If its outcome is not known, the node is read back.
+    """Compare-and-set; returns the new version. If its outcome is not known, the node is read back: a node of the old
+    version was not changed, also if it says already what it was to say.
 
     Raises VersionConflict when another owner changed or deleted the node, or what the store failed with.
     """
@@ -270,6 +271,6 @@ async def replace(metadata: MetadataStore, path: str, value: bytes, version: int
         raise VersionConflict(f"{path} was changed by another owner") from conflict
     except MagnetarError:
         stored = await metadata.get(path)
-        if stored is None or stored.value != value:
+        if stored is None or stored.value != value or stored.version == version:
             raise
         return stored.version

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..settings import HARD_LEDGER_LIMIT, BrokerSettings
 
 
-def rollover_due(settings: BrokerSettings, entries: int, size: int, age_ms: int) -> bool:
+def rollover_due(settings: BrokerSettings, entries: int, size: int, age_ms: float) -> bool:
     """`size`: payload bytes."""
     full = max(entries / settings.max_ledger_entries, size / settings.max_ledger_bytes)
     return (

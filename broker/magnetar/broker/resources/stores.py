@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.proto.bookie_identity import BookieIdentity
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
 
@@ -49,8 +50,15 @@ class Writer(Reads, Protocol):
         """Payload bytes appended."""
 
     @property
-    def restorable(self) -> bool:
-        """Made with fewer bookies than asked for, of which there are enough again: to be left for a full one. Cheap."""
+    def replaceable(self) -> bool:
+        """A better ledger could be made now: with all bookies asked for, or without those that are drained. Cheap."""
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """With its sizes, which may be smaller than asked for, and the bookies that it is on now."""
+
+    async def force(self) -> None:
+        """All that was appended before is durable when this returns."""
 
     def append(self, payload: bytes, confirmed: ConfirmCallback) -> int:
         """Returns the entry id at once; `confirmed` comes in entry order, never from inside this call."""
@@ -71,13 +79,18 @@ class Ledgers(Protocol):
         ensemble_size: int,
         write_quorum: int,
         ack_quorum: int,
+        minimum_write_quorum: int,
         properties: dict[str, str],
         ledger_id: int | None = None,
         explicit_lac: bool = True,
+        accepted: Callable[[int], None] | None = None,
+        bookie_group: str = "",
     ) -> Writer:
         """A new ledger, recorded in metadata when this returns; `ledger_id`: from `next_id`, written down before.
 
         Without `explicit_lac` only this process learns at once of the last entry: it reads the tail of its own ledgers.
+        With `accepted` entries are synced later, or by `Writer.force`; it gets the last entry that ack_quorum bookies have
+        in memory, before `confirmed` comes.
         """
 
     async def next_id(self, count: int = 1) -> int:
@@ -102,8 +115,8 @@ class Bookies(Protocol):
     def address(self, bookie: str) -> tuple[str, int]:
         """Where it listens. Raises BookieUnavailable if nobody knows."""
 
-    def labels(self, bookie: str) -> tuple[str, str]:
-        """Its rack and zone; "" is not known."""
+    def labels(self, bookie: str) -> tuple[str, str, str]:
+        """Its rack, zone and group; "" is none, or not known."""
 
     def identity(self, bookie: str) -> BookieIdentity:
         """Who it is, as this process has verified it."""

@@ -12,6 +12,7 @@ from ..compaction.topic_compaction import CompactionStats
 from ..dispatch.core.consumer import ConsumerPort
 from ..dispatch.subscription import Sought, Subscription
 from ..log.positions import Start
+from ..ownership.ownership import DrainState, Located
 from ..settings import BrokerSettings
 from ..topics.backlog import peek, skip
 from ..topics.policies import Resolved, check_namespace, of_broker
@@ -19,8 +20,10 @@ from ..topics.producers import ProducerPort
 from ..topics.registry import Broker
 from ..topics.watches import TopicWatch
 from .ledgers import LedgerService
-from .operations import on_consumer, on_namespace, on_topic
+from .operations import on_cluster, on_consumer, on_namespace, on_topic
 from .results import (
+    BrokersFound,
+    BundlesFound,
     ConsumerOpened,
     Expired,
     Peeked,
@@ -48,6 +51,11 @@ class BrokerService:
     def settings(self) -> BrokerSettings:
         """The broker's."""
         return self._broker.settings
+
+    @property
+    def connections(self) -> dict[object, None]:
+        """Of clients to this broker: a listener notes each while it is open."""
+        return self._broker.connections
 
     # --- producers and consumers -------------------------------------------------------------------------------------
 
@@ -139,9 +147,9 @@ class BrokerService:
     # --- topics ------------------------------------------------------------------------------------------------------
 
     @on_topic("lookup")
-    async def lookup(self, _name: TopicName) -> str:
-        """The service URL of the broker that serves the topic."""
-        return self.settings.service_url
+    async def lookup(self, name: TopicName, *, authoritative: bool = False, unreachable: str = "") -> Located:
+        """Who serves the topic: broker/CLUSTER.md. Raises ServiceNotReady."""
+        return await self._broker.ownership.locate(name, authoritative=authoritative, unreachable=unreachable)
 
     @on_topic("lookup")
     async def partitions(self, _name: TopicName) -> int:
@@ -160,8 +168,14 @@ class BrokerService:
     @on_namespace("list_topics")
     async def watch_topics(self, namespace: str, watch: TopicWatch) -> Callable[[], None]:
         """Tells `watch` of topics that are made and deleted, until what this returns is called. Raises InvalidArgument."""
-        self._broker.watches.add(namespace, watch)
-        return lambda: self._broker.watches.remove(watch)
+        watches = self._broker.watches
+        watches.add(namespace, watch)
+        try:
+            await watches.listed(namespace)
+        except BaseException:
+            watches.remove(watch)
+            raise
+        return lambda: watches.remove(watch)
 
     @on_topic("topic_stats")
     async def topic_stats(self, name: TopicName) -> TopicStats:
@@ -216,7 +230,7 @@ class BrokerService:
     async def set_topic_policies(self, name: TopicName, policies: Policies, version: int) -> int:
         """Compare-and-set; the new version. Raises TopicNotFound, VersionConflict."""
         topic = await self._broker.known(name)
-        return await topic.policies.set(policies, version)
+        return await topic.policies.set(policies.check_topic(), version)
 
     @on_namespace("get_policies")
     async def namespace_policies(self, namespace: str) -> PoliciesFound:
@@ -290,6 +304,41 @@ class BrokerService:
         return Peeked(
             await peek(topic.ledger.list, cursor.state, cursor.redeliveries, topic.read_entry, count)
         )
+
+    # --- the cluster -------------------------------------------------------------------------------------------------
+
+    @property
+    def valid(self) -> bool:
+        """False: this broker may not be the owner of its topics any more, and confirms nothing."""
+        return self._broker.ownership.valid
+
+    @on_cluster("list_brokers")
+    async def list_brokers(self) -> BrokersFound:
+        """All brokers of the cluster."""
+        ownership = self._broker.ownership
+        return BrokersFound(await ownership.brokers(), await ownership.balancer())
+
+    @on_namespace("list_bundles")
+    async def list_bundles(self, namespace: str) -> BundlesFound:
+        """The bundles of `tenant/namespace` and their owners. Raises InvalidArgument."""
+        return BundlesFound(await self._broker.ownership.bundles(check_namespace(namespace)))
+
+    @on_cluster("unload_bundle")
+    async def unload_bundle(self, bundle: str, *, to: str = "") -> None:
+        """Returns when the bundle's owner has handed it over. Raises InvalidArgument, RequestTimeout."""
+        await self._broker.ownership.transfer(bundle, to)
+
+    @on_cluster("split_bundle")
+    async def split_bundle(self, bundle: str) -> list[str]:
+        """The parts, once it is divided. Raises InvalidArgument, RequestTimeout."""
+        return await self._broker.ownership.split(bundle)
+
+    @on_cluster("drain")
+    async def drain(
+        self, name: str = "", *, zone: str = "", kind: str = "", undo: bool = False
+    ) -> DrainState:
+        """What a broker or a bookie, or all of a zone, have to hand over, until `undo`. Raises InvalidArgument."""
+        return await self._broker.ownership.drain(name, zone=zone, kind=kind, undo=undo)
 
 
 def _skipped(messages: int, subscription: Subscription) -> Skipped:

@@ -36,7 +36,7 @@ class Operation(NamedTuple):
     """A row of `OPERATIONS`."""
 
     permission: str
-    resource: str  # what the resource is: "topic", "topic of the consumer" or "namespace"
+    resource: str  # what the resource is: "topic", "topic of the consumer", "namespace" or "cluster"
 
 
 OPERATIONS: dict[str, Operation] = {}  # by the qualified name of the method
@@ -84,6 +84,29 @@ def on_consumer(
         ) -> T:
             caller.authorize(permission, str(opened.topic.name))
             return await method(self, opened, *args, **kwargs)
+
+        update_wrapper(operation, method)
+        return operation
+
+    return decorate
+
+
+def on_cluster(
+    permission: str,
+) -> Callable[
+    [Callable[Concatenate[S, P], Awaitable[T]]],
+    Callable[Concatenate[S, Caller, P], Awaitable[T]],
+]:
+    """The resource is the cluster, whose name is ""."""
+
+    def decorate(
+        method: Callable[Concatenate[S, P], Awaitable[T]],
+    ) -> Callable[Concatenate[S, Caller, P], Awaitable[T]]:
+        OPERATIONS[method.__qualname__] = Operation(permission, "cluster")
+
+        async def operation(self: S, caller: Caller, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            caller.authorize(permission, "")
+            return await method(self, *args, **kwargs)
 
         update_wrapper(operation, method)
         return operation

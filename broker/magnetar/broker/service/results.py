@@ -12,6 +12,7 @@ from ..compaction.topic_compaction import CompactionStats
 from ..cursors.core.acks import Position
 from ..dispatch.core.consumer import Consumer
 from ..dispatch.subscription import Subscription
+from ..ownership.ownership import BrokerRow, BundleRow
 from ..topics.backlog import PeekedEntry
 from ..topics.producers import ProducerSession
 from ..topics.topic import Topic
@@ -31,6 +32,19 @@ class ConsumerOpened(NamedTuple):
     subscription: Subscription
     consumer: Consumer
     trimmed: Position | None  # see Subscribed
+
+
+class BrokersFound(msgspec.Struct, frozen=True):
+    """The brokers of the cluster, by name."""
+
+    brokers: list[BrokerRow]
+    balancer: str  # name of the one that balances; "": none
+
+
+class BundlesFound(msgspec.Struct, frozen=True):
+    """The bundles of a namespace, in the order of their hashes."""
+
+    bundles: list[BundleRow]
 
 
 class TopicPage(msgspec.Struct, frozen=True):
@@ -57,6 +71,19 @@ class LedgerStats(msgspec.Struct, frozen=True):
     bytes: int
     first_index: int
     closed: bool
+
+
+class OpenLedgerStats(msgspec.Struct, frozen=True):
+    """The ledger that a topic is written to."""
+
+    ledger: int
+    bookies: list[str]  # now
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    degraded: bool  # fewer bookies or copies than the policies asked for
+    flush: str
+    unflushed_bytes: int  # acknowledged and not durable yet
 
 
 class UnreadableEntry(msgspec.Struct, frozen=True):
@@ -120,6 +147,8 @@ class TopicStats(msgspec.Struct, frozen=True):
     archive_locations: list[str]
     trimmed_until: list[int]  # the position from which on ledgers are not trimmed
     retained_by: str  # who needs what stands there, in words; empty: nobody
+    open_ledger: OpenLedgerStats | None  # None: the next message opens one
+    degraded: bool  # the open ledger is
     queued_bytes: int
     staged_ledgers: int
     leases: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import accumulate
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import MagnetarError
@@ -13,11 +13,13 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger
 
 from ..cursors.core.acks import Position
 from ..dispatch.subscription import Subscription
+from ..log.managed_ledger import ManagedLedger
 from ..topics.producers import SessionState
 from ..topics.topic import Topic
 from .results import (
     ConsumerStats,
     LedgerStats,
+    OpenLedgerStats,
     ProducerStats,
     SubscriptionStats,
     TopicStats,
@@ -50,6 +52,8 @@ async def topic_stats(topic: Topic) -> TopicStats:
         archive_locations=list(dict.fromkeys(one.location for one in ledger.record.archives)),
         trimmed_until=list(retained.position),
         retained_by=retained.reason,
+        open_ledger=_open_ledger_stats(topic.ledger),
+        degraded=topic.degraded,
         queued_bytes=topic.publish_budget.used,
         staged_ledgers=len(topic.export.staging),
         leases=topic.export.leases.count(),
@@ -76,6 +80,23 @@ async def topic_stats(topic: Topic) -> TopicStats:
         },
         unavailable_subscriptions={name: error.message for name, error in topic.recovery.unavailable.items()},
         compaction=topic.compaction.stats(),
+    )
+
+
+def _open_ledger_stats(ledger: ManagedLedger[Any]) -> OpenLedgerStats | None:
+    opened = ledger.open_ledger
+    if opened is None:
+        return None
+    metadata = opened.writer.metadata
+    return OpenLedgerStats(
+        ledger=opened.info.ledger_id,
+        bookies=list(metadata.last_ensemble.bookies),
+        ensemble_size=metadata.ensemble_size,
+        write_quorum=metadata.write_quorum,
+        ack_quorum=metadata.ack_quorum,
+        degraded=opened.degraded,
+        flush=opened.durability.flush,
+        unflushed_bytes=ledger.unflushed_bytes,
     )
 
 

@@ -48,6 +48,7 @@ class GatheredEntry:
         "counts",
         "messages",
         "producers",
+        "receipted",
         "runs",
         "size",
     )
@@ -57,6 +58,7 @@ class GatheredEntry:
         self.counts: list[int] = []
         self.producers: list[int] = []
         self.runs: list[ReceiptRun] = []
+        self.receipted = False  # its producers have their receipts
         self.messages = 0
         self.size = 0  # bytes of batches and their rows
         self._names: list[str] = []

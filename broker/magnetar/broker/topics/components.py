@@ -13,6 +13,7 @@ from ..dispatch.core.entry_source import DispatchCounters
 from ..log.archives import ArchiveReader
 from ..log.shared_reads import SharedReads
 from ..log.tail_cache import TailCache
+from ..ownership.ownership import Ownership
 from ..resources.budget import ByteBudget
 from ..resources.stores import Bookies, Ledgers
 from ..settings import BrokerSettings
@@ -49,3 +50,4 @@ class Components(NamedTuple):
     namespaces: NamespacePolicies
     bookies: Bookies | None  # None: clients cannot learn where bookies listen
     compactions: asyncio.Semaphore  # a slot for each that may run at once
+    ownership: Ownership

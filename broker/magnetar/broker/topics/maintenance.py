@@ -10,6 +10,7 @@ from ..compaction.topic_compaction import TopicCompaction
 from ..cursors.core.acks import Position
 from ..export.staging import Staging
 from ..log.managed_ledger import ManagedLedger
+from ..log.trimming import trim, trimmable
 from ..resources.tasks import Jobs
 from .expiry import Expiry
 from .retention import Retention
@@ -30,8 +31,8 @@ class Maintenance:
     def round(self, staging: Staging | None) -> None:
         """Begins a round; what is still under way from the last one is left to it. `staging` None: nothing is staged."""
         self._ledger.roll_if_due()
-        if self._ledger.trimmable(self._limit):
-            self._jobs.begin("trimming", lambda: self._ledger.trim(self._limit))
+        if trimmable(self._ledger, self._limit):
+            self._jobs.begin("trimming", lambda: trim(self._ledger, self._limit))
         self._compaction.round()
         if staging is not None and len(staging):
             self._jobs.begin("sweeping staged ledgers", staging.sweep)

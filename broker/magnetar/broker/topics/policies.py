@@ -6,13 +6,14 @@ change them. Those of a namespace are a node of their own, which the broker watc
     unknown --read--> known --the node changed--> unknown
        `--it cannot be read--> unknown: whoever asks next has it read again
 
-While they are not known nothing is trimmed and nothing expires: to act on the next level instead would delete what the
-namespace says is to be kept.
+While they are not known nothing is trimmed, nothing expires, and no ledger is begun: to act on the next level instead
+would delete what the namespace says is to be kept, or store fewer copies than it wants.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from magnetar.metadata import MetadataStore
@@ -22,11 +23,13 @@ from magnetar.proto.errors import (
     InvalidArgument,
     InvalidTopicName,
     MagnetarError,
+    ServiceNotReady,
     VersionConflict,
 )
 from magnetar.proto.ids import TopicName
 from magnetar.proto.policies import Policies, PolicyInForce
 
+from ..log.durability import Durability
 from ..log.managed_ledger import ManagedLedger
 from ..log.records import NamespaceRecord, namespace_path, replace
 from ..resources.tasks import Jobs
@@ -34,6 +37,8 @@ from ..settings import BrokerSettings
 
 _log = logging.getLogger(__name__)
 
+_SINGLE = ("minimum_write_quorum", "flush", "bookie_group")  # in the order of Durability
+_BROKERS = ("broker_group", "broker_zone")
 ABSENT = -1  # version of a namespace's policies that were never set
 
 
@@ -59,6 +64,27 @@ class Resolved(NamedTuple):
         raise AssertionError("the broker's settings have a TTL")
 
     @property
+    def durability(self) -> Durability:
+        """Of the next ledger."""
+        return Durability(*self._quorums[:3], *(self._value(policy)[0] for policy in _SINGLE))
+
+    @property
+    def _quorums(self) -> tuple[int, int, int, str]:
+        """Ensemble size, write quorum, ack quorum, and whose policy that is."""
+        for source, policies in self.levels:
+            if policies.quorums is not None:
+                return (*policies.quorums, source)
+        raise AssertionError("the broker's settings have quorums")
+
+    def _value(self, policy: str) -> tuple[Any, str]:
+        """Of a policy that stands for itself, and whose it is."""
+        for source, policies in self.levels:
+            value = getattr(policies, policy)
+            if value is not None:
+                return value, source
+        raise AssertionError(f"the broker's settings have a {policy}")
+
+    @property
     def has_ttl(self) -> bool:
         """False: the messages of every subscription wait for ever."""
         return any(
@@ -70,11 +96,17 @@ class Resolved(NamedTuple):
         """For people and tools."""
         retention_ms, retention_bytes, source = self.retention
         names = sorted({name for _, policies in self.levels for name in policies.subscription_ttl_ms})
+        *sizes, sized_by = self._quorums
         return [
             PolicyInForce("retention_ms", "", retention_ms, source),
             PolicyInForce("retention_bytes", "", retention_bytes, source),
             PolicyInForce("message_ttl_ms", "", *self.ttl_ms("")),  # no subscription has this name
             *(PolicyInForce("subscription_ttl_ms", name, *self.ttl_ms(name)) for name in names),
+            *(
+                PolicyInForce(policy, "", size, sized_by)
+                for policy, size in zip(("ensemble_size", "write_quorum", "ack_quorum"), sizes, strict=True)
+            ),
+            *(PolicyInForce(policy, "", *self._value(policy)) for policy in (*_SINGLE, *_BROKERS)),
         ]
 
 
@@ -84,6 +116,14 @@ def of_broker(settings: BrokerSettings) -> tuple[str, Policies]:
         retention_ms=settings.retention_ms,
         retention_bytes=settings.retention_bytes,
         message_ttl_ms=settings.message_ttl_ms,
+        ensemble_size=settings.ensemble_size,
+        write_quorum=settings.write_quorum,
+        ack_quorum=settings.ack_quorum,
+        minimum_write_quorum=settings.minimum_write_quorum,
+        flush=settings.flush,
+        bookie_group=settings.bookie_group,
+        broker_group="",
+        broker_zone="",
     )
 
 
@@ -98,14 +138,29 @@ class TopicPolicies:
         settings: BrokerSettings,
     ) -> None:
         self._name = name
-        self._namespace = f"{name.tenant}/{name.namespace}"
+        self._namespace = name.full_namespace
         self._ledger = ledger
         self._namespaces = namespaces
         self._settings = settings
 
     async def learn(self) -> None:
-        """Returns when those of its namespace were read, if that is possible."""
+        """Returns when those of its namespace were read, if that is possible. `stop` in the end."""
+        self._namespaces.listen(self._namespace, self._ledger.durability_changed)
         await self._namespaces.learn(self._namespace)
+
+    def stop(self) -> None:
+        """Changes of the namespace do not matter here any more."""
+        self._namespaces.ignore(self._namespace, self._ledger.durability_changed)
+
+    def durability(self) -> Durability:
+        """Of the topic's next ledger. ServiceNotReady: another level's policy would perhaps store fewer copies."""
+        in_force = self.in_force()
+        if in_force is None:
+            raise ServiceNotReady(
+                f"the policies of namespace {self._namespace} cannot be read now, so it is not known how topic {self._name} "
+                "is to be stored; it goes on when the metadata store answers"
+            )
+        return in_force.durability
 
     def in_force(self) -> Resolved | None:
         """None: not known now."""
@@ -134,6 +189,7 @@ class TopicPolicies:
         changed = await self._ledger.edit(change)
         if changed is None:  # raised here: within an edit it would mean another owner
             raise _conflict(f"topic {self._name}")
+        self._ledger.look_at_durability()
         return changed
 
 
@@ -146,6 +202,19 @@ class NamespacePolicies:
         self._watches: dict[str, Watch] = {}  # of namespaces that somebody asked for: as many as there are
         self._changes: dict[str, int] = {}  # how often each was said to have changed
         self._jobs = Jobs("policies")
+        # By namespace: who is told once changed policies are known.
+        self._listeners: dict[str, dict[Callable[[], None], None]] = {}
+
+    def listen(self, namespace: str, changed: Callable[[], None]) -> None:
+        """From now on `changed` is called after each change, until `ignore`."""
+        self._listeners.setdefault(namespace, {})[changed] = None
+
+    def ignore(self, namespace: str, changed: Callable[[], None]) -> None:
+        """Ends `listen`; may come without it."""
+        listeners = self._listeners.get(namespace, {})
+        listeners.pop(changed, None)
+        if not listeners:
+            self._listeners.pop(namespace, None)
 
     def known(self, namespace: str) -> Policies | None:
         """From memory; None: not known now, and being read."""
@@ -176,6 +245,8 @@ class NamespacePolicies:
                 return
             if self._changes.get(namespace) == seen:
                 self._known[namespace] = policies
+                for changed in list(self._listeners.get(namespace, ())):
+                    changed()
                 return
 
     def _changed(self, namespace: str) -> None:

@@ -12,9 +12,9 @@ from magnetar.metadata import MetadataStore
 from magnetar.proto.errors import (
     InvalidArgument,
     MagnetarError,
-    ServiceNotReady,
     TopicBusy,
     TopicNotFound,
+    TopicNotServed,
     Unsupported,
 )
 from magnetar.proto.ids import TopicName
@@ -26,6 +26,7 @@ from ..log.archives import ArchiveReader, NoArchives
 from ..log.records import TOPICS_ROOT, TopicRecord, topic_path
 from ..log.shared_reads import SharedReads
 from ..log.tail_cache import TailCache
+from ..ownership.ownership import Ownership, SoleBroker, TopicCounters
 from ..resources.budget import ByteBudget
 from ..resources.stores import Bookies, Ledgers
 from ..resources.tasks import Jobs
@@ -47,6 +48,7 @@ _FAILURE_MEMORY_S = 0.1
 
 
 class _Load(NamedTuple):
+    name: TopicName
     task: asyncio.Task[Topic]
     create: bool
 
@@ -62,9 +64,14 @@ class Broker:
         clock: Clock,
         bookies: Bookies | None = None,
         archives: ArchiveReader | None = None,
+        ownership: Ownership | None = None,
     ) -> None:
-        """`bookies`: where they listen, for clients that go there themselves. `archives`: reads archived ledgers."""
+        """`bookies`: where they listen, for clients that go there themselves. `archives`: reads archived ledgers.
+
+        `ownership`: which topics are served here; without it all are. It is the broker's, which starts and closes it.
+        """
         self.settings = settings
+        self.ownership: Ownership = ownership or SoleBroker(settings.name, settings.service_url)
         self._metadata = metadata
         self.cache = TailCache(settings.tail_cache_bytes)
         self._shared_reads = SharedReads(settings.shared_read_bytes)
@@ -76,10 +83,11 @@ class Broker:
         self._components = Components(
             metadata, ledgers, settings, clock, self.cache, self._shared_reads, self.publish_budget,
             self._read_budget, self.published, self.dispatched, archives or NoArchives(), self.namespaces, bookies,
-            asyncio.Semaphore(settings.max_compactions),
+            asyncio.Semaphore(settings.max_compactions), self.ownership,
         )  # fmt: skip
         self.topics: dict[str, Topic] = {}
-        self.watches = TopicWatches()
+        self.connections: dict[object, None] = {}  # of clients: each listener notes those that are ready
+        self.watches = TopicWatches(None if self.ownership.alone else metadata)
         self._loading: dict[str, _Load] = {}
         self._failed_loads: dict[str, MagnetarError] = {}  # of the last moment
         # By topic that is being deleted or unloaded: whoever asks for it waits.
@@ -96,6 +104,7 @@ class Broker:
         """Claims a prefix for generated names and begins the maintenance rounds."""
         number = await self._metadata.next_id("broker-starts")
         self._name_prefix = f"{self.settings.name}-{number}"
+        await self.ownership.start(self)
         loop = asyncio.get_running_loop()
         self._rounds = [loop.create_task(self._maintain()), loop.create_task(self._expire())]
 
@@ -118,7 +127,7 @@ class Broker:
                 topic.used_at = asyncio.get_running_loop().time()
                 return topic
             if self._closing:
-                raise ServiceNotReady("the broker is stopping; look the topic up again")
+                raise TopicNotServed("the broker is stopping; look the topic up again")
             if name.domain != "persistent":
                 raise Unsupported("non-persistent topics are not offered yet; use persistent://...")
             if key in self._ending:
@@ -128,8 +137,11 @@ class Broker:
                 raise _copy_of(error)
             load = self._loading.get(key)
             if load is None:
+                self.ownership.check(name)
                 task = asyncio.get_running_loop().create_task(self._load(name, create=create))
-                load = self._loading[key] = _Load(task, create)
+                # Whoever waits has the failure; nobody does when all of them have given up.
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+                load = self._loading[key] = _Load(name, task, create)
             try:
                 # Shielded: a caller who gives up does not stop the load for the others.
                 return await asyncio.shield(load.task)
@@ -146,6 +158,7 @@ class Broker:
                 topic = Topic(name, self._components, self._fenced)
                 try:
                     made = await topic.load(create=create)
+                    self.ownership.check(name)  # it may have moved meanwhile
                 except BaseException:
                     await topic.abandon()
                     raise
@@ -170,6 +183,54 @@ class Broker:
             task = asyncio.get_running_loop().create_task(topic.close())
             self._leaving[id(task)] = task
             task.add_done_callback(lambda done: self._leaving.pop(id(done), None))
+
+    # --- for ownership: see Host -------------------------------------------------------------------------------------
+
+    def loaded(self) -> list[TopicName]:
+        """Those that are being closed, loaded, or being loaded; whoever uses one last comes last."""
+        topics = sorted(self.topics.values(), key=lambda topic: topic.used_at)
+        closing = [TopicName.parse(key) for key in self._ending if key not in self.topics]
+        return closing + [topic.name for topic in topics] + [load.name for load in self._loading.values()]
+
+    def has(self, name: TopicName) -> bool:
+        """True for one of `loaded`."""
+        key = str(name)
+        return key in self.topics or key in self._loading or key in self._ending
+
+    def counters(self) -> list[TopicCounters]:
+        """Of all topics that are loaded."""
+        return [
+            TopicCounters(
+                topic.name,
+                topic.messages_in,
+                topic.bytes_in,
+                topic.dispatched.messages_out,
+                topic.dispatched.bytes_out,
+            )
+            for topic in self.topics.values()
+        ]
+
+    async def unload(self, name: TopicName, error: MagnetarError) -> None:
+        """Closes a topic: what is queued is confirmed, its users get `error`. Returns when nothing of it is left."""
+        key = str(name)
+        if (load := self._loading.get(key)) is not None:
+            await asyncio.wait([load.task])
+        # One that is being deleted or unloaded ends by that.
+        if key not in self._ending and (topic := self.topics.pop(key, None)) is not None:
+            self._ending[key] = asyncio.get_running_loop().create_task(self._close(key, topic, error))
+        if (ending := self._ending.get(key)) is not None:
+            await asyncio.wait([ending])
+
+    def fence(self, error: MagnetarError) -> None:
+        """Nothing of any topic is confirmed any more when this returns; they let go afterwards."""
+        for topic in list(self.topics.values()):
+            topic.fence(error)
+
+    def serves(self, name: TopicName) -> bool:
+        """True if the topic may be loaded here now."""
+        return self.ownership.serves(name)
+
+    # --- what there is -----------------------------------------------------------------------------------------------
 
     async def exists(self, name: TopicName) -> bool:
         """True if the topic is loaded or recorded."""
@@ -292,20 +353,21 @@ class Broker:
             for topic in filter(self._is_idle, idle[first : first + _UNLOADS_AT_ONCE]):
                 key = str(topic.name)
                 del self.topics[key]
-                self._ending[key] = loop.create_task(self._close_idle(key, topic))
+                self._ending[key] = loop.create_task(self._close(key, topic))
             if self._ending:
                 await asyncio.wait(list(self._ending.values()))
 
-    async def _close_idle(self, key: str, topic: Topic) -> None:
+    async def _close(self, key: str, topic: Topic, error: MagnetarError | None = None) -> None:
         try:
-            await topic.close()
+            await topic.close(error)
         except Exception:  # a defect in one topic must not keep the others loaded
             _log.exception("unloading topic %s failed", key)
         finally:
             del self._ending[key]
 
     async def close(self, *, drain_seconds: float = 5.0) -> None:
-        """Closes every topic: queued messages are confirmed, cursors written, ledgers closed."""
+        """Closes every topic: queued messages are confirmed, cursors written, ledgers closed; others get what they can."""
+        await self._hand_over(drain_seconds)
         self._closing = True
         for task in self._rounds:
             task.cancel()
@@ -313,6 +375,7 @@ class Broker:
             await asyncio.wait(self._rounds)
         await self._jobs.cancel()
         await self.namespaces.close()
+        self.watches.close()
         if busy := [load.task for load in self._loading.values()] + list(self._ending.values()):
             await asyncio.wait(busy)
         topics = list(self.topics.values())
@@ -325,11 +388,23 @@ class Broker:
                 _log.error("closing topic %s failed: %r", topic.name, result)
         if self._leaving:
             await asyncio.wait(list(self._leaving.values()))
+        await self.ownership.close()
+
+    async def _hand_over(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self.ownership.hand_over()
+        except TimeoutError:
+            _log.warning("not all topics could be handed over to other brokers within %g s", seconds)
+        except Exception:  # whatever it is, the topics are closed here
+            _log.exception("the topics could not be handed over to other brokers")
 
     def figures(self) -> dict[str, float]:
         """Counters and gauges of the broker, for /metrics; all are counted per run, entry or delivery, never per message."""
         return {
             "topics": len(self.topics),
+            "connections": len(self.connections),
+            "degraded_topics": sum(topic.degraded for topic in self.topics.values()),
             "messages_in_total": self.published.messages_in,
             "bytes_in_total": self.published.bytes_in,
             "entries_in_total": self.published.entries_in,
@@ -354,6 +429,7 @@ class Broker:
             "ledger_read_bytes_total": self._shared_reads.fetched_bytes,
             **self._components.ledgers.figures(),
             **self._components.archives.figures(),
+            **self.ownership.figures(),
         }
 
 

@@ -141,7 +141,8 @@ class Retention:
         if not leases.all_known:
             seconds = leases.all_known_in_s
             yield Holder(
-                _ALL, f"the topic was taken over, and whose leases it has is known in {seconds:.0f} s"
+                _ALL,
+                f"the topic came from another broker, and who holds leases on it is known in {seconds:.0f} s",
             )
         held = leases.lowest(besides)
         if held is not None:

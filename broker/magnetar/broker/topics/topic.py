@@ -21,9 +21,9 @@ from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
     DataDirectoryError,
     MagnetarError,
-    ServiceNotReady,
     TopicBusy,
     TopicNotFound,
+    TopicNotServed,
 )
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY, MessageId, TopicName
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES
@@ -32,7 +32,9 @@ from ..compaction.topic_compaction import TopicCompaction
 from ..cursors.core.acks import EntryKey, Position
 from ..cursors.cursor import Cursor
 from ..cursors.recovery import CursorRecovery
-from ..dispatch.dispatcher import Dispatcher
+from ..dispatch.core.consumer import Consumer
+from ..dispatch.core.entry_source import DispatchCounters
+from ..dispatch.dispatcher import Dispatcher, tell_closed
 from ..dispatch.readers import Readers
 from ..dispatch.subscription import Subscription
 from ..export.leases import Leases
@@ -71,14 +73,12 @@ class Topic:
         self._cache = TopicCache(components.cache, settings.read_ahead_bytes)
         self._readers = Readers(self._drop_before)
         self.ledger: ManagedLedger[GatheredEntry] = ManagedLedger(
-            name,
-            components.metadata,
-            components.ledgers,
-            components.archives,
-            components.shared_reads,
-            settings,
+            name, components.metadata, components.ledgers, components.archives, components.shared_reads, settings,
             components.clock,
-            LedgerEvents(self._confirmed, self._append_soon, self._ledgers_changed, self._fenced, self._delayed),
+            LedgerEvents(
+                self._confirmed, self._accepted, self._append_soon, self._ledgers_changed, self.fence, self._delayed
+            ),
+            lambda: self.policies.durability(),
         )  # fmt: skip
         self.recovery = CursorRecovery(name, self.ledger.list, self.ledger.cursor, self.attach, settings)
         self._leases = Leases(settings, self._loop.time)
@@ -107,14 +107,15 @@ class Topic:
         self.maintenance = Maintenance(self.ledger, self.retention, self.expiry, self.compaction)
         self.subscribing = Subscribing(self, components.clock)
         self._append_scheduled = False
-        # Confirmed in this wake-up, receipts not yet sent: ledger, entry, stored bytes, what it holds.
-        self._confirmed_entries: list[tuple[int, int, bytes | None, GatheredEntry]] = []
+        # Of this wake-up, receipts not yet sent: ledger, entry, stored bytes, what it holds, confirmed or only accepted.
+        self._confirmed_entries: list[tuple[int, int, bytes | None, GatheredEntry, bool]] = []
         self._not_served: MagnetarError | None = None
         self._ending: asyncio.Task[None] | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._drained: asyncio.Future[None] | None = None
         self.messages_in = 0
         self.bytes_in = 0
+        self.dispatched = DispatchCounters(components.dispatched)
         self.used_at = self._loop.time()  # when somebody asked for it, or a round found it in use
 
     # --- loading -----------------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ class Topic:
             cursor,
             self._settings,
             components.read_budget,
-            components.dispatched,
+            self.dispatched,
             self._readers,
         )
         subscription = Subscription(name, self, cursor, dispatcher, self._emptied)
@@ -225,22 +226,35 @@ class Topic:
             ledger.append(entry.encode(ledger.next_message, now), entry.messages, now, entry)
 
     def _confirmed(self, ledger_id: int, entry_id: int, data: bytes | None, entry: GatheredEntry) -> None:
-        self._confirmed_entries.append((ledger_id, entry_id, data, entry))
+        self._confirmed_entries.append((ledger_id, entry_id, data, entry, True))
+        self._append_soon()
+
+    def _accepted(self, ledger_id: int, entry_id: int, entry: GatheredEntry) -> None:
+        """flush=async: its producers get their receipts now, and consumers get the entry when it is confirmed."""
+        self._confirmed_entries.append((ledger_id, entry_id, None, entry, False))
         self._append_soon()
 
     def _send_receipts(self) -> None:
-        """Receipts for all entries of one wake-up, one call per producer; then they are dispatched."""
+        """Receipts for all entries of one wake-up, one call per producer; then those that are confirmed are dispatched.
+
+        None is sent by a broker that may not be the owner any more (rule 31): its topics are about to be fenced.
+        """
+        if not self._components.ownership.valid:
+            return
         confirmed, self._confirmed_entries = self._confirmed_entries, []
         sessions: dict[int, ProducerSession] = {}
         released = 0
         cached = len(self._readers) > 0
-        for ledger_id, entry_id, data, entry in confirmed:
-            released += entry.size
-            for run in entry.runs:
-                session = run.session
-                if not session.rows:
-                    sessions[id(session)] = session
-                session.rows.append((run.sequence_id, run.messages, ledger_id, entry_id, run.index))
+        for ledger_id, entry_id, data, entry, is_confirmed in confirmed:
+            if not entry.receipted:
+                entry.receipted = True
+                for run in entry.runs:
+                    session = run.session
+                    if not session.rows:
+                        sessions[id(session)] = session
+                    session.rows.append((run.sequence_id, run.messages, ledger_id, entry_id, run.index))
+            if is_confirmed:
+                released += entry.size
             if cached and data is not None:
                 self._cache.put((ledger_id, entry_id), Entry(data, LEDGER_ENTRY_HEADER_BYTES))
         self._cache.drop_what_nobody_holds(self._readers.slowest_from)
@@ -346,7 +360,14 @@ class Topic:
         if self._not_served is None:
             if self.in_use:
                 self.used_at = self._loop.time()
+            for subscription in self.subscriptions.values():
+                subscription.cursor.restore()
             self.maintenance.round(None if self._export is None else self._export.staging)
+
+    @property
+    def degraded(self) -> bool:
+        """Its open ledger has fewer copies than the policies say, because there were too few bookies for it."""
+        return self.ledger.open_ledger is not None and self.ledger.open_ledger.degraded
 
     def expire(self) -> None:
         """The regular round of expiry."""
@@ -381,14 +402,14 @@ class Topic:
         if self._not_served is not None:
             raise self._not_served
 
-    def _fenced(self, error: MagnetarError) -> None:
+    def fence(self, error: MagnetarError) -> None:
         """Another owner: fail what is queued, send everybody away."""
         if self._not_served is None:
             self._not_served = error
             self._on_fenced(self)
             self._fail_queued(error)
             self.producers.close_all(error)
-            self._ending = self._loop.create_task(self._end_subscriptions(error, fenced=True))
+            self._ending = self._loop.create_task(self._end_fenced(error))
 
     def _delayed(self, error: MagnetarError) -> None:
         """Nothing can be stored for now: those who wait learn why, and may give up knowing it."""
@@ -399,47 +420,71 @@ class Topic:
         """Everything queued or appended and not confirmed: their producers get the first sequence id."""
         if self._confirmed_entries:
             self._send_receipts()
-        entries = self.ledger.abandon() + self._coalescer.clear()
+        unsent, self._confirmed_entries = self._confirmed_entries, []
+        entries = [entry for *_, entry, is_confirmed in unsent if is_confirmed]
+        entries += self.ledger.abandon() + self._coalescer.clear()
+        released = sum(entry.size for entry in entries)
+        if receipted := [entry for entry in entries if entry.receipted]:
+            _log.warning(
+                "topic %s: %d messages that were acknowledged (flush=async) are not known to be on disk: %s; its next owner "
+                "finds those that its bookies have", self.name, sum(entry.messages for entry in receipted), error,
+            )  # fmt: skip
+            entries = [entry for entry in entries if not entry.receipted]
         for entry in entries:
             for run in entry.runs:
                 run.session.fail(run.sequence_id, error)
         for entry in entries:
             for run in entry.runs:
                 run.session.finished(1)
-        self._release(sum(entry.size for entry in entries))
+        self._release(released)
         self.producers.sweep()
 
-    async def _end_subscriptions(self, error: MagnetarError, *, fenced: bool) -> None:
+    async def _end_fenced(self, error: MagnetarError) -> None:
+        await self._end_subscriptions(error, fenced=True)
+
+    async def _end_subscriptions(self, error: MagnetarError, *, fenced: bool) -> list[Consumer]:
+        """Returns consumers that are to be told when nothing is written any more."""
         await self.recovery.stop()
+        consumers: list[Consumer] = []
         subscriptions = list(self.subscriptions.values())
         self.subscriptions.clear()
         for subscription in subscriptions:
-            await subscription.close(error, fenced=fenced)
+            consumers += await subscription.close(error, fenced=fenced)
         self._cache.clear()
+        return consumers
 
-    async def close(self, *, drain_seconds: float = 5.0) -> None:
-        """Waits for what is queued (at most so long), sends everybody away, writes cursors and the ledger list."""
+    async def close(self, error: MagnetarError | None = None, *, drain_seconds: float = 5.0) -> None:
+        """Waits for what is queued (at most so long), sends everybody away, writes cursors and the ledger list.
+
+        `error` says why, and by its detail `url` where the topic goes. It is told when nothing is written here any more: the
+        next owner, whom everybody asks then, would shut this one out.
+        """
         already = self._not_served
+        consumers: list[Consumer] = []
         if already is None:
-            error = ServiceNotReady(f"topic {self.name} is being closed here; look it up again")
+            error = error or TopicNotServed(f"topic {self.name} is being closed here; look it up again")
             self._not_served = error
             self.producers.stop()
             if self.publish_budget.used:
                 self._drained = self._loop.create_future()
                 await asyncio.wait([self._drained], timeout=drain_seconds)
             self._fail_queued(error)
-            self.producers.close_all(error)
-            await self._end_subscriptions(error, fenced=False)
+            consumers = await self._end_subscriptions(error, fenced=False)
         if self._ending is not None:
             await self._ending
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
         assert self._not_served is not None
-        await self._stop(self._not_served)
+        try:
+            await self._stop(self._not_served)
+        finally:
+            self.producers.close_all(self._not_served)
+            tell_closed(consumers, self._not_served)
 
     async def _stop(self, error: MagnetarError) -> None:
         """Ends what changes the log, and closes it."""
         export = self._export
+        self.policies.stop()
         if export is not None:
             await export.stop(error)
         await self.compaction.stop()
@@ -452,6 +497,7 @@ class Topic:
         """Loading failed: lets go of what was begun, writes nothing."""
         self._not_served = self._not_served or TopicBusy(f"topic {self.name} could not be loaded")
         await self._end_subscriptions(self._not_served, fenced=True)
+        self.policies.stop()
         await self.compaction.stop()
         await self.ledger.close()
 

@@ -1,14 +1,27 @@
 """Who is told at once that topics of a namespace are made and deleted.
 
 A watch is told of every change from its beginning on, in order; whoever lists the topics after it has begun misses nothing.
+A broker of a cluster learns of what other brokers do from the metadata store: while somebody watches a namespace, its topics
+are listed again after each change, at most once in `LIST_INTERVAL_S`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Protocol
 
-from magnetar.proto.errors import InvalidArgument
+from magnetar.metadata import MetadataStore
+from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.proto.ids import TopicName
+
+from ..log.records import TOPICS_ROOT
+
+_log = logging.getLogger(__name__)
+
+# A change of any topic's list of ledgers counts as a change here as well.
+LIST_INTERVAL_S = 0.5
+_DOMAIN = "persistent"
 
 
 class TopicWatch(Protocol):
@@ -19,10 +32,13 @@ class TopicWatch(Protocol):
 
 
 class TopicWatches:
-    """Watches of one broker, by namespace."""
+    """Watches of one broker, by namespace. `close` in the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, metadata: MetadataStore | None) -> None:
+        """`metadata`: where topics of other brokers are found; None: there is no other broker."""
+        self._metadata = metadata
         self._watches: dict[str, dict[TopicWatch, None]] = {}
+        self._followers: dict[str, _Follower] = {}
 
     def add(self, namespace: str, watch: TopicWatch) -> None:
         """`namespace`: tenant/namespace. Raises InvalidArgument."""
@@ -30,6 +46,13 @@ class TopicWatches:
         if len(parts) != 2 or not all(parts):
             raise InvalidArgument(f"not a namespace: {namespace!r} (want tenant/namespace)")
         self._watches.setdefault(namespace, {})[watch] = None
+        if self._metadata is not None and namespace not in self._followers:
+            self._followers[namespace] = _Follower(self._metadata, namespace, self.changed)
+
+    async def listed(self, namespace: str) -> None:
+        """Returns when everything that changes from now on is noticed."""
+        if (follower := self._followers.get(namespace)) is not None:
+            await follower.listed.wait()
 
     def remove(self, watch: TopicWatch) -> None:
         """Does nothing if it is not there."""
@@ -37,8 +60,73 @@ class TopicWatches:
             watches.pop(watch, None)
             if not watches:
                 del self._watches[namespace]
+                if (follower := self._followers.pop(namespace, None)) is not None:
+                    follower.stop()
 
     def changed(self, name: TopicName, *, exists: bool) -> None:
         """A topic was made, or is deleted."""
-        for watch in list(self._watches.get(f"{name.tenant}/{name.namespace}", ())):
+        namespace = name.full_namespace
+        follower = self._followers.get(namespace)
+        if follower is not None and not follower.note(name, exists=exists):
+            return
+        for watch in list(self._watches.get(namespace, ())):
             watch.topic_changed(str(name), exists)
+
+    def close(self) -> None:
+        """Nothing is followed any more."""
+        for follower in self._followers.values():
+            follower.stop()
+        self._followers.clear()
+
+
+class _Changed(Protocol):
+    def __call__(self, name: TopicName, *, exists: bool) -> None: ...
+
+
+class _Follower:
+    """The topics of a namespace as the metadata store has them, while somebody watches them."""
+
+    def __init__(self, metadata: MetadataStore, namespace: str, changed: _Changed) -> None:
+        self._metadata = metadata
+        self._namespace = namespace
+        self._path = f"{TOPICS_ROOT}/{namespace}/{_DOMAIN}"
+        self._changed = changed
+        self._known: set[str] | None = None  # names; None: not listed yet, and nobody was answered
+        self.listed = asyncio.Event()  # for the first time
+        self._event = asyncio.Event()
+        self._event.set()
+        self._watch = metadata.watch(self._path, lambda _: self._event.set())
+        self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"topics of {namespace}")
+
+    def note(self, name: TopicName, *, exists: bool) -> bool:
+        """Of a change that this broker made, or found; False if it is no news."""
+        known = self._known
+        if known is None or (name.name in known) is exists:
+            return False
+        known.symmetric_difference_update((name.name,))
+        return True
+
+    async def _follow(self) -> None:
+        while True:
+            await self._event.wait()
+            self._event.clear()
+            try:
+                self._compare(set(await self._metadata.children(self._path)))
+            except MagnetarError as error:
+                _log.warning("the topics of namespace %s cannot be listed yet: %s", self._namespace, error)
+                self._event.set()
+            await asyncio.sleep(LIST_INTERVAL_S)
+
+    def _compare(self, listed: set[str]) -> None:
+        if self._known is None:
+            self._known = listed
+            self.listed.set()
+            return
+        for name in sorted(self._known ^ listed):
+            tenant, namespace = self._namespace.split("/")
+            self._changed(TopicName(_DOMAIN, tenant, namespace, name), exists=name in listed)
+
+    def stop(self) -> None:
+        """Nothing is noted any more."""
+        self._watch.close()
+        self._task.cancel()

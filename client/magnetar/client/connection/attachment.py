@@ -2,6 +2,7 @@
 
     attach:  look the topic up, connect (one connection per broker), tell the broker, resume
     lost:    the connection broke, the topic moved or a send failed: attach again, with pauses that grow
+    moved:   the broker said where the topic goes: the first attempt is there and without a pause
     gave up: the service says that trying again cannot help
 
 An attempt that is given up on the way sends a close behind its opening, on the same connection, so that the broker keeps no
@@ -18,7 +19,14 @@ import logging
 import math
 from typing import Protocol
 
-from magnetar.proto.errors import AlreadyExists, ConsumerBusy, InvalidArgument, MagnetarError, RetryableError
+from magnetar.proto.errors import (
+    AlreadyExists,
+    ConsumerBusy,
+    InvalidArgument,
+    LookupAgainError,
+    MagnetarError,
+    RetryableError,
+)
 
 from .broker_connection import BrokerConnection
 from .pool import ConnectionPool
@@ -43,6 +51,10 @@ class Attached(Protocol):
         """The connection is of no use any more."""
         ...
 
+    def cluster_switched(self) -> None:
+        """What it is attached to next is another cluster, where ids of messages mean other messages."""
+        ...
+
     def gave_up(self, error: MagnetarError) -> None:
         """It will not be attached again."""
         ...
@@ -63,6 +75,7 @@ class Attachment:
         self._pauses = backoff(pool.options.backoff_first, pool.options.backoff_max, pool.rng)
         self._pause = 0.0  # the last one
         self._attached_at = -math.inf  # loop time
+        self._cluster = pool.cluster  # the one that it was attached to last
 
     async def open(self) -> None:
         """Attaches for the first time. Raises the last error when operation_timeout is over or a retry cannot help."""
@@ -78,6 +91,7 @@ class Attachment:
         if self._closed:
             return
         self._owner.detached()
+        follow = self._pool.moved(self._topic, error)
         if self._attaching:
             self._lost_again = True
             return
@@ -85,15 +99,15 @@ class Attachment:
             return
         loop = asyncio.get_running_loop()
         level = logging.INFO
-        if loop.time() - self._attached_at > 2 * self._pause:
+        if loop.time() - self._attached_at >= 2 * self._pause:
             self._pauses = backoff(
                 self._pool.options.backoff_first, self._pool.options.backoff_max, self._pool.rng
             )
         else:
             # The pauses go on growing: whatever broke it, a delivery that is too large perhaps, does so every time.
-            level = logging.WARNING
+            level, follow = logging.WARNING, False
         log.log(level, "%s: %s; attaching again", self._what, error or "connection closed")
-        self._task = loop.create_task(self._attach_again(), name=f"attach {self._what}")
+        self._task = loop.create_task(self._attach_again(follow), name=f"attach {self._what}")
 
     def give_up(self, error: MagnetarError) -> None:
         """No further attempt: tells the owner."""
@@ -113,11 +127,23 @@ class Attachment:
             self._pool.await_end(task)
 
     async def _attach_once(self) -> bool:
-        """Looks up, connects, attaches; False if it was lost again meanwhile."""
+        """Looks up, connects, attaches; False if it was lost again meanwhile.
+
+        A look-up may be held until a failed owner has a successor; attaching has its own time after that.
+        """
         self._attaching, self._lost_again = True, False
         try:
-            connection = await self._pool.to_topic(self._topic)
-            await self._owner.attach(connection)
+            async with asyncio.timeout(self._pool.options.operation_timeout):
+                connection = await self._pool.to_topic(self._topic)
+            if self._cluster != self._pool.cluster:
+                self._cluster = self._pool.cluster
+                self._owner.cluster_switched()
+            try:
+                async with asyncio.timeout(self._pool.options.operation_timeout):
+                    await self._owner.attach(connection)
+            except LookupAgainError as error:
+                self._pool.moved(self._topic, error)
+                raise
             if self._lost_again or connection.closed:
                 self._owner.detached()
                 return False
@@ -126,18 +152,20 @@ class Attachment:
         finally:
             self._attaching = False
 
-    async def _attach_again(self) -> None:
+    async def _attach_again(self, follow: bool) -> None:
+        """`follow`: the first attempt is made at once."""
         options = self._pool.options
         loop = asyncio.get_running_loop()
         held_until = loop.time() + STALE_HOLDER_INTERVALS * options.ping_interval
         while not self._closed:
             self._pause = next(self._pauses)
-            await asyncio.sleep(self._pause)
+            if not follow:
+                await asyncio.sleep(self._pause)
+            follow = False
             try:
-                async with asyncio.timeout(options.operation_timeout):
-                    if await self._attach_once():
-                        log.info("%s: attached again", self._what)
-                        return
+                if await self._attach_once():
+                    log.info("%s: attached again", self._what)
+                    return
             except TimeoutError:
                 log.info("%s: no answer within %g s", self._what, options.operation_timeout)
             except MagnetarError as error:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from magnetar.proto.commands import (
@@ -25,6 +27,10 @@ from magnetar.proto.commands import (
 from magnetar.proto.errors import ConnectionLost, MagnetarError, TopicNotServed, error_from_wire
 from magnetar.proto.frames import Run
 from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection
+from magnetar.runtime.connection.addresses import format_address
+
+from .calls import first_success
+from .resolving import addresses_of
 
 log = logging.getLogger("magnetar.client")
 
@@ -32,6 +38,10 @@ log = logging.getLogger("magnetar.client")
 CLOSE_TIMEOUT_S = 1.0
 # The same when the user's code failed or was cancelled: enough to send what is buffered to a peer that reads.
 ABANDON_TIMEOUT_S = 0.1
+# An address of a host that does not answer holds the next one up for so long.
+HEAD_START_S = 0.25
+# Look-ups at once on one connection; so many more may be held by the broker until an owner that failed has a successor.
+MAX_LOOKUPS = 64
 
 
 class ProducerPort(Protocol):
@@ -95,23 +105,35 @@ class BrokerConnection:
         self.consumers: dict[int, ConsumerPort] = {}
         self.watches: dict[int, WatchPort] = {}
         self.routes: dict[bytes, Callable[[list[bytes]], None]] = {}
+        self.lookups = asyncio.Semaphore(MAX_LOOKUPS)
+        self.held_lookups = asyncio.Semaphore(MAX_LOOKUPS)
         self._connection: Connection | None = None
 
     @classmethod
     async def open(
-        cls, host: str, port: int, options: ConnectionOptions, connect_timeout: float
+        cls, host: str, port: int, options: ConnectionOptions, connect_timeout: float, rng: random.Random
     ) -> BrokerConnection:
-        """Connects. Raises ConnectionLost, which names the address, or what the handshake failed with."""
-        opened = cls(f"{host}:{port}")
+        """Connects to any address of the host. Raises ConnectionLost, which names it, or what the handshake failed with."""
+        name = format_address((host, port))
+
+        async def connect(address: str) -> BrokerConnection:
+            opened = cls(name)
+            opened._connection = await open_connection(address, port, opened, options, server_name=host)
+            return opened
+
         try:
             async with asyncio.timeout(connect_timeout):
-                connection = await open_connection(host, port, opened, options)
+                addresses = await addresses_of(host, port)
+                rng.shuffle(addresses)
+                return await first_success(
+                    [partial(connect, address) for address in addresses],
+                    HEAD_START_S,
+                    discard=lambda late: late.connection.abort(),
+                )
         except TimeoutError:
             raise ConnectionLost(
-                f"no connection to {opened.address} within connect_timeout={connect_timeout:g} s; check the address"
+                f"no connection to {name} within connect_timeout={connect_timeout:g} s; check the address"
             ) from None
-        opened._connection = connection
-        return opened
 
     @property
     def connection(self) -> Connection:
@@ -149,6 +171,11 @@ class BrokerConnection:
         if self.closed:
             raise ConnectionLost(f"the connection to {self.address} is closed")
         return (await self.connection.request(command, payload, timeout=timeout)).result
+
+    def retire(self, reason: MagnetarError) -> None:
+        """Everything that lives here looks for another place, and the connection closes once what was sent is written."""
+        self.connection_closed(reason)
+        self.connection.close()
 
     async def close(self, timeout: float) -> None:
         """Flushes and closes; returns when the socket is closed, after `timeout` seconds at most."""
@@ -196,7 +223,7 @@ class BrokerConnection:
             case CloseProducer():
                 producer = self.producers.get(command.producer_id)
                 if producer is not None:
-                    producer.moved(TopicNotServed("the broker closed the producer: the topic moves"))
+                    producer.moved(_moved("producer", command.url))
             case ActiveConsumer():
                 consumer = self.consumers.get(command.consumer_id)
                 if consumer is not None:
@@ -206,7 +233,7 @@ class BrokerConnection:
                 if consumer is not None and command.code:
                     consumer.refused(error_from_wire(command.code, command.action, command.message))
                 elif consumer is not None:
-                    consumer.moved(TopicNotServed("the broker closed the consumer: the topic moves"))
+                    consumer.moved(_moved("consumer", command.url))
             case _:
                 # Late receipts of an old epoch, and news of later versions that this one can do without.
                 log.debug("%s ignored", type(command).__name__)
@@ -225,3 +252,9 @@ class BrokerConnection:
         """The write buffer is low again."""
         for producer in list(self.producers.values()):
             producer.writing_resumed()
+
+
+def _moved(what: str, url: str) -> TopicNotServed:
+    """The broker has closed it; `url`: where the topic goes, if the broker says so."""
+    where = f" to {url}" if url else ""
+    return TopicNotServed(f"the broker closed the {what}: the topic moves{where}", url=url)

@@ -1,4 +1,4 @@
-"""The connections of a client: one to each broker, opened when the first topic needs it."""
+"""What a client has in common: its connections, where its topics are, and the cluster that it uses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import contextlib
 import random
 from typing import Any
 
-from magnetar.proto.commands import Command, Lookup, Partitions
-from magnetar.proto.errors import AlreadyClosed, MagnetarError, Unsupported
+from magnetar.proto.commands import Command
+from magnetar.proto.errors import ConnectionLost, LookupAgainError, MagnetarError
 from magnetar.runtime.clock import Clock
-from magnetar.runtime.connection import ConnectionOptions
 
-from ..options import ClientOptions, parse_url
+from ..options import ClientOptions
 from ..queue_budget import QueueBudget
-from .broker_connection import BrokerConnection
+from ..service_url import ServiceUrl
+from .broker_connection import CLOSE_TIMEOUT_S, BrokerConnection
+from .brokers import BrokerConnections
+from .lookups import Lookups
 from .retries import until_answered
 
 # What leaving (closing a producer or consumer) waits for the broker's answer: leaving works without it as well.
@@ -22,57 +24,64 @@ _LEAVE_TIMEOUT_S = 5.0
 
 
 class ConnectionPool:
-    """`options`, `queue_budget`, `clock` and `rng` are the client's, for everything that uses its connections."""
+    """`options`, `queue_budget`, `clock` and `rng` are the client's, for everything that uses its connections.
 
-    def __init__(
-        self, service: tuple[str, int], options: ClientOptions, clock: Clock, rng: random.Random
-    ) -> None:
+    cluster: counts the switches to another cluster; a message id is of the cluster in which it was received.
+    """
+
+    def __init__(self, service: ServiceUrl, options: ClientOptions, clock: Clock, rng: random.Random) -> None:
         self.options = options
         self.queue_budget = QueueBudget(options.max_queued_bytes)
         self.clock = clock
         self.rng = rng
-        self._service = service
-        self._connection_options = ConnectionOptions(
-            name=f"client {options.name}",
-            max_message_bytes=options.max_message_bytes,
-            ping_interval_s=options.ping_interval,
-            handshake_timeout_s=options.connect_timeout,
-            tls=options.tls,
-        )
-        self._opening: dict[
-            tuple[str, int], asyncio.Task[BrokerConnection]
-        ] = {}  # done ones are open, or failed
-        self._ending: dict[asyncio.Task[None], None] = {}
-        self._closed = False
+        self.cluster = 0
+        self._ending: dict[asyncio.Task[Any], None] = {}
+        self._use(service)
+
+    def _use(self, service: ServiceUrl) -> None:
+        self._brokers = BrokerConnections(service, self.options, self.rng)
+        self._lookups = Lookups(self._brokers, self.options.operation_timeout, self.rng)
+
+    @property
+    def service(self) -> ServiceUrl:
+        """Of the cluster that is used."""
+        return self._brokers.service
 
     async def to_service(self) -> BrokerConnection:
-        """To the address that the user gave."""
-        return await self._to(self._service)
+        """To any broker of the cluster."""
+        return await self._brokers.to_service()
 
-    async def to_topic(self, topic: str) -> BrokerConnection:
-        """To the broker that serves `topic`. Raises what the look-up failed with."""
-        timeout = self.options.operation_timeout
-        service = await self.to_service()
-        found = await service.request(Lookup(0, topic), timeout)
-        address = parse_url(found["url"])
-        partitions = (await service.request(Partitions(0, topic), timeout))["partitions"]
-        if partitions:
-            raise Unsupported(f"{topic} has {partitions} partitions, which this client cannot address yet")
-        return service if address == self._service else await self._to(address)
+    async def to_topic(self, topic: str, *, afresh: bool = False) -> BrokerConnection:
+        """To the broker that serves `topic`; `afresh`: as the service says now. Raises what the look-up failed with."""
+        return await self._lookups.find(topic, afresh=afresh)
+
+    def moved(self, topic: str, error: BaseException | None) -> bool:
+        """Forgets where a topic is if the error says that it moved. True if it says where it goes, which is tried first."""
+        return self._lookups.moved(topic, error)
 
     async def request(self, command: Command, topic: str | None = None, payload: bytes = b"") -> Any:
-        """Asks the broker of `topic` (None: the one of the URL), again after retryable errors, up to operation_timeout."""
+        """Asks the broker of `topic` (None: any one), again after retryable errors, up to operation_timeout."""
 
         async def ask() -> Any:
             connection = await (self.to_service() if topic is None else self.to_topic(topic))
-            return await connection.request(command, self.options.operation_timeout, payload)
+            try:
+                return await connection.request(command, self.options.operation_timeout, payload)
+            except LookupAgainError as error:
+                if topic is not None:
+                    self.moved(topic, error)
+                raise
 
         return await until_answered(ask, self.options, self.rng, f"{type(command).__name__} did not succeed")
 
     async def request_once(self, command: Command, topic: str) -> Any:
-        """As `request`, but asks only once: what is done a second time does something else."""
+        """As `request`, but asks only once: what is done a second time does something else.
+
+        TopicNotServed does not say whether it was done, so the topic is looked up for each of these.
+        """
         what = f"{type(command).__name__} was not sent"
-        connection = await until_answered(lambda: self.to_topic(topic), self.options, self.rng, what)
+        connection = await until_answered(
+            lambda: self.to_topic(topic, afresh=True), self.options, self.rng, what
+        )
         return await connection.request(command, self.options.operation_timeout)
 
     async def tell_leaving(self, connection: BrokerConnection, command: Command) -> None:
@@ -80,41 +89,33 @@ class ConnectionPool:
         with contextlib.suppress(MagnetarError):
             await connection.request(command, min(_LEAVE_TIMEOUT_S, self.options.operation_timeout))
 
+    async def probe(self, service: ServiceUrl) -> MagnetarError | None:
+        """Whether a cluster answers: None, or what connecting to it failed with."""
+        return await self._brokers.probe(service)
+
+    def switch(self, service: ServiceUrl) -> None:
+        """Uses another cluster: all that is attached leaves its broker at once, and looks for its topic there."""
+        brokers, lookups = self._brokers, self._lookups
+        self.cluster += 1
+        self._use(service)
+        lookups.stop()
+        brokers.retire(ConnectionLost(f"this client leaves {brokers.service} for {service}"))
+        self.await_end(
+            asyncio.get_running_loop().create_task(_leave(brokers, lookups), name="leave a cluster")
+        )
+
     def await_end(self, task: asyncio.Task[Any]) -> None:
-        """A task that its owner cancelled without waiting: `close` waits until it has ended."""
+        """A task that its owner does not wait for: `close` waits until it has ended."""
         self._ending[task] = None
         task.add_done_callback(self._ending.pop)
 
     async def close(self, timeout: float) -> None:
         """Closes the connections, each of which may take `timeout` seconds."""
-        self._closed = True
-        opening, self._opening = list(self._opening.values()), {}
-        for task in opening:
-            task.cancel()  # does nothing to those that are connected
-        opened = await asyncio.gather(*opening, return_exceptions=True)
-        # A connection is closed when its socket is: the loop may end next.
         await asyncio.gather(
-            *[one.close(timeout) for one in opened if isinstance(one, BrokerConnection)],
-            *self._ending,
-            return_exceptions=True,
+            self._lookups.close(), self._brokers.close(timeout), *self._ending, return_exceptions=True
         )
 
-    async def _to(self, address: tuple[str, int]) -> BrokerConnection:
-        """Opened if there is none; those who ask meanwhile wait for the same one."""
-        if self._closed:
-            raise AlreadyClosed("the client is closed; connect again")
-        task = self._opening.get(address)
-        if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().closed)):
-            task = asyncio.get_running_loop().create_task(
-                BrokerConnection.open(*address, self._connection_options, self.options.connect_timeout),
-                name=f"connect {address[0]}:{address[1]}",
-            )
-            task.add_done_callback(_mark_retrieved)
-            self._opening[address] = task
-        return await asyncio.shield(task)
 
-
-def _mark_retrieved(task: asyncio.Task[BrokerConnection]) -> None:
-    """Whoever asks next opens another connection."""
-    if not task.cancelled():
-        task.exception()
+async def _leave(brokers: BrokerConnections, lookups: Lookups) -> None:
+    await lookups.close()
+    await brokers.close(CLOSE_TIMEOUT_S)

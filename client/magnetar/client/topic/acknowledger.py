@@ -16,14 +16,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from magnetar.proto.commands import ACK_ROW, Ack, AckRow, Redeliver, encode_rows
-from magnetar.proto.errors import InvalidArgument, MagnetarError
+from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageLost
 from magnetar.proto.ids import MessageId
 
 from ..connection.broker_connection import BrokerConnection
 from ..messages import ACKED, QUEUED, UNACKED, Delivery, Message, MessageBatch
 from ..options import ConsumerOptions, check_delay
 from .acks import AckTracker, NackTracker, UnackedTracker
-from .session import ConsumerSession
+from .session import OF_ANOTHER_CLUSTER, ConsumerSession
 
 _log = logging.getLogger("magnetar.client")
 
@@ -44,6 +44,7 @@ class Acknowledger:
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._acks = AckTracker()
+        self._acks.cluster = session.cluster
         self._nacks = NackTracker()
         self._unacked = None if options.ack_timeout is None else UnackedTracker(options.ack_timeout)
         self._group_limit = options.ack_group_messages
@@ -64,7 +65,7 @@ class Acknowledger:
         """See Consumer.ack."""
         if receipt:
             self._session.check_open()
-            rows, spans = _rows_and_spans(messages)
+            rows, spans = _rows_and_spans(messages, self._session.cluster)
             self._receipt_rows += rows
             self._receipt_spans += spans
             await self._receipt()
@@ -93,6 +94,10 @@ class Acknowledger:
                 f"ack_cumulative on a {self._options.type} subscription would acknowledge what other consumers hold; use ack"
             )
         message_id = message.id if isinstance(message, Message) else _checked_id(message)
+        if isinstance(message, Message) and message.delivery.cluster != self._session.cluster:
+            if receipt:
+                raise _of_another_cluster(message)
+            return
         if receipt:
             if self._receipt_cumulative is None or message_id > self._receipt_cumulative:
                 self._receipt_cumulative = message_id
@@ -114,6 +119,8 @@ class Acknowledger:
         for message in (messages,) if isinstance(messages, Message | MessageId) else messages:
             if not isinstance(message, Message):
                 raise InvalidArgument(f"nack takes messages, not {type(message).__name__}")
+            if message.delivery.cluster != self._session.cluster:
+                continue
             self._nacks.add(message, now + (self._nack_delay(message) if delay is None else delay))
         self._nacks_added()
 
@@ -181,15 +188,17 @@ class Acknowledger:
         task = self._next_receipt
         if task is None:
             task = self._next_receipt = self._loop.create_task(
-                self._request_receipt(), name=f"ack {self._session.what}"
+                self._request_receipt(self._session.cluster), name=f"ack {self._session.what}"
             )
         # Shielded: one who stops waiting must not take the receipt from the others.
         await asyncio.shield(task)
 
-    async def _request_receipt(self) -> None:
+    async def _request_receipt(self, cluster: int) -> None:
         """Runs one loop turn after it was asked for, with everything acknowledged until then."""
         task, self._next_receipt = self._next_receipt, None
         assert task is not None
+        if cluster != self._session.cluster:
+            raise MessageLost(f"{self._session.what}: an acknowledgement {OF_ANOTHER_CLUSTER}")
         self.flush()  # what was acknowledged before without a receipt keeps its place, and needs none
         rows, self._receipt_rows = self._receipt_rows, []
         spans, self._receipt_spans = self._receipt_spans, []
@@ -287,6 +296,14 @@ class Acknowledger:
         if self._unacked is not None:
             self._unacked.clear()
 
+    def cluster_switched(self) -> None:
+        """Ids of messages mean other messages from now on: nothing that was acknowledged before is sent."""
+        self.forget()
+        self._acks.cluster = self._session.cluster
+        self._receipt_rows, self._receipt_spans, self._receipt_cumulative = [], [], None
+        for task in self._unanswered:
+            self._unanswered[task] = []  # they fail by themselves, as ConsumerSession.call does
+
     def forget(self) -> None:
         """The subscription is deleted."""
         self._acks.clear()
@@ -317,12 +334,20 @@ class Acknowledger:
 _Span = tuple[bytearray, int, int]  # flags of a delivery, first and end of the messages meant
 
 
-def _rows_and_spans(messages: Any) -> tuple[list[AckRow], list[_Span]]:
-    """What is to be acknowledged, for the broker and in the flags of its deliveries."""
+def _of_another_cluster(message: Message) -> MagnetarError:
+    return MessageLost(
+        f"to acknowledge {message.id} of {message.topic} {OF_ANOTHER_CLUSTER}; it may be delivered again"
+    )
+
+
+def _rows_and_spans(messages: Any, cluster: int) -> tuple[list[AckRow], list[_Span]]:
+    """What is to be acknowledged, for the broker and in the flags of its deliveries. Raises MessageLost."""
     if isinstance(messages, Message | MessageId):
         messages = (messages,)
     elif isinstance(messages, MessageBatch) and _is_range(messages):
         delivery, first, end = messages[0].delivery, messages[0].index, messages[-1].index + 1
+        if delivery.cluster != cluster:
+            raise _of_another_cluster(messages[0])
         base = delivery.base_index
         row = AckRow(delivery.ledger, delivery.entry_id, base + first, base + end - 1)
         return [row], [(delivery.flags, first, end)]
@@ -330,6 +355,8 @@ def _rows_and_spans(messages: Any) -> tuple[list[AckRow], list[_Span]]:
     spans: list[_Span] = []
     for message in _iterated(messages):
         if isinstance(message, Message):
+            if message.delivery.cluster != cluster:
+                raise _of_another_cluster(message)
             spans.append((message.delivery.flags, message.index, message.index + 1))
             message = message.id
         ledger, entry, index, _ = _checked_id(message)

@@ -29,11 +29,15 @@ _UNACKED_RUN = re.compile(_UNACKED + b"+")
 
 
 class AckTracker:
-    """count: messages acknowledged since rows were taken last. cumulative: the last one of a cumulative ack, or None."""
+    """count: messages acknowledged since rows were taken last. cumulative: the last one of a cumulative ack, or None.
 
-    __slots__ = ("_deliveries", "_ids", "count", "cumulative")
+    cluster: acks of messages of another one come to nothing.
+    """
+
+    __slots__ = ("_deliveries", "_ids", "cluster", "count", "cumulative")
 
     def __init__(self) -> None:
+        self.cluster = 0
         self.count = 0
         self.cumulative: MessageId | None = None
         self._deliveries: list[Delivery] = []
@@ -81,7 +85,8 @@ class AckTracker:
         rows: list[AckRow] = []
         for delivery in self._deliveries:
             delivery.queued = False
-            rows += _queued_rows(delivery)
+            if delivery.cluster == self.cluster:
+                rows += _queued_rows(delivery)
         self._deliveries.clear()
         if self._ids:
             rows += rows_of_ids(self._ids)

@@ -423,6 +423,14 @@ class TopicConsumer:
             self._drop_local()
             self.acknowledger.forget_nacks()
 
+    def cluster_switched(self) -> None:
+        """The next broker is one of another cluster: what was received before means nothing there."""
+        self._session.cluster = self._session.pool.cluster
+        self._gap = None
+        self._epoch = 0
+        self.acknowledger.cluster_switched()
+        self.position.cluster_switched()
+
     def gave_up(self, error: MagnetarError) -> None:
         """Nothing more will come."""
         self._session.failure = error
@@ -440,7 +448,9 @@ class TopicConsumer:
     def delivered(self, command: Deliver, payload: bytes) -> None:
         """A DELIVER frame."""
         try:
-            delivery: Delivery | Undecodable = Delivery(command, payload, self._session.topic)
+            delivery: Delivery | Undecodable = Delivery(
+                command, payload, self._session.topic, self._session.cluster
+            )
         except MagnetarError as error:
             delivery = Undecodable(command, error, self._session.topic)
             # How many permits it used is not known. To grant too many is better than a consumer that gets nothing more.

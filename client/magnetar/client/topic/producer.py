@@ -447,6 +447,10 @@ class TopicProducer:
         if connection is not None:
             connection.routes.pop(self._receipt_header, None)
 
+    def cluster_switched(self) -> None:
+        """The name that the old cluster gave may belong to somebody else in the new one."""
+        self.name = self.options.name or ""
+
     def gave_up(self, error: MagnetarError) -> None:
         """The topic cannot be produced to any more."""
         self._stop_receipts()

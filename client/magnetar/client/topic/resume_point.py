@@ -26,6 +26,7 @@ class ResumePoint:
         self._last: MessageId | None = None  # the last message handed out since
         self._latest_at_start: MessageId | None = None  # the topic's last message when "latest" was asked for
         self._subscribed_before = False
+        self._last_time_ms = 0  # when the last message handed out was stored
 
     def start(self) -> WireStart:
         """Where the subscription begins if the broker has none of this name (any more)."""
@@ -51,6 +52,16 @@ class ResumePoint:
     def handed_out(self, last: Message) -> None:
         """`last` and everything before it was given to the user."""
         self._last = last.id
+        self._last_time_ms = last.delivery.entry.append_time_ms
+
+    def cluster_switched(self) -> None:
+        """An id means another message now: it goes on at the time of the last one, or begins where it was to begin."""
+        if self._last is not None and not self._durable:
+            self._start = ("time", self._last_time_ms)
+        elif self._start[0] == "id":
+            self._start = ("earliest", None)
+        self._last = self._latest_at_start = None
+        self._subscribed_before = False
 
     async def sought_to(self, start: WireStart) -> None:
         """A seek succeeded."""

@@ -6,19 +6,21 @@ import asyncio
 from typing import Any
 
 from magnetar.proto.commands import Command
-from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError, TopicNotServed
+from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError, MessageLost, TopicNotServed
 
 from ..connection.broker_connection import BrokerConnection
 from ..connection.pool import ConnectionPool
 from ..connection.retries import until_answered
 from ..receipts import copy_of
 
+OF_ANOTHER_CLUSTER = "is about messages of the cluster that this client has left"
+
 
 class ConsumerSession:
     """Shared by a consumer and what keeps its place. `what` names it in messages.
 
     connection: None while it is not attached. attached: set while there is a connection, and when there never will be again.
-    failure: why nothing more will come.
+    failure: why nothing more will come. cluster: see ConnectionPool; the one that it was attached to last.
     """
 
     def __init__(self, pool: ConnectionPool, topic: str, consumer_id: int, what: str) -> None:
@@ -30,6 +32,7 @@ class ConsumerSession:
         self.attached = asyncio.Event()
         self.closed = False
         self.failure: MagnetarError | None = None
+        self.cluster = pool.cluster
 
     def check_open(self) -> None:
         """Raises what it failed with, or AlreadyClosed."""
@@ -41,14 +44,17 @@ class ConsumerSession:
     async def call(self, command: Command, payload: bytes = b"") -> Any:
         """A request to whichever broker this is attached to, repeated when it is not attached there any more meanwhile.
 
-        Raises what the broker answered, or RequestTimeout after operation_timeout.
+        Raises what the broker answered, MessageLost if it is attached to another cluster by then, or RequestTimeout
+        after operation_timeout.
         """
-        pool = self.pool
+        pool, cluster = self.pool, self.cluster
 
         async def ask() -> Any:
             while self.connection is None:
                 self.check_open()
                 await self.attached.wait()
+            if self.cluster != cluster:
+                raise MessageLost(f"{self.what}: {type(command).__name__} {OF_ANOTHER_CLUSTER}")
             connection = self.connection
             try:
                 return await connection.request(command, pool.options.operation_timeout, payload)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from magnetar.proto.errors import ConnectionLost
 
+from .addresses import format_address
 from .connection import Connection, ConnectionHandler
 from .options import ConnectionOptions
 from .server import FramedServer
@@ -23,27 +24,35 @@ async def start_server(
 
 
 async def open_connection(
-    host: str, port: int, handler: ConnectionHandler, options: ConnectionOptions
+    host: str,
+    port: int,
+    handler: ConnectionHandler,
+    options: ConnectionOptions,
+    *,
+    server_name: str | None = None,
 ) -> Connection:
-    """Connects and shakes hands within `handshake_timeout_s`.
+    """Connects and shakes hands within `handshake_timeout_s`. `server_name`: whom TLS expects at an address; None: `host`.
 
     Raises ConnectionLost (nobody there, no answer, cut off), or the error that the server answered.
     """
     # Made here: the loop drops one whose attempt is cut short, and its timer would go on.
     transport = Transport(options, lambda transport: Connection(transport, handler, options))
-    connection = transport.protocol
+    connection, peer = transport.protocol, format_address((host, port))
     assert isinstance(connection, Connection)
     try:
         async with asyncio.timeout(options.handshake_timeout_s):
-            await asyncio.get_running_loop().create_connection(lambda: transport, host, port, ssl=options.tls)
+            await asyncio.get_running_loop().create_connection(
+                lambda: transport, host, port, ssl=options.tls,
+                server_hostname=(server_name or host) if options.tls is not None else None,
+            )  # fmt: skip
             await connection.ready
         return connection
     except BaseException as error:
         transport.abort()
         if isinstance(error, TimeoutError):
             reason = f"did not answer within {options.handshake_timeout_s:g} s; is it a Magnetar service?"
-            raise ConnectionLost(f"{host}:{port} {reason}") from None
+            raise ConnectionLost(f"{peer} {reason}") from None
         if isinstance(error, OSError):
             reason = f"{error.strerror or error}; is the service running there?"
-            raise ConnectionLost(f"cannot connect to {host}:{port}: {reason}") from error
+            raise ConnectionLost(f"cannot connect to {peer}: {reason}") from error
         raise

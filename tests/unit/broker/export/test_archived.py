@@ -214,7 +214,7 @@ async def test_a_broker_that_took_over_waits_for_leases(bookies: Bookies, ledger
         assert answer["archived"] == 0
         assert answer["kept"] == [
             rows[0][0],
-            "the topic was taken over, and whose leases it has is known in 5 s",
+            "the topic came from another broker, and who holds leases on it is known in 5 s",
         ]
 
 

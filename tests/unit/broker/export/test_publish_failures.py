@@ -20,7 +20,7 @@ from magnetar.proto.errors import (
     ServiceNotReady,
 )
 from support.bookies import Bookies
-from support.broker_kit import TOPIC, FakeClock, settle
+from support.broker_kit import TOPIC, settle
 from support.export_kit import (
     Job,
     crash,
@@ -118,7 +118,7 @@ async def test_a_ledger_that_fails_in_the_middle(
         for bookie in bookies.values():
             bookie.forget_held()
         # The writer gives up, as when no bookie is left for an ensemble change, and cannot close the ledger either.
-        segment = loaded(broker).ledger._open_ledger
+        segment = loaded(broker).ledger.open_ledger
 
         async def close() -> None:
             raise BookieUnavailable("gone")
@@ -206,20 +206,22 @@ async def test_a_place_whose_record_has_no_known_outcome(
 
 
 async def test_a_roll_over_while_the_batch_is_recorded(bookies: Bookies, ledgers: LedgerClient) -> None:
-    store, clock = Moody(bookies.metadata), FakeClock()
-    async with small_broker(bookies, ledgers, store, clock=clock, max_ledger_age_ms=1000) as broker:
+    store = Moody(bookies.metadata)
+    async with small_broker(bookies, ledgers, store, max_ledger_age_ms=3_600_000) as broker:
         client = await published(broker, b"a")
         job = Job(bookies, broker)
         row = await job.stage([b"x"])
         first = await open_ledger(client)
+        ledger = loaded(broker).ledger
 
         rolled = asyncio.Event()
 
         async def roll() -> None:
             store.on_put = None
             rolled.set()
-            clock.now += 1000
-            assert loaded(broker).ledger.roll_if_due()
+            assert ledger.open_ledger is not None
+            ledger.open_ledger.opened_at -= 3600
+            assert ledger.roll_if_due()
             await settle(5)
 
         store.armed, store.on_put = "roll", roll

@@ -48,7 +48,10 @@ async def test_a_task_is_told_all_that_it_needs(bookies: Bookies, ledgers: Ledge
         assert metadata.state is LedgerState.OPEN
         (bookie,) = metadata.last_ensemble.bookies
         assert made["bookies"] == {bookie: "127.0.0.1:3181"}
-        assert made["writable"] == [["b1", "127.0.0.1:3181", "", ""], ["b2", "127.0.0.1:3181", "", ""]]
+        assert made["writable"] == [
+            ["b1", "127.0.0.1:3181", "", "", ""],
+            ["b2", "127.0.0.1:3181", "", "", ""],
+        ]
         assert await client.ask(c.GetLedgerMetadata, "orders", made["ledger"]) == made
         assert await client.ask(c.QueryState, "orders", "q") == {"batch": -1}
 

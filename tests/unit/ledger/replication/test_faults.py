@@ -331,7 +331,7 @@ async def test_a_drained_bookie_serves_as_a_source_and_gets_nothing_new() -> Non
     ledgers += [await cluster.closed_ledger(10, ensemble_size=3, write_quorum=3) for _ in range(4)]
     repair = await cluster.autorecovery()
     stored = StoredLedgers(cluster.metadata)
-    assert await ledgers_naming(stored, "b1")
+    assert await ledgers_naming(stored, ["b1"])
     with pytest.raises(InvalidArgument, match="was ever registered"):
         await begin_drain(cluster.metadata, "b9")
     assert await begin_drain(cluster.metadata, "b1")
@@ -340,14 +340,14 @@ async def test_a_drained_bookie_serves_as_a_source_and_gets_nothing_new() -> Non
         await remove_bookie(cluster.metadata, "b1")
 
     async def drained() -> bool:
-        return await ledgers_naming(stored, "b1") == []
+        return await ledgers_naming(stored, ["b1"]) == []
 
     await cluster.until(drained)
     for ledger in ledgers:
         assert await cluster.replicated(ledger)
     assert await cluster.requests() == {}
     assert repair.figures()["bookies_draining"] == 1
-    assert (await drain_progress(cluster.metadata, "b1", cluster.bookies.clock)).ledgers == 0
+    assert (await drain_progress(cluster.metadata, ["b1"], cluster.bookies.clock)).ledgers == 0
     await cluster.lose("b1")
     await remove_bookie(cluster.metadata, "b1")
     assert await cluster.metadata.get("/cookies/b1") is None

@@ -213,13 +213,11 @@ class RepairCore:
         self._version = 0
         self._fragment: Fragment | None = None  # that is being repaired
         self._targets: Mapping[int, str] = {}  # its new bookies, by position
-        self._copied_to: dict[
-            str, None
-        ] = {}  # bookies that got entries, whether or not the record names them
+        # Bookies that got entries, whether or not the record names them.
+        self._copied_to: dict[str, None] = {}
         self._refused: dict[str, None] = {}  # targets that failed; not chosen again
-        self._given_up: dict[
-            int, str
-        ] = {}  # first entry of a fragment -> why it is not repaired in this attempt
+        # First entry of a fragment -> why it is not repaired in this attempt.
+        self._given_up: dict[int, str] = {}
         self._waits: str = ""  # why the ledger has to wait although nothing failed
         self._compliant: dict[int, None] = {}  # first entries of fragments that were looked at for placement
         self._to_check = [bookie for bookie, reason in request.bookies.items() if reason is Reason.CHECK]

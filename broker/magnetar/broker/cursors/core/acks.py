@@ -26,7 +26,7 @@ knowing which entry follows the last one of a ledger takes the topic's ledger li
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
@@ -59,8 +59,18 @@ def acked_numbers(entry: int, first: int, last: int, message_count: int) -> Rang
     return base + first, base + (last if last + 1 < message_count else _LAST_INDEX)
 
 
+def numbers_of(
+    entry: int, firsts: Sequence[int], lasts: Sequence[int], message_count: int
+) -> tuple[list[int], list[int]]:
+    """`acked_numbers` of many ranges of an entry, which are sorted: where they start, and where they end."""
+    base = entry << INDEX_BITS
+    starts, ends = [base + first for first in firsts], [base + last for last in lasts]
+    ends[-1] = acked_numbers(entry, firsts[-1], lasts[-1], message_count)[1]
+    return starts, ends
+
+
 class AckState:
-    """See the module docstring. One door for every change: `ack`, `ack_through`, `move_to`, `merge`, `reset`.
+    """See the module docstring. One door for every change: `ack`, `ack_all`, `ack_through`, `move_to`, `merge`, `reset`.
 
     Invariants (`check`): nothing is recorded below the mark-delete position or beginning at it.
     """
@@ -97,6 +107,22 @@ class AckState:
         if unused and ranges is not None and ranges.end_of(end) is not None:
             unused = 0
         added = self.acked.add(ledger, start, end) - unused
+        self._advance()
+        return added
+
+    def ack_all(
+        self, ledger: int, entry: int, firsts: Sequence[int], lasts: Sequence[int], message_count: int
+    ) -> int:
+        """`ack` for ranges of one entry, sorted and disjoint: 0.2 us each if there are many, and all are new."""
+        if len(firsts) == 1 or (ledger, entry, firsts[0]) < self.mark_delete or lasts[-1] >= message_count:
+            rows = zip(firsts, lasts)
+            return sum([self.ack(ledger, entry, first, last, message_count) for first, last in rows])
+        starts, ends = numbers_of(entry, firsts, lasts, message_count)
+        ranges = self.acked.by_ledger.get(ledger)
+        unused = ends[-1] - starts[-1] - (lasts[-1] - firsts[-1])  # counted if they are new, as in `ack`
+        if unused and ranges is not None and ranges.end_of(ends[-1]) is not None:
+            unused = 0
+        added = self.acked.add_all(ledger, starts, ends) - unused
         self._advance()
         return added
 

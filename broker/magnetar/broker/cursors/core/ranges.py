@@ -16,10 +16,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from operator import lt
 
 # Of one block of `RangeBlocks`, and twice as many at most: a splice in lists of that length takes less than the bisection.
 BLOCK_RANGES = 512
+# Many ranges are added or removed at once where no more than so many times their number are already there.
+BULK_FACTOR = 8
+BULK_RANGES = 4  # and not fewer
 
 Range = tuple[int, int]
 CountedRange = tuple[int, int, int]  # first, last, how often they were delivered before
@@ -39,6 +44,13 @@ class IndexRanges:
         self.ends: list[int] = []
         for first, last in ranges:
             self.add(first, last)
+
+    @classmethod
+    def of(cls, rows: Sequence[Range]) -> IndexRanges:
+        """Of ranges that are sorted and do not touch each other."""
+        found = cls()
+        found.starts, found.ends = [first for first, _ in rows], [last for _, last in rows]
+        return found
 
     def __len__(self) -> int:
         """The number of ranges, not of members."""
@@ -60,7 +72,7 @@ class IndexRanges:
     @property
     def members(self) -> int:
         """How many numbers are in the set."""
-        return sum(self.ends) - sum(self.starts) + len(self.starts)
+        return count_members(self.starts, self.ends)
 
     def add(self, first: int, last: int) -> int:
         """Adds first..last and returns how many of them were not there before."""
@@ -103,6 +115,66 @@ class IndexRanges:
         ends[low:high] = [end for _, end in left]
         return removed - sum(end - start + 1 for start, end in left)
 
+    def add_all(self, firsts: Sequence[int], lasts: Sequence[int]) -> int:
+        """`add` for many ranges, sorted and disjoint: 0.15 us for each of them and of those among which they lie."""
+        starts, ends = self.starts, self.ends
+        low = bisect_left(ends, firsts[0] - 1)
+        high = bisect_right(starts, lasts[-1] + 1)
+        if len(firsts) >= BULK_RANGES and high - low <= BULK_FACTOR * len(firsts):
+            # Two sorted lists after each other are merged in C. If nothing overlaps, each start has the end at its place.
+            merged_starts = sorted([*starts[low:high], *firsts])
+            merged_ends = sorted([*ends[low:high], *lasts])
+            if all(map(lt, merged_ends, merged_starts[1:])):
+                touching = {end + 1 for end in merged_ends}.intersection(merged_starts)
+                if touching:
+                    merged_starts = [start for start in merged_starts if start not in touching]
+                    merged_ends = [end for end in merged_ends if end + 1 not in touching]
+                starts[low:high], ends[low:high] = merged_starts, merged_ends
+                return count_members(firsts, lasts)
+        return sum(map(self.add, firsts, lasts))
+
+    def remove_if_there(self, firsts: Sequence[int], lasts: Sequence[int]) -> bool:
+        """Takes many ranges out, sorted and disjoint: 0.2 us for each of them and of those among which they lie.
+
+        False, and nothing has changed, if they are a few, or not all of their numbers are there.
+        """
+        starts, ends = self.starts, self.ends
+        low = bisect_left(ends, firsts[0])
+        high = bisect_right(starts, lasts[-1])
+        if len(firsts) < BULK_RANGES or high - low > BULK_FACTOR * len(firsts):
+            return False
+        # Where a range begins, or the place behind its end: what both sets have vanishes in their difference.
+        borders = {*starts[low:high], *[end + 1 for end in ends[low:high]]}
+        borders.symmetric_difference_update({*firsts}.symmetric_difference([last + 1 for last in lasts]))
+        ordered = sorted(borders)
+        left_starts, left_ends = ordered[::2], [border - 1 for border in ordered[1::2]]
+        removed = count_members(starts[low:high], ends[low:high]) - count_members(left_starts, left_ends)
+        if removed != count_members(firsts, lasts):
+            return False
+        starts[low:high], ends[low:high] = left_starts, left_ends
+        return True
+
+    def split(self, number: int) -> tuple[IndexRanges, IndexRanges]:
+        """What lies below a number, and the rest."""
+        low, high = IndexRanges(), IndexRanges()
+        at = bisect_left(self.ends, number)
+        low.starts, low.ends = self.starts[:at], self.ends[:at]
+        high.starts, high.ends = self.starts[at:], self.ends[at:]
+        if high and high.starts[0] < number:
+            low.starts.append(high.starts[0])
+            low.ends.append(number - 1)
+            high.starts[0] = number
+        return low, high
+
+    def without(self, others: IndexRanges) -> IndexRanges:
+        """The rest, when ranges that are in the set are taken out."""
+        left = IndexRanges()
+        left.starts, left.ends = self.starts[:], self.ends[:]
+        if others and not left.remove_if_there(others.starts, others.ends):
+            for first, last in others:
+                left.remove(first, last)
+        return left
+
     def covers(self, first: int, last: int) -> bool:
         """True if all of first..last are in the set."""
         at = bisect_right(self.starts, first) - 1
@@ -136,6 +208,30 @@ class IndexRanges:
         assert len(self.starts) == len(self.ends)
         assert all(start <= end for start, end in self)
         assert all(end + 1 < start for end, start in zip(self.ends, self.starts[1:]))
+
+
+def count_members(starts: Sequence[int], ends: Sequence[int]) -> int:
+    """How many numbers are in disjoint ranges."""
+    return sum(ends) - sum(starts) + len(starts)
+
+
+def intersection(ranges: IndexRanges, others: IndexRanges) -> IndexRanges:
+    """What both have: 0.1 us for each of their ranges, or 0.6 us for each of `ranges` if these are far fewer."""
+    if len(others) > BULK_FACTOR * len(ranges):
+        return IndexRanges.of([part for first, last in ranges for part in others.within(first, last)])
+    # Two sorted lists after each other are merged in C. When k + 2 ranges have begun and k have ended, two overlap.
+    starts, ends = sorted([*ranges.starts, *others.starts]), sorted([*ranges.ends, *others.ends])
+    return IndexRanges.of([part for part in zip(islice(starts, 1, None), ends) if part[0] <= part[1]])
+
+
+def intersects(ranges: IndexRanges, others: IndexRanges) -> bool:
+    """True if something is in both; `ranges` should be the one with fewer of them."""
+    starts, ends, count = others.starts, others.ends, len(others)
+    for first, last in ranges:
+        at = bisect_left(ends, first)
+        if at < count and starts[at] <= last:
+            return True
+    return False
 
 
 def complement(ranges: Iterable[Range], first: int, last: int) -> list[Range]:
@@ -186,6 +282,31 @@ class RangeBlocks:
         added = block.add(first, last)
         self.count += len(block) - before
         ends[at] = block.ends[-1]
+        if len(block) > 2 * BLOCK_RANGES:
+            self._split(at)
+        return added
+
+    def add_all(self, firsts: Sequence[int], lasts: Sequence[int]) -> int:
+        """`add` for many ranges, sorted and disjoint."""
+        blocks, last = self._blocks, lasts[-1]
+        at = bisect_left(self._ends, firsts[0] - 1)
+        if at == len(blocks):
+            if not blocks or len(blocks[-1]) >= BLOCK_RANGES:
+                blocks.append(IndexRanges())
+                self._ends.append(last)
+            at = len(blocks) - 1
+        following = at + 1
+        while following < len(blocks) and blocks[following].starts[0] <= last + 1:
+            following += 1
+        if (following - at - 1) * BLOCK_RANGES > BULK_FACTOR * len(firsts):
+            return sum(map(self.add, firsts, lasts))
+        if following > at + 1:
+            self._join(at, last)
+        block = blocks[at]
+        before = len(block)
+        added = block.add_all(firsts, lasts)
+        self.count += len(block) - before
+        self._ends[at] = block.ends[-1]
         if len(block) > 2 * BLOCK_RANGES:
             self._split(at)
         return added
@@ -305,6 +426,18 @@ class LedgerRanges:
         self.count += ranges.count - before
         return added
 
+    def add_all(self, ledger: int, firsts: Sequence[int], lasts: Sequence[int]) -> int:
+        """`add` for many ranges, sorted and disjoint."""
+        if len(firsts) == 1:
+            return self.add(ledger, firsts[0], lasts[0])
+        ranges = self.by_ledger.get(ledger)
+        if ranges is None:
+            ranges = self.by_ledger[ledger] = RangeBlocks()
+        before = ranges.count
+        added = ranges.add_all(firsts, lasts)
+        self.count += ranges.count - before
+        return added
+
     def update(self, ledger: int, starts: list[int], ends: list[int]) -> None:
         """Adds ranges that are sorted and do not touch each other."""
         if starts:
@@ -375,6 +508,14 @@ class DeliveredRanges:
         # Redelivery count -> messages. One key in practice: a nack makes a second.
         self.by_count: dict[int, IndexRanges] = {}
 
+    @classmethod
+    def of(cls, rows: Iterable[CountedRange]) -> DeliveredRanges:
+        """Of rows that are sorted and disjoint."""
+        found = cls()
+        for first, last, count in rows:
+            found.by_count.setdefault(count, IndexRanges()).add(first, last)
+        return found
+
     def __bool__(self) -> bool:
         return bool(self.by_count)
 
@@ -397,9 +538,34 @@ class DeliveredRanges:
                     del self.by_count[count]
         return taken
 
+    def add_all(self, firsts: Sequence[int], lasts: Sequence[int], count: int) -> None:
+        """`add` for ranges that are sorted and disjoint, of messages that are not recorded."""
+        ranges = self.by_count.get(count)
+        if ranges is None:
+            ranges = self.by_count[count] = IndexRanges()
+        ranges.add_all(firsts, lasts)
+
+    def take_all(self, firsts: Sequence[int], lasts: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """`take` for many ranges, sorted and disjoint; where what was recorded starts and ends, in any order."""
+        if all(ranges.ends[-1] < firsts[0] for ranges in self.by_count.values()):
+            return [], []
+        for count, ranges in self.by_count.items():
+            if ranges.remove_if_there(firsts, lasts):
+                if not ranges:
+                    del self.by_count[count]
+                return firsts, lasts
+        taken = [part for first, last in zip(firsts, lasts) for part in self.take(first, last)]
+        return [first for first, _, _ in taken], [last for _, last, _ in taken]
+
     def rows(self) -> list[CountedRange]:
         """Everything that is recorded, as (first, last, count), sorted."""
         return sorted((start, end, count) for count, ranges in self.by_count.items() for start, end in ranges)
+
+    @property
+    def span(self) -> Range:
+        """The lowest and the highest message."""
+        starts = [ranges.starts[0] for ranges in self.by_count.values()]
+        return min(starts), max([ranges.ends[-1] for ranges in self.by_count.values()])
 
     def lowest(self) -> tuple[int, IndexRanges]:
         """The count, and its ranges, that hold the lowest message."""

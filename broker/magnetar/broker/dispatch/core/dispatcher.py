@@ -7,22 +7,19 @@ delivered again goes before what is new. The three parts:
     RedeliveryTracker   what is pending, what is to be delivered again
     Selector            who gets it, by subscription type
 
-and the cursor's AckState, which the shell changes and the core only reads. The core sees each delivery through before the
-next one is decided, so a shell sends it at once: whether the next consumer is writable may depend on it.
-
-`poll` runs for every entry, and is written for that: about 4 us for the delivery of a whole entry, most of it `cut` and the
-lookups in the topic.
+and the cursor's AckState, which the core only reads. Whether a consumer is writable may depend on the delivery before.
+`poll` runs for every entry: about 4 us for the delivery of a whole one, most of it `cut` and lookups in the topic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 
 from ...cursors.core.acks import EntryKey, Position
-from ...cursors.core.ranges import CountedRange, Range, complement
+from ...cursors.core.ranges import DeliveredRanges, IndexRanges, Range, complement
 from ...cursors.core.redeliveries import RedeliveryCounts
 from ...resources.budget import ByteBudget
 from ...settings import BrokerSettings
@@ -241,19 +238,20 @@ class DispatchCore:
     def _acknowledged(self, event: Acknowledged) -> None:
         consumer, tracker = event.consumer, self.tracker
         if tracker.counts.by_entry and not event.cumulative:
-            for ledger, entry_id, first, last in event.rows:
-                tracker.counts.forget((ledger, entry_id), first, last)
+            for ledger, entry_id, firsts, lasts in event.ranges:
+                for first, last in zip(firsts, lasts):
+                    tracker.counts.forget((ledger, entry_id), first, last)
         if event.cumulative:
-            ledger, entry_id, _, last = event.rows[0]
+            ledger, entry_id, _, lasts = event.ranges[0]
             for holder in self.consumers:
                 if holder.pending_acks:
-                    tracker.settle_through(holder, (ledger, entry_id), last)
+                    tracker.settle_through(holder, (ledger, entry_id), lasts[0])
         elif tracker.unacked_messages or tracker.replay:
-            for (ledger, entry_id, first, last), added in zip(event.rows, event.added):
-                before = consumer.unacked_messages
-                tracker.settle(consumer, (ledger, entry_id), first, last)
-                if added > before - consumer.unacked_messages:
-                    self._settle_elsewhere((ledger, entry_id), first, last)
+            for (ledger, entry_id, firsts, lasts), added in zip(event.ranges, event.added):
+                key = (ledger, entry_id)
+                if added > tracker.settle_all(consumer, key, firsts, lasts):
+                    for first, last in zip(firsts, lasts):
+                        self._settle_elsewhere(key, first, last)
         self._changed(consumer)
         self.message_counts.drop_below(self._state.mark_delete)
 
@@ -329,6 +327,8 @@ class DispatchCore:
                 self.stop = Stop.NO_CONSUMER
                 return None
             if self._keyed is not None:
+                if self._keyed.turn_is_over():
+                    return TurnOver()
                 self.tracker.release(self._keyed.released())
             done = self._deliver_again(selector) if self.tracker.replay else False
             if done is False:
@@ -381,7 +381,8 @@ class DispatchCore:
         delivery: Delivery | bool = True
         if self._keyed is not None:
             room = self._keyed.look_ahead_messages - self.tracker.replay_messages
-            rows = counts.split(key, wanted) if counted else [(*part, 0) for part in wanted]
+            split = counts.split(key, wanted) if counted else [(*part, 0) for part in wanted]
+            rows = DeliveredRanges.of(split)
             following = self._share_out(self._keyed, key, entry, rows, older=None, look_ahead=room)
         else:
             redeliveries, others = 0, None
@@ -446,15 +447,19 @@ class DispatchCore:
     def _share_out_again(self, keyed: KeySharedSelector, key: EntryKey) -> bool:
         """An entry of the replay queue, by keys. As `_deliver_again`; what is delivered goes through `_out`."""
         tracker = self.tracker
+        older = tracker.delayed_before(key)
+        if not older and keyed.waits_still(key):
+            tracker.set_aside(key)
+            return True
         if not self._log.is_confirmed(*key):  # it was trimmed meanwhile
             tracker.take_replay(key, 0, MAX_MESSAGES_PER_ENTRY)
         else:
             entry = self.source.get(key)
             if entry is None:
                 return self._want_replay(key)
-            older = tracker.delayed_before(key)
-            rows = self._waiting_rows(key, entry.message_count)
-            self._share_out(keyed, key, entry, rows, older=older, look_ahead=MAX_MESSAGES_PER_ENTRY)
+            rows = self._waiting(key, entry.message_count)
+            if rows is not None:
+                self._share_out(keyed, key, entry, rows, older=older, look_ahead=MAX_MESSAGES_PER_ENTRY)
             if older and tracker.next_replay() == key:
                 tracker.delay(key, max(older.values()))
                 self._set_timer()
@@ -462,22 +467,20 @@ class DispatchCore:
             self.source.replayed(key)
         return True
 
-    def _waiting_rows(self, key: EntryKey, message_count: int) -> Iterator[CountedRange]:
+    def _waiting(self, key: EntryKey, message_count: int) -> DeliveredRanges | None:
         """What of an entry is to be delivered again; what was acknowledged meanwhile leaves the queue on the way."""
-        for first, last, count in self.tracker.replay[key].rows():
-            wanted = self._state.unacked(*key, first, min(last, message_count - 1))
-            if wanted != [(first, last)]:
-                for part in complement(wanted, first, last):
-                    self.tracker.take_replay(key, *part)
-            for part in wanted:
-                yield (*part, count)
+        first, last = self.tracker.replay[key].span
+        wanted = self._state.unacked(*key, first, min(last, message_count - 1))
+        if wanted != [(first, last)]:
+            self.tracker.drop_acked(key, IndexRanges.of(complement(wanted, first, last)))
+        return self.tracker.replay.get(key)
 
     def _share_out(
         self,
         keyed: KeySharedSelector,
         key: EntryKey,
         entry: Entry,
-        rows: Iterable[CountedRange],
+        rows: DeliveredRanges,
         *,
         older: Iterable[EntryKey] | None,
         look_ahead: int,
@@ -496,22 +499,21 @@ class DispatchCore:
             # An earlier share of this entry may have been all that it, or the subscription, can take.
             if consumer.ready and consumer not in cut_short and not tracker.blocked_on_unacked_messages:
                 delivery, following = self._deliver(
-                    consumer, key, entry, wanted, consumer.available_permits, count, again=again
+                    consumer, key, entry, list(wanted), consumer.available_permits, count, again=again
                 )
                 self._out.append(delivery)
-            if following <= wanted[-1][1]:
+            taken, rest = wanted.split(following)
+            if rest:
                 cut_short[consumer] = None
-            for first, last in wanted:
-                if last >= following:
-                    left_over.append((max(first, following), last, count))
-                if again and first < following:
-                    tracker.take_replay(key, first, min(last, following - 1))
-        if not again:
-            for first, last, count in left_over:
-                tracker.add_replay(key, first, last, count)
-        if left_over or (again and key in tracker.replay):
+                if not again:
+                    left_over.add_all(rest.starts, rest.ends, count)
+            if again and taken:
+                tracker.take_replays(key, taken.starts, taken.ends)
+        for count, left in left_over.by_count.items() if not again else ():
+            tracker.add_replays(key, left.starts, left.ends, count)
+        if key in tracker.replay and (again or left_over):
             self.source.keep(key, entry)
-            if keyed.set_aside(key, cut_short) and not part:
+            if not part and keyed.set_aside(key, cut_short):
                 tracker.set_aside(key)
         return looked_at
 
@@ -539,10 +541,7 @@ class DispatchCore:
         consumer.byte_permits -= size
         consumer.delivered_messages += messages
         consumer.delivered_bytes += size
-        counters = self._counters
-        counters.deliveries += 1
-        counters.messages_out += messages
-        counters.bytes_out += size
+        self._counters.delivered(messages, size)
         if tracker.individual_acks or again:
             tracker.delivered(consumer, key, taken, messages, redeliveries)
         if self._durable or tracker.individual_acks:

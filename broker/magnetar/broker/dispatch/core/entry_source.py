@@ -79,9 +79,10 @@ class Acks(Protocol):
 
 
 class DispatchCounters:
-    """Sums over the broker, counted per delivery and per read."""
+    """Sums over a topic, which count for its broker as well; counted per delivery and per read."""
 
     __slots__ = (
+        "_broker",
         "bytes_out",
         "deliveries",
         "failures",
@@ -92,7 +93,8 @@ class DispatchCounters:
         "unreadable_entries",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, broker: DispatchCounters | None = None) -> None:
+        self._broker = broker
         self.deliveries = 0
         self.messages_out = 0
         self.bytes_out = 0
@@ -101,6 +103,39 @@ class DispatchCounters:
         self.unreadable_entries = 0  # now: a gauge
         self.skipped_entries = 0
         self.failures = 0  # runs of a dispatcher that a defect ended
+
+    def delivered(self, messages: int, size: int) -> None:
+        """A delivery of so many messages and bytes."""
+        self.deliveries += 1
+        self.messages_out += messages
+        self.bytes_out += size
+        if self._broker is not None:
+            self._broker.delivered(messages, size)
+
+    def read(self, size: int) -> None:
+        """An entry of so many bytes."""
+        self.reads += 1
+        self.read_bytes += size
+        if self._broker is not None:
+            self._broker.read(size)
+
+    def unreadable(self, more: int) -> None:
+        """So many more entries cannot be read now."""
+        self.unreadable_entries += more
+        if self._broker is not None:
+            self._broker.unreadable(more)
+
+    def skipped(self) -> None:
+        """An entry was given up."""
+        self.skipped_entries += 1
+        if self._broker is not None:
+            self._broker.skipped()
+
+    def failed(self) -> None:
+        """A defect ended a run of a dispatcher."""
+        self.failures += 1
+        if self._broker is not None:
+            self._broker.failed()
 
 
 @dataclass(slots=True)
@@ -279,8 +314,7 @@ class EntrySource:
                 self.ahead_bytes += size
             self.held_bytes += size
             self.budget.charge(size)
-            self._counters.reads += 1
-            self._counters.read_bytes += size
+            self._counters.read(size)
 
     def read_failed(
         self, read_id: int, error: MagnetarError, now_ms: int, replay: Container[EntryKey]
@@ -315,7 +349,7 @@ class EntrySource:
                 return key
             if not failure.unreadable:
                 failure.unreadable = True
-                self._counters.unreadable_entries += 1
+                self._counters.unreadable(1)
                 self._out.append(ReportUnreadable(key, error))
         pause = min(settings.retry_initial_ms << min(failure.attempts - 1, 20), settings.retry_max_ms)
         failure.due_ms = now_ms + pause * (1 + len(self.failures) // FAILED_ENTRIES_PER_PAUSE)
@@ -340,7 +374,7 @@ class EntrySource:
         failure = self.failures.pop(key, None) if self.failures else None
         self._failed_ahead.pop(key, None)
         if failure is not None and failure.unreadable:
-            self._counters.unreadable_entries -= 1
+            self._counters.unreadable(-1)
             self._out.append(ReportUnreadable(key, None))
 
     # --- letting go --------------------------------------------------------------------------------------------------

@@ -27,7 +27,15 @@ from itertools import islice, pairwise
 from typing import Protocol
 
 from ...cursors.core.acks import EntryKey, Position
-from ...cursors.core.ranges import CountedRange, DeliveredRanges, Range, complement
+from ...cursors.core.ranges import (
+    CountedRange,
+    DeliveredRanges,
+    IndexRanges,
+    Range,
+    complement,
+    count_members,
+    intersection,
+)
 from ...cursors.core.redeliveries import RedeliveryCounts
 from .consumer import Consumer
 
@@ -38,20 +46,25 @@ _NEVER = 1 << 62  # the due time of what waits for an event, not for a time
 class Observer(Protocol):
     """Learns where the messages are: what a subscription type needs that decides by their keys."""
 
-    def on_delivered(self, consumer: Consumer, key: EntryKey, taken: Sequence[Range]) -> None:
-        """They are pending at the consumer now."""
+    def on_delivered(
+        self, consumer: Consumer, key: EntryKey, starts: Sequence[int], ends: Sequence[int]
+    ) -> None:
+        """These ranges are pending at the consumer now."""
 
-    def on_settled(self, key: EntryKey, taken: list[CountedRange]) -> None:
+    def on_settled(self, key: EntryKey, starts: Sequence[int], ends: Sequence[int]) -> None:
         """They are no longer pending."""
 
-    def on_queued(self, key: EntryKey, first: int, last: int) -> None:
+    def on_queued(self, key: EntryKey, starts: Sequence[int], ends: Sequence[int]) -> None:
         """They are in the replay queue now."""
 
-    def on_unqueued(self, key: EntryKey, taken: list[CountedRange]) -> None:
+    def on_unqueued(self, key: EntryKey, starts: Sequence[int], ends: Sequence[int]) -> None:
         """They are no longer in the replay queue."""
 
     def check(self) -> None:
         """Asserts the invariants."""
+
+    def check_set_aside(self, keys: Iterable[EntryKey]) -> None:
+        """Asserts that each entry that is set aside waits for something."""
 
 
 class RedeliveryTracker:
@@ -106,12 +119,15 @@ class RedeliveryTracker:
         pending = consumer.pending_acks.get(key)
         if pending is None:
             pending = consumer.pending_acks[key] = DeliveredRanges()
-        for first, last in taken:
-            pending.add(first, last, count)
+        if self.observer is None:
+            for first, last in taken:
+                pending.add(first, last, count)
+        else:
+            starts, ends = [first for first, _ in taken], [last for _, last in taken]
+            pending.add_all(starts, ends, count)
+            self.observer.on_delivered(consumer, key, starts, ends)
         consumer.unacked_messages += messages
         self.unacked_messages += messages
-        if self.observer is not None:
-            self.observer.on_delivered(consumer, key, taken)
         if self.individual_acks:
             if 0 < self.max_per_consumer <= consumer.unacked_messages:
                 consumer.blocked_on_unacked_messages = True
@@ -127,9 +143,25 @@ class RedeliveryTracker:
         if not pending:
             del consumer.pending_acks[key]
         if self.observer is not None:
-            self.observer.on_settled(key, taken)
+            self.observer.on_settled(key, *columns(taken))
         self._released(consumer, count_messages(taken))
         return taken
+
+    def settle_all(
+        self, consumer: Consumer, key: EntryKey, firsts: Sequence[int], lasts: Sequence[int]
+    ) -> int:
+        """`settle` for ranges that are sorted and disjoint; returns how many of their messages were there."""
+        pending = consumer.pending_acks.get(key)
+        if pending is None:
+            return 0
+        starts, ends = pending.take_all(firsts, lasts)
+        if not pending:
+            del consumer.pending_acks[key]
+        if self.observer is not None:
+            self.observer.on_settled(key, starts, ends)
+        messages = count_members(starts, ends)
+        self._released(consumer, messages)
+        return messages
 
     def settle_through(self, consumer: Consumer, key: EntryKey, last: int) -> None:
         """Takes out everything up to and with a message."""
@@ -165,7 +197,7 @@ class RedeliveryTracker:
         """The consumer holds nothing any more: it left, or the cursor or the read position was moved."""
         if self.observer is not None:
             for key, pending in consumer.pending_acks.items():
-                self.observer.on_settled(key, pending.rows())
+                self.observer.on_settled(key, *columns(pending.rows()))
         consumer.pending_acks.clear()
         self._released(consumer, consumer.unacked_messages)
 
@@ -186,18 +218,22 @@ class RedeliveryTracker:
 
     def add_replay(self, key: EntryKey, first: int, last: int, count: int) -> None:
         """Messages to be delivered again, or (`count` 0) not with those around them; `delay` afterwards, if not at once."""
+        self.add_replays(key, (first,), (last,), count)
+
+    def add_replays(self, key: EntryKey, starts: Sequence[int], ends: Sequence[int], count: int) -> None:
+        """`add_replay` for ranges that are sorted and disjoint."""
         ranges = self.replay.get(key)
         if ranges is None:
             ranges = self.replay[key] = DeliveredRanges()
             self._push(key)
         else:
             self.release((key,))
-        known = ranges.take(first, last)
-        self.replay_messages += last - first + 1 - count_messages(known)
-        ranges.add(first, last, count)
+        known_starts, known_ends = ranges.take_all(starts, ends)
+        self.replay_messages += count_members(starts, ends) - count_members(known_starts, known_ends)
+        ranges.add_all(starts, ends, count)
         if self.observer is not None:
-            self.observer.on_queued(key, first, last)
-            self.observer.on_unqueued(key, known)
+            self.observer.on_queued(key, starts, ends)
+            self.observer.on_unqueued(key, known_starts, known_ends)
 
     def passed_over(self, key: EntryKey, others: list[CountedRange], following: int) -> int:
         """A delivery of messages of one count has passed over these, which have another one. Returns the index to go on at.
@@ -213,18 +249,29 @@ class RedeliveryTracker:
 
     def take_replay(self, key: EntryKey, first: int, last: int) -> int:
         """Takes messages out of the queue; returns how many of them were there."""
+        return self.take_replays(key, (first,), (last,))
+
+    def take_replays(self, key: EntryKey, firsts: Sequence[int], lasts: Sequence[int]) -> int:
+        """`take_replay` for ranges that are sorted and disjoint."""
         ranges = self.replay.get(key)
         if ranges is None:
             return 0
-        taken = ranges.take(first, last)
-        messages = count_messages(taken)
+        starts, ends = ranges.take_all(firsts, lasts)
+        messages = count_members(starts, ends)
         self.replay_messages -= messages
         if not ranges:
             del self.replay[key]
             self._due.pop(key, None)
         if self.observer is not None:
-            self.observer.on_unqueued(key, taken)
+            self.observer.on_unqueued(key, starts, ends)
         return messages
+
+    def drop_acked(self, key: EntryKey, acked: IndexRanges) -> None:
+        """Takes what was acknowledged out of the queue."""
+        for members in list(self.replay[key].by_count.values()):
+            lingering = intersection(members, acked)
+            if lingering:
+                self.take_replays(key, lingering.starts, lingering.ends)
 
     def replayed(self, key: EntryKey, count: int, end: int) -> None:
         """Messages before `end` that were delivered `count` times are out of the queue: delivered, or acknowledged."""
@@ -332,7 +379,7 @@ class RedeliveryTracker:
         """Nothing is to be delivered again."""
         if self.observer is not None:
             for key, ranges in self.replay.items():
-                self.observer.on_unqueued(key, ranges.rows())
+                self.observer.on_unqueued(key, *columns(ranges.rows()))
         self.replay.clear()
         self.replay_messages = 0
         self._ready.clear()
@@ -376,6 +423,7 @@ class RedeliveryTracker:
         self.counts.check()
         if self.observer is not None:
             self.observer.check()
+            self.observer.check_set_aside(key for key, due in self._due.items() if due == _NEVER)
 
 
 def count_messages(rows: list[CountedRange]) -> int:
@@ -384,6 +432,11 @@ def count_messages(rows: list[CountedRange]) -> int:
     for first, last, _ in rows:
         messages += last - first + 1
     return messages
+
+
+def columns(rows: list[CountedRange]) -> tuple[list[int], list[int]]:
+    """Where the ranges start, and where they end."""
+    return [first for first, _, _ in rows], [last for _, last, _ in rows]
 
 
 def all_of(ranges: DeliveredRanges) -> list[Range]:

@@ -29,9 +29,16 @@ def cut(entry: Entry, wanted: list[Range], max_messages: int, max_bytes: int) ->
     """The first delivery out of `wanted` (sorted, not empty): at most the limits, plus the rest of one batch."""
     end_indexes, end_offsets, base = entry.end_indexes, entry.end_offsets, entry.base_offset
     first_batch = last_batch = bisect_right(end_indexes, wanted[0][0])
-    # As a rule everything goes: 0.5 us a range.
+    # As a rule everything goes: 0.5 us a range, 0.15 us if every message is a batch.
     messages = size = 0
-    for start, end in wanted:
+    if len(wanted) > 1 and entry.batch_count == entry.message_count:
+        shift = entry.base_index
+        last_batch = wanted[-1][1] - shift + 1
+        messages = sum([end - start + 1 for start, end in wanted])
+        size = sum([end_offsets[end - shift] for _, end in wanted])
+        size -= sum([end_offsets[start - shift - 1] for start, _ in wanted[1:]])
+        size -= end_offsets[first_batch - 1] if first_batch else base
+    for start, end in wanted if not messages else ():
         # A range may begin in the last batch of the one before, and end there.
         batch = max(bisect_right(end_indexes, start), last_batch)
         last_batch = max(bisect_right(end_indexes, end) + 1, last_batch)

@@ -24,6 +24,7 @@ from magnetar.proto.errors import (
     ProducerFenced,
     ServiceNotReady,
     TooManyRequests,
+    TopicNotServed,
     UnknownCommand,
     Unsupported,
 )
@@ -78,6 +79,7 @@ class ClientConnection:
     def connection_ready(self, connection: Link) -> None:
         """The handshake is done."""
         self._link = connection
+        self._service.connections[self] = None
 
     def runs_received(self, runs: list[Run]) -> None:
         """Frames in order."""
@@ -92,6 +94,7 @@ class ClientConnection:
     def connection_closed(self, error: MagnetarError | None) -> None:
         """Producers and consumers of this connection go with it."""
         self._closed = True
+        self._service.connections.pop(self, None)
         for budget in self._budgets.values():
             budget.forget((self, budget))
         self._budgets.clear()
@@ -201,9 +204,11 @@ class ClientConnection:
         rows: list[Any] = list(c.decode_rows(c.ACK_ROW, payload))
         done: Callable[[MagnetarError | None], None] | None = None
         if command.request_id:
-            request_id, link = command.request_id, self._link
+            request_id, link, service = command.request_id, self._link, self._service
 
             def done(error: MagnetarError | None) -> None:
+                if error is None and not service.valid:  # rule 31, as in _run
+                    error = _not_owner()
                 if error is None:
                     link.answer(request_id)
                 else:
@@ -235,7 +240,10 @@ class ClientConnection:
 
     async def _run(self, request_id: int, work: Callable[[], Awaitable[Any]]) -> None:
         try:
-            self._link.answer(request_id, to_wire(await work()))
+            result = await work()
+            if not self._service.valid:  # it may have been done, and is not confirmed: rule 31
+                raise _not_owner()
+            self._link.answer(request_id, to_wire(result))
         except MagnetarError as error:
             self._link.answer_error(request_id, for_client(error))
         except Exception as error:
@@ -335,6 +343,10 @@ class ClientConnection:
     async def _unsubscribe(self, consumer_id: int, opened: ConsumerOpened) -> None:
         await self._service.unsubscribe(self._link, opened)
         self._consumers.ended(consumer_id, opened)
+
+
+def _not_owner() -> TopicNotServed:
+    return TopicNotServed("this broker may not be the owner of its topics any more; look the topic up")
 
 
 def listener(broker: Broker) -> Callable[[], ClientConnection]:

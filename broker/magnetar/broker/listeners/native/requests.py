@@ -25,7 +25,30 @@ _decode_ids = msgspec.msgpack.Decoder(list[int]).decode
 
 
 async def _lookup(service: BrokerService, caller: Caller, command: c.Lookup, _: bytes) -> Any:
-    return {"url": await service.lookup(caller, command.topic)}
+    found = await service.lookup(
+        caller, command.topic, authoritative=command.authoritative, unreachable=command.unreachable
+    )
+    return {"url": found.url, "final": found.final}
+
+
+async def _list_brokers(service: BrokerService, caller: Caller, _command: c.ListBrokers, _: bytes) -> Any:
+    return await service.list_brokers(caller)
+
+
+async def _list_bundles(service: BrokerService, caller: Caller, command: c.ListBundles, _: bytes) -> Any:
+    return await service.list_bundles(caller, command.namespace)
+
+
+async def _unload_bundle(service: BrokerService, caller: Caller, command: c.UnloadBundle, _: bytes) -> Any:
+    await service.unload_bundle(caller, command.bundle, to=command.to)
+
+
+async def _split_bundle(service: BrokerService, caller: Caller, command: c.SplitBundle, _: bytes) -> Any:
+    return {"bundles": await service.split_bundle(caller, command.bundle)}
+
+
+async def _drain(service: BrokerService, caller: Caller, command: c.Drain, _: bytes) -> Any:
+    return await service.drain(caller, command.name, zone=command.zone, kind=command.kind, undo=command.undo)
 
 
 async def _partitions(service: BrokerService, caller: Caller, command: c.Partitions, _: bytes) -> Any:
@@ -240,6 +263,11 @@ REQUESTS: dict[type[c.Command], Callable[[BrokerService, Caller, Any, bytes], Aw
     c.QueryState: _query_state,
     c.ArchiveLedgers: _archive_ledgers,
     c.ReportDamage: _report_damage,
+    c.ListBrokers: _list_brokers,
+    c.ListBundles: _list_bundles,
+    c.UnloadBundle: _unload_bundle,
+    c.SplitBundle: _split_bundle,
+    c.Drain: _drain,
 }
 
 # Of an open consumer, which they get instead of a payload.

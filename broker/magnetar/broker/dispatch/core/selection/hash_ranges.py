@@ -31,9 +31,9 @@ class Owners(dict[int, Consumer | None]):
     """
 
     def __init__(self) -> None:
-        self._ring: dict[
-            int, tuple[Consumer, Range]
-        ] = {}  # by place: whose it is, and the slots it may own from there on
+        # By place: whose it is, and the slots it may own from there on.
+        self._ring: dict[int, tuple[Consumer, Range]] = {}
+        self.version = 0  # rises with every change
         self._places: list[int] = []  # of `_ring`, sorted
         self._places_of: dict[Consumer, list[int]] = {}
 
@@ -46,12 +46,16 @@ class Owners(dict[int, Consumer | None]):
         self._places_of[consumer] = list(parts)
         self._places += parts
         self._places.sort()
-        self.clear()
+        self._changed()
 
     def remove(self, consumer: Consumer) -> None:
         """The consumer leaves."""
         for place in self._places_of.pop(consumer):
             del self._ring[place], self._places[bisect_left(self._places, place)]
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
         self.clear()
 
     def __missing__(self, slot: int) -> Consumer | None:

@@ -17,6 +17,9 @@ waits for happens:
 
 How far dispatch goes ahead is bounded by `look_ahead_messages`.
 
+Whose the messages of an entry are is found once (`entry_slots`). A look at the entry is then an intersection of sorted
+ranges with what waits of it; only messages of an owner some of whose slots are not free are looked at one by one.
+
 Messages without a key count as having the same one. A batch whose messages have different keys is shared out all the same:
 its keys are decoded here, and each consumer gets the whole batch with the messages of others hidden. That costs per message;
 a producer that batches by key avoids it.
@@ -24,61 +27,46 @@ a producer that batches by key avoids it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import ClassVar, NamedTuple
 
-from magnetar.proto.batch import entry_key_hashes
 from magnetar.proto.entry import Entry
 
 from ....cursors.core.acks import EntryKey
-from ....cursors.core.ranges import CountedRange, Range
+from ....cursors.core.ranges import (
+    CountedRange,
+    DeliveredRanges,
+    IndexRanges,
+    Range,
+    count_members,
+    intersection,
+    intersects,
+)
 from ..consumer import Consumer
-from .hash_ranges import SLOT_SHIFT, Owners
+from .entry_slots import EntrySlots, Group
+from .hash_ranges import Owners
 from .protocol import Choice
 
 LOOK_AHEAD_MESSAGES_PER_CONSUMER = 2_000
 MAX_LOOK_AHEAD_MESSAGES = 20_000
+# Runs of one entry that are shared out in one step, and what one of them costs, until it is acknowledged, in looks at a run.
+MAX_SHARED_OUT = 1_000
+LOOKS_OF_A_SHARE = 5
+LOOKS_IN_BULK = 4  # that cost as much as one by itself
+MAX_LOOKS = 5_000  # of one turn of the loop
 
 
 class Share(NamedTuple):
-    """What one consumer gets of an entry: sorted ranges that were delivered equally often before."""
+    """What one consumer gets of an entry: messages that were delivered equally often before."""
 
     consumer: Consumer
-    wanted: list[Range]
+    wanted: IndexRanges
     redelivery_count: int
 
 
-class EntrySlots:
-    """The slots of an entry's messages, while some of them are in flight or in the replay queue.
-
-    Run i of messages, which ends before index ends[i], is of slots[i]. held: messages in flight or in the replay queue.
-    """
-
-    __slots__ = ("_single", "ends", "held", "slots")
-
-    def __init__(self, entry: Entry) -> None:
-        self.ends, hashes = entry_key_hashes(entry)
-        self.slots = [key_hash >> SLOT_SHIFT for key_hash in hashes]
-        self.held = 0
-        # Every message is a run: what unbatched producers send.
-        self._single = len(self.slots) == entry.message_count
-
-    def runs(self, first: int, last: int) -> Iterable[CountedRange]:
-        """First message, last message and slot of each run in first..last."""
-        if self._single:
-            numbers = range(first, last + 1)
-            return zip(numbers, numbers, self.slots[first : last + 1])
-        return self._runs(first, last)
-
-    def _runs(self, first: int, last: int) -> Iterable[CountedRange]:
-        ends, slots = self.ends, self.slots
-        at = bisect_right(ends, first)
-        while first <= last:
-            end = min(ends[at] - 1, last)
-            yield first, end, slots[at]
-            first = end + 1
-            at += 1
+def _first_message(share: Share) -> int:
+    return share.wanted.starts[0]
 
 
 class InFlight:
@@ -114,6 +102,7 @@ class KeySharedSelector:
         "_wait_in_turn",
         "_waiting",
         "_waits_for",
+        "looks",
     )
 
     def __init__(self) -> None:
@@ -131,6 +120,8 @@ class KeySharedSelector:
         # Of the entry that was shared out last: what the rest waits for, or that it waits for its turn in the replay queue.
         self._waits_for: dict[Consumer | int | None, None] = {}
         self._wait_in_turn = False
+        # What was done for this subscription, in looks at a run (0.5 us).
+        self.looks = 0
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
@@ -195,6 +186,13 @@ class KeySharedSelector:
                 counts[flight.consumer.name] = counts.get(flight.consumer.name, 0) + 1
         return counts
 
+    def turn_is_over(self) -> bool:
+        """True: so much was done that the loop is to have its turn; counting begins again."""
+        if self.looks < MAX_LOOKS:
+            return False
+        self.looks = 0
+        return True
+
     # --- entries -----------------------------------------------------------------------------------------------------
 
     def choose(self, entry: Entry, wanted: list[Range]) -> Choice:
@@ -205,35 +203,147 @@ class KeySharedSelector:
         self,
         key: EntryKey,
         entry: Entry,
-        rows: Iterable[CountedRange],
+        rows: DeliveredRanges,
         *,
         older: Iterable[EntryKey] | None,
         look_ahead: int,
-    ) -> tuple[list[Share], list[CountedRange], int]:
+    ) -> tuple[list[Share], DeliveredRanges, int]:
         """Who gets what of an entry, what nobody can have now, and the index after what was looked at.
 
-        It ends when nobody has permits any more, or `look_ahead` messages or more are left over: looking at thousands of
-        messages for the sake of a few permits would cost more than it gives. `older`: entries in the replay queue whose keys
-        must not be overtaken; None: all of the queue. About 0.5 us for each run of messages with the same slot.
+        It ends when nobody has permits any more, `look_ahead` messages or more are left over, or MAX_SHARED_OUT runs were
+        looked at or shared out. `older`: entries in the replay queue whose keys must not be overtaken; then all of the entry
+        is in the queue, is looked at, and nothing is left over but there. None: it is new, and all of the queue is older.
         """
-        self._drop_unheld()
-        slots = self._slots.get(key)
-        if slots is None:
-            slots = self._slots[key] = EntrySlots(entry)
-        owners, in_flight = self._owners, self._in_flight
-        queued = (
-            self._queued if older is None else {slot for other in older for slot in self._slots[other].slots}
-        )
-        permits = {consumer: consumer.available_permits for consumer in self._candidates if consumer.ready}
+        slots = self._slots_of(key, entry)
+        slots.waits_for = None
         self._waits_for.clear()
         self._wait_in_turn = False
+        queued = (
+            self._queued.keys() if older is None else {s for other in older for s in self._slots[other].slots}
+        )
+        if len(rows.by_count) > 1:
+            return self._share_out_runs(slots, rows.rows(), queued, older is not None, look_ahead)
+        ((count, ranges),) = rows.by_count.items()
+        if older is None:
+            ranges = slots.first_runs(ranges, MAX_SHARED_OUT)
+        found, everybody_full = self._groups_for(slots, ranges, queued)
+        left_over = DeliveredRanges()
+        if older is None:
+            following = ranges.ends[-1] + 1
+            if everybody_full:
+                following = max([mine.ends[-1] for mine in found.values()], default=ranges.starts[0] - 1) + 1
+                ranges, _ = ranges.split(following)
+            left = ranges
+            for mine in found.values():
+                left = left.without(mine)
+            if left.members >= look_ahead:
+                if look_ahead <= 0:
+                    return [], left_over, ranges.starts[0]
+                left = slots.first_messages(left, look_ahead)
+                following = left.ends[-1] + 1
+                found = {consumer: mine.split(following)[0] for consumer, mine in found.items()}
+            if left:
+                left_over.by_count[count] = left
+        else:
+            following = ranges.ends[-1] + 1
+            found = self._first_runs(slots, found)
+        shares = [Share(consumer, mine, count) for consumer, mine in found.items() if mine]
+        shares.sort(key=_first_message)
+        self.looks += len(ranges) // LOOKS_IN_BULK
+        self.looks += LOOKS_OF_A_SHARE * sum([slots.run_count(share.wanted) for share in shares])
+        return shares, left_over, following
+
+    def _groups_for(
+        self, slots: EntrySlots, ranges: IndexRanges, queued: AbstractSet[int]
+    ) -> tuple[dict[Consumer, IndexRanges], bool]:
+        """What each consumer that is ready can have of the ranges, up to its permits; True if they all have as much as that.
+
+        What the rest waits for is in `_waits_for`.
+        """
+        groups = slots.groups(self._owners)
+        ready = dict.fromkeys([consumer for consumer in self._candidates if consumer.ready])
+        found: dict[Consumer, IndexRanges] = {}
+        everybody_full = True
+        for consumer in ready:
+            group = groups.get(consumer)
+            mine = IndexRanges() if group is None else intersection(group.ranges, ranges)
+            if group is not None and mine and self._blocked(group, consumer, queued):
+                mine = self._unblocked(slots, mine, consumer, queued)
+            if mine.members < consumer.available_permits:
+                everybody_full = False
+            elif mine:
+                last = mine.ends[-1]
+                mine = slots.first_messages(mine, consumer.available_permits)
+                if mine.ends[-1] < last:
+                    self._waits_for[consumer] = None
+            if mine:
+                found[consumer] = mine
+        for owner, group in groups.items():
+            if owner not in ready and intersects(group.ranges, ranges):
+                self._waits_for[owner] = None
+        return found, everybody_full
+
+    def _blocked(self, group: Group, consumer: Consumer, queued: AbstractSet[int]) -> bool:
+        """True if some of it may have to wait for a slot that drains, or for older messages of it."""
+        if queued and not queued.isdisjoint(group.slots):
+            return True
+        in_flight = self._in_flight
+        for slot in group.slots:
+            flight = in_flight.get(slot)
+            if flight is not None and flight.consumer is not consumer:
+                return True
+        return False
+
+    def _unblocked(
+        self, slots: EntrySlots, mine: IndexRanges, consumer: Consumer, queued: AbstractSet[int]
+    ) -> IndexRanges:
+        """What of it need not wait: 0.5 us a run."""
+        found, in_flight = IndexRanges(), self._in_flight
+        for row_first, row_last in mine:
+            for first, last, slot in slots.runs(row_first, row_last):
+                self.looks += 1
+                flight = in_flight.get(slot)
+                if flight is not None and flight.consumer is not consumer:
+                    self._waits_for[slot] = None
+                elif slot in queued:
+                    self._wait_in_turn = True
+                else:
+                    found.add(first, last)
+        return found
+
+    def _first_runs(
+        self, slots: EntrySlots, found: dict[Consumer, IndexRanges]
+    ) -> dict[Consumer, IndexRanges]:
+        """What of it is shared out in one step; the rest waits for its turn in the replay queue."""
+        room = MAX_SHARED_OUT
+        kept: dict[Consumer, IndexRanges] = {}
+        for consumer, mine in found.items():
+            if not room:
+                self._wait_in_turn = True
+                break
+            part = kept[consumer] = slots.first_runs(mine, room)
+            room -= slots.run_count(part)
+            self._wait_in_turn |= part.ends[-1] < mine.ends[-1]
+        return kept
+
+    def _share_out_runs(
+        self,
+        slots: EntrySlots,
+        rows: Iterable[CountedRange],
+        queued: AbstractSet[int],
+        again: bool,
+        look_ahead: int,
+    ) -> tuple[list[Share], DeliveredRanges, int]:
+        """`share_out` of messages whose redelivery counts differ, one run after another: 0.5 us each."""
+        owners, in_flight = self._owners, self._in_flight
+        permits = {consumer: consumer.available_permits for consumer in self._candidates if consumer.ready}
         shares: list[Share] = []
         current: dict[Consumer, Share] = {}
         left_over: list[CountedRange] = []
-        following = 0
+        following, room = 0, MAX_SHARED_OUT
         for row_first, row_last, count in rows:
             for first, last, slot in slots.runs(row_first, row_last):
-                if not permits or look_ahead <= 0:
+                if not permits or look_ahead <= 0 or not room:
                     break
                 following = last + 1
                 owner = owners[slot]
@@ -247,13 +357,10 @@ class KeySharedSelector:
                 else:
                     share = current.get(owner)
                     if share is None or share.redelivery_count != count:
-                        share = current[owner] = Share(owner, [], count)
+                        share = current[owner] = Share(owner, IndexRanges(), count)
                         shares.append(share)
-                    wanted = share.wanted
-                    if wanted and wanted[-1][1] + 1 == first:
-                        wanted[-1] = (wanted[-1][0], last)
-                    else:
-                        wanted.append((first, last))
+                    share.wanted.add(first, last)
+                    room -= 1
                     permits[owner] -= last - first + 1
                     if permits[owner] <= 0:
                         del permits[owner]
@@ -262,10 +369,20 @@ class KeySharedSelector:
                 look_ahead -= last - first + 1
             else:
                 continue
-            # Whoever has permits next may find something in the rest.
-            self._waits_for.update(dict.fromkeys(self._consumers))
+            if room:  # whoever has permits next may find something in the rest
+                self._waits_for.update(dict.fromkeys(self._consumers))
+            elif again:
+                self._wait_in_turn = True
             break
-        return shares, left_over, following
+        self.looks += len(left_over) + LOOKS_OF_A_SHARE * (MAX_SHARED_OUT - room)
+        return shares, DeliveredRanges.of(left_over), following
+
+    def _slots_of(self, key: EntryKey, entry: Entry) -> EntrySlots:
+        self._drop_unheld()
+        slots = self._slots.get(key)
+        if slots is None:
+            slots = self._slots[key] = EntrySlots(entry)
+        return slots
 
     def _drop_unheld(self) -> None:
         for key in self._unheld:
@@ -282,9 +399,31 @@ class KeySharedSelector:
         if self._wait_in_turn or any(consumer.ready for consumer in cut_short):
             return False
         self._waits_for.update(dict.fromkeys(cut_short))
-        for event in self._waits_for:
-            self._waiting.setdefault(event, {})[key] = None
+        self._slots[key].waits_for = dict(self._waits_for)
+        self._wait(key, self._waits_for)
         return True
+
+    def waits_still(self, key: EntryKey) -> bool:
+        """True: nothing of an entry that was set aside can be delivered yet, and it is set aside again.
+
+        A consumer that has permits for some of what waits for it releases everything.
+        """
+        slots = self._slots[key]
+        if slots.waits_for is None or not slots.is_of(self._owners):
+            return False
+        for event in slots.waits_for:
+            if isinstance(event, int):
+                flight = self._in_flight.get(event)
+                if flight is None or flight.consumer is self._owners[event]:
+                    return False
+            elif event is not None and event.ready:
+                return False
+        self._wait(key, slots.waits_for)
+        return True
+
+    def _wait(self, key: EntryKey, events: Iterable[Consumer | int | None]) -> None:
+        for event in events:
+            self._waiting.setdefault(event, {})[key] = None
 
     def released(self) -> list[EntryKey]:
         """Entries that were set aside and may have something to deliver now."""
@@ -297,50 +436,57 @@ class KeySharedSelector:
 
     # --- where the messages are --------------------------------------------------------------------------------------
 
-    def on_delivered(self, consumer: Consumer, key: EntryKey, taken: Sequence[Range]) -> None:
+    def on_delivered(
+        self, consumer: Consumer, key: EntryKey, starts: Sequence[int], ends: Sequence[int]
+    ) -> None:
         """See `Observer`."""
         slots, in_flight = self._slots[key], self._in_flight
-        for row_first, row_last in taken:
-            slots.held += row_last - row_first + 1
-            for first, last, slot in slots.runs(row_first, row_last):
-                flight = in_flight.get(slot)
-                if flight is None:
-                    flight = in_flight[slot] = InFlight(consumer)
-                flight.messages += last - first + 1
+        slots.held += count_members(starts, ends)
+        for slot, messages in slots.counted(starts, ends):
+            flight = in_flight.get(slot)
+            if flight is None:
+                flight = in_flight[slot] = InFlight(consumer)
+            flight.messages += messages
 
-    def on_settled(self, key: EntryKey, taken: Iterable[CountedRange]) -> None:
+    def on_settled(self, key: EntryKey, starts: Sequence[int], ends: Sequence[int]) -> None:
         """See `Observer`."""
         slots, in_flight = self._slots[key], self._in_flight
-        for row_first, row_last, _ in taken:
-            slots.held -= row_last - row_first + 1
-            for first, last, slot in slots.runs(row_first, row_last):
-                flight = in_flight[slot]
-                flight.messages -= last - first + 1
-                if not flight.messages:
-                    del in_flight[slot]
-                    if self._waiting:
-                        self._release(slot)
+        slots.held -= count_members(starts, ends)
+        for slot, messages in slots.counted(starts, ends):
+            flight = in_flight[slot]
+            flight.messages -= messages
+            if not flight.messages:
+                del in_flight[slot]
+                if slot in self._waiting:
+                    self._release(slot)
         if not slots.held:
             self._unheld[key] = None
 
-    def on_queued(self, key: EntryKey, first: int, last: int) -> None:
+    def on_queued(self, key: EntryKey, starts: Sequence[int], ends: Sequence[int]) -> None:
         """See `Observer`."""
         slots, queued = self._slots[key], self._queued
-        slots.held += last - first + 1
-        for start, end, slot in slots.runs(first, last):
-            queued[slot] = queued.get(slot, 0) + end - start + 1
+        slots.held += count_members(starts, ends)
+        slots.waits_for = None
+        for slot, messages in slots.counted(starts, ends):
+            queued[slot] = queued.get(slot, 0) + messages
 
-    def on_unqueued(self, key: EntryKey, taken: Iterable[CountedRange]) -> None:
+    def on_unqueued(self, key: EntryKey, starts: Sequence[int], ends: Sequence[int]) -> None:
         """See `Observer`."""
         slots, queued = self._slots[key], self._queued
-        for row_first, row_last, _ in taken:
-            slots.held -= row_last - row_first + 1
-            for first, last, slot in slots.runs(row_first, row_last):
-                queued[slot] -= last - first + 1
-                if not queued[slot]:
-                    del queued[slot]
+        slots.held -= count_members(starts, ends)
+        for slot, messages in slots.counted(starts, ends):
+            left = queued[slot] - messages
+            if left:
+                queued[slot] = left
+            else:
+                del queued[slot]
         if not slots.held:
             self._unheld[key] = None
+
+    def check_set_aside(self, keys: Iterable[EntryKey]) -> None:
+        """Asserts that each entry that is set aside waits for something; tests call it after every event."""
+        known = {key for waiting in self._waiting.values() for key in waiting} | set(self._released)
+        assert known.issuperset(keys), "set aside for ever"
 
     def check(self) -> None:
         """Asserts the invariants; tests call it after every event."""

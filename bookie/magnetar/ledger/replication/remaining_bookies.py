@@ -1,0 +1,103 @@
+"""Whether the bookies that remain could hold what is on those that are to be drained.
+
+Every ensemble that names one of them is given to the placement policy, as a repair would do: groups, zones and racks count.
+A drain that cannot end is refused before it begins.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from typing import NamedTuple
+
+from magnetar.ledger.core.events import ChooseBookies, NoBookies
+from magnetar.ledger.core.quorum import Striping
+from magnetar.ledger.directory import RegisteredBookies
+from magnetar.ledger.health import BookieHealth
+from magnetar.ledger.placement import placement_of
+from magnetar.ledger.placement.chooser import BookieChooser
+from magnetar.ledger.placement.group import BOOKIE_GROUP_PROPERTY
+from magnetar.ledger.settings import LedgerSettings
+from magnetar.metadata.ledgers import StoredLedgers
+from magnetar.metadata.store import MetadataStore
+
+from .audit_pass import records_naming
+from .cluster_watch import ClusterWatch, PlacedBookies
+from .core.fragments import fragments_of
+
+__all__ = ["NewLedgers", "obstacles_to_drain"]
+
+
+class NewLedgers(NamedTuple):
+    """Ledgers that will be made, as a policy wants them."""
+
+    whose: str  # for people
+    striping: Striping  # the smallest that the policy accepts
+    bookie_group: str = ""
+
+
+async def obstacles_to_drain(
+    store: MetadataStore,
+    bookies: Collection[str],
+    expected: Collection[NewLedgers],
+    settings: LedgerSettings,
+    rng: random.Random,
+) -> list[str]:
+    """Why these bookies cannot be drained, besides those that are drained already; none: they can.
+
+    `settings`: timeouts, and the placement of all ledgers. Raises what the store raises.
+    """
+    watch = ClusterWatch(store, settings.metadata_timeout_s)
+    await watch.read()
+    directory = await RegisteredBookies.open(store, metadata_timeout_s=settings.metadata_timeout_s)
+    try:
+        chooser = BookieChooser(
+            PlacedBookies(directory, watch),
+            placement_of(settings),
+            BookieHealth(settings, directory),
+            rng,
+            lambda _: None,
+        )
+        wanted = [
+            one
+            for one in expected
+            if chooser.of({BOOKIE_GROUP_PROPERTY: one.bookie_group}).can_place(one.striping)
+        ]
+        watch.view = watch.view._replace(draining={**watch.view.draining, **dict.fromkeys(bookies)})
+        leaving = watch.view.draining
+        found = await _of_stored_ledgers(StoredLedgers(store), chooser, bookies, leaving)
+        return found + [
+            f"{one.whose} wants ledgers on {one.striping.ensemble_size} bookies"
+            + (f" of {one.bookie_group}" if one.bookie_group else "")
+            for one in wanted
+            if not chooser.of({BOOKIE_GROUP_PROPERTY: one.bookie_group}).can_place(one.striping)
+        ]
+    finally:
+        await directory.close()
+
+
+async def _of_stored_ledgers(
+    ledgers: StoredLedgers, chooser: BookieChooser, bookies: Collection[str], leaving: Collection[str]
+) -> list[str]:
+    """One for each reason, with the number of ledgers. A million ledgers have few different ensembles."""
+    refusals: dict[tuple[object, ...], str] = {}  # "": it can be replaced
+    counts: dict[str, list[int]] = {}
+    async for ledger_id, metadata in records_naming(ledgers, bookies):
+        reason = ""
+        for fragment in fragments_of(metadata):
+            positions = tuple(place for place, one in enumerate(fragment.bookies) if one in leaving)
+            if reason or not positions:
+                continue
+            group = metadata.properties.get(BOOKIE_GROUP_PROPERTY, "")
+            key = (metadata.sizes, group, fragment.bookies)
+            if key not in refusals:
+                ask = ChooseBookies(positions, tuple(fragment.bookies))
+                chosen = chooser.of(metadata.properties).replacements(ask, metadata.striping)
+                refusals[key] = chosen.reason if isinstance(chosen, NoBookies) else ""
+            reason = refusals[key]
+        if reason:
+            counts.setdefault(reason, []).append(ledger_id)
+    return [
+        f"{len(ids):,} ledgers cannot move, ledger {ids[0]} among them: {reason}"
+        for reason, ids in counts.items()
+    ]

@@ -1,0 +1,52 @@
+"""Election by an ephemeral node: whoever makes it holds the office until its session ends.
+
+    await elected(store, "/auditor", b"me", session, in_time)
+    ...                                   # the office is held; `session.lost` says when it is not any more
+
+There are no terms and no fencing. An office holder that does not know yet that its session is lost may act for a moment
+beside its successor: what it does must be harmless then, or be verified by whoever carries it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from magnetar.proto.errors import AlreadyExists
+
+from .store import MetadataStore, Session
+
+__all__ = ["elected"]
+
+# Looks whether the office is free without a change that the store reports.
+_POLL_S = 30.0
+
+
+async def elected(
+    store: MetadataStore,
+    path: str,
+    value: bytes,
+    session: Session,
+    in_time: Callable[[Coroutine[Any, Any, int]], Awaitable[int]],
+) -> None:
+    """Waits for the office, and returns as soon as it is held. `in_time` bounds a call of the store.
+
+    Raises what the store raises. After an error whether the node was made is not known: contend again with a new session.
+    """
+    changed = asyncio.Event()
+    watch = store.watch(path, lambda _: changed.set())
+    try:
+        while True:
+            changed.clear()
+            try:
+                await in_time(store.create(path, value, session=session))
+                return
+            except AlreadyExists:
+                pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    await changed.wait()
+    finally:
+        watch.close()

@@ -1,0 +1,1 @@
+"""Decisions about where bundles live, as pure state over numbers: no clock, no chance, no store."""

@@ -1,0 +1,178 @@
+"""What this broker reports about its bundles: `/bundle-loads/NAME`, ephemeral in its session.
+
+Counters become rates between two looks. A report is written when a bundle came or went, or when something changed by a tenth
+(`report_change`) of what was written before, and at most every `report_interval_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import random
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from magnetar.ledger.metadata_wait import metadata_in_time
+from magnetar.metadata.store import MetadataStore, Session
+from magnetar.proto.errors import AlreadyExists, MagnetarError, NotFoundInStore, VersionConflict
+
+from .core.facts import BundleLoad
+from .core.survey import weight_of
+from .records import bundle_loads_path, encode_bundle_loads
+from .settings import BalanceSettings
+
+__all__ = ["BundleCounters", "LoadReporter", "LoadSource", "Rates"]
+
+_log = logging.getLogger(__name__)
+# Topics, messages and bytes change by so much at least before it counts: idle bundles are never exactly idle.
+_LEAST_CHANGES = (1.0, 1.0, 1.0, 1_000.0, 1_000.0)
+
+
+class BundleCounters(NamedTuple):
+    """Of a bundle that this broker serves: topics that are loaded, and what was counted since it serves the bundle."""
+
+    bundle: str
+    topics: int
+    messages_in: int
+    bytes_in: int
+    messages_out: int
+    bytes_out: int
+
+
+class LoadSource(Protocol):
+    """The broker's bundles."""
+
+    def counters(self) -> Iterable[BundleCounters]:
+        """Of all bundles that are served now."""
+        ...
+
+
+class Rates:
+    """Counters to rates. A counter that fell belongs to a bundle that went and came back: it began at 0 again."""
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self._before: dict[str, BundleCounters] = {}
+
+    def look(self, counters: Iterable[BundleCounters], now: float) -> list[BundleLoad]:
+        """The loads since the last look; of the first one all rates are 0."""
+        found = {one.bundle: one for one in counters}
+        passed = 0.0 if self._at is None else now - self._at
+        before, self._before, self._at = self._before, found, now
+        return [self._load(one, before.get(one.bundle), passed) for one in found.values()]
+
+    @staticmethod
+    def _load(one: BundleCounters, before: BundleCounters | None, passed_s: float) -> BundleLoad:
+        if passed_s <= 0:
+            return BundleLoad(one.bundle, one.topics, 0.0, 0.0, 0.0, 0.0)
+        if before is None or any(new < old for new, old in zip(one[2:], before[2:])):
+            before = BundleCounters(one.bundle, 0, 0, 0, 0, 0)
+        return BundleLoad(
+            one.bundle,
+            one.topics,
+            round((one.messages_in - before.messages_in) / passed_s, 1),
+            round((one.bytes_in - before.bytes_in) / passed_s, 1),
+            round((one.messages_out - before.messages_out) / passed_s, 1),
+            round((one.bytes_out - before.bytes_out) / passed_s, 1),
+        )
+
+
+def _figures(load: BundleLoad) -> tuple[float, ...]:
+    return load.topics, load.messages_in, load.messages_out, load.bytes_in, load.bytes_out
+
+
+class LoadReporter:
+    """`serve` it under the broker's session; cancelled, it stops, and its node goes with the session."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        source: LoadSource,
+        settings: BalanceSettings,
+        rng: random.Random,
+        broker: str,
+        metadata_timeout_s: float,
+    ) -> None:
+        self.written = 0
+        self._store = store
+        self._source = source
+        self._settings = settings
+        self._rng = rng
+        self._path = bundle_loads_path(broker)
+        self._timeout_s = metadata_timeout_s
+        self._version: int | None = None
+        self._last: dict[str, BundleLoad] = {}  # as written
+
+    async def serve(self, session: Session) -> None:
+        """Until the session is lost. Raises what the store raises, unless it may pass."""
+        loop = asyncio.get_running_loop()
+        self._forget()
+        rates = Rates()
+        rates.look(self._source.counters(), loop.time())
+        # A thousand brokers that were started together do not write in the same moment.
+        await asyncio.sleep(self._settings.report_interval_s * self._rng.uniform(0.1, 1.0))
+        while not session.lost:
+            busiest = self._busiest(rates.look(self._source.counters(), loop.time()))
+            if self._version is None or self._changed(busiest):
+                await self._write(busiest, session)
+            await asyncio.sleep(self._settings.report_interval_s)
+
+    def _forget(self) -> None:
+        """The node was of another session."""
+        self._version, self._last = None, {}
+
+    def _busiest(self, loads: list[BundleLoad]) -> dict[str, BundleLoad]:
+        most = self._settings.max_reported_bundles
+        if len(loads) > most:
+            loads = heapq.nlargest(most, loads, key=weight_of)
+        return {load.bundle: load for load in loads}
+
+    def _changed(self, loads: Mapping[str, BundleLoad]) -> bool:
+        if loads.keys() != self._last.keys():
+            return True
+        share, last = self._settings.report_change, self._last
+        for bundle, load in loads.items():
+            for (new, old), least in zip(zip(_figures(load), _figures(last[bundle])), _LEAST_CHANGES):
+                if abs(new - old) > max(share * old, least):
+                    return True
+        return False
+
+    async def _write(self, loads: dict[str, BundleLoad], session: Session) -> None:
+        value = encode_bundle_loads(list(loads.values()))
+        try:
+            if self._version is None:
+                create = self._store.create(self._path, value, session=session)
+                self._version = await metadata_in_time(create, self._timeout_s, self._path)
+            else:
+                put = self._store.put(self._path, value, version=self._version)
+                self._version = await metadata_in_time(put, self._timeout_s, self._path)
+        except AlreadyExists:
+            # Of this broker's former session, which has not ended for the store; or a write whose answer was lost.
+            await self._remove_former(session)
+            return
+        except (NotFoundInStore, VersionConflict):
+            self._version = None
+            return
+        except MagnetarError as error:
+            if not error.retryable or session.lost:
+                raise
+            _log.warning("the loads of the bundles are reported again in a moment: %s", error)
+            self._version = None
+            return
+        self._last = loads
+        self.written += 1
+
+    async def _remove_former(self, session: Session) -> None:
+        """Deletes a node of this name, so that the next report makes it in this session."""
+        try:
+            node = await metadata_in_time(self._store.get(self._path), self._timeout_s, self._path)
+            if node is not None and not session.lost:
+                delete = self._store.delete(self._path, version=node.version)
+                await metadata_in_time(delete, self._timeout_s, self._path)
+        except (NotFoundInStore, VersionConflict):
+            pass
+        except MagnetarError as error:
+            if not error.retryable:
+                raise
+            _log.warning("a former report of the bundles' loads stays for now: %s", error)

@@ -1,0 +1,492 @@
+"""The ownership of a broker in a cluster: a session, the bundles held in it, and look-ups (broker/CLUSTER.md).
+
+    (nothing)  --acquire-->                   ACQUIRING
+    ACQUIRING  --node made-->                 OWNED         --somebody was first-->               (nothing)
+    OWNED      --transfer-->                  MOVING        --topics closed, node deleted-->      (nothing)
+    (nothing)  --a client comes from the owner, which moves the bundle here--> ARRIVING
+    ARRIVING   --its node is gone-->          ACQUIRING     --it does not move here any more-->   (nothing)
+    any        --session lost-->              (nothing), and every topic is fenced
+
+A node in `/owners` is believed to be ours if it names our session: what a request made whose answer was lost is found so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import random
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from magnetar.metadata import MetadataStore, Session
+from magnetar.metadata.ephemeral import POLL_S, create_after_predecessor, keep_up_to_date, start_limit_s
+from magnetar.metadata.store import Check, Create
+from magnetar.proto.errors import (
+    AlreadyClosed,
+    AlreadyExists,
+    DataDirectoryError,
+    MagnetarError,
+    ServiceNotReady,
+    TopicNotServed,
+    VersionConflict,
+)
+from magnetar.proto.ids import TopicName
+from magnetar.runtime.clock import Clock
+
+from .balance import BalanceSettings
+from .balancing import Placement
+from .cluster_view import ClusterView, KnownOwner
+from .core.bundles import Bundle, topic_hash
+from .ownership import BrokerRow, Host, Located
+from .records import (
+    READY,
+    BrokerLoad,
+    BrokerRecord,
+    OwnerRecord,
+    bounds_path,
+    broker_path,
+    owner_path,
+)
+
+__all__ = ["BundleOwnership", "Held", "OwnershipSettings", "State"]
+
+_log = logging.getLogger(__name__)
+
+# So long a look-up waits for the owner that a client could not reach to lose its node; in session timeouts.
+_HELD_TIMEOUTS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnershipSettings:
+    """Of one broker."""
+
+    name: str  # unique in the cluster
+    url: str  # where clients reach it
+    zone: str = ""
+    group: str = ""
+    session_timeout_s: float = 4.0
+    default_bundles: int = 4  # of a namespace that nobody divided yet
+    version: str = ""
+
+
+class State(enum.Enum):
+    """Of a bundle at this broker; see the module docstring."""
+
+    ACQUIRING = "acquiring"
+    OWNED = "owned"
+    MOVING = "moving"
+    ARRIVING = "arriving"
+
+
+class Held:
+    """A bundle at this broker."""
+
+    __slots__ = ("state", "to", "version", "work")
+
+    def __init__(self, state: State, version: int = 0) -> None:
+        self.state = state
+        self.version = version  # of its node; OWNED and MOVING only
+        self.to: BrokerRow | None = None  # MOVING: where it goes
+        self.work: asyncio.Task[None] | None = None  # that will end this state
+
+
+class BundleOwnership:
+    """`begin` before use, `end` afterwards. What owners are asked to do is carried out by `transfers.Transfers`."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        settings: OwnershipSettings,
+        balance: BalanceSettings,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self.metadata = metadata
+        self.settings = settings
+        self.name = settings.name
+        self.held: dict[Bundle, Held] = {}
+        self.look = asyncio.Event()  # something may be to do for `Transfers`
+        self.view = ClusterView(metadata, settings.default_bundles, self.look.set)
+        self.state = READY  # as the broker's node says, or will
+        self._placement = Placement(self.view, balance, rng)
+        # Begun with every session, and cancelled when it ends.
+        self.with_session: Callable[[Session], Coroutine[Any, Any, None]] | None = None
+        self._session: Session | None = None
+        self._host: Host | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._has_session = asyncio.Event()
+        self._failure: MagnetarError | None = None  # why there is no session yet
+        self._clock = clock
+        self._started_ms = clock.now_ms()
+        self._wake = asyncio.Event()  # the session is lost, or the broker's node is to say something else
+        self.load = BrokerLoad()
+
+    # --- the session -------------------------------------------------------------------------------------------------
+
+    async def begin(self, host: Host) -> None:
+        """Registers the broker. Raises ServiceNotReady when that is not possible within a few session timeouts."""
+        self._host = host
+        self._keeper = asyncio.get_running_loop().create_task(
+            self._keep(), name=f"session of broker {self.name}"
+        )
+        seconds = start_limit_s(self.settings.session_timeout_s)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._has_session.wait()
+        except TimeoutError:
+            await self.end()
+            raise ServiceNotReady(
+                f"broker {self.name} could not be registered in the metadata store within {seconds:g} s: "
+                f"{self._failure or 'the store does not answer'}"
+            ) from None
+        except BaseException:
+            await self.end()
+            raise
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                session = await self.metadata.open_session(self.settings.session_timeout_s)
+                try:
+                    await self._hold(session)
+                except AlreadyClosed:  # the session ended while something was asked in it
+                    _log.info("broker %s needs another session with the metadata store", self.name)
+                finally:  # one that cannot be closed ends by its silence; and what is cancelled here stays cancelled
+                    with contextlib.suppress(MagnetarError):
+                        await session.close()
+            except AlreadyClosed:
+                _log.error("broker %s can have no session: the metadata store is closed here", self.name)
+                return
+            except MagnetarError as error:
+                self._failure = error
+                _log.warning("broker %s has no session with the metadata store: %s", self.name, error)
+                await asyncio.sleep(POLL_S)
+
+    async def _hold(self, session: Session) -> None:
+        """Until the session is lost."""
+        store, path, record = self.metadata, broker_path(self.name), self._record()
+        timeout_s = self.settings.session_timeout_s
+        version = await create_after_predecessor(store, path, record, session, timeout_s, self._name_is_taken)
+        self._session = session
+        session.when_lost(lambda: self._lost(session))
+        self._has_session.set()
+        _log.info("broker %s is registered", self.name)
+        beside = None
+        if self.with_session is not None:
+            beside = asyncio.get_running_loop().create_task(self.with_session(session))
+        try:
+            await keep_up_to_date(store, path, self._record, record, version, session, self._wake)
+        finally:
+            self._lost(session)  # or it is given up: what is owned in it goes
+            if beside is not None:
+                beside.cancel()
+                await asyncio.gather(beside, return_exceptions=True)
+
+    def _name_is_taken(self) -> None:
+        self._failure = ServiceNotReady(
+            f"another broker is registered as {self.name}: give this one a broker.name of its own"
+        )
+
+    def set_state(self, state: str) -> None:
+        """What the broker's node says of it."""
+        self.state = state
+        self._wake.set()
+
+    def _record(self) -> bytes:
+        settings = self.settings
+        return BrokerRecord(
+            settings.url,
+            settings.zone,
+            settings.group,
+            self.state,
+            self._started_ms,
+            settings.version,
+            self.load,
+        ).encode()
+
+    def _lost(self, session: Session) -> None:
+        """The session is lost: another broker may own every bundle soon, so nothing is confirmed from now on."""
+        if self._session is not session:  # it is known
+            return
+        self._session = None
+        self._has_session.clear()
+        self._wake.set()
+        self.forget(list(self.held))
+        _log.warning(
+            "broker %s lost its session with the metadata store: all of its topics are fenced", self.name
+        )
+        assert self._host is not None
+        self._host.fence(
+            TopicNotServed(
+                f"broker {self.name} lost its session with the metadata store; another one may serve the topic: look it up"
+            )
+        )
+
+    @property
+    def session(self) -> Session:
+        """To make nodes with. Raises ServiceNotReady."""
+        if self._session is None or self._session.lost:
+            raise ServiceNotReady(f"broker {self.name} has no session with the metadata store; try again")
+        return self._session
+
+    @property
+    def valid(self) -> bool:
+        """See Ownership."""
+        return self._session is not None and not self._session.lost
+
+    @property
+    def host(self) -> Host:
+        """The broker's topics."""
+        assert self._host is not None
+        return self._host
+
+    async def end(self) -> None:
+        """The broker's nodes go. May be called again."""
+        self.forget(list(self.held))
+        self._session = None
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+            self._keeper = None
+        await self.view.close()
+
+    # --- bundles -----------------------------------------------------------------------------------------------------
+
+    def holding(self, name: TopicName) -> tuple[Bundle, Held] | None:
+        """The bundle of a topic if this broker has to do with it."""
+        namespace, place = name.full_namespace, topic_hash(name)
+        for bundle, held in self.held.items():
+            if bundle.first <= place <= bundle.last and bundle.namespace == namespace:
+                return bundle, held
+        return None
+
+    def owned(self) -> list[Bundle]:
+        """Those whose topics are served here, but for what is arriving."""
+        return [bundle for bundle, held in self.held.items() if held.state in (State.OWNED, State.MOVING)]
+
+    def check(self, name: TopicName) -> None:
+        """See Ownership."""
+        if not self.valid:
+            raise TopicNotServed(
+                f"broker {self.name} has no session with the metadata store; look topic {name} up"
+            )
+        found = self.holding(name)
+        if found is None or found[1].state is State.ACQUIRING:
+            raise TopicNotServed(f"broker {self.name} does not serve topic {name}; look it up")
+        bundle, held = found
+        if held.state is State.MOVING:
+            assert held.to is not None
+            raise TopicNotServed(
+                f"bundle {bundle} of topic {name} moves to broker {held.to.name}", url=held.to.url
+            )
+
+    def serves(self, name: TopicName) -> bool:
+        """See Ownership."""
+        try:
+            self.check(name)
+        except TopicNotServed:
+            return False
+        return True
+
+    def forget(self, bundles: Iterable[Bundle]) -> None:
+        """They are not held any more, whatever was under way."""
+        for bundle in bundles:
+            held = self.held.pop(bundle, None)
+            if held is not None and held.work is not None and held.work is not asyncio.current_task():
+                held.work.cancel()
+
+    async def acquire(self, bundle: Bundle, bounds_version: int) -> None:
+        """Returns when the bundle is owned here, or somebody was first. Concurrent calls share one attempt."""
+        held = self.held.get(bundle)
+        if held is None:
+            held = self.held[bundle] = Held(State.ACQUIRING)
+            held.work = asyncio.get_running_loop().create_task(self._make_node(bundle, held, bounds_version))
+        if held.state is State.ACQUIRING and held.work is not None:
+            await asyncio.wait([held.work])
+
+    async def _make_node(self, bundle: Bundle, held: Held, bounds_version: int) -> None:
+        """The bounds are checked in the same commit: a bundle that was divided meanwhile must not be owned as a whole."""
+        namespace = bundle.namespace
+        try:
+            session = self.session
+            asked = (await self.view.transfers.get()).get(bundle)
+            moved = asked is not None and asked.record.to == self.name
+            moved_ms = self._clock.now_ms() if moved else 0
+            record = OwnerRecord(self.name, self.settings.url, "", session.session_id, moved_ms)
+            await self.metadata.commit(
+                [
+                    Check(bounds_path(namespace), bounds_version),
+                    Create(owner_path(bundle), record.encode(), session),
+                ]
+            )
+        except (AlreadyExists, VersionConflict):
+            pass
+        except MagnetarError as error:  # whether the node was made is found out by reading
+            _log.warning("bundle %s could not be taken: %s", bundle, error)
+        else:
+            if self.held.get(bundle) is held:
+                held.state, held.work = State.OWNED, None
+                _log.info("broker %s owns bundle %s", self.name, bundle)
+        finally:
+            self.view.owners(namespace).drop()
+            if held.state is not State.OWNED:
+                self.view.bounds(namespace).drop()
+                if self.held.get(bundle) is held:
+                    del self.held[bundle]
+
+    async def adopt_what_is_ours(self) -> None:
+        """Nodes of our session that we did not know of: the answers to the requests that made them were lost."""
+        for namespace in self.view.namespaces():
+            owners = self.view.owners(namespace)
+            changed = owners.changed
+            found = await owners.get()
+            if changed is not owners.changed:  # out of date: some of them may have been let go of meanwhile
+                self.look.set()
+                continue
+            for bundle, owner in found.items():
+                self._adopt(bundle, owner)
+
+    def _adopt(self, bundle: Bundle, owner: KnownOwner) -> None:
+        if bundle not in self.held and self.valid and owner.record.session == self.session.session_id:
+            self.held[bundle] = Held(State.OWNED, owner.version)
+            _log.info("broker %s owns bundle %s, as it finds", self.name, bundle)
+            self.look.set()
+
+    def _arrive(self, bundle: Bundle) -> None:
+        if bundle in self.held:  # since the owner was asked for
+            return
+        held = self.held[bundle] = Held(State.ARRIVING)
+        held.work = asyncio.get_running_loop().create_task(self._await_arrival(bundle, held))
+
+    async def _await_arrival(self, bundle: Bundle, held: Held) -> None:
+        """The owner's node says that the bundle moves here; waits until it is gone, and makes our own."""
+        while True:
+            owners = self.view.owners(bundle.namespace)
+            changed = owners.changed
+            try:
+                owner = (await owners.get()).get(bundle)
+                known = await self.view.bounds(bundle.namespace).get()
+            except MagnetarError as error:
+                _log.warning("the arrival of bundle %s cannot be followed: %s", bundle, error)
+                await asyncio.sleep(POLL_S)
+                continue
+            if owner is None:
+                held.state = State.ACQUIRING
+                await self._make_node(bundle, held, known.version)
+                break
+            if owner.record.to != self.name:  # it stays there, or goes elsewhere
+                break
+            await changed.wait()
+        if self.held.get(bundle) is held and held.state is not State.OWNED:
+            del self.held[bundle]
+        if self.held.get(bundle) is not held:
+            await self._unload_strays(bundle)
+
+    async def _unload_strays(self, bundle: Bundle) -> None:
+        """Topics that were loaded while the bundle seemed to arrive, and does not."""
+        error = TopicNotServed(f"bundle {bundle} is not served by broker {self.name}; look the topic up")
+        for name in self.host.loaded():
+            if bundle.holds(name):
+                await self.host.unload(name, error)
+
+    # --- look-ups ----------------------------------------------------------------------------------------------------
+
+    async def locate(self, name: TopicName, *, authoritative: bool, unreachable: str) -> Located:
+        """See Ownership."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _HELD_TIMEOUTS * self.settings.session_timeout_s
+        namespace, place = name.full_namespace, topic_hash(name)
+        while True:
+            await self._until(self._has_session, deadline, "has no session with the metadata store")
+            bounds = await self.view.bounds(namespace).get()
+            bundle = bounds.bounds.bundle_of(namespace, place)
+            if (held := self.held.get(bundle)) is not None:
+                if held.state is State.ACQUIRING:
+                    await self.acquire(bundle, bounds.version)
+                    continue
+                if held.state is State.MOVING and held.to is not None and not self.host.has(name):
+                    return Located(held.to.url, False)
+                return Located(self.settings.url, True)
+            owners = self.view.owners(namespace)
+            changed = owners.changed
+            owner = (await owners.get()).get(bundle)
+            if bundle in self.held or changed is not owners.changed:
+                continue  # somebody else who looked it up was first, or what was read is out of date
+            if owner is None:
+                found = await self._place(bundle, bounds.version, authoritative, unreachable)
+                if found is not None:
+                    return found
+                if loop.time() >= deadline:
+                    raise ServiceNotReady(f"broker {self.name} cannot take bundle {bundle} now; try again")
+                continue
+            if owner.damage:
+                raise DataDirectoryError(owner.damage)
+            record = owner.record
+            if record.broker == self.name and record.session == self.session.session_id:
+                self._adopt(bundle, owner)
+            elif record.to == self.name and authoritative:
+                self._arrive(bundle)
+            elif record.broker == self.name:  # of a session of ours that has not ended everywhere yet
+                await self._until(changed, deadline, "waits for the end of its former session")
+            elif record.url == unreachable and loop.time() < deadline:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await changed.wait()
+                except TimeoutError:
+                    return Located(record.url, True)
+            else:
+                return Located(record.url, True)
+
+    async def _until(self, event: asyncio.Event, deadline: float, what: str) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await event.wait()
+        except TimeoutError:
+            raise ServiceNotReady(f"broker {self.name} {what}; try again, or ask another one") from None
+
+    async def _place(
+        self, bundle: Bundle, bounds_version: int, authoritative: bool, unreachable: str
+    ) -> Located | None:
+        """Of a bundle that nobody owns: where it goes, or None when it was taken here."""
+        asked = (await self.view.transfers.get()).get(bundle)
+        brokers = await self.view.brokers.get()
+        if authoritative and self.state == READY:
+            chosen = self.name
+        elif asked is not None and asked.record.to in brokers and brokers[asked.record.to].state == READY:
+            chosen = asked.record.to
+        else:
+            chosen = await self.choose(bundle, excluded_url=unreachable)
+        if chosen == self.name and self.state != READY:  # which its node does not say yet
+            chosen = await self.choose(bundle, excluded=self.name)
+        if chosen == self.name:
+            await self.acquire(bundle, bounds_version)
+            return None
+        return Located(brokers[chosen].url, False)
+
+    async def choose(self, bundle: Bundle, *, excluded_url: str = "", excluded: str = "") -> str:
+        """The name of a broker for the bundle. Raises ServiceNotReady if none takes any."""
+        brokers = await self.view.brokers.get()
+        if excluded_url and not excluded:
+            excluded = next((name for name, row in brokers.items() if row.url == excluded_url), "")
+        chosen = await self._placement.choose(bundle, excluded)
+        if chosen is None:
+            binding = await self.view.binding(bundle.namespace).get()
+            group = f" of group {binding.groups[0]} (its namespace's broker_group)" if binding.strict else ""
+            raise ServiceNotReady(
+                f"no broker{group} takes bundle {bundle} now ({len(brokers)} brokers are registered); start one, or end "
+                "their draining"
+            )
+        return chosen
+
+    async def close_topics_of(self, bundle: Bundle, error: MagnetarError, at_once: int) -> None:
+        """Unloads every topic of a bundle, some at a time."""
+        slots = asyncio.Semaphore(at_once)
+
+        async def unload(name: TopicName) -> None:
+            async with slots:
+                await self.host.unload(name, error)
+
+        await asyncio.gather(*(unload(name) for name in self.host.loaded() if bundle.holds(name)))

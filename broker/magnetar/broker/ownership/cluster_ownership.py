@@ -1,0 +1,261 @@
+"""Ownership in a cluster: the bundles that this broker holds, the requests that it carries out, and those that it makes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+
+from magnetar.ledger.settings import LedgerSettings
+from magnetar.metadata import MetadataStore, Session
+from magnetar.metadata.store import Check, Put
+from magnetar.proto.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    MagnetarError,
+    RequestTimeout,
+    VersionConflict,
+)
+from magnetar.proto.ids import TopicName
+from magnetar.runtime.clock import Clock
+
+from .balance import BalanceSettings
+from .balancing import Balancing, Loads
+from .bundle_ownership import BundleOwnership, OwnershipSettings
+from .cluster_view import KnownTransfer, Watched
+from .core.bundles import Bundle, middle, parse_bundle_or_topic, topic_hash
+from .draining import Draining, choose
+from .ownership import BrokerRow, BundleRow, DrainState, Host, Located
+from .records import (
+    BALANCER_PATH,
+    READY,
+    STOPPING,
+    BoundsRecord,
+    BrokerLoad,
+    TransferRecord,
+    bounds_path,
+    owner_path,
+    transfer_path,
+)
+from .transfers import Transfers
+
+__all__ = ["ClusterOwnership"]
+
+# What a request to a bundle's owner may take.
+_REQUEST_TIMEOUT_S = 30.0
+
+
+class ClusterOwnership:
+    """See Ownership."""
+
+    alone = False
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        settings: OwnershipSettings,
+        clock: Clock,
+        rng: random.Random,
+        balance: BalanceSettings | None = None,
+        cpu_s: Callable[[], float] = lambda: 0.0,
+        ledger: LedgerSettings | None = None,
+    ) -> None:
+        """`balance`, `ledger`: the defaults without them. `cpu_s`: the CPU time of this process until now, in seconds."""
+        self._metadata = metadata
+        balance = balance or BalanceSettings()
+        self._bundles = bundles = BundleOwnership(metadata, settings, balance, clock, rng)
+        self._transfers = Transfers(bundles)
+        self._draining = Draining(metadata, bundles.view, balance, ledger or LedgerSettings(), rng, clock)
+        loads = Loads(lambda: bundles.host, bundles.owned, cpu_s)
+        self._balancing = Balancing(
+            metadata, bundles.view, loads, balance, rng, settings.name, self._load, clock
+        )
+        bundles.with_session = self._balancing.serve
+
+    def _load(self, load: BrokerLoad) -> None:
+        self._bundles.load = load
+
+    async def start(self, host: Host) -> None:
+        """See Ownership."""
+        await self._bundles.begin(host)
+        self._transfers.start()
+
+    @property
+    def valid(self) -> bool:
+        """See Ownership."""
+        return self._bundles.valid
+
+    def figures(self) -> dict[str, float]:
+        """See Ownership."""
+        return {"owned_bundles": len(self._bundles.owned()), **self._balancing.figures()}
+
+    @property
+    def state(self) -> str:
+        """As this broker's node says: READY, DRAINING or STOPPING."""
+        return self._bundles.state
+
+    @property
+    def session(self) -> Session:
+        """In which everything is owned. Raises ServiceNotReady."""
+        return self._bundles.session
+
+    def check(self, name: TopicName) -> None:
+        """See Ownership."""
+        self._bundles.check(name)
+
+    def serves(self, name: TopicName) -> bool:
+        """See Ownership."""
+        return self._bundles.serves(name)
+
+    async def locate(self, name: TopicName, *, authoritative: bool, unreachable: str) -> Located:
+        """See Ownership."""
+        return await self._bundles.locate(name, authoritative=authoritative, unreachable=unreachable)
+
+    async def brokers(self) -> list[BrokerRow]:
+        """See Ownership."""
+        found = await self._bundles.view.brokers.get()
+        return [found[name] for name in sorted(found)]
+
+    async def balancer(self) -> str:
+        """See Ownership."""
+        node = await self._metadata.get(BALANCER_PATH)
+        return "" if node is None else node.value.decode("utf-8", "replace")
+
+    async def bundles(self, namespace: str) -> list[BundleRow]:
+        """See Ownership."""
+        known = await self._bundles.view.bounds(namespace).get()
+        owners = await self._bundles.view.owners(namespace).get()
+        rows = []
+        for bundle in known.bounds.bundles(namespace):
+            owner = owners.get(bundle)
+            rows.append(
+                BundleRow(str(bundle), "", "", "")
+                if owner is None
+                else BundleRow(str(bundle), owner.record.broker, owner.record.url, owner.record.to)
+            )
+        return rows
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    async def transfer(self, bundle: str, to: str) -> None:
+        """See Ownership."""
+        found = await self._known(bundle)
+        if to:
+            brokers = await self._bundles.view.brokers.get()
+            if to not in brokers or brokers[to].state != READY:
+                ready = [name for name, row in sorted(brokers.items()) if row.state == READY]
+                raise InvalidArgument(
+                    f"there is no broker {to} that takes bundles; there are {', '.join(ready)}"
+                )
+        await self._ask(found, TransferRecord(to, False, "asked for"))
+        owner = (await self._bundles.view.owners(found.namespace).get()).get(found)
+        if to and owner is not None and owner.record.broker != to:
+            raise RequestTimeout(
+                f"bundle {found} is still at broker {owner.record.broker}, whose log says why; try again"
+            )
+
+    async def split(self, bundle: str) -> list[str]:
+        """See Ownership."""
+        found = await self._known(bundle)
+        if (await self._bundles.view.owners(found.namespace).get()).get(found) is None:
+            await self._split_unowned(found)
+        else:
+            await self._ask(found, TransferRecord("", True, "asked for"))
+        self._bundles.view.bounds(found.namespace).drop()
+        known = await self._bundles.view.bounds(found.namespace).get()
+        parts = [
+            str(part)
+            for part in known.bounds.bundles(found.namespace)
+            if found.first <= part.first and part.last <= found.last
+        ]
+        if len(parts) < 2:
+            raise RequestTimeout(f"bundle {found} is not divided; try again, or see the log of its owner")
+        return parts
+
+    async def _split_unowned(self, bundle: Bundle) -> None:
+        """In the middle, unless somebody owns it, or has divided it, by now."""
+        known = await self._bundles.view.bounds(bundle.namespace).get()
+        bounds = known.bounds.split(bundle, middle(bundle, ()))
+        record = BoundsRecord(list(bounds.firsts))
+        with contextlib.suppress(AlreadyExists, VersionConflict):
+            await self._metadata.commit(
+                [
+                    Check(owner_path(bundle), None),
+                    Put(bounds_path(bundle.namespace), record.encode(), known.version),
+                ]
+            )
+
+    async def _known(self, text: str) -> Bundle:
+        """A bundle by its name, or the one of a topic. Raises InvalidArgument."""
+        named = parse_bundle_or_topic(text)
+        namespace = named.namespace if isinstance(named, Bundle) else named.full_namespace
+        bounds = (await self._bundles.view.bounds(namespace).get()).bounds
+        if not isinstance(named, Bundle):
+            return bounds.bundle_of(namespace, topic_hash(named))
+        bounds.require(named)
+        return named
+
+    async def _ask(self, bundle: Bundle, record: TransferRecord) -> None:
+        """Returns when the request is gone: done, or impossible. Without an owner only a destination has anything to do."""
+        namespace = bundle.namespace
+        view = self._bundles.view
+        transfers = view.transfers
+        if not record.to and (await view.owners(namespace).get()).get(bundle) is None:
+            return
+        path = transfer_path(bundle)
+        try:
+            await self._metadata.create(path, record.encode())
+        except AlreadyExists:
+            raise RequestTimeout(
+                f"the owner of bundle {bundle} is busy with another request; try again"
+            ) from None
+        transfers.drop()
+        try:
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                await _until_gone(transfers, bundle)
+        except TimeoutError:
+            await self._withdraw(path)
+            raise RequestTimeout(
+                f"the owner of bundle {bundle} did not answer within {_REQUEST_TIMEOUT_S:g} s"
+            ) from None
+        except BaseException:
+            await self._withdraw(path)
+            raise
+        view.owners(namespace).drop()
+
+    async def _withdraw(self, path: str) -> None:
+        try:
+            await self._metadata.delete(path)
+        except MagnetarError:  # it is gone, or its owner finds it
+            return
+
+    async def drain(
+        self, name: str = "", *, zone: str = "", kind: str = "", undo: bool = False
+    ) -> DrainState:
+        """See Ownership."""
+        draining = self._draining
+        chosen = choose(await draining.members(), name, zone=zone, kind=kind)
+        await (draining.undo(chosen) if undo else draining.begin(chosen))
+        return await draining.state(chosen)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    async def hand_over(self) -> None:
+        """See Ownership."""
+        self._bundles.set_state(STOPPING)  # also without a session: the next one would take bundles
+        if self._bundles.valid:
+            await self._transfers.hand_over()
+
+    async def close(self) -> None:
+        """See Ownership."""
+        await self._transfers.close()
+        await self._bundles.end()
+
+
+async def _until_gone(transfers: Watched[dict[Bundle, KnownTransfer]], bundle: Bundle) -> None:
+    while True:
+        changed = transfers.changed
+        if bundle not in await transfers.get():
+            return
+        await changed.wait()

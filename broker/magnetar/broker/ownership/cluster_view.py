@@ -1,0 +1,273 @@
+"""What this broker knows of the cluster: brokers, bounds, owners, transfers. Each is read when asked for, and kept until
+it changes.
+
+    not known --read--> known --the store says that it changed--> not known
+
+A watch is made before the first read (MetadataStore.watch), so nothing that changes is missed; what is answered may be as
+old as the store's servers are behind each other. Whoever acts on it acts by versions, and finds out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from magnetar.metadata import MetadataStore
+from magnetar.metadata.store import Versioned, Watch
+from magnetar.proto.errors import AlreadyExists, DataDirectoryError, InvalidArgument
+from magnetar.proto.policies import PlacementGroup
+
+from ..log.records import NamespaceRecord, namespace_path
+from .balance.core.facts import UNBOUND, NamespaceBinding
+from .core.bundles import Bounds, Bundle
+from .ownership import BrokerRow
+from .records import (
+    BROKERS_PATH,
+    DRAINING_PATH,
+    OWNERS_PATH,
+    TRANSFERS_PATH,
+    BoundsRecord,
+    BrokerRecord,
+    OwnerRecord,
+    TransferRecord,
+    bounds_path,
+    bundle_of_transfer,
+    owners_path,
+)
+
+__all__ = [
+    "ClusterView",
+    "KnownBounds",
+    "KnownOwner",
+    "KnownTransfer",
+    "Watched",
+    "cluster_brokers",
+    "read_owners",
+]
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class KnownBounds(NamedTuple):
+    """A namespace's bounds, and the version of their node."""
+
+    bounds: Bounds
+    version: int
+
+
+class KnownOwner(NamedTuple):
+    """A bundle's owner, and the version of its node. `damage`: why the node cannot be read; then the record names nobody."""
+
+    record: OwnerRecord
+    version: int
+    damage: str = ""
+
+
+class KnownTransfer(NamedTuple):
+    """What a bundle's owner is asked to do, and the version of the node."""
+
+    record: TransferRecord
+    version: int
+
+
+class Watched(Generic[T]):
+    """What `read` makes of a node or of the nodes below it."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        path: str,
+        read: Callable[[], Coroutine[Any, Any, T]],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._read = read
+        self._on_change = on_change
+        self._value: T | None = None
+        self._reading: asyncio.Task[T] | None = None
+        # Under way: `_reading`, and those that a change has overtaken.
+        self._readings: dict[asyncio.Task[T], None] = {}
+        self.changed = asyncio.Event()  # set at the next change; another one takes its place then
+        self._watch: Watch = metadata.watch(path, lambda _: self.drop())
+
+    def drop(self) -> None:
+        """It has changed, or may have."""
+        self._value = self._reading = None
+        event, self.changed = self.changed, asyncio.Event()
+        event.set()
+        self._on_change()
+
+    async def get(self) -> T:
+        """Read if it is not known; those who ask meanwhile share the reading. Raises what the store failed with."""
+        if (value := self._value) is not None:
+            return value
+        reading = self._reading
+        if reading is None:
+            reading = self._reading = asyncio.get_running_loop().create_task(self._read())
+            self._readings[reading] = None
+            reading.add_done_callback(self._read_done)
+        return await asyncio.shield(reading)
+
+    def _read_done(self, reading: asyncio.Task[T]) -> None:
+        del self._readings[reading]
+        failed = reading.cancelled() or reading.exception() is not None
+        if self._reading is reading:  # nothing changed since it began
+            self._reading = None
+            if not failed:
+                self._value = reading.result()
+
+    async def close(self) -> None:
+        """Nothing is watched or read any more."""
+        self._watch.close()
+        for reading in list(self._readings):
+            reading.cancel()
+        if self._readings:
+            await asyncio.wait(list(self._readings))
+
+
+class ClusterView:
+    """See the module docstring. `close` in the end."""
+
+    def __init__(self, metadata: MetadataStore, default_bundles: int, on_change: Callable[[], None]) -> None:
+        """`default_bundles`: of a namespace that nobody divided yet. `on_change` is called when anything has changed."""
+        self._metadata = metadata
+        self._default = Bounds.even(default_bundles)
+        self._on_change = on_change
+        self.brokers = self._watched(
+            BROKERS_PATH, lambda: cluster_brokers(metadata)
+        )  # those that run, by name
+        self.draining = self._watched(DRAINING_PATH, lambda: metadata.children(DRAINING_PATH))  # names
+        self.transfers = self._watched(TRANSFERS_PATH, self._read_transfers)  # what owners are asked to do
+        # By namespace: as many as there are.
+        self._bounds: dict[str, Watched[KnownBounds]] = {}
+        self._owners: dict[str, Watched[dict[Bundle, KnownOwner]]] = {}
+        self._bindings: dict[str, Watched[NamespaceBinding]] = {}
+
+    def _watched(self, path: str, read: Callable[[], Coroutine[Any, Any, T]]) -> Watched[T]:
+        return Watched(self._metadata, path, read, self._on_change)
+
+    def bounds(self, namespace: str) -> Watched[KnownBounds]:
+        """How a namespace is divided; reading makes its bounds if there are none."""
+        watched = self._bounds.get(namespace)
+        if watched is None:
+            watched = self._watched(bounds_path(namespace), lambda: self._read_bounds(namespace))
+            self._bounds[namespace] = watched
+        return watched
+
+    def namespaces(self) -> list[str]:
+        """Those whose owners were asked for."""
+        return list(self._owners)
+
+    def owners(self, namespace: str) -> Watched[dict[Bundle, KnownOwner]]:
+        """The bundles of a namespace that somebody owns."""
+        watched = self._owners.get(namespace)
+        if watched is None:
+            watched = self._watched(owners_path(namespace), lambda: read_owners(self._metadata, namespace))
+            self._owners[namespace] = watched
+        return watched
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def _read_bounds(self, namespace: str) -> KnownBounds:
+        path = bounds_path(namespace)
+        stored = await self._metadata.get(path)
+        if stored is None:
+            record = BoundsRecord(list(self._default.firsts))
+            try:
+                return KnownBounds(self._default, await self._metadata.create(path, record.encode()))
+            except AlreadyExists:
+                stored = await self._metadata.get(path)
+                if stored is None:
+                    raise DataDirectoryError(f"{path} was deleted: the bounds of bundles are never") from None
+        try:
+            return KnownBounds(Bounds.of(BoundsRecord.decode(stored.value, path).bounds), stored.version)
+        except ValueError as error:
+            raise DataDirectoryError(f"the metadata of {path} is damaged: {error}") from None
+
+    async def all_owners(self) -> dict[Bundle, KnownOwner]:
+        """Of every namespace."""
+        found: dict[Bundle, KnownOwner] = {}
+        for tenant in await self._metadata.children(OWNERS_PATH):
+            for name in await self._metadata.children(f"{OWNERS_PATH}/{tenant}"):
+                found |= await self.owners(f"{tenant}/{name}").get()
+        return found
+
+    def binding(self, namespace: str) -> Watched[NamespaceBinding]:
+        """The brokers that a namespace is bound to by its policies."""
+        watched = self._bindings.get(namespace)
+        if watched is None:
+            watched = self._watched(namespace_path(namespace), lambda: self._read_binding(namespace))
+            self._bindings[namespace] = watched
+        return watched
+
+    async def _read_binding(self, namespace: str) -> NamespaceBinding:
+        path = namespace_path(namespace)
+        stored = await self._metadata.get(path)
+        if stored is None:
+            return UNBOUND
+        policies = NamespaceRecord.decode(stored.value, path).policies
+        group = PlacementGroup.parse(policies.broker_group or "", "broker_group")
+        return NamespaceBinding(
+            zones=(policies.broker_zone,) if policies.broker_zone else (),
+            groups=(group.name,) if group.name else (),
+            strict=group.strict,
+        )
+
+    async def _read_transfers(self) -> dict[Bundle, KnownTransfer]:
+        found = {}
+        for name, node in (await _nodes(self._metadata, TRANSFERS_PATH)).items():
+            try:
+                record = TransferRecord.decode(node.value, f"{TRANSFERS_PATH}/{name}")
+                found[bundle_of_transfer(name)] = KnownTransfer(record, node.version)
+            except (DataDirectoryError, InvalidArgument) as error:
+                _log.warning("a request to move a bundle is left out: %s", error)
+        return found
+
+    async def close(self) -> None:
+        """Nothing is watched or read any more."""
+        await self.brokers.close()
+        await self.draining.close()
+        await self.transfers.close()
+        for of_namespaces in (self._bounds, self._owners, self._bindings):
+            for watched in of_namespaces.values():
+                await watched.close()
+
+
+async def _nodes(metadata: MetadataStore, path: str) -> dict[str, Versioned]:
+    """Those below a path that have a value, by name."""
+    names = await metadata.children(path)
+    found = await asyncio.gather(*(metadata.get(f"{path}/{name}") for name in names))
+    return {name: node for name, node in zip(names, found) if node is not None}
+
+
+async def read_owners(metadata: MetadataStore, namespace: str) -> dict[Bundle, KnownOwner]:
+    """The bundles of a namespace that somebody owns."""
+    path = owners_path(namespace)
+    found = {}
+    for name, node in (await _nodes(metadata, path)).items():
+        try:
+            bundle = Bundle.parse(f"{namespace}/{name}")
+        except InvalidArgument:
+            _log.warning("%s/%s is left out: it is not named as a bundle is", path, name)
+            continue
+        try:
+            found[bundle] = KnownOwner(OwnerRecord.decode(node.value, f"{path}/{name}"), node.version)
+        except DataDirectoryError as error:  # costs this bundle, not the namespace
+            damage = (
+                f"{error.message}; delete it, unless a broker that made it runs: the bundle has no owner then"
+            )
+            found[bundle] = KnownOwner(OwnerRecord("", "", "", 0), node.version, damage)
+    return found
+
+
+async def cluster_brokers(metadata: MetadataStore) -> dict[str, BrokerRow]:
+    """Those that run, by name."""
+    rows = {}
+    for name, node in (await _nodes(metadata, BROKERS_PATH)).items():
+        try:
+            rows[name] = BrokerRow.of(name, BrokerRecord.decode(node.value, f"{BROKERS_PATH}/{name}"))
+        except DataDirectoryError as error:  # one broker of another release must not blind us for all others
+            _log.warning("broker %s is left out: %s", name, error)
+    return rows

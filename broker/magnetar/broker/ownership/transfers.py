@@ -1,0 +1,306 @@
+"""What the owner of a bundle is asked to do: hand it over, divide it, let go of everything.
+
+A request is a node below /transfers, which is deleted when it is done or impossible: by the owner, or by the broker that
+was named as the destination and has the bundle now. A name below /draining-brokers means all bundles of that broker.
+
+A bundle moves like this:
+
+    OWNED   --the node says `to`--> MOVING   topics are closed, some at a time, and the clients of each are sent to the
+                                             destination, which may load it at once: its ledger list's compare-and-set
+                                             keeps that safe
+    MOVING  --all are closed: the node is deleted by version--> (nothing)   the destination makes its own node
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from magnetar.metadata.store import Create, Delete, Put, Versioned
+from magnetar.proto.errors import (
+    DataDirectoryError,
+    InvalidArgument,
+    MagnetarError,
+    NotFoundInStore,
+    ServiceNotReady,
+    TopicNotServed,
+    VersionConflict,
+)
+
+from ..log.records import replace
+from .bundle_ownership import BundleOwnership, Held, State
+from .cluster_view import KnownTransfer
+from .core.bundles import Bundle, middle, topic_hash
+from .ownership import BrokerRow
+from .records import (
+    DRAINING,
+    READY,
+    BoundsRecord,
+    OwnerRecord,
+    bounds_path,
+    owner_path,
+    transfer_path,
+)
+
+__all__ = ["Transfers"]
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+_TOPICS_AT_ONCE = 32  # closed at the same time, of one bundle
+
+
+class Transfers:
+    """Of one broker. `start` before use, `close` in the end."""
+
+    def __init__(self, bundles: BundleOwnership) -> None:
+        self._bundles = bundles
+        self._follower: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Requests are carried out from now on."""
+        self._follower = asyncio.get_running_loop().create_task(self._follow(), name="transfers of bundles")
+
+    async def close(self) -> None:
+        """No further request is begun. May be called again."""
+        if self._follower is not None:
+            self._follower.cancel()
+            await asyncio.gather(self._follower, return_exceptions=True)
+            self._follower = None
+
+    async def _follow(self) -> None:
+        look = self._bundles.look
+        while True:
+            await look.wait()
+            look.clear()
+            try:
+                await self._look()
+                continue
+            except MagnetarError as error:
+                _log.warning("requests to move bundles cannot be read: %s", error)
+            except Exception:  # a defect in one request must not end all others
+                _log.exception("requests to move bundles could not be looked at")
+            await asyncio.sleep(_RETRY_S)
+            look.set()
+
+    async def _look(self) -> None:
+        """Begins what is asked of the bundles that are owned here."""
+        bundles = self._bundles
+        if not bundles.valid:
+            return
+        await bundles.adopt_what_is_ours()
+        drained = bundles.name in await bundles.view.draining.get()
+        if drained and bundles.state == READY:
+            bundles.set_state(DRAINING)
+        elif not drained and bundles.state == DRAINING:
+            bundles.set_state(READY)
+        asked = await bundles.view.transfers.get()
+        for bundle, known in asked.items():
+            if bundle not in bundles.held:
+                try:
+                    await self._look_at_other(bundle, known)
+                except DataDirectoryError as error:
+                    _log.warning("the request to move bundle %s is left alone: %s", bundle, error)
+        for bundle, held in list(bundles.held.items()):
+            if held.state is not State.OWNED or held.work is not None:
+                continue
+            if (request := asked.get(bundle)) is not None:
+                self._begin(bundle, held, self._carry_out(bundle, held, request))
+            elif drained:
+                self._begin(bundle, held, self._drain(bundle, held))
+
+    async def _look_at_other(self, bundle: Bundle, known: KnownTransfer) -> None:
+        """A request about a bundle that is not held here: it is to come here once its owner lets go of it, or is no more."""
+        view = self._bundles.view
+        bounds = await view.bounds(bundle.namespace).get()
+        if not bounds.bounds.has(bundle):  # it was divided, and nobody will carry this out
+            await self._finished(bundle, known.version)
+        elif not known.record.to:
+            # Without an owner there is nothing to do, and whoever asked for it may have died with the owner.
+            if bundle not in await view.owners(bundle.namespace).get():
+                await self._finished(bundle, known.version)
+        elif known.record.to == self._bundles.name and self._bundles.state == READY:
+            if bundle not in await view.owners(bundle.namespace).get():
+                await self._bundles.acquire(bundle, bounds.version)
+
+    async def _finished(self, bundle: Bundle, version: int) -> None:
+        """The request is done, or impossible: it is gone when this returns."""
+        while True:
+            try:
+                await self._bundles.metadata.delete(transfer_path(bundle), version=version)
+                return
+            except (NotFoundInStore, VersionConflict):  # of an earlier try, or another request by now
+                return
+            except MagnetarError as error:
+                _log.warning("the request to move bundle %s cannot be deleted yet: %s", bundle, error)
+                await asyncio.sleep(_RETRY_S)
+
+    def _begin(self, bundle: Bundle, held: Held, work: Coroutine[Any, Any, None]) -> None:
+        task = held.work = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(lambda done: self._ended(bundle, held, done))
+
+    def _ended(self, bundle: Bundle, held: Held, task: asyncio.Task[None]) -> None:
+        if held.work is task:
+            held.work = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a transfer of bundle %s failed", bundle, exc_info=error)
+
+    async def _carry_out(self, bundle: Bundle, held: Held, known: KnownTransfer) -> None:
+        record = known.record
+        try:
+            if record.split:
+                await self._split(bundle, held)
+            elif record.to != self._bundles.name:
+                await self._move(bundle, held, record.to, record.reason)
+                if record.to:
+                    return  # whoever gets the bundle says that it is done
+        except MagnetarError as error:
+            _log.warning("bundle %s stays as it is: %s", bundle, error)
+        await self._finished(bundle, known.version)
+
+    async def _drain(self, bundle: Bundle, held: Held) -> None:
+        try:
+            await self._move(bundle, held, "", "its broker is drained")
+        except MagnetarError as error:
+            _log.warning("bundle %s of a broker that is drained stays for now: %s", bundle, error)
+            asyncio.get_running_loop().call_later(_RETRY_S, self._bundles.look.set)
+
+    # --- moving ------------------------------------------------------------------------------------------------------
+
+    async def _destination(self, bundle: Bundle, to: str) -> BrokerRow:
+        brokers = await self._bundles.view.brokers.get()
+        name = to or await self._bundles.choose(bundle, excluded=self._bundles.name)
+        found = brokers.get(name)
+        if found is None or found.state != READY:
+            state = "not registered" if found is None else found.state
+            raise InvalidArgument(f"bundle {bundle} cannot move to broker {name}, which is {state}")
+        return found
+
+    async def _move(self, bundle: Bundle, held: Held, to: str, reason: str) -> None:
+        """Returns when the bundle is not owned here any more. Raises when it stays."""
+        bundles = self._bundles
+        destination = await self._destination(bundle, to)
+        _log.info("bundle %s moves from %s to %s: %s", bundle, bundles.name, destination.name, reason)
+        await self._announce(bundle, held, destination.name)
+        held.to, held.state = destination, State.MOVING
+        error = TopicNotServed(f"the topic moves to broker {destination.name}", url=destination.url)
+        await bundles.close_topics_of(bundle, error, _TOPICS_AT_ONCE)
+        await self._delete_node(bundle, held)
+        if bundles.held.get(bundle) is held:
+            del bundles.held[bundle]
+        bundles.view.owners(bundle.namespace).drop()
+
+    async def _announce(self, bundle: Bundle, held: Held, to: str) -> None:
+        """Writes into the bundle's node where it goes. Raises when it stays, and the node does not say so either."""
+        bundles = self._bundles
+        session_id = bundles.session.session_id
+        record = OwnerRecord(bundles.name, bundles.settings.url, to, session_id)
+        path = owner_path(bundle)
+        try:
+            held.version = await replace(bundles.metadata, path, record.encode(), held.version)
+            return
+        except MagnetarError as error:
+            failure = error
+        # The answer may have been lost: a node that said `to` for ever would have the destination wait, and serve, for ever.
+        _log.warning("whether bundle %s moves to broker %s is not known: %s", bundle, to, failure)
+        node = await self._read_for_certain(path, session_id)
+        found = None if node is None else OwnerRecord.decode(node.value, path)
+        if node is None or found is None or found.session != session_id:
+            await self._disown(bundle, "its node was changed by somebody else")
+            raise failure
+        held.version = node.version
+        if found.to != to:
+            raise failure
+
+    async def _read_for_certain(self, path: str, session_id: int) -> Versioned | None:
+        """Raises ServiceNotReady when the session is over, and the node with it."""
+        while self._bundles.session.session_id == session_id:
+            try:
+                return await self._bundles.metadata.get(path)
+            except MagnetarError as error:
+                _log.warning("%s cannot be read yet: %s", path, error)
+                await asyncio.sleep(_RETRY_S)
+        raise ServiceNotReady(f"the session in which {path} was made is over")
+
+    async def _delete_node(self, bundle: Bundle, held: Held) -> None:
+        """By its version (rule 31). Returns when it is gone, or its session is over, which deletes it as well."""
+        path, session_id = owner_path(bundle), self._bundles.session.session_id
+        while True:
+            try:
+                await self._bundles.metadata.delete(path, version=held.version)
+                return
+            except (NotFoundInStore, VersionConflict):  # of an earlier try, or not ours any more
+                return
+            except MagnetarError as error:
+                _log.warning("the node of bundle %s cannot be deleted yet: %s", bundle, error)
+                await asyncio.sleep(_RETRY_S)
+            # If only the answer was lost, the next owner may have a node since, and that may have come to our version.
+            try:
+                node = await self._read_for_certain(path, session_id)
+            except ServiceNotReady:
+                return
+            if node is None or OwnerRecord.decode(node.value, path).session != session_id:
+                return
+
+    async def _disown(self, bundle: Bundle, why: str) -> None:
+        """Somebody else has to do with the bundle: whatever is loaded of it is let go."""
+        self._bundles.held.pop(bundle, None)
+        self._bundles.view.owners(bundle.namespace).drop()
+        error = TopicNotServed(f"bundle {bundle} is not served here any more ({why}); look the topic up")
+        await self._bundles.close_topics_of(bundle, error, _TOPICS_AT_ONCE)
+
+    async def hand_over(self) -> None:
+        """The broker stops: its bundles go to others, all at once, as far as there are others."""
+        await self.close()
+        bundles = self._bundles
+        works = [held.work for held in bundles.held.values() if held.work is not None]
+        if works:
+            await asyncio.wait(works)
+
+        async def move(bundle: Bundle, held: Held) -> None:
+            try:
+                await self._move(bundle, held, "", "its broker stops")
+            except ServiceNotReady:
+                pass  # there is no other broker
+            except MagnetarError as error:
+                _log.warning("bundle %s is not handed over: %s", bundle, error)
+
+        owned = [(bundle, held) for bundle, held in bundles.held.items() if held.state is State.OWNED]
+        await asyncio.gather(*(move(bundle, held) for bundle, held in owned))
+
+    # --- dividing ----------------------------------------------------------------------------------------------------
+
+    async def _split(self, bundle: Bundle, held: Held) -> None:
+        """One commit: no topic notices. Its parts are owned here."""
+        bundles = self._bundles
+        namespace = bundle.namespace
+        known = await bundles.view.bounds(namespace).get()
+        at = middle(bundle, [topic_hash(name) for name in bundles.host.loaded() if bundle.holds(name)])
+        bounds = known.bounds.split(bundle, at)
+        parts = [bounds.bundle_of(namespace, bundle.first), bounds.bundle_of(namespace, at)]
+        session = bundles.session
+        record = OwnerRecord(bundles.name, bundles.settings.url, "", session.session_id).encode()
+        try:
+            await bundles.metadata.commit(
+                [
+                    Put(bounds_path(namespace), BoundsRecord(list(bounds.firsts)).encode(), known.version),
+                    Delete(owner_path(bundle), held.version),
+                    *(Create(owner_path(part), record, session) for part in parts),
+                ]
+            )
+        except MagnetarError:
+            # What became of it is found by reading.
+            bundles.view.bounds(namespace).drop()
+            bundles.view.owners(namespace).drop()
+            if bundle not in (await bundles.view.owners(namespace).get()):
+                bundles.held.pop(bundle, None)
+                await bundles.adopt_what_is_ours()
+            raise
+        del bundles.held[bundle]
+        for part in parts:
+            bundles.held[part] = Held(State.OWNED)
+        bundles.view.bounds(namespace).drop()
+        bundles.view.owners(namespace).drop()
+        _log.info("bundle %s is divided into %s and %s", bundle, *parts)

@@ -1,0 +1,137 @@
+"""What HTTP tells of a daemon, from before its start to the end of its stop.
+
+    GET /health/live     200 as long as the event loop turns, which answers it, and no component has failed; else restart it
+    GET /health/ready    200 when it should get traffic; 503 with the reasons when not, and a restart does not help
+
+                     starting        ready                              stopping
+    bookie           replays         registered, and its journal syncs  closes its ledgers
+    broker           looks around    its session holds, it is not       hands over its topics
+                                     drained, enough bookies take entries
+    autorecovery     looks around    its session holds                  gives its locks back
+
+A bookie that is read-only is ready, and says so among the notes: it serves what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from .settings import ServiceSettings, bookies_needed
+
+if TYPE_CHECKING:
+    from magnetar.bookie import Bookie
+    from magnetar.ledger.replication import AutoRecovery
+    from magnetar.runtime.http import Command
+    from magnetar.runtime.lifecycle import Daemon
+    from magnetar.runtime.metrics import Metrics
+
+    from .standalone import Address
+
+__all__ = ["HttpPages", "Started", "autorecovery_reasons", "bookie_reasons", "broker_reasons"]
+
+Reasons = Mapping[str, str]
+
+
+class Started(NamedTuple):
+    """A daemon that runs: where it listens, its metrics, and what HTTP tells of it."""
+
+    addresses: dict[str, Address]
+    metrics: Callable[[], Metrics]
+    # What an operator should know although it works.
+    warnings: Callable[[], Reasons] = dict
+    # Why it should get no traffic, by a name of each reason; empty: it is ready.
+    reasons: Callable[[], Reasons] = dict
+    # The bookie in this process, which answers `magnetar bookie ...` over HTTP.
+    bookie: Bookie | None = None
+
+
+class HttpPages:
+    """The answers of one daemon's HTTP server; `started` is given once it runs."""
+
+    def __init__(
+        self, daemon: Daemon, commands: Callable[[Bookie], Mapping[tuple[str, str], Command]]
+    ) -> None:
+        self.started: Started | None = None
+        self._daemon = daemon
+        self._make_commands = commands
+        self._metrics: Metrics | None = None
+        self._commands: Mapping[tuple[str, str], Command] | None = None
+
+    def failure(self) -> str:
+        """Why the process should be started anew; "" while it works."""
+        return self._daemon.failure
+
+    def reasons(self) -> Reasons:
+        """Why no traffic should be sent to it."""
+        if self._daemon.state == "stopping":
+            return {"stopping": "it was asked to stop, and hands over what it serves"}
+        started = self._running
+        if started is None:
+            return {"starting": "it recovers what its disks hold, and looks for the others of its cluster"}
+        return started.reasons()
+
+    def warnings(self) -> Reasons:
+        """What an operator should know."""
+        started = self._running
+        return {} if started is None else started.warnings()
+
+    def metrics(self) -> Metrics | None:
+        """None while it starts or stops: its parts are not all there."""
+        started = self._running
+        if started is None:
+            return None
+        if self._metrics is None:
+            self._metrics = started.metrics()
+        return self._metrics
+
+    def commands(self) -> Mapping[tuple[str, str], Command]:
+        """By method and path."""
+        started = self._running
+        if started is None or started.bookie is None:
+            return {}
+        if self._commands is None:
+            self._commands = self._make_commands(started.bookie)
+        return self._commands
+
+    @property
+    def _running(self) -> Started | None:
+        return self.started if self._daemon.ready else None
+
+
+def bookie_reasons(bookie: Bookie, registered: bool = True) -> Reasons:
+    """A bookie without a cluster is never registered, and needs not to be."""
+    reasons = {}
+    if not registered:
+        reasons["unregistered"] = (
+            "it has no session with the metadata store, so nobody finds it; it goes on trying"
+        )
+    if stalled := bookie.problems().get("journal_stalled"):
+        reasons["journal_stalled"] = stalled
+    return reasons
+
+
+def broker_reasons(
+    settings: ServiceSettings, writable: int, *, session: bool = True, state: str = "ready"
+) -> Reasons:
+    """`writable`: how many bookies take entries. `session`: its own one holds. `state`: as registered."""
+    reasons = {}
+    if not session:
+        reasons["session"] = (
+            "it has no session with the metadata store, so others may own its topics; it goes on trying"
+        )
+    if state != "ready":
+        reasons[state] = f"it is {state}: others get its topics"
+    needed = bookies_needed(settings)
+    if writable < needed:
+        reasons["bookies"] = (
+            f"{writable} bookies take entries, and broker.ensemble_size={settings.broker.ensemble_size} needs {needed}"
+        )
+    return reasons
+
+
+def autorecovery_reasons(repairs: AutoRecovery) -> Reasons:
+    """Without a session no ledger is repaired."""
+    if repairs.has_session:
+        return {}
+    return {"session": "it has no session with the metadata store, so it repairs nothing; it goes on trying"}

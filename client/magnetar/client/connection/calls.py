@@ -1,0 +1,123 @@
+"""Calls that several wait for, and several calls of which one is enough."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from typing import Any, Generic, TypeVar
+
+from magnetar.proto.errors import ConnectionLost, MagnetarError
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+Call = Callable[[], Coroutine[Any, Any, T]]
+
+
+class _Shared(Generic[T]):
+    """One call, and how many wait for it."""
+
+    def __init__(self, task: asyncio.Task[T]) -> None:
+        self.task = task
+        self.waiting = 0
+
+
+class SharedCalls(Generic[K, T]):
+    """Calls under way, by key: whoever asks for the same one meanwhile waits for it. It is cancelled when nobody waits."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._calls: dict[K, _Shared[T]] = {}
+        self._ending: dict[asyncio.Task[T], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    async def get(self, key: K, call: Call[T]) -> T:
+        """The result of `call`, or of the one under way. Raises what it raises, ConnectionLost when it was stopped."""
+        shared = self._calls.get(key)
+        if shared is None:
+            task = asyncio.get_running_loop().create_task(call(), name=f"{self._what} {key}")
+            shared = self._calls[key] = _Shared(task)
+            task.add_done_callback(lambda done: self._ended(key, done))
+        shared.waiting += 1
+        try:
+            return await asyncio.shield(shared.task)
+        except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if shared.task.cancelled() and own is not None and not own.cancelling():
+                raise ConnectionLost(f"{self._what} was stopped; try again") from None
+            raise
+        finally:
+            shared.waiting -= 1
+            if not shared.waiting and not shared.task.done():
+                self._stop(key, shared)
+
+    def stop(self) -> None:
+        """Whoever waits gets ConnectionLost; `wait_ended` waits until the calls have ended."""
+        for key, shared in list(self._calls.items()):
+            self._stop(key, shared)
+
+    async def wait_ended(self) -> None:
+        """Returns when everything that was stopped has ended."""
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _stop(self, key: K, shared: _Shared[T]) -> None:
+        if self._calls.get(key) is shared:
+            del self._calls[key]
+        self._ending[shared.task] = None
+        shared.task.cancel()
+
+    def _ended(self, key: K, task: asyncio.Task[T]) -> None:
+        self._ending.pop(task, None)
+        shared = self._calls.get(key)
+        if shared is not None and shared.task is task:
+            del self._calls[key]
+        if not task.cancelled():
+            task.exception()  # those who waited may all have gone
+
+
+async def first_success(
+    calls: Sequence[Call[T]], head_start: float, *, discard: Callable[[T], object] = lambda _: None
+) -> T:
+    """The result of the first call that succeeds.
+
+    Each is made when one before it failed, or `head_start` seconds after the last one was made (as "happy eyeballs",
+    RFC 8305, has it). The others are then cancelled; `discard` gets what they had made already. Raises the error of the only
+    call, or of all.
+    """
+    left = deque(calls)
+    running: dict[asyncio.Task[T], None] = {}
+    errors: list[MagnetarError] = []
+    loop = asyncio.get_running_loop()
+    try:
+        while left or running:
+            if left:
+                running[loop.create_task(left.popleft()())] = None
+            await asyncio.wait(
+                running, timeout=head_start if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in [task for task in running if task.done()]:
+                del running[task]
+                try:
+                    return task.result()
+                except MagnetarError as error:
+                    errors.append(error)
+        raise _all_of(errors)
+    finally:
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        for task in running:
+            if not task.cancelled() and task.exception() is None:
+                discard(task.result())
+
+
+def _all_of(errors: list[MagnetarError]) -> MagnetarError:
+    """One error for several; what is not retryable counts most."""
+    final = next((error for error in errors if not error.retryable), None)
+    if final is not None or len(errors) == 1:
+        return final or errors[0]
+    return ConnectionLost("; ".join(dict.fromkeys(error.message for error in errors)))

@@ -1,0 +1,1 @@
+"""What decides where to ask and where to connect: pure, without clock, socket and loop."""

@@ -1,0 +1,1 @@
+"""The whole cluster in one run: brokers, bookies, metadata store and clients. See sim.scenarios.cluster."""

@@ -1,0 +1,455 @@
+"""Several brokers of a cluster on one metadata store: who serves which topic, and how that changes."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from magnetar.broker.ownership.core.bundles import Bounds, topic_hash
+from magnetar.broker.ownership.ownership import Located
+from magnetar.broker.ownership.records import owner_path, transfer_path
+from magnetar.broker.service import BrokerService
+from magnetar.metadata import ephemeral
+from magnetar.proto.errors import (
+    ConnectionLost,
+    InvalidArgument,
+    InvalidTopicName,
+    RequestTimeout,
+    ServiceNotReady,
+    TopicNotServed,
+    Unsupported,
+)
+from magnetar.proto.ids import TopicName
+from magnetar.proto.policies import Policies
+from support.broker_kit import running_broker
+from support.cluster_kit import Cluster, ClusterBroker, brokers
+
+TOPICS = [TopicName.parse(f"topic-{number}") for number in range(40)]
+NAMESPACE = "public/default"
+
+
+async def locate(
+    broker: ClusterBroker, name: TopicName, *, authoritative: bool = False, unreachable: str = ""
+) -> Located:
+    """A look-up, as a listener makes it."""
+    return await broker.ownership.locate(name, authoritative=authoritative, unreachable=unreachable)
+
+
+async def owner(cluster: Cluster, name: TopicName, asked: str = "") -> ClusterBroker:
+    """As a client finds the owner: follows answers that are not final."""
+    by_url = {one.url: one for one in cluster.brokers.values()}
+    broker = cluster.brokers[asked] if asked else next(iter(cluster.brokers.values()))
+    authoritative = False
+    for _ in range(10):
+        url, final = await locate(broker, name, authoritative=authoritative)
+        broker = by_url[url]
+        if final:
+            return broker
+        authoritative = True
+    raise AssertionError("a look-up goes in circles")
+
+
+async def load_all(cluster: Cluster) -> dict[TopicName, str]:
+    """Loads every topic where it belongs; the names of the owners."""
+    found = {}
+    for name in TOPICS:
+        broker = await owner(cluster, name)
+        await broker.broker.topic(name, create=True)
+        found[name] = broker.broker.settings.name
+    return found
+
+
+def keeps_all_but_one(source: ClusterBroker) -> asyncio.Event:
+    """A move closes the first topic; the others stay until this is set."""
+    gate = asyncio.Event()
+    closing = source.broker.unload
+
+    async def slowly(name: TopicName, error: Any) -> None:
+        if name != TOPICS[0]:
+            await gate.wait()
+        await closing(name, error)
+
+    source.broker.unload = slowly  # type: ignore[method-assign]
+    return gate
+
+
+async def until(condition: Any) -> None:
+    """Waits for what other tasks do."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_all_brokers_name_the_same_owner_and_only_it_serves() -> None:
+    async with brokers("a", "b", "c", default_bundles=16) as cluster:
+        owners = await load_all(cluster)
+        assert len(set(owners.values())) > 1
+        for name, owned_by in owners.items():
+            for asked in cluster.brokers.values():
+                assert await locate(asked, name) == Located(cluster.brokers[owned_by].url, True)
+                if asked.broker.settings.name != owned_by:
+                    with pytest.raises(TopicNotServed):
+                        await asked.broker.topic(name, create=True)
+
+
+async def test_look_ups_at_the_same_time_end_at_one_owner() -> None:
+    async with brokers("a", "b", "c") as cluster:
+        for name in TOPICS:
+            found = await asyncio.gather(
+                *(owner(cluster, name, asked) for asked in cluster.brokers for _ in "12345")
+            )
+            assert len({one.url for one in found}) == 1
+
+
+async def test_rule_31_a_broker_that_lost_its_session_fences_every_topic_and_takes_part_again() -> None:
+    async with brokers("a") as cluster:
+        name = TOPICS[0]
+        first = cluster.brokers["a"]
+        topic = await (await owner(cluster, name)).broker.topic(name, create=True)
+        second = await cluster.start("b")
+        cluster.expire("a")
+        assert not first.ownership.valid  # before any callback of the loop
+        with pytest.raises(TopicNotServed):
+            first.ownership.check(name)
+        await until(lambda: topic.not_served is not None)
+        with pytest.raises(TopicNotServed):
+            topic.check_served()
+        found = await owner(cluster, name, "b")
+        await found.broker.topic(name, create=False)
+        await until(lambda: first.ownership.valid)
+        await second.ownership.transfer(str(name), "a")
+        assert await owner(cluster, name) is first
+
+
+async def test_rule_31_an_owner_deletes_its_node_by_version() -> None:
+    async with brokers("a", "b", default_bundles=1) as cluster:
+        name = TOPICS[0]
+        first = await owner(cluster, name)
+        other = next(one for one in cluster.brokers.values() if one is not first)
+        bundle = Bounds.even(1).bundles(NAMESPACE)[0]
+        node = await cluster.metadata.get(owner_path(bundle))
+        assert node is not None
+        # Somebody else changes the node: the owner must not take it away.
+        await cluster.metadata.put(owner_path(bundle), node.value, version=node.version)
+        with pytest.raises(RequestTimeout, match="still at broker"):
+            await other.ownership.transfer(str(bundle), other.broker.settings.name)
+        stored = await cluster.metadata.get(owner_path(bundle))
+        assert stored is not None
+        assert stored.version == node.version + 1
+
+
+async def test_a_transfer_moves_every_topic_of_the_bundle_and_clients_are_told_where() -> None:
+    async with brokers("a", "b", default_bundles=1) as cluster:
+        owners = await load_all(cluster)
+        assert len(set(owners.values())) == 1
+        source = cluster.brokers[owners[TOPICS[0]]]
+        target = next(one for one in cluster.brokers.values() if one is not source)
+        told: list[Any] = []
+
+        class Port:
+            def receipts(self, rows: Any) -> None: ...
+
+            def send_failed(self, sequence_id: int, error: Any) -> None: ...
+
+            def send_delayed(self, error: Any) -> None: ...
+
+            def producer_closed(self, error: Any) -> None:
+                told.append(error)
+
+        topic = await source.broker.topic(TOPICS[3], create=False)
+        await topic.open_producer("p", epoch=0, access_mode="shared", new_port=lambda _: Port())
+        await source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name)
+        assert source.topics == []
+        assert [row.broker for row in await source.ownership.bundles(NAMESPACE)] == [
+            target.broker.settings.name
+        ]
+        assert await cluster.metadata.children("/transfers") == []
+        assert [error.details["url"] for error in told] == [target.url]
+        assert isinstance(told[0], TopicNotServed)
+        for name in TOPICS:
+            found = await owner(cluster, name)
+            assert found is target
+            await found.broker.topic(name, create=False)
+        assert len(target.topics) == len(TOPICS)
+
+
+async def test_a_topic_may_be_loaded_at_the_destination_while_the_rest_of_its_bundle_still_moves() -> None:
+    async with brokers("a", "b", default_bundles=1) as cluster:
+        await load_all(cluster)
+        source = await owner(cluster, TOPICS[0])
+        target = next(one for one in cluster.brokers.values() if one is not source)
+        gate = keeps_all_but_one(source)
+        moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
+        await until(lambda: TOPICS[0].name not in source.topics)
+        assert await locate(source, TOPICS[0]) == Located(target.url, False)
+        assert await locate(target, TOPICS[0], authoritative=True) == Located(target.url, True)
+        await target.broker.topic(TOPICS[0], create=False)
+        assert await locate(source, TOPICS[1]) == Located(source.url, True)
+        gate.set()
+        await moving
+        assert await owner(cluster, TOPICS[1]) is target
+        assert target.topics == [TOPICS[0].name]
+
+
+async def test_two_clients_that_come_from_the_source_at_once_find_one_arrival() -> None:
+    """Regression: both began one, and the node that was made belonged to neither."""
+    async with brokers("a", "b", default_bundles=1) as cluster:
+        await load_all(cluster)
+        source = await owner(cluster, TOPICS[0])
+        target = next(one for one in cluster.brokers.values() if one is not source)
+        gate = asyncio.Event()
+        closing = source.broker.unload
+
+        async def slowly(name: TopicName, error: Any) -> None:
+            await closing(name, error)
+            await gate.wait()
+
+        source.broker.unload = slowly  # type: ignore[method-assign]
+        moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), ""))
+        await until(lambda: len(source.topics) <= len(TOPICS) // 2)
+        closed = [name for name in TOPICS if name.name not in source.topics]
+        target.ownership._bundles.view.owners(NAMESPACE).drop()
+        found = await asyncio.gather(*(locate(target, name, authoritative=True) for name in closed))
+        assert {one.url for one in found} == {target.url}
+        gate.set()
+        await moving
+        await until(
+            lambda: all(held.state.value == "owned" for held in target.ownership._bundles.held.values())
+        )
+        for name in TOPICS:
+            assert await locate(source, name) == Located(target.url, True)
+            await target.broker.topic(name, create=False)
+
+
+async def test_a_bundle_that_does_not_arrive_is_let_go() -> None:
+    async with brokers("a", "b", default_bundles=1) as cluster:
+        await load_all(cluster)
+        source = await owner(cluster, TOPICS[0])
+        target = next(one for one in cluster.brokers.values() if one is not source)
+        gate = keeps_all_but_one(source)
+        moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
+        await until(lambda: TOPICS[0].name not in source.topics)
+        await locate(target, TOPICS[0], authoritative=True)
+        await target.broker.topic(TOPICS[0], create=False)
+        # The source goes in the middle of it, and a third one is faster.
+        third = await cluster.start("c")
+        cluster.expire(source.broker.settings.name)
+        found = await owner(cluster, TOPICS[1], "c")
+        assert found in (target, third, source)
+        gate.set()
+        moving.cancel()
+        await asyncio.gather(moving, return_exceptions=True)
+        await until(
+            lambda: all(found is one or TOPICS[0].name not in one.topics for one in cluster.brokers.values())
+        )
+
+
+async def test_a_split_moves_nothing_and_keeps_every_owner() -> None:
+    async with brokers("a", "b", default_bundles=1) as cluster:
+        await load_all(cluster)
+        source = await owner(cluster, TOPICS[0])
+        loaded = {name: await source.broker.topic(name, create=False) for name in TOPICS}
+        asked = next(one for one in cluster.brokers.values() if one is not source)
+        parts = await asked.ownership.split(f"{NAMESPACE}/0x00000000_0xffffffff")
+        assert len(parts) == 2
+        bundles = await asked.ownership.bundles(NAMESPACE)
+        assert [row.bundle for row in bundles] == parts
+        assert {row.broker for row in bundles} == {source.broker.settings.name}
+        for name, topic in loaded.items():
+            assert await source.broker.topic(name, create=False) is topic
+            assert await locate(asked, name) == Located(source.url, True)
+        await asked.ownership.transfer(parts[1], asked.broker.settings.name)
+        half = int(parts[1].rpartition("/0x")[2][:8], 16)
+        for name in TOPICS:
+            assert await owner(cluster, name) is (source if topic_hash(name) < half else asked)
+
+
+async def test_a_bundle_that_nobody_owns_is_divided_and_given_to_a_broker() -> None:
+    async with brokers("a", "b", default_bundles=1) as cluster:
+        a, b = cluster.brokers["a"].ownership, cluster.brokers["b"].ownership
+        parts = await a.split("other/space/0x00000000_0xffffffff")
+        assert [row.bundle for row in await b.bundles("other/space")] == parts
+        assert len(parts) == 2
+        await a.transfer(parts[0], "")
+        assert [row.broker for row in await b.bundles("other/space")] == ["", ""]
+        await a.transfer(parts[1], "b")
+        assert [row.broker for row in await a.bundles("other/space")] == ["", "b"]
+
+
+async def test_two_who_divide_a_bundle_that_nobody_owns_get_the_same_parts() -> None:
+    async with brokers("a", "b", default_bundles=1) as cluster:
+        a, b = cluster.brokers["a"].ownership, cluster.brokers["b"].ownership
+        whole = "other/space/0x00000000_0xffffffff"
+        await asyncio.gather(*(one._bundles.view.bounds("other/space").get() for one in (a, b)))
+        of_a, of_b = await asyncio.gather(a.split(whole), b.split(whole))
+        assert of_a == of_b
+        assert len(of_a) == 2
+
+
+async def test_a_bundle_that_was_divided_meanwhile_is_not_owned_as_a_whole() -> None:
+    async with brokers("a", "b", default_bundles=1) as cluster:
+        slow = cluster.brokers["b"]
+        await slow.ownership.bundles(NAMESPACE)  # knows the bounds as they were
+        name = TOPICS[0]
+        if await owner(cluster, name, "a") is slow:
+            await cluster.brokers["a"].ownership.transfer(str(name), "a")
+        watched = slow.ownership._bundles.view.bounds(NAMESPACE)
+        old = await watched.get()
+        await cluster.brokers["a"].ownership.split(f"{NAMESPACE}/0x00000000_0xffffffff")
+        cluster.expire("a")
+        watched._value = old  # as if the watch had not fired yet
+        await locate(slow, name, authoritative=True)
+        owned = [row for row in await slow.ownership.bundles(NAMESPACE) if row.broker]
+        assert owned
+        assert all(not row.bundle.endswith("0x00000000_0xffffffff") for row in owned)
+
+
+async def test_a_look_up_for_an_owner_that_cannot_be_reached_waits_for_its_successor() -> None:
+    async with brokers("a", "b", "c") as cluster:
+        name = TOPICS[0]
+        dead = await owner(cluster, name)
+        asked = next(one for one in cluster.brokers.values() if one is not dead)
+        waiting = [asyncio.create_task(locate(asked, name, unreachable=dead.url)) for _ in range(100)]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        cluster.expire(dead.broker.settings.name)
+        found = await asyncio.gather(*waiting)
+        assert all(located.url != dead.url for located in found)
+
+
+async def test_an_owner_that_is_there_is_named_again_after_a_while() -> None:
+    async with brokers("a", "b") as cluster:
+        name = TOPICS[0]
+        living = await owner(cluster, name)
+        asked = next(one for one in cluster.brokers.values() if one is not living)
+        assert await locate(asked, name, unreachable=living.url) == Located(living.url, True)
+
+
+async def test_a_drained_broker_hands_over_everything_and_gets_nothing_until_that_is_undone() -> None:
+    async with brokers("a", "b", default_bundles=8) as cluster:
+        await load_all(cluster)
+        a, b = cluster.brokers["a"], cluster.brokers["b"]
+        await b.ownership.drain("a", undo=False)
+        await until(lambda: not a.topics and not a.ownership._bundles.held)
+        assert {await owner(cluster, name) is b for name in TOPICS} == {True}
+        assert (await locate(a, TopicName.parse("tenant/other/x"))).url == b.url
+        assert (await b.ownership.drain("a", undo=True)).over
+        while (await b.ownership.brokers())[0].state != "ready":
+            await asyncio.sleep(0.001)
+        await b.ownership.transfer(str(TOPICS[0]), "a")
+        assert await owner(cluster, TOPICS[0]) is a
+
+
+async def test_a_broker_that_stops_hands_over_and_the_last_one_just_stops() -> None:
+    async with brokers("a", "b", default_bundles=8) as cluster:
+        await load_all(cluster)
+        await cluster.stop("a")
+        b = cluster.brokers["b"]
+        for name in TOPICS:
+            assert await owner(cluster, name) is b
+            await b.broker.topic(name, create=False)
+        await cluster.stop("b")
+        assert await cluster.metadata.children("/brokers") == []
+
+
+async def test_a_second_broker_of_a_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ephemeral, "_START_PATIENCE_S", 0.0)
+    async with brokers("a") as cluster:
+        first = cluster.brokers["a"]
+        with pytest.raises(ServiceNotReady, match=r"give this one a broker\.name of its own"):
+            await cluster.start("a")
+        assert caplog.text.count("another process is registered at /brokers/a") == 1
+        assert first.ownership.valid
+
+
+async def test_wrong_requests_have_one_clear_error() -> None:
+    async with brokers("a") as cluster:
+        ownership = cluster.brokers["a"].ownership
+        await owner(cluster, TOPICS[0])
+        with pytest.raises(InvalidArgument, match="has no bundle 0x00000000_0x00000001"):
+            await ownership.transfer("public/default/0x00000000_0x00000001", "")
+        with pytest.raises(InvalidTopicName, match="want persistent://tenant/namespace/name"):
+            await ownership.transfer("nonsense/x/y/z", "")
+        with pytest.raises(InvalidArgument, match="no broker zzz"):
+            await ownership.transfer(str(TOPICS[0]), "zzz")
+        with pytest.raises(InvalidArgument, match="no broker or bookie 'zzz'"):
+            await ownership.drain("zzz", undo=False)
+        # Where it would go there is nobody.
+        await ownership.transfer(str(TOPICS[0]), "")
+        assert await owner(cluster, TOPICS[0]) is cluster.brokers["a"]
+        await cluster.metadata.get(transfer_path(Bounds.even(4).bundles(NAMESPACE)[0]))
+
+
+async def test_a_broker_that_is_alone_owns_everything_and_moves_nothing() -> None:
+    async with running_broker() as broker:
+        assert await broker.ownership.locate(TOPICS[0], authoritative=False, unreachable="") == Located(
+            broker.settings.service_url, True
+        )
+        service = BrokerService(broker)
+
+        class Anyone:
+            def authorize(self, operation: str, resource: str) -> None: ...
+
+        assert len((await service.list_brokers(Anyone())).brokers) == 1
+        with pytest.raises(Unsupported, match="alone"):
+            await service.unload_bundle(Anyone(), str(TOPICS[0]))
+
+
+async def test_an_owner_node_whose_answer_was_lost_is_found() -> None:
+    async with brokers("a") as cluster:
+        broker = cluster.brokers["a"]
+        store = cluster.metadata
+        real = store.commit
+        lost = 0
+
+        async def commit_and_lose(operations: Any) -> None:
+            nonlocal lost
+            await real(operations)
+            lost += len(operations) == 2  # the bounds are checked, the owner's node is made
+            if lost == 1 and len(operations) == 2:
+                raise ConnectionLost("the answer is lost")
+
+        store.commit = commit_and_lose  # type: ignore[method-assign]
+        assert await locate(broker, TOPICS[0], authoritative=True) == Located(broker.url, True)
+        assert lost == 1
+        await broker.broker.topic(TOPICS[0], create=True)
+
+
+async def test_a_namespace_is_confined_to_the_brokers_of_a_group_or_prefers_a_zone() -> None:
+    async with brokers() as cluster:
+        a = await cluster.start("a", group="fast", zone="x")
+        b = await cluster.start("b", zone="y")
+        namespaces = b.broker.namespaces
+        await namespaces.set("t/confined", Policies(broker_group="fast"), -1)
+        await namespaces.set("t/preferred", Policies(broker_group="preferred:slow", broker_zone="y"), -1)
+        for number in range(20):
+            assert (await locate(b, TopicName.parse(f"t/confined/{number}"))).url == a.url
+            assert (await locate(a, TopicName.parse(f"t/preferred/{number}"))).url == b.url
+        await cluster.stop("a")
+        with pytest.raises(ServiceNotReady, match=r"no broker of group fast \(.* takes bundle t/confined"):
+            await locate(b, TopicName.parse("t/confined/1"))
+
+
+def test_brokers_are_policies_of_namespaces_alone() -> None:
+    with pytest.raises(InvalidArgument, match="broker_zone is a policy of namespaces"):
+        Policies(broker_zone="x").check().check_topic()
+    with pytest.raises(
+        InvalidArgument, match="broker_group is 'two words'; want the group that brokers have"
+    ):
+        Policies(broker_group="two words").check()
+
+
+async def test_an_owner_says_since_when_it_has_what_was_moved_to_it() -> None:
+    """So that a new leader of the balance does not move it back."""
+    async with brokers("a", "b", default_bundles=2) as cluster:
+        await load_all(cluster)
+        one = await owner(cluster, TOPICS[0])
+        other = next(found for found in cluster.brokers.values() if found is not one)
+        placed = await one.ownership._balancing.owners()
+        assert all(row.moved_ago_s > 600 for row in placed)
+        await one.ownership.transfer(str(TOPICS[0]), other.broker.settings.name)
+        assert await owner(cluster, TOPICS[0]) is other
+        moved = {row.bundle: row.moved_ago_s for row in await one.ownership._balancing.owners()}
+        assert sorted(ago_s < 1 for ago_s in moved.values()) == [False, True]

@@ -1,0 +1,51 @@
+"""Topics that other brokers of the cluster make, as one who watches a namespace learns of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from magnetar.broker.log.records import TOPICS_ROOT
+from magnetar.broker.topics import watches
+from magnetar.broker.topics.watches import TopicWatches
+from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto.errors import ConnectionLost
+
+NAMESPACE = "public/default"
+
+
+class Seen(asyncio.Queue[tuple[str, bool]]):
+    """What a watch is told."""
+
+    def topic_changed(self, topic: str, exists: bool) -> None:
+        """See TopicWatch."""
+        self.put_nowait((topic, exists))
+
+
+async def test_a_list_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the next one came with the next change, so whoever watched waited for that."""
+    monkeypatch.setattr(watches, "LIST_INTERVAL_S", 0.001)
+    store = MemoryMetadataStore()
+    list_children = store.children
+    failures = 1
+
+    async def children(path: str) -> Any:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise ConnectionLost("the request is lost")
+        return await list_children(path)
+
+    monkeypatch.setattr(store, "children", children)
+    found, seen = TopicWatches(store), Seen()
+    try:
+        found.add(NAMESPACE, seen)
+        async with asyncio.timeout(5):
+            await found.listed(NAMESPACE)
+            failures = 1
+            await store.create(f"{TOPICS_ROOT}/{NAMESPACE}/persistent/made-elsewhere", b"")
+            assert await seen.get() == (f"persistent://{NAMESPACE}/made-elsewhere", True)
+    finally:
+        found.close()

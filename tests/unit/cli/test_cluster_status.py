@@ -1,0 +1,49 @@
+"""`magnetar cluster status` on a metadata store of this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from magnetar.cli import cluster
+from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
+from magnetar.metadata.memory import MemoryMetadataStore
+
+
+@pytest.fixture
+async def store(monkeypatch: pytest.MonkeyPatch) -> MemoryMetadataStore:
+    """What the command opens, with one bookie."""
+    opened = MemoryMetadataStore()
+
+    @asynccontextmanager
+    async def open_store(*_: Any) -> AsyncIterator[MemoryMetadataStore]:
+        yield opened
+
+    monkeypatch.setattr(cluster, "open_store", open_store)
+    await opened.create(f"{BOOKIES_PATH}/bookie-1", encode_registration("10.0.0.11:3181"))
+    return opened
+
+
+async def test_too_few_bookies_fail_a_command_that_waits_for_them(
+    store: MemoryMetadataStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        await cluster._status("zk://x", 0.01, 3, as_json=False)
+    assert ended.value.code == 1
+    printed = capsys.readouterr()
+    assert "bookie-1" in printed.out
+    assert "1 bookie that takes entries, and --bookies is 3" in printed.err
+
+
+async def test_without_waiting_the_status_is_shown_as_it_is(
+    store: MemoryMetadataStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await cluster._status("zk://x", 0, 3, as_json=False)
+    printed = capsys.readouterr()
+    assert "0 ledgers, 0 brokers, balancer none" in printed.out
+    assert " 10.0.0.11:3181 " in printed.out
+    assert " rack " not in printed.out  # nobody has one
+    assert not printed.err
