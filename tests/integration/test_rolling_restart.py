@@ -33,10 +33,11 @@ class Load:
     received: set[bytes] = field(default_factory=set)
     repeated: int = 0
     sent: int = 0
-    ended: bool = False
+    ending: bool = False
+    total: int | None = None  # of messages, once it is known; the last of them is sent after that
 
     async def produce(self, client: Client) -> None:
-        """Sends on time, whatever is not confirmed yet; returns when all is."""
+        """Sends on time, whatever is not confirmed yet, and once more at the end; returns when all is confirmed."""
         loop = asyncio.get_running_loop()
         pending: set[asyncio.Task[None]] = set()
         async with client.create_producer("orders") as producer:
@@ -46,7 +47,9 @@ class Load:
                 self.confirmed.append(time.monotonic())
 
             began = loop.time()
-            while not self.ended:
+            while self.total is None:
+                if self.ending:
+                    self.total = self.sent + 1
                 pending.add(asyncio.ensure_future(send(self.sent)))
                 self.sent += 1
                 await asyncio.sleep(max(0.0, began + self.sent / RATE - loop.time()))
@@ -54,9 +57,9 @@ class Load:
             await asyncio.gather(*pending)
 
     async def consume(self, client: Client) -> None:
-        """Until it has what was sent."""
+        """Until it has all that is sent."""
         async with client.subscribe("orders", "billing", start="earliest") as consumer:
-            while not (self.ended and len(self.received) == self.sent):
+            while len(self.received) != self.total:
                 message = await consumer.receive(timeout=60)
                 value = message.value or b""
                 self.repeated += value in self.received
@@ -94,7 +97,7 @@ async def restarted_under_load(local: LocalCluster, names: list[str]) -> None:
             assert done.returncode == 0, done.stderr + local.output()
             print(done.stdout.splitlines()[0])
             stalls[name] = load.longest_stall(since, time.monotonic())
-        load.ended = True
+        load.ending = True
         await asyncio.gather(*work)
     print(f"{load.sent} messages, {load.repeated} received again; nothing confirmed for so long, in seconds:")
     print({name: round(stall, 2) for name, stall in stalls.items()})
