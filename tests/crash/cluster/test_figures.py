@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +53,17 @@ def test_a_topic_is_served_again_when_its_new_owner_confirms_what_was_sent_later
     found = Confirmations([*old_receipt_on_its_way, *stays, *never, *unborn])
     assert found.served_again_s(1.0) == [pytest.approx(2.2), float("inf")]
     assert (found.changed_ledger(1.0), found.changed_ledger(3.1), found.changed_ledger(0.0)) == (1, 0, 0)
+
+
+def test_a_topic_that_is_handed_over_is_without_an_owner_from_one_confirmation_to_the_next() -> None:
+    at_once = confirmations((0.0, 0.1, 1), (0.9, 1.3, 2), topic="a")
+    served_meanwhile = confirmations((0.0, 0.1, 3), (1.4, 1.5, 3), (1.6, 1.8, 4), (2.5, 2.6, 5), topic="b")
+    stays = confirmations((0.0, 0.1, 6), (1.5, 1.6, 6), topic="c")
+    unborn = confirmations((5.0, 5.1, 7), (5.2, 5.3, 8), topic="d")
+    found = Confirmations([*at_once, *served_meanwhile, *stays, *unborn])
+    assert found.handed_over_s(1.0, 2.0) == [pytest.approx(0.3), pytest.approx(0.3)]
+    assert found.handed_over_s(1.0, 1.7) == [pytest.approx(0.3)]
+    assert found.handed_over_s(2.0, math.inf) == [pytest.approx(0.6)]
 
 
 def test_quantiles_of_few_values() -> None:

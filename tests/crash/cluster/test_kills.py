@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -77,13 +79,20 @@ async def test_row_10_topics_are_served_again_after_a_broker_is_gone(
                         await played.load.goes_on()
                 await played.load.goes_on()
                 await asyncio.sleep(EVERY_S)
-        served = [s for moment in moments for s in played.confirmations.served_again_s(moment)]
-        p99, highest, goal = quantile(served, 0.99), max(served), (6.0 if how == "kill" else 1.0)
+        figures = played.confirmations
+        if how == "kill":
+            what, goal = "kill -9 until served again", 6.0
+            waits = [seconds for moment in moments for seconds in figures.served_again_s(moment)]
+        else:
+            what, goal = "SIGTERM, without an owner", 1.0
+            steps = pairwise([*moments, math.inf])
+            waits = [seconds for step in steps for seconds in figures.handed_over_s(*step)]
+        p99, highest = quantile(waits, 0.99), max(waits)
         met = p99 <= goal and (how == "stop" or highest <= 8.0)
         scorecard(
-            Row("10", f"broker {'kill -9' if how == 'kill' else 'SIGTERM'} until served again, session 4 s",
-                f"{len(moments)} of {TOPICS} topics, {len(served)} moved; {played.verdict.counts['confirmed']:,} confirmed",
-                f"p50 {quantile(served, 0.5):.2f} p99 {p99:.2f} max {highest:.2f} s; {played.judged}",
+            Row("10", f"broker {what}, session 4 s",
+                f"{len(moments)} of {TOPICS} topics, {len(waits)} moved; {played.verdict.counts['confirmed']:,} confirmed",
+                f"p50 {quantile(waits, 0.5):.2f} p99 {p99:.2f} max {highest:.2f} s; {played.judged}",
                 "p99 6 s, max 8 s" if how == "kill" else "1 s", met)
         )  # fmt: skip
         played.check()

@@ -207,10 +207,10 @@ def ownership_is_not_checked_after_a_load() -> None:
 def topics_stay_open_when_their_bundle_moves() -> None:
     """The node is deleted, and nothing else happens."""
 
-    async def nothing(self: Any, bundle: Any, error: MagnetarError, at_once: int) -> None:
+    async def nothing(self: Any, bundle: Any, error: MagnetarError, *, paced_s: float) -> None:
         return
 
-    bundles_of.close_topics_of = nothing
+    transfers_of._close_topics = nothing
 
 
 @cluster_defect

@@ -84,6 +84,19 @@ class Confirmations:
                 found.append(after[0].at - since)
         return found
 
+    def handed_over_s(self, start: float, end: float) -> list[float]:
+        """For each topic that got a new owner from `start` to `end`, the time between the confirmations of both.
+
+        What passes between two messages is part of it: a message may have come at any moment.
+        """
+        found: list[float] = []
+        for rows in self.by_topic.values():
+            newest = max((row.ledger for row in rows if row.at < start), default=None)
+            changed = next((n for n, row in enumerate(rows) if newest is not None and row.ledger > newest), 0)
+            if changed and rows[changed].at < end:
+                found.append(rows[changed].at - max(start, rows[changed - 1].at))
+        return found
+
 
 def quantile(values: Sequence[float], share: float) -> float:
     """Of so few values that 0.99 may be the highest; 0 without any."""

@@ -480,13 +480,3 @@ class BundleOwnership:
                 "their draining"
             )
         return chosen
-
-    async def close_topics_of(self, bundle: Bundle, error: MagnetarError, at_once: int) -> None:
-        """Unloads every topic of a bundle, some at a time."""
-        slots = asyncio.Semaphore(at_once)
-
-        async def unload(name: TopicName) -> None:
-            async with slots:
-                await self.host.unload(name, error)
-
-        await asyncio.gather(*(unload(name) for name in self.host.loaded() if bundle.holds(name)))

@@ -103,6 +103,9 @@ class Host(Protocol):
     def has(self, name: TopicName) -> bool:
         """True for one of `loaded`."""
 
+    def in_use(self, name: TopicName) -> bool:
+        """True for a topic with clients, or with work under way."""
+
     async def unload(self, name: TopicName, error: MagnetarError) -> None:
         """Closes a topic: what is queued is confirmed, its users get `error`. Returns when nothing of it is left."""
 

@@ -7,7 +7,7 @@ A bundle moves like this:
 
     OWNED   --the node says `to`--> MOVING   topics are closed, some at a time, and the clients of each are sent to the
                                              destination, which may load it at once: its ledger list's compare-and-set
-                                             keeps that safe
+                                             keeps that safe. The next ones follow when it has been loaded
     MOVING  --all are closed: the node is deleted by version--> (nothing)   the destination makes its own node
 """
 
@@ -28,8 +28,9 @@ from magnetar.proto.errors import (
     TopicNotServed,
     VersionConflict,
 )
+from magnetar.proto.ids import TopicName
 
-from ..log.records import replace
+from ..log.records import replace, topic_path
 from .bundle_ownership import BundleOwnership, Held, State
 from .cluster_view import KnownTransfer
 from .core.bundles import Bundle, middle, topic_hash
@@ -49,7 +50,11 @@ __all__ = ["Transfers"]
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
-_TOPICS_AT_ONCE = 32  # closed at the same time, of one bundle
+_TOPICS_AT_ONCE = 16  # on their way to other brokers
+# So long a move waits for its destination: whoever asked for it waits for 30 s, and a broker that stops for 5 s.
+_PACED_S = 20.0
+_PACED_AT_STOP_S = 3.0
+_LOADED_WITHIN_S = 0.5  # of these for one topic, whose clients may not come back at once
 
 
 class Transfers:
@@ -57,6 +62,7 @@ class Transfers:
 
     def __init__(self, bundles: BundleOwnership) -> None:
         self._bundles = bundles
+        self._on_their_way = asyncio.Semaphore(_TOPICS_AT_ONCE)
         self._follower: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -178,7 +184,9 @@ class Transfers:
             raise InvalidArgument(f"bundle {bundle} cannot move to broker {name}, which is {state}")
         return found
 
-    async def _move(self, bundle: Bundle, held: Held, to: str, reason: str) -> None:
+    async def _move(
+        self, bundle: Bundle, held: Held, to: str, reason: str, *, paced_s: float = _PACED_S
+    ) -> None:
         """Returns when the bundle is not owned here any more. Raises when it stays."""
         bundles = self._bundles
         destination = await self._destination(bundle, to)
@@ -186,11 +194,43 @@ class Transfers:
         await self._announce(bundle, held, destination.name)
         held.to, held.state = destination, State.MOVING
         error = TopicNotServed(f"the topic moves to broker {destination.name}", url=destination.url)
-        await bundles.close_topics_of(bundle, error, _TOPICS_AT_ONCE)
+        await self._close_topics(bundle, error, paced_s=paced_s)
         await self._delete_node(bundle, held)
         if bundles.held.get(bundle) is held:
             del bundles.held[bundle]
         bundles.view.owners(bundle.namespace).drop()
+
+    async def _close_topics(self, bundle: Bundle, error: MagnetarError, *, paced_s: float) -> None:
+        """Some at a time. For `paced_s`, one that has clients counts until its next owner has it.
+
+        To close a topic is faster than to load it: closed all at once, each would be without an owner until those
+        before it are loaded.
+        """
+        loop, host = asyncio.get_running_loop(), self._bundles.host
+        paced_until = loop.time() + paced_s
+
+        async def close(name: TopicName) -> None:
+            async with self._on_their_way:
+                if loop.time() < paced_until and host.in_use(name):
+                    await self._close_and_await_owner(name, error, paced_until)
+                else:
+                    await host.unload(name, error)
+
+        await asyncio.gather(*(close(name) for name in host.loaded() if bundle.holds(name)))
+
+    async def _close_and_await_owner(self, name: TopicName, error: MagnetarError, latest: float) -> None:
+        # The ledger list, which every owner changes when it loads the topic (rule 23).
+        changed = asyncio.Event()
+        watch = self._bundles.metadata.watch(topic_path(name), lambda _: changed.set())
+        try:
+            await self._bundles.host.unload(name, error)
+            changed.clear()  # until now it was changed here
+            async with asyncio.timeout_at(min(latest, asyncio.get_running_loop().time() + _LOADED_WITHIN_S)):
+                await changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            watch.close()
 
     async def _announce(self, bundle: Bundle, held: Held, to: str) -> None:
         """Writes into the bundle's node where it goes. Raises when it stays, and the node does not say so either."""
@@ -249,7 +289,7 @@ class Transfers:
         self._bundles.held.pop(bundle, None)
         self._bundles.view.owners(bundle.namespace).drop()
         error = TopicNotServed(f"bundle {bundle} is not served here any more ({why}); look the topic up")
-        await self._bundles.close_topics_of(bundle, error, _TOPICS_AT_ONCE)
+        await self._close_topics(bundle, error, paced_s=0)
 
     async def hand_over(self) -> None:
         """The broker stops: its bundles go to others, all at once, as far as there are others."""
@@ -261,7 +301,7 @@ class Transfers:
 
         async def move(bundle: Bundle, held: Held) -> None:
             try:
-                await self._move(bundle, held, "", "its broker stops")
+                await self._move(bundle, held, "", "its broker stops", paced_s=_PACED_AT_STOP_S)
             except ServiceNotReady:
                 pass  # there is no other broker
             except MagnetarError as error:

@@ -197,6 +197,11 @@ class Broker:
         key = str(name)
         return key in self.topics or key in self._loading or key in self._ending
 
+    def in_use(self, name: TopicName) -> bool:
+        """True for a topic with clients, or with work under way."""
+        topic = self.topics.get(str(name))
+        return topic is not None and topic.in_use
+
     def counters(self) -> list[TopicCounters]:
         """Of all topics that are loaded."""
         return [

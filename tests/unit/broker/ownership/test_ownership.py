@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.ownership import transfers
 from magnetar.broker.ownership.core.bundles import Bounds, topic_hash
 from magnetar.broker.ownership.ownership import Located
 from magnetar.broker.ownership.records import owner_path, transfer_path
@@ -71,6 +72,21 @@ def keeps_all_but_one(source: ClusterBroker) -> asyncio.Event:
 
     source.broker.unload = slowly  # type: ignore[method-assign]
     return gate
+
+
+def closed_at(source: ClusterBroker, *, at_once: int) -> list[TopicName]:
+    """Topics that a move closes, so many at a time, in this order; all of them seem to have clients."""
+    closed: list[TopicName] = []
+    closing = source.broker.unload
+
+    async def recorded(name: TopicName, error: Any) -> None:
+        closed.append(name)
+        await closing(name, error)
+
+    source.broker.unload = recorded  # type: ignore[method-assign]
+    source.broker.in_use = lambda name: True  # type: ignore[method-assign]
+    source.ownership._transfers._on_their_way = asyncio.Semaphore(at_once)
+    return closed
 
 
 async def until(condition: Any) -> None:
@@ -189,6 +205,50 @@ async def test_a_topic_may_be_loaded_at_the_destination_while_the_rest_of_its_bu
         await moving
         assert await owner(cluster, TOPICS[1]) is target
         assert target.topics == [TOPICS[0].name]
+
+
+async def test_topics_with_clients_leave_no_faster_than_their_next_owner_loads_them() -> None:
+    async with brokers("a", "b", default_bundles=1) as cluster:
+        await load_all(cluster)
+        source = await owner(cluster, TOPICS[0])
+        target = next(one for one in cluster.brokers.values() if one is not source)
+        closed = closed_at(source, at_once=4)
+        moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
+        await until(lambda: len(closed) == 4 and len(source.topics) == len(TOPICS) - 4)
+        for loaded in range(len(TOPICS)):
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert len(closed) == min(loaded + 4, len(TOPICS))
+            await (await owner(cluster, closed[loaded])).broker.topic(closed[loaded], create=False)
+            await until(lambda loaded=loaded: len(closed) == min(loaded + 5, len(TOPICS)))
+        await moving
+        assert len(target.topics) == len(TOPICS)
+
+
+@pytest.mark.parametrize("limit", ["_LOADED_WITHIN_S", "_PACED_AT_STOP_S"])
+async def test_a_broker_that_stops_does_not_wait_long_for_clients_that_do_not_come_back(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "_LOADED_WITHIN_S", 60.0)
+    monkeypatch.setattr(transfers, limit, 0.005)
+    async with brokers("a", "b", default_bundles=1) as cluster:
+        await load_all(cluster)
+        source = await owner(cluster, TOPICS[0])
+        closed = closed_at(source, at_once=4)
+        async with asyncio.timeout(5):
+            await source.ownership.hand_over()
+        assert len(closed) == len(TOPICS)
+
+
+async def test_a_move_waits_for_no_topic_without_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "_LOADED_WITHIN_S", 60.0)
+    async with brokers("a", "b", default_bundles=1) as cluster:
+        await load_all(cluster)
+        source = await owner(cluster, TOPICS[0])
+        target = next(one for one in cluster.brokers.values() if one is not source)
+        async with asyncio.timeout(5):
+            await source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name)
+        assert source.topics == []
 
 
 async def test_two_clients_that_come_from_the_source_at_once_find_one_arrival() -> None:

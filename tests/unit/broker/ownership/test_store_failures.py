@@ -151,11 +151,11 @@ async def test_look_ups_that_arrive_together_hold_one_bundle() -> None:
         (bundle,) = source.ownership._bundles.held
         closing = asyncio.Event()
 
-        async def close_later(*_: Any) -> None:
+        async def close_later(*_: Any, paced_s: float) -> None:
             await closing.wait()
 
-        bundles: Any = source.ownership._bundles
-        bundles.close_topics_of = close_later
+        transfers: Any = source.ownership._transfers
+        transfers._close_topics = close_later
         moving = asyncio.create_task(source.ownership.transfer(str(bundle), target.broker.settings.name))
         held = source.ownership._bundles.held
         await until(lambda: bundle in held and held[bundle].state is State.MOVING)
