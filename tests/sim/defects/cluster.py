@@ -218,9 +218,8 @@ def unload_does_not_wait() -> None:
     """The bundle is given away while its topics still confirm what is queued."""
 
     async def unload(self: Any, name: Any, error: MagnetarError) -> None:
-        key = str(name)
-        if (topic := self.topics.pop(key, None)) is not None:
-            self._ending[key] = asyncio.get_running_loop().create_task(self._close(key, topic, error))
+        if (topic := self.topics.get(str(name))) is not None:
+            self._begin_closing(topic, error)
 
     Broker.unload = unload  # type: ignore[method-assign]
 

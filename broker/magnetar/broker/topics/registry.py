@@ -92,6 +92,7 @@ class Broker:
         self._failed_loads: dict[str, MagnetarError] = {}  # of the last moment
         # By topic that is being deleted or unloaded: whoever asks for it waits.
         self._ending: dict[str, asyncio.Task[None]] = {}
+        self._closing_topics: dict[str, Topic] = {}  # those of `_ending` that are unloaded
         self._leaving: dict[int, asyncio.Task[None]] = {}  # fenced topics that are letting go
         self._load_slots = asyncio.Semaphore(_LOADS_AT_ONCE)
         self._rounds: list[asyncio.Task[None]] = []
@@ -221,14 +222,14 @@ class Broker:
         if (load := self._loading.get(key)) is not None:
             await asyncio.wait([load.task])
         # One that is being deleted or unloaded ends by that.
-        if key not in self._ending and (topic := self.topics.pop(key, None)) is not None:
-            self._ending[key] = asyncio.get_running_loop().create_task(self._close(key, topic, error))
+        if key not in self._ending and (topic := self.topics.get(key)) is not None:
+            self._begin_closing(topic, error)
         if (ending := self._ending.get(key)) is not None:
             await asyncio.wait([ending])
 
     def fence(self, error: MagnetarError) -> None:
         """Nothing of any topic is confirmed any more when this returns; they let go afterwards."""
-        for topic in list(self.topics.values()):
+        for topic in [*self.topics.values(), *self._closing_topics.values()]:
             topic.fence(error)
 
     def serves(self, name: TopicName) -> bool:
@@ -353,22 +354,28 @@ class Broker:
         return not topic.maintenance.waits_for_time
 
     async def _unload(self, idle: list[Topic]) -> None:
-        loop = asyncio.get_running_loop()
         for first in range(0, len(idle), _UNLOADS_AT_ONCE):
             for topic in filter(self._is_idle, idle[first : first + _UNLOADS_AT_ONCE]):
-                key = str(topic.name)
-                del self.topics[key]
-                self._ending[key] = loop.create_task(self._close(key, topic))
+                self._begin_closing(topic)
             if self._ending:
                 await asyncio.wait(list(self._ending.values()))
 
-    async def _close(self, key: str, topic: Topic, error: MagnetarError | None = None) -> None:
+    def _begin_closing(
+        self, topic: Topic, error: MagnetarError | None = None, drain_seconds: float = 5.0
+    ) -> None:
+        """`_ending` has the task; until its end the topic is one of those that `fence` reaches."""
+        key = str(topic.name)
+        del self.topics[key]
+        self._closing_topics[key] = topic
+        self._ending[key] = asyncio.get_running_loop().create_task(self._close(topic, error, drain_seconds))
+
+    async def _close(self, topic: Topic, error: MagnetarError | None, drain_seconds: float) -> None:
         try:
-            await topic.close(error)
+            await topic.close(error, drain_seconds=drain_seconds)
         except Exception:  # a defect in one topic must not keep the others loaded
-            _log.exception("unloading topic %s failed", key)
+            _log.exception("closing topic %s failed", topic.name)
         finally:
-            del self._ending[key]
+            del self._closing_topics[str(topic.name)], self._ending[str(topic.name)]
 
     async def close(self, *, drain_seconds: float = 5.0) -> None:
         """Closes every topic: queued messages are confirmed, cursors written, ledgers closed; others get what they can."""
@@ -383,14 +390,10 @@ class Broker:
         self.watches.close()
         if busy := [load.task for load in self._loading.values()] + list(self._ending.values()):
             await asyncio.wait(busy)
-        topics = list(self.topics.values())
-        self.topics.clear()
-        results = await asyncio.gather(
-            *(topic.close(drain_seconds=drain_seconds) for topic in topics), return_exceptions=True
-        )
-        for topic, result in zip(topics, results):
-            if isinstance(result, BaseException):
-                _log.error("closing topic %s failed: %r", topic.name, result)
+        for topic in list(self.topics.values()):
+            self._begin_closing(topic, drain_seconds=drain_seconds)
+        if self._ending:
+            await asyncio.wait(list(self._ending.values()))
         if self._leaving:
             await asyncio.wait(list(self._leaving.values()))
         await self.ownership.close()

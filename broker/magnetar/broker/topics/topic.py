@@ -110,6 +110,7 @@ class Topic:
         # Of this wake-up, receipts not yet sent: ledger, entry, stored bytes, what it holds, confirmed or only accepted.
         self._confirmed_entries: list[tuple[int, int, bytes | None, GatheredEntry, bool]] = []
         self._not_served: MagnetarError | None = None
+        self._fenced = False
         self._ending: asyncio.Task[None] | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._drained: asyncio.Future[None] | None = None
@@ -403,7 +404,10 @@ class Topic:
             raise self._not_served
 
     def fence(self, error: MagnetarError) -> None:
-        """Another owner: fail what is queued, send everybody away."""
+        """Another owner: fail what is queued, send everybody away. One that is being closed waits for nothing more."""
+        self._fenced = True
+        if self._drained is not None and not self._drained.done():
+            self._fail_queued(error)
         if self._not_served is None:
             self._not_served = error
             self._on_fenced(self)
@@ -469,7 +473,7 @@ class Topic:
                 self._drained = self._loop.create_future()
                 await asyncio.wait([self._drained], timeout=drain_seconds)
             self._fail_queued(error)
-            consumers = await self._end_subscriptions(error, fenced=False)
+            consumers = await self._end_subscriptions(error, fenced=self._fenced)
         if self._ending is not None:
             await self._ending
         if self._tasks:

@@ -22,7 +22,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.ids import TopicName
 from magnetar.proto.policies import Policies
-from support.broker_kit import running_broker
+from support.broker_kit import FakeClient, running_broker, settle
 from support.cluster_kit import Cluster, ClusterBroker, brokers
 
 TOPICS = [TopicName.parse(f"topic-{number}") for number in range(40)]
@@ -135,6 +135,33 @@ async def test_rule_31_a_broker_that_lost_its_session_fences_every_topic_and_tak
         await until(lambda: first.ownership.valid)
         await second.ownership.transfer(str(name), "a")
         assert await owner(cluster, name) is first
+
+
+@pytest.mark.parametrize("stops", [False, True])
+async def test_rule_31_a_topic_that_was_being_closed_when_the_session_was_lost_confirms_nothing(
+    stops: bool,
+) -> None:
+    """Regression: its receipts went out in the next session of its broker, when the topic was another's."""
+    async with brokers("a") as cluster:
+        one = cluster.brokers["a"]
+        name = TOPICS[0]
+        await owner(cluster, name)
+        client = FakeClient(one.broker)
+        await client.producer(topic=name.name)
+        client.publish(b"0")
+        await client.confirmed(1)
+        cluster.ledgers.hold = True
+        client.publish(b"1", first=1)
+        await settle()
+        ending = one.broker.close() if stops else one.broker.unload(name, TopicNotServed("it moves"))
+        closing = asyncio.create_task(ending)
+        await settle()
+        assert not closing.done()
+        cluster.expire("a")
+        await until(lambda: one.ownership.valid or closing.done())
+        cluster.ledgers.confirm()
+        await closing
+        assert len(client.receipts) == 1
 
 
 async def test_rule_31_an_owner_deletes_its_node_by_version() -> None:
