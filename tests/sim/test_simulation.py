@@ -17,7 +17,10 @@ FAILED_ONCE = [
     ("cluster", 9),  # look-ups that came together made two ends for one arrival, and none held the bundle
     ("cluster", 10),  # a request whose deletion was lost stayed for ever
     ("cluster", 17),  # a broker that could not write what it says of itself gave up its session, and went on
-    ("cluster", 24),  # a topic that was being closed when the session was lost sent receipts in the next session
+    (
+        "cluster",
+        24,
+    ),  # a topic that was being closed when the session was lost sent receipts in the next session
     ("standalone", 120),  # the checker held a consumer to what a seek had taken back from it
     ("standalone", 156),  # the checker wanted a dead letter that a seek had passed over before it was written
     ("standalone", 112),  # bytes written after a cut of the network arrived behind those that the cut took
