@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine
 from typing import Any
 
@@ -38,6 +39,7 @@ from .ownership import BrokerRow
 from .records import (
     DRAINING,
     READY,
+    STOPPING,
     BoundsRecord,
     OwnerRecord,
     bounds_path,
@@ -63,6 +65,8 @@ class Transfers:
     def __init__(self, bundles: BundleOwnership) -> None:
         self._bundles = bundles
         self._on_their_way = asyncio.Semaphore(_TOPICS_AT_ONCE)
+        # Loop time: no move waits for its destination any longer, when the broker is told to stop.
+        self._paced_until = math.inf
         self._follower: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -184,9 +188,7 @@ class Transfers:
             raise InvalidArgument(f"bundle {bundle} cannot move to broker {name}, which is {state}")
         return found
 
-    async def _move(
-        self, bundle: Bundle, held: Held, to: str, reason: str, *, paced_s: float = _PACED_S
-    ) -> None:
+    async def _move(self, bundle: Bundle, held: Held, to: str, reason: str) -> None:
         """Returns when the bundle is not owned here any more. Raises when it stays."""
         bundles = self._bundles
         destination = await self._destination(bundle, to)
@@ -194,29 +196,42 @@ class Transfers:
         await self._announce(bundle, held, destination.name)
         held.to, held.state = destination, State.MOVING
         error = TopicNotServed(f"the topic moves to broker {destination.name}", url=destination.url)
-        await self._close_topics(bundle, error, paced_s=paced_s)
+        await self._close_topics(bundle, error, destination)
         await self._delete_node(bundle, held)
         if bundles.held.get(bundle) is held:
             del bundles.held[bundle]
         bundles.view.owners(bundle.namespace).drop()
 
-    async def _close_topics(self, bundle: Bundle, error: MagnetarError, *, paced_s: float) -> None:
-        """Some at a time. For `paced_s`, one that has clients counts until its next owner has it.
+    async def _close_topics(
+        self, bundle: Bundle, error: MagnetarError, destination: BrokerRow | None = None
+    ) -> None:
+        """Some at a time. For a while, one that has clients counts until `destination` has it, which is its next owner.
 
         To close a topic is faster than to load it: closed all at once, each would be without an owner until those
-        before it are loaded.
+        before it are loaded. A destination that is gone loads none, and clients learn of another one only when all are
+        closed: nothing waits for it.
         """
         loop, host = asyncio.get_running_loop(), self._bundles.host
-        paced_until = loop.time() + paced_s
+        limit = loop.time() + _PACED_S
 
         async def close(name: TopicName) -> None:
             async with self._on_their_way:
-                if loop.time() < paced_until and host.in_use(name):
+                paced_until = min(limit, self._paced_until)
+                if loop.time() < paced_until and host.in_use(name) and await self._loads_topics(destination):
                     await self._close_and_await_owner(name, error, paced_until)
                 else:
                     await host.unload(name, error)
 
         await asyncio.gather(*(close(name) for name in host.loaded() if bundle.holds(name)))
+
+    async def _loads_topics(self, destination: BrokerRow | None) -> bool:
+        if destination is None:
+            return False
+        try:
+            found = (await self._bundles.view.brokers.get()).get(destination.name)
+        except MagnetarError:  # without the metadata store nobody loads anything
+            return False
+        return found is not None and found.url == destination.url and found.state != STOPPING
 
     async def _close_and_await_owner(self, name: TopicName, error: MagnetarError, latest: float) -> None:
         # The ledger list, which every owner changes when it loads the topic (rule 23).
@@ -289,25 +304,37 @@ class Transfers:
         self._bundles.held.pop(bundle, None)
         self._bundles.view.owners(bundle.namespace).drop()
         error = TopicNotServed(f"bundle {bundle} is not served here any more ({why}); look the topic up")
-        await self._close_topics(bundle, error, paced_s=0)
+        await self._close_topics(bundle, error)
 
     async def hand_over(self) -> None:
         """The broker stops: its bundles go to others, all at once, as far as there are others."""
+        self._paced_until = asyncio.get_running_loop().time() + _PACED_AT_STOP_S
         await self.close()
-        bundles = self._bundles
-        works = [held.work for held in bundles.held.values() if held.work is not None]
+        held = self._bundles.held.values()
+        # What arrives waits for another broker, which sees that this one is gone.
+        works = [one.work for one in held if one.work is not None and one.state is not State.ARRIVING]
+        leaving = self._leave()
         if works:
-            await asyncio.wait(works)
+            await asyncio.gather(leaving, asyncio.wait(works))
+            leaving = self._leave()  # what was taken or divided meanwhile
+        await leaving
+
+    async def _leave(self) -> None:
+        """Of the broker that stops: every bundle with which nothing else is being done."""
 
         async def move(bundle: Bundle, held: Held) -> None:
             try:
-                await self._move(bundle, held, "", "its broker stops", paced_s=_PACED_AT_STOP_S)
+                await self._move(bundle, held, "", "its broker stops")
             except ServiceNotReady:
                 pass  # there is no other broker
             except MagnetarError as error:
                 _log.warning("bundle %s is not handed over: %s", bundle, error)
 
-        owned = [(bundle, held) for bundle, held in bundles.held.items() if held.state is State.OWNED]
+        owned = [
+            (bundle, held)
+            for bundle, held in self._bundles.held.items()
+            if held.state is State.OWNED and held.work is None
+        ]
         await asyncio.gather(*(move(bundle, held) for bundle, held in owned))
 
     # --- dividing ----------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ async def test_look_ups_that_arrive_together_hold_one_bundle() -> None:
         (bundle,) = source.ownership._bundles.held
         closing = asyncio.Event()
 
-        async def close_later(*_: Any, paced_s: float) -> None:
+        async def close_later(*_: Any) -> None:
             await closing.wait()
 
         transfers: Any = source.ownership._transfers
