@@ -43,7 +43,7 @@ async def obstacles_to_drain(
     settings: LedgerSettings,
     rng: random.Random,
 ) -> list[str]:
-    """Why these bookies cannot be drained, besides those that are drained already; none: they can.
+    """Why these bookies, marked or not yet, cannot be drained besides all others that are marked; none: they can.
 
     `settings`: timeouts, and the placement of all ledgers. Raises what the store raises.
     """
@@ -58,13 +58,15 @@ async def obstacles_to_drain(
             rng,
             lambda _: None,
         )
+        drained = {name: None for name in watch.view.draining if name not in bookies}
+        watch.view = watch.view._replace(draining=drained)
         wanted = [
             one
             for one in expected
             if chooser.of({BOOKIE_GROUP_PROPERTY: one.bookie_group}).can_place(one.striping)
         ]
-        watch.view = watch.view._replace(draining={**watch.view.draining, **dict.fromkeys(bookies)})
-        leaving = watch.view.draining
+        leaving = {**drained, **dict.fromkeys(bookies)}
+        watch.view = watch.view._replace(draining=leaving)
         found = await _of_stored_ledgers(StoredLedgers(store), chooser, bookies, leaving)
         return found + [
             f"{one.whose} wants ledgers on {one.striping.ensemble_size} bookies"

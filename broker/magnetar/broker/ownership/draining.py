@@ -83,11 +83,7 @@ class Draining:
                 zones[BOOKIE, name] = BookieFacts.of(msgpack.unpackb(node.value)).labels.zone
         for name, row in (await self._view.brokers.get()).items():
             zones[BROKER, name] = row.zone
-        marked = {}
-        for kind, path in _MARKS.items():
-            for name in await store.children(path):
-                if (node := await store.get(f"{path}/{name}")) is not None:
-                    marked[kind, name] = zone_of_drain(node.value, f"{path}/{name}")
+        marked = await self._marks()
         return [
             ClusterMember(
                 kind, name, zones.get((kind, name)) or marked.get((kind, name), ""), (kind, name) in marked
@@ -95,22 +91,47 @@ class Draining:
             for kind, name in sorted({**marked, **zones}, key=lambda one: (KINDS.index(one[0]), one[1]))
         ]
 
+    async def _marks(self) -> dict[tuple[str, str], str]:
+        """Zones of those that are drained, by kind and name."""
+        found = {}
+        for kind, path in _MARKS.items():
+            for name in await self._store.children(path):
+                if (node := await self._store.get(f"{path}/{name}")) is not None:
+                    found[kind, name] = zone_of_drain(node.value, f"{path}/{name}")
+        return found
+
     async def begin(self, chosen: Sequence[ClusterMember]) -> None:
         """They are marked when this returns; bookies first, so that no ledger of a bundle that moves begins there.
 
         InvalidArgument when the others could not take over all that they have. Those that are marked already stay so.
         """
         added = [member for member in chosen if not member.drained]
-        if added and (found := await self._obstacles(chosen)):
+        if not added:
+            return
+        seen = {*await self._marks(), *((member.kind, member.name) for member in added)}
+        await self._require(added)
+        made = [member for member in reversed(added) if await self._mark(member)]
+        self._view.draining.drop()
+        if not seen.issuperset(await self._marks()):
+            # Others were marked meanwhile, perhaps without a look at these: whoever marks last sees all marks.
+            try:
+                await self._require(made)
+            except InvalidArgument:
+                await self.undo(made)
+                raise
+
+    async def _require(self, added: Sequence[ClusterMember]) -> None:
+        """Raises InvalidArgument when the others could not take over what these have."""
+        if found := await self._obstacles(added):
             more = f"; and {len(found) - _MOST_NAMED} more reasons" if len(found) > _MOST_NAMED else ""
             names = ", ".join(f"{member.kind} {member.name}" for member in added)
             raise InvalidArgument(f"{names} cannot be drained: {'; '.join(found[:_MOST_NAMED])}{more}")
-        for member in reversed(added):
-            if member.kind == BOOKIE:
-                await begin_drain(self._store, member.name, member.zone)
-            else:
-                await mark_drained(self._store, member.name, member.zone)
-        self._view.draining.drop()
+
+    async def _mark(self, member: ClusterMember) -> bool:
+        """False if it was marked before."""
+        if member.kind == BOOKIE:
+            return await begin_drain(self._store, member.name, member.zone)
+        return await mark_drained(self._store, member.name, member.zone)
 
     async def undo(self, chosen: Iterable[ClusterMember]) -> None:
         """They are not marked when this returns."""

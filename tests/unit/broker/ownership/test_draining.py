@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from magnetar.broker.log.records import NamespaceRecord, namespace_path
@@ -93,6 +95,23 @@ async def test_the_last_broker_and_the_last_of_a_group_are_not_drained() -> None
         ):
             await a.drain("b")
         assert await cluster.metadata.children("/draining-brokers") == []
+
+
+@pytest.mark.parametrize("kind", ["broker", "bookie"])
+async def test_of_drains_that_begin_at_once_not_all_go_on(kind: str) -> None:
+    """Regression: each saw the members of the others unmarked, and all of the cluster was drained."""
+    async with brokers("a", "b") as cluster:
+        await bookies(cluster, a="", b="")
+        record = NamespaceRecord(Policies(ensemble_size=1, write_quorum=1, ack_quorum=1)).encode()
+        await cluster.metadata.create(namespace_path("shop/live"), record)
+        drains = [one.ownership.drain(name, kind=kind) for name, one in cluster.brokers.items()]
+        ended = await asyncio.gather(*drains, return_exceptions=True)
+        refused = [one for one in ended if isinstance(one, InvalidArgument)]
+        why = "no other broker takes topics" if kind == "broker" else "shop/live wants ledgers on 1 bookies"
+        assert refused
+        assert why in str(refused[0])
+        marks = await cluster.metadata.children("/draining-brokers" if kind == "broker" else "/draining")
+        assert len(marks) + len(refused) == 2
 
 
 async def test_a_bookie_that_a_namespace_needs_is_not_drained() -> None:
