@@ -269,7 +269,7 @@ async def test_a_broker_that_stops_does_not_wait_long_for_clients_that_do_not_co
 
 async def test_a_move_under_way_does_not_hold_up_a_broker_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: it was paced for its own 20 s, and the other bundles were not handed over at all meanwhile."""
-    monkeypatch.setattr(transfers, "_LOADED_WITHIN_S", 0.02)
+    monkeypatch.setattr(transfers, "_LOADED_WITHIN_S", 0.5)
     monkeypatch.setattr(transfers, "_PACED_AT_STOP_S", 0.005)
     async with brokers("a", "b", default_bundles=1) as cluster:
         await load_all(cluster)
@@ -278,7 +278,7 @@ async def test_a_move_under_way_does_not_hold_up_a_broker_that_stops(monkeypatch
         closed = closed_at(source, at_once=1)
         moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
         await until(lambda: closed)
-        async with asyncio.timeout(0.4):  # 0.8 s if each topic were waited for
+        async with asyncio.timeout(10):  # 20 s if each topic were waited for
             await source.ownership.hand_over()
         assert len(closed) == len(TOPICS)
         moving.cancel()
@@ -286,7 +286,7 @@ async def test_a_move_under_way_does_not_hold_up_a_broker_that_stops(monkeypatch
 
 async def test_a_move_does_not_wait_for_a_destination_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: until all topics were closed, one after another, clients were sent to a broker that had died."""
-    monkeypatch.setattr(transfers, "_LOADED_WITHIN_S", 0.2)
+    monkeypatch.setattr(transfers, "_LOADED_WITHIN_S", 0.5)
     async with brokers("a", "b", default_bundles=1) as cluster:
         await load_all(cluster)
         source = await owner(cluster, TOPICS[0])
@@ -295,7 +295,7 @@ async def test_a_move_does_not_wait_for_a_destination_that_is_gone(monkeypatch: 
         moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
         await until(lambda: closed and not source.broker.has(closed[0]))
         await cluster.stop(target.broker.settings.name)
-        await until(lambda: source.topics == [])  # 8 s if each topic were waited for
+        await until(lambda: source.topics == [])  # 20 s if each topic were waited for
         moving.cancel()
 
 
