@@ -349,11 +349,20 @@ class BundleOwnership:
             for bundle, owner in found.items():
                 self._adopt(bundle, owner)
 
-    def _adopt(self, bundle: Bundle, owner: KnownOwner) -> None:
-        if bundle not in self.held and self.valid and owner.record.session == self.session.session_id:
-            self.held[bundle] = Held(State.OWNED, owner.version)
-            _log.info("broker %s owns bundle %s, as it finds", self.name, bundle)
-            self.look.set()
+    def _adopt(self, bundle: Bundle, owner: KnownOwner) -> bool:
+        """False: it is not ours, or it is a part of what is being divided here, and ours as such until that is done."""
+        if bundle in self.held:
+            return True
+        if not self.valid or owner.record.session != self.session.session_id:
+            return False
+        wholes = [held for held in self.held if held.contains(bundle)]
+        if any(self.held[whole].work is not None for whole in wholes):
+            return False
+        self.forget(wholes)  # they were divided, and the answer to that was lost
+        self.held[bundle] = Held(State.OWNED, owner.version)
+        _log.info("broker %s owns bundle %s, as it finds", self.name, bundle)
+        self.look.set()
+        return True
 
     def _arrive(self, bundle: Bundle) -> None:
         if bundle in self.held:  # since the owner was asked for
@@ -426,7 +435,8 @@ class BundleOwnership:
                 raise DataDirectoryError(owner.damage)
             record = owner.record
             if record.broker == self.name and record.session == self.session.session_id:
-                self._adopt(bundle, owner)
+                if not self._adopt(bundle, owner):
+                    return Located(self.settings.url, True)
             elif record.to == self.name and authoritative:
                 self._arrive(bundle)
             elif record.broker == self.name:  # of a session of ours that has not ended everywhere yet

@@ -358,7 +358,8 @@ class Transfers:
                 ]
             )
         except MagnetarError:
-            # What became of it is found by reading.
+            # What became of it is found by reading: now, or after a while.
+            asyncio.get_running_loop().call_later(_RETRY_S, bundles.look.set)
             bundles.view.bounds(namespace).drop()
             bundles.view.owners(namespace).drop()
             if bundle not in (await bundles.view.owners(namespace).get()):

@@ -1,6 +1,7 @@
 """What brokers of a cluster make of a metadata store that fails a request now and then. Found by the simulation."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -141,6 +142,65 @@ async def test_a_move_that_could_not_be_announced_is_found_out() -> None:
         assert not answers
         assert await owner(cluster, name) is target
         assert not source.ownership._bundles.held
+
+
+async def test_parts_that_are_found_before_the_answer_to_their_division_are_held_once() -> None:
+    """Regression: a part was adopted, divided itself, and held again as a whole when the late answer came."""
+    async with brokers("a", default_bundles=1) as cluster:
+        broker, store = cluster.brokers["a"], cluster.metadata
+        await owner(cluster, TOPICS[0])
+        bundles = broker.ownership._bundles
+        (whole,) = bundles.held
+        committed, gate, real = asyncio.Event(), asyncio.Event(), store.commit
+
+        async def commit_and_answer_late(operations: Any) -> None:
+            await real(operations)
+            if len(operations) == 4:  # bounds, the whole, its parts
+                committed.set()
+                await gate.wait()
+
+        store.commit = commit_and_answer_late  # type: ignore[method-assign]
+        dividing = asyncio.create_task(broker.ownership.split(str(whole)))
+        await committed.wait()
+        bundles.view.owners(whole.namespace).drop()
+        bundles.view.bounds(whole.namespace).drop()
+        bundles.look.set()
+        for name in TOPICS:
+            assert await locate(broker, name) == (broker.url, True)
+        assert list(bundles.held) == [whole]
+        gate.set()
+        parts = await dividing
+        assert sorted(map(str, bundles.held)) == sorted(parts)
+
+
+@pytest.mark.parametrize("reads_fail", [False, True])
+async def test_a_division_whose_answer_was_lost_is_found_by_reading(reads_fail: bool) -> None:
+    async with brokers("a", default_bundles=1) as cluster:
+        broker, store = cluster.brokers["a"], cluster.metadata
+        await owner(cluster, TOPICS[0])
+        bundles = broker.ownership._bundles
+        (whole,) = bundles.held
+        real, read = store.commit, store.children
+        lost: list[str] = []
+
+        async def commit_and_lose(operations: Any) -> None:
+            await real(operations)
+            if len(operations) == 4 and not lost:
+                lost.append("commit")
+                raise ConnectionLost("the answer is lost")
+
+        async def children(path: str, **options: Any) -> list[str]:
+            if reads_fail and lost == ["commit"] and path.startswith("/owners"):
+                lost.append("read")
+                raise ConnectionLost("the answer is lost")
+            return await read(path, **options)
+
+        store.commit, store.children = commit_and_lose, children  # type: ignore[method-assign]
+        with contextlib.suppress(ConnectionLost):
+            await broker.ownership.split(str(whole))
+        await until(lambda: len(bundles.held) == 2 and whole not in bundles.held)
+        assert all(held.state is State.OWNED for held in bundles.held.values())
+        assert len(lost) == 1 + reads_fail
 
 
 async def test_look_ups_that_arrive_together_hold_one_bundle() -> None:

@@ -54,6 +54,10 @@ class Bundle(NamedTuple):
         """True if the topic is one of the bundle's."""
         return name.full_namespace == self.namespace and self.first <= topic_hash(name) <= self.last
 
+    def contains(self, other: Bundle) -> bool:
+        """True if all topics of the other one are this one's."""
+        return self.namespace == other.namespace and self.first <= other.first and other.last <= self.last
+
     @classmethod
     def parse(cls, text: str) -> Bundle:
         """From `str(bundle)`. Raises InvalidArgument."""
