@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from magnetar.client import Client, Consumer, DeadLetterPolicy, Message
+from magnetar.proto.commands import Deliver
 from magnetar.proto.errors import ConsumerBusy, MagnetarError, ReceiveTimeout
 from magnetar.proto.ids import MessageId, TopicName
 from sim.deliveries import Holder, Name, Subscription, Violation
@@ -149,6 +150,9 @@ class Place:
         self._process: SimProcess | None = None
         self._consumer: Consumer | None = None
         self._holder = Holder(self.name)
+        # When the newest delivery of an entry came, by ledger and entry; those before `subscribe` returned: not before this.
+        self._arrivals: dict[tuple[int, int], float] = {}
+        self._came_at = 0.0
         self._acks: list[asyncio.Task[None]] = []
         self.leaving = False  # it is to close and come back
         self.seeking = False  # it is to seek, or does
@@ -225,7 +229,19 @@ class Place:
         member = consumer._consumer.consumers[self._around.full_topic]
         for change in ("detached", "active_changed"):
             setattr(member, change, self._counted(holder, getattr(member, change)))
+        self._came_at = began
+        self._note_arrivals(member)
         return consumer
+
+    def _note_arrivals(self, member: Any) -> None:
+        loop, inner = self._around.loop, member.delivered
+        self._arrivals.clear()
+
+        def outer(command: Deliver, payload: bytes) -> None:
+            self._arrivals[command.ledger, command.entry] = loop.now
+            inner(command, payload)
+
+        member.delivered = outer
 
     def _counted(self, holder: Holder, inner: Callable[..., None]) -> Callable[..., None]:
         """What ends an attachment of a consumer."""
@@ -282,6 +298,7 @@ class Place:
                 epoch=message.delivery.epoch,
                 now=now,
                 failed_sends=self._around.history.failed,
+                arrived=self._arrivals.get(message.id[:2], self._came_at),
             )
             dice = rng.random()
             if plan.dead_letters and is_poison(name):

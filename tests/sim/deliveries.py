@@ -131,8 +131,12 @@ class Subscription:
         epoch: int,
         now: float,
         failed_sends: dict[Name, str],
+        arrived: float | None = None,
     ) -> None:
-        """A consumer got a message from the topic. `failed_sends` may not be there at all."""
+        """A consumer got a message from the topic, which may have waited in its queue since `arrived`.
+
+        `failed_sends` may not be there at all.
+        """
         if epoch < self._epoch and holder.seeks < self.seeks and self.type != "exclusive":
             # From before a seek of another consumer, which this one does not know of yet: epochs of a broker are its own.
             self.delivered.setdefault(name, message_id)
@@ -144,9 +148,10 @@ class Subscription:
         receipt = self.receipts.get(message_id)
         if self._cumulative is not None and message_id <= self._cumulative[0]:
             receipt = min(receipt or now, self._cumulative[1])
-        if receipt is not None and now > receipt + RECEIPT_GRACE_S:
+        arrived = now if arrived is None else arrived
+        if receipt is not None and arrived > receipt + RECEIPT_GRACE_S:
             raise Violation(
-                f"{self.name} got {name} ({message_id}) at {now:.3f}, acknowledged with receipt at {receipt:.3f}"
+                f"{self.name} got {name} ({message_id}) at {arrived:.3f}, acknowledged with receipt at {receipt:.3f}"
             )
         self._check_count(holder, message_id, name, count, now)
         if name in self.delivered:
