@@ -16,7 +16,7 @@ import msgpack
 
 from magnetar.metadata.store import MetadataStore, Watch
 from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity
-from magnetar.proto.errors import BookieUnavailable, InvalidSetting, MagnetarError
+from magnetar.proto.errors import BookieUnavailable, DataDirectoryError, InvalidSetting, MagnetarError
 
 from .metadata_wait import metadata_in_time
 
@@ -253,6 +253,19 @@ def encode_registration(
     return data
 
 
+def decode_registration(value: bytes, bookie: str) -> dict[str, Any]:
+    """The map of such a node; its address can be parsed. DataDirectoryError."""
+    try:
+        fields = dict(msgpack.unpackb(value))
+        parse_address(fields["address"])
+    except (ValueError, TypeError, KeyError, AttributeError, InvalidSetting) as error:
+        raise DataDirectoryError(
+            f"the registration of bookie {bookie} cannot be read: {error!r}; restart the bookie, or, if there is none of "
+            f"this name, delete {BOOKIES_PATH}/{bookie} from the metadata"
+        ) from None
+    return fields
+
+
 class _Registration(NamedTuple):
     """What was read of a node."""
 
@@ -372,12 +385,12 @@ class RegisteredBookies:
             if node is None:
                 continue
             try:
-                fields = msgpack.unpackb(node.value)
-                address = self._addresses[name] = parse_address(fields["address"])
-                facts = self._facts[name] = BookieFacts.of(fields)
-            except (ValueError, TypeError, KeyError, AttributeError, InvalidSetting) as error:
-                _log.warning("the registration of bookie %s cannot be read: %r", name, error)
+                fields = decode_registration(node.value, name)
+            except DataDirectoryError as error:
+                _log.warning("%s", error)
                 continue
+            address = self._addresses[name] = parse_address(fields["address"])
+            facts = self._facts[name] = BookieFacts.of(fields)
             takes_adds = not facts.read_only and not facts.journal_stalled_s
             found[name] = _Registration(node.version, fields.get("incarnation"), address, takes_adds)
         before, self._registered = self._registered, found

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
-import msgpack
+from magnetar.proto.errors import DataDirectoryError
 
 if TYPE_CHECKING:
     from magnetar.metadata import MetadataStore
 
 __all__ = ["bookie_facts", "broker_facts", "cluster_facts", "ledgers_to_repair"]
+
+_log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 
@@ -26,11 +29,11 @@ async def cluster_facts(store: MetadataStore) -> dict[str, Any]:
     return {
         "cluster": "" if instance is None else instance.value.hex(),
         "brokers": await broker_facts(store),
-        "balancer": "" if balancer is None else balancer.value.decode(),
+        "balancer": "" if balancer is None else balancer.value.decode("utf-8", "replace"),
         "bookies": await bookie_facts(store),
         "ledgers": sum([len(page) async for page in StoredLedgers(store).pages()]),
         "under_replicated_ledgers": await ledgers_to_repair(store),
-        "auditor": "" if auditor is None else auditor.value.decode(),
+        "auditor": "" if auditor is None else auditor.value.decode("utf-8", "replace"),
     }
 
 
@@ -45,8 +48,11 @@ async def broker_facts(store: MetadataStore) -> list[dict[str, Any]]:
 
 
 async def bookie_facts(store: MetadataStore) -> list[dict[str, Any]]:
-    """All that ever registered, by id. `state`: writable, read-only, stalled, draining, or lost: not registered now."""
-    from magnetar.ledger.directory import BOOKIES_PATH, BookieFacts
+    """All that ever registered, by id. `state`: writable, read-only, stalled, draining, or lost: not registered now.
+
+    "unreadable": its registration is damaged, as a warning says.
+    """
+    from magnetar.ledger.directory import BOOKIES_PATH, BookieFacts, decode_registration
     from magnetar.ledger.replication.cluster_watch import DRAINING_PATH
     from magnetar.metadata.damage import DAMAGED_PATH
     from magnetar.metadata.paths import COOKIES_PATH
@@ -55,7 +61,13 @@ async def bookie_facts(store: MetadataStore) -> list[dict[str, Any]]:
     bookies = []
     for name in sorted({*await store.children(COOKIES_PATH), *await store.children(BOOKIES_PATH)}):
         node = await store.get(f"{BOOKIES_PATH}/{name}")
-        fields: dict[str, Any] = {} if node is None else msgpack.unpackb(node.value)
+        fields: dict[str, Any] = {}
+        missing = "lost"
+        try:
+            fields = {} if node is None else decode_registration(node.value, name)
+        except DataDirectoryError as error:
+            _log.warning("%s", error)
+            missing = "unreadable"
         facts = BookieFacts.of(fields)
         state = "read-only" if facts.read_only else "stalled" if facts.journal_stalled_s else "writable"
         state = "draining" if name in draining else state
@@ -63,7 +75,7 @@ async def bookie_facts(store: MetadataStore) -> list[dict[str, Any]]:
             {
                 "id": name,
                 "address": fields.get("address", ""),
-                "state": state if fields else "lost",
+                "state": state if fields else missing,
                 "rack": facts.labels.rack,
                 "zone": facts.labels.zone,
                 "group": facts.labels.group,

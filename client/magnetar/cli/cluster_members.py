@@ -50,7 +50,7 @@ class Member:
     @property
     def trouble(self) -> str:
         """Why another daemon must not be stopped now; "" if it may."""
-        if self.state in ("lost", "stalled", "stopping"):
+        if self.state in ("lost", "stalled", "stopping", "unreadable"):
             return f"{self} is {self.state}"
         return ""
 

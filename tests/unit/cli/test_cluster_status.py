@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.cli import cluster
+from magnetar.cli.cluster_members import obstacles, read_members
 from magnetar.ledger.directory import BOOKIES_PATH, encode_registration
 from magnetar.metadata.memory import MemoryMetadataStore
 
@@ -47,3 +48,17 @@ async def test_without_waiting_the_status_is_shown_as_it_is(
     assert " 10.0.0.11:3181 " in printed.out
     assert " rack " not in printed.out  # nobody has one
     assert not printed.err
+
+
+async def test_a_bookie_whose_registration_is_damaged_is_shown_and_named(
+    store: MemoryMetadataStore, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression: a traceback, also of `cluster drain --undo` and `rolling-restart`."""
+    await store.create(f"{BOOKIES_PATH}/foreign", b"junk")
+    await cluster._status("zk://x", 0, 1, as_json=False)
+    printed = capsys.readouterr().out
+    assert " 10.0.0.11:3181 " in printed
+    assert " unreadable " in printed
+    assert "the registration of bookie foreign cannot be read" in caplog.text
+    found = obstacles(await read_members(store), [], 0)
+    assert found == ["bookie foreign is unreadable"]

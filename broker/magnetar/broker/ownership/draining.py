@@ -11,14 +11,13 @@ its member: the zone is found by it while the member is stopped.
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-import msgpack
-
 from magnetar.ledger.core.quorum import Striping
-from magnetar.ledger.directory import BOOKIES_PATH, BookieFacts
+from magnetar.ledger.directory import BOOKIES_PATH, BookieFacts, decode_registration
 from magnetar.ledger.replication import begin_drain, cancel_drain, drain_progress
 from magnetar.ledger.replication.cluster_watch import DRAINING_PATH as DRAINING_BOOKIES_PATH
 from magnetar.ledger.replication.cluster_watch import encode_drain, zone_of_drain
@@ -26,7 +25,7 @@ from magnetar.ledger.replication.remaining_bookies import NewLedgers, obstacles_
 from magnetar.ledger.settings import LedgerSettings
 from magnetar.metadata import MetadataStore
 from magnetar.metadata.paths import COOKIES_PATH
-from magnetar.proto.errors import AlreadyExists, InvalidArgument, NotFoundInStore
+from magnetar.proto.errors import AlreadyExists, DataDirectoryError, InvalidArgument, NotFoundInStore
 from magnetar.runtime.clock import Clock
 
 from ..log.records import NAMESPACES_ROOT, NamespaceRecord, namespace_path
@@ -39,6 +38,8 @@ from .ownership import DrainState
 from .records import DRAINING_PATH, OWNERS_PATH, READY
 
 __all__ = ["ClusterMember", "Draining", "bundles_of", "choose", "mark_drained", "unmark_drained"]
+
+_log = logging.getLogger(__name__)
 
 BROKER, BOOKIE = KINDS = ("broker", "bookie")
 _MARKS = {BROKER: DRAINING_PATH, BOOKIE: DRAINING_BOOKIES_PATH}
@@ -80,7 +81,7 @@ class Draining:
         zones = dict.fromkeys(((BOOKIE, name) for name in await store.children(COOKIES_PATH)), "")
         for name in await store.children(BOOKIES_PATH):
             if (node := await store.get(f"{BOOKIES_PATH}/{name}")) is not None:
-                zones[BOOKIE, name] = BookieFacts.of(msgpack.unpackb(node.value)).labels.zone
+                zones[BOOKIE, name] = _zone(_zone_of_bookie, node.value, name)
         for name, row in (await self._view.brokers.get()).items():
             zones[BROKER, name] = row.zone
         marked = await self._marks()
@@ -97,7 +98,7 @@ class Draining:
         for kind, path in _MARKS.items():
             for name in await self._store.children(path):
                 if (node := await self._store.get(f"{path}/{name}")) is not None:
-                    found[kind, name] = zone_of_drain(node.value, f"{path}/{name}")
+                    found[kind, name] = _zone(zone_of_drain, node.value, f"{path}/{name}")
         return found
 
     async def begin(self, chosen: Sequence[ClusterMember]) -> None:
@@ -253,6 +254,19 @@ def choose(
     if name and len(found) > 1:
         raise InvalidArgument(f"{name!r} is the name of a broker and of a bookie: give the kind as well")
     return found
+
+
+def _zone_of_bookie(value: bytes, name: str) -> str:
+    return BookieFacts.of(decode_registration(value, name)).labels.zone
+
+
+def _zone(read: Callable[[bytes, str], str], value: bytes, name: str) -> str:
+    """Not known of a member whose node is damaged: all others can be drained, and each drain can be undone."""
+    try:
+        return read(value, name)
+    except DataDirectoryError as error:
+        _log.warning("%s", error)
+        return ""
 
 
 def _names(chosen: Iterable[ClusterMember]) -> tuple[list[str], list[str]]:

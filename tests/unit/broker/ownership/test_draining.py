@@ -125,3 +125,17 @@ async def test_a_bookie_that_a_namespace_needs_is_not_drained() -> None:
         ):
             await a.drain("b1")
         assert await cluster.metadata.children("/draining") == []
+
+
+async def test_damaged_nodes_keep_nobody_else_from_a_drain_and_its_end() -> None:
+    """Regression: every drain failed with what msgpack said, and every `undo`."""
+    async with brokers("a", "b") as cluster:
+        for node in ("/bookies/foreign", "/draining-brokers/foreign", "/draining/foreign"):
+            await cluster.metadata.create(node, b"junk")
+        a = cluster.brokers["a"].ownership
+        assert (await a.drain("b")).brokers == ["b"]
+        await a.drain("b", undo=True)
+        for kind in ("broker", "bookie"):
+            await a.drain("foreign", kind=kind, undo=True)
+        assert await cluster.metadata.children("/draining-brokers") == []
+        assert await cluster.metadata.children("/draining") == []
