@@ -145,7 +145,7 @@ class BookieSettings:
             raise InvalidSetting(
                 f"journal_ring_bytes is {self.journal_ring_bytes}; it must exceed max_entry_bytes by 1 MiB"
             )
-        for name in ("rack", "zone"):
+        for name in ("bookie_id", "rack", "zone"):
             label = getattr(self, name)
             if label != label.strip() or not label.isprintable() or "/" in label or len(label) > 255:
                 raise InvalidSetting(

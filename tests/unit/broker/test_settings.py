@@ -37,6 +37,9 @@ def test_no_number_is_negative_and_only_some_are_zero(name: str) -> None:
             {"min_ledger_age_ms": 2, "max_ledger_age_ms": 1},
             "min_ledger_age_ms=2 must not exceed max_ledger_age_ms=1",
         ),
+        # Regression: a broker /brokers/a/b ran, and nobody found it.
+        ({"name": "a/b"}, "broker setting name is 'a/b'; it must be a plain name"),
+        ({"name": ""}, "broker setting name is ''; it must be a plain name"),
         ({"tail_cache_share": 1.0}, "tail_cache_share is a share: it must be less than 1"),
         ({"max_ledger_entries": 1 << 43}, "max_ledger_entries must not exceed"),
         ({"unreadable_entry_policy": "ignore"}, "must be 'stop' or 'skip', not 'ignore'"),
