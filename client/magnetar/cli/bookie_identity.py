@@ -29,10 +29,12 @@ async def refuse_emptied(
         return
     known = await StoredIdentities(metadata, cluster).expected(name)
     if known.instance:
+        data, _, last = directory.rpartition("/")
+        where = f"--data {data}" if last == "bookie" else f"--set bookie.data_directory={directory}"
         raise WrongBookie(
             f"{directory} holds no bookie, and {name!r} is registered (instance {known.instance:016x}): were its disks "
             "emptied, or are they not mounted? Mount them; if they are lost, declare it (magnetar bookie cookie "
-            f"--accept-new-disk {name}) and start it again: its ledgers are repaired from their other copies"
+            f"{where} --accept-new-disk {name}) and start it again: its ledgers are repaired from their other copies"
         )
 
 

@@ -61,7 +61,8 @@ def mismatch(expected: BookieIdentity, found: BookieIdentity) -> str:
         return (
             f"{who}, and the registered one is {expected.bookie_id!r} (instance {expected.instance:016x}): were its disks "
             "emptied, or exchanged with those of another? Mount the right ones, or correct the addresses; if they are lost, "
-            f"empty the directories and declare it (magnetar bookie cookie --accept-new-disk {expected.bookie_id})"
+            "empty the directories and declare it (magnetar bookie cookie --data DIR --accept-new-disk "
+            f"{expected.bookie_id})"
         )
     if expected.instance == found.instance and (
         found.start < expected.start
@@ -77,5 +78,5 @@ def older_copy(expected: BookieIdentity, found: BookieIdentity) -> str:
         f"this is bookie {found.bookie_id!r} (instance {found.instance:016x}) at start {found.start}, and the registered "
         f"start {expected.start} ({expected.incarnation:016x}) is none of its own: its directories were restored from an "
         "older copy, and lack what it acknowledged since. Mount the right disks; if they are lost, empty the directories "
-        f"and declare it (magnetar bookie cookie --accept-new-disk {found.bookie_id})"
+        f"and declare it (magnetar bookie cookie --data DIR --accept-new-disk {found.bookie_id})"
     )

@@ -10,7 +10,7 @@ import pytest
 from magnetar.bookie import Bookie, open_bookie
 from magnetar.bookie.directories import replace_cookie
 from magnetar.bookie.layout import DataLayout
-from magnetar.cli.bookie_identity import introduce_bookie
+from magnetar.cli.bookie_identity import introduce_bookie, refuse_emptied
 from magnetar.metadata.identity import cluster_instance, registered_cookie
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.memory import MemoryMetadataStore
@@ -43,6 +43,20 @@ async def test_emptied_metadata_beside_a_bookies_data_is_refused(tmp_path: Path)
     with pytest.raises(DataDirectoryError, match="metadata store was emptied"):
         await start(tmp_path, MemoryMetadataStore(), storage, seed=2)
     await (await start(tmp_path, metadata, storage)).close()
+
+
+async def test_the_refusal_of_an_emptied_bookie_names_the_directory_for_the_declaration(
+    tmp_path: Path,
+) -> None:
+    """Regression: without --data the declaration was made in ./data, wherever that was, and changed nothing."""
+    metadata = MemoryMetadataStore()
+    bookie = await start(tmp_path / "bookie", metadata, ModelStorage())
+    cluster = bookie.cookie.cluster
+    await bookie.close()
+    shutil.rmtree(tmp_path / "bookie")
+    settings = small_settings(str(tmp_path / "bookie"), bookie_id="b1")
+    with pytest.raises(WrongBookie, match=f"cookie --data {tmp_path} --accept-new-disk b1"):
+        await refuse_emptied(OsFiles(), settings, metadata, cluster)
 
 
 async def test_rule_09_a_known_bookie_with_emptied_disks_is_refused_until_it_is_replaced(
