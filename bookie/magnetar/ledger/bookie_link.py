@@ -222,13 +222,17 @@ class BookieLink:
             raise BookieUnavailable(f"bookie {self._bookie} cannot be reached: {reason}") from error
 
     async def _introduce(self) -> Connection | None:
-        """A connection to the bookie that is meant; None: its present start was not registered, and now it is."""
+        """A connection to the bookie that is meant; None: its present start was not registered, or not known; now it is."""
         destination = self._destination
         host, port = destination.bookies.address(self._bookie)
         expected = await destination.identities.expected(self._bookie)
-        connection = await open_connection(
-            host, port, self, replace(destination.options, expected_bookie=expected)
-        )
+        options = replace(destination.options, expected_bookie=expected)
+        try:
+            connection = await open_connection(host, port, self, options)
+        except WrongBookie:  # the bookie itself says so
+            if destination.identities.forget(self._bookie):
+                return None
+            raise
         try:
             registered = await destination.identities.verify(self._bookie, expected, connection.bookie)
             if connection.closed:

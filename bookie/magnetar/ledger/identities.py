@@ -51,6 +51,10 @@ class BookieIdentities(Protocol):
         """Compares what CONNECTED said; see the module. WrongBookie, and others of the metadata store."""
         ...
 
+    def forget(self, bookie: str) -> bool:
+        """The bookie refused what was expected of it. True if that may be out of date: it is found out anew."""
+        ...
+
 
 class AnyBookie:
     """Believes every bookie: for tests, and for those that only look at one."""
@@ -62,6 +66,10 @@ class AnyBookie:
     async def verify(self, bookie: str, expected: BookieIdentity, found: BookieIdentity | None) -> bool:
         """See BookieIdentities."""
         return True
+
+    def forget(self, bookie: str) -> bool:
+        """See BookieIdentities."""
+        return False
 
 
 class GivenIdentities:
@@ -79,6 +87,10 @@ class GivenIdentities:
         if expected.instance:
             _check(bookie, expected, found)
         return True
+
+    def forget(self, bookie: str) -> bool:
+        """See BookieIdentities."""
+        return False
 
 
 class StoredIdentities:
@@ -124,6 +136,10 @@ class StoredIdentities:
                     "bookie %s takes the place of one that lost its disks, as its operator declared", bookie
                 )
         return False
+
+    def forget(self, bookie: str) -> bool:
+        """See BookieIdentities. The bookie may have been replaced in the store since it was verified."""
+        return self._verified.pop(bookie, None) is not None
 
     async def _check_ledger_ids(self, bookie: str, found: BookieIdentity, next_id: int) -> None:
         if found.next_ledger_id > next_id:

@@ -193,6 +193,23 @@ async def test_rule_09_a_declared_replacement_is_taken_and_denies_nothing_that_i
     assert bookie.ledgers.peek(ledgers[0]).unknown
 
 
+async def test_rule_09_a_replacement_that_others_registered_is_taken_by_who_knew_its_predecessor(
+    fleet: Fleet,
+) -> None:
+    """Regression: the bookie refused what was expected of it, and a broker expected that for as long as it ran."""
+    broker = await fleet.client()
+    await broker.transport.info("b2")
+    bookie_id = fleet.bookies["b2"].cookie.bookie_id
+    await fleet.stop("b2")
+    fleet.disks["b2"] = Disk(fleet.path / "replacement")
+    replace_cookie(OsFiles(), DataLayout.at(str(fleet.path / "replacement")), bookie_id, random.Random(9))
+    await fleet.start("b2")
+    await (await fleet.client()).transport.info("b2")  # registers it, as a bookie of a cluster does by itself
+    await broker.transport.info("b2")
+    await fleet.empty("b2")
+    assert "accept-new-disk" in await refusal(broker, "b2")
+
+
 async def test_rule_35_a_bookie_refuses_another_cluster(fleet: Fleet) -> None:
     client = await fleet.client()
     await client.transport.info("b1")
