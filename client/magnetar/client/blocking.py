@@ -9,7 +9,8 @@
         for message in consumer:
             consumer.ack(message)
 
-Each client runs an event loop in a thread of its own; its methods may be called from any thread but that one. A call
+Each client runs an event loop in a thread of its own; its methods may be called from any thread but that one, in the
+process that made it: a process that was forked connects anew. A call
 costs a change of threads (about 50 us): for speed use `send_many` and `batches`, or the asyncio client. Iterating costs one
 call per delivery, not per message.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -63,6 +65,9 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="magnetar client", daemon=True)
         self._stopped = False
+        # Held to start something and to stop: what is started is known to the loop before it stops.
+        self._starting = threading.Lock()
+        self._process = os.getpid()
         self._thread.start()
 
     def _run(self) -> None:
@@ -70,14 +75,23 @@ class LoopThread:
         try:
             self._loop.run_forever()
         finally:
+            # Calls of other threads, such as requests that pause before they are tried again: these threads wait for them.
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine and waits for its result; an interrupt cancels it."""
+        """Runs a coroutine and waits for its result; an interrupt cancels it. Raises AlreadyClosed when the loop stops."""
         future = self.start(coroutine)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            if not self._stopped:
+                raise
+            raise AlreadyClosed("the client was closed meanwhile; connect again") from None
         except BaseException:
             future.cancel()
             raise
@@ -88,26 +102,42 @@ class LoopThread:
 
     @property
     def stopped(self) -> bool:
-        """True once the client was closed, and everything that it had opened with it."""
-        return self._stopped
+        """True once the client was closed, and everything that it had opened with it; and in a forked process."""
+        return self._stopped or self._forked
+
+    @property
+    def _forked(self) -> bool:
+        """True in a process that was forked: it has neither the thread nor connections of its own."""
+        return os.getpid() != self._process
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Runs a coroutine in the background."""
-        if self._stopped or threading.current_thread() is self._thread:
+        if self._forked:
             coroutine.close()
-            if self._stopped:
-                raise AlreadyClosed("the client is closed; connect again")
+            raise AlreadyClosed(
+                "the client was made in another process, which has its connections; connect after the fork"
+            )
+        if threading.current_thread() is self._thread:
+            coroutine.close()
             raise InvalidArgument(
                 "the blocking client cannot be used from its own thread; use the asyncio client there"
             )
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        with self._starting:
+            if not self._stopped:
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise AlreadyClosed("the client is closed; connect again")
 
     def stop(self) -> None:
-        """Ends the thread; may be called again."""
-        if not self._stopped:
+        """Ends the thread; may be called again, and does nothing in a forked process."""
+        if self._forked:
+            return
+        with self._starting:
+            if self._stopped:
+                return
             self._stopped = True
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        self._thread.join()
 
 
 async def _awaited(awaitable: Awaitable[T]) -> T:

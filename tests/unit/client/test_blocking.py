@@ -1,14 +1,17 @@
 """The blocking facade, against a fake broker on a loop of its own thread."""
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from magnetar.client import MagnetarError, ReceiveTimeout
+from magnetar.client import AlreadyClosed, MagnetarError, ReceiveTimeout
 from magnetar.client.blocking import LoopThread, connect
+from magnetar.proto.errors import RetryableError
 from support.fake_broker import FakeBroker
 
 
@@ -108,6 +111,49 @@ def test_closing_what_the_client_has_closed_does_nothing(url: str) -> None:
         ]
     for one in [*opened, client]:
         one.close()
+
+
+def test_calls_of_other_threads_end_when_the_client_is_closed(url: str) -> None:
+    """Also those that wait for a moment at which they are tried again."""
+    client = connect(url, backoff_first=60.0, backoff_max=60.0)
+    asked = threading.Event()
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        asked.set()
+        raise RetryableError("not now")
+
+    outcomes: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(AlreadyClosed) as caught:
+            client.topic_stats("t")
+        outcomes.append(str(caught.value))
+
+    client._inner._pool.to_topic = refuse  # type: ignore[method-assign, assignment]
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    assert asked.wait(10.0)
+    client.close()
+    thread.join(10.0)
+    assert outcomes == ["the client was closed meanwhile; connect again"]
+
+
+def test_in_a_forked_process_every_call_says_that_it_cannot_be_used_there(url: str) -> None:
+    with connect(url) as client:
+        producer = client.create_producer("t")
+        child = os.fork()
+        if child == 0:
+            signal.alarm(5)  # a call that waits for the thread, which is not here, would never return
+            answer = 1
+            try:
+                producer.send(b"0")
+            except AlreadyClosed as error:
+                answer = 0 if "after the fork" in str(error) else 2
+            producer.close()
+            client.close()
+            os._exit(answer)
+        assert os.waitpid(child, 0)[1] == 0
+        producer.send(b"1")
 
 
 def test_a_closed_client_leaves_no_thread_when_connecting_fails() -> None:
