@@ -29,9 +29,14 @@ WireStart = tuple[str, Any]
 """The same as Subscribe and Seek carry it (WIRE.md)."""
 
 
-def _positive(name: str, value: float) -> None:
-    if not value > 0:
+def _positive(name: str, value: Any) -> None:
+    if not isinstance(value, int | float) or not value > 0:
         raise InvalidArgument(f"{name} must be greater than 0, not {value!r}")
+
+
+def _positive_int(name: str, value: Any) -> None:
+    if type(value) is not int or not 0 < value < 1 << 63:
+        raise InvalidArgument(f"{name} must be greater than 0 and a whole number, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +59,10 @@ class ClientOptions:
         for name in ("operation_timeout", "connect_timeout", "ping_interval", "backoff_first", "backoff_max"):
             _positive(name, getattr(self, name))
         for name in ("max_message_bytes", "max_queued_bytes"):
-            _positive(name, getattr(self, name))
+            _positive_int(name, getattr(self, name))
+        name_of_client: Any = self.name
+        if not isinstance(name_of_client, str) or not name_of_client.isprintable():
+            raise InvalidArgument(f"the name of a client is printable text, not {name_of_client!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +83,7 @@ class ProducerOptions:
     def __post_init__(self) -> None:
         for name in ("batching_max_messages", "batching_max_bytes", "send_timeout", "max_pending_bytes"):
             _positive(name, getattr(self, name))
-        if self.batching_max_delay < 0:
-            raise InvalidArgument(f"batching_max_delay must not be negative, not {self.batching_max_delay!r}")
+        check_delay("batching_max_delay", self.batching_max_delay)
         Compression.parse(self.compression)
 
 
@@ -188,12 +195,15 @@ class ConsumerOptions:
             )
         start_on_wire(self.start)
         if self.receiver_queue_messages is not None:
-            _positive("receiver_queue_messages", self.receiver_queue_messages)
+            _positive_int("receiver_queue_messages", self.receiver_queue_messages)
         for name in ("receiver_queue_bytes", "ack_group_messages"):
-            _positive(name, getattr(self, name))
+            _positive_int(name, getattr(self, name))
         for name in ("ack_group_delay", "nack_delay"):
             check_delay(name, getattr(self, name))
         _positive("discovery_interval", self.discovery_interval)
+        for name, kind in (("nack_backoff", RedeliveryBackoff), ("dead_letter", DeadLetterPolicy)):
+            if not isinstance(getattr(self, name), kind | None):
+                raise InvalidArgument(f"{name} must be a {kind.__name__}, not {getattr(self, name)!r}")
         if (self.retry or self.dead_letter is not None) and self.type not in INDIVIDUAL_TYPES:
             raise InvalidArgument(
                 "retry and dead-letter topics are for subscriptions on which each message is acknowledged by itself: "
@@ -203,7 +213,10 @@ class ConsumerOptions:
             raise InvalidArgument(
                 f"read_compacted is for exclusive and failover subscriptions and for readers, not for type={self.type!r}"
             )
-        if self.ack_timeout is not None and not MIN_ACK_TIMEOUT_S <= self.ack_timeout < math.inf:
+        timeout: Any = self.ack_timeout
+        if timeout is not None and not (
+            isinstance(timeout, int | float) and MIN_ACK_TIMEOUT_S <= timeout < math.inf
+        ):
             raise InvalidArgument(
                 f"ack_timeout must be at least {MIN_ACK_TIMEOUT_S:g} s (None: no timeout), not {self.ack_timeout!r}"
             )
@@ -214,9 +227,9 @@ class ConsumerOptions:
         return self.dead_letter or (DeadLetterPolicy() if self.retry else None)
 
 
-def check_delay(name: str, seconds: float) -> None:
+def check_delay(name: str, seconds: Any) -> None:
     """Raises InvalidArgument unless it is a time that passes."""
-    if not 0 <= seconds < math.inf:
+    if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
         raise InvalidArgument(f"{name} must be a number of seconds, not negative, not {seconds!r}")
 
 

@@ -71,7 +71,7 @@ class Receiving(Member):
     async def wait_for_message(self, timeout: float | None = None) -> None:
         """Returns when `open_messages` has one, which is not taken. Raises as `receive`."""
         source = self._source
-        if timeout is not None and timeout <= 0:
+        if timeout is not None and not timeout > 0:  # or not a number
             # After one turn of the loop. asyncio.timeout(0) would swallow a cancellation that is pending.
             await asyncio.sleep(0)
             if not source.refill_now():

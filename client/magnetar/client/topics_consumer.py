@@ -63,6 +63,8 @@ class TopicPattern:
 
 def checked_topics(topics: str | Sequence[str]) -> list[str]:
     """Full names, each once. Raises InvalidTopicName, InvalidArgument."""
+    if not isinstance(topics, Iterable):
+        raise InvalidArgument(f"a topic is named by a str, not {topics!r}; several by a sequence of them")
     names = [topics] if isinstance(topics, str) else list(topics)
     if not names:
         raise InvalidArgument("a consumer needs a topic")

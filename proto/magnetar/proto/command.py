@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 import msgspec
+
+from .errors import InvalidArgument
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -22,3 +25,17 @@ class Command(msgspec.Struct, array_like=True, gc=False, tag_field="command"):
     def encode(self) -> bytes:
         """The header's bytes."""
         return _encoder.encode(self)
+
+    def check(self) -> None:
+        """Raises InvalidArgument, which names the field, unless the peer can decode it.
+
+        Fields are not checked when a command is made, and a header that cannot be decoded costs the whole connection.
+        """
+        try:
+            msgspec.msgpack.decode(self.encode(), type=type(self))
+        except msgspec.ValidationError as error:
+            at = re.search(r" - at `\$\[(\d+)\]", str(error))
+            field = self.__struct_fields__[int(at[1]) - 1] if at else "a field"
+            raise InvalidArgument(f"{field} of {type(self).__name__}: {error}") from None
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidArgument(f"{type(self).__name__} cannot be encoded: {error}") from None

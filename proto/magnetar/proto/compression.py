@@ -24,7 +24,7 @@ class Compression(enum.IntEnum):
         """From the name that users write: "none", "lz4", "zstd"."""
         try:
             return cls[name.upper()]
-        except KeyError:
+        except (KeyError, AttributeError):
             names = ", ".join(member.name.lower() for member in cls)
             raise InvalidArgument(f"unknown compression {name!r} (one of {names})") from None
 

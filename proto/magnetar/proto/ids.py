@@ -38,8 +38,11 @@ class MessageId(NamedTuple):
     partition: int = NO_PARTITION
 
     def to_bytes(self) -> bytes:
-        """24 bytes that `from_bytes` reads back."""
-        return _MESSAGE_ID.pack(*self)
+        """24 bytes that `from_bytes` reads back. Raises InvalidArgument for numbers that no id has."""
+        try:
+            return _MESSAGE_ID.pack(*self)
+        except struct.error:
+            raise InvalidArgument(f"not a message id: {self!r}") from None
 
     @classmethod
     def from_bytes(cls, data: bytes) -> MessageId:
@@ -59,7 +62,7 @@ class MessageId(NamedTuple):
         try:
             parsed = cls(*(int(part) for part in text.split(":")))
             parsed.to_bytes()
-        except (ValueError, TypeError, struct.error):  # struct.error: a number that no id has
+        except (ValueError, TypeError, InvalidArgument):
             raise InvalidArgument(f"not a message id: {text!r} (want ledger:entry:index)") from None
         return parsed
 

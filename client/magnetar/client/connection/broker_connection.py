@@ -167,7 +167,11 @@ class BrokerConnection:
             self.connection.send_encoded(frames)
 
     async def request(self, command: Command, timeout: float, payload: bytes = b"") -> Any:
-        """The result of a request. Raises its error, ConnectionLost or RequestTimeout."""
+        """The result of a request. Raises its error, ConnectionLost or RequestTimeout.
+
+        Arguments of a wrong type are InvalidArgument here: sent, they would end the connection, and disturb all that use it.
+        """
+        command.check()
         if self.closed:
             raise ConnectionLost(f"the connection to {self.address} is closed")
         return (await self.connection.request(command, payload, timeout=timeout)).result

@@ -151,7 +151,7 @@ class Acknowledger:
     def _ack_other(self, messages: Any) -> None:
         acks = self._acks
         if isinstance(messages, MessageId):
-            acks.add_id(messages)
+            acks.add_id(_checked_id(messages))
         elif isinstance(messages, MessageBatch) and _is_range(messages):
             acks.add_range(messages[0].delivery, messages[0].index, messages[-1].index + 1)
         else:
@@ -358,8 +358,9 @@ def _rows_and_spans(messages: Any, cluster: int) -> tuple[list[AckRow], list[_Sp
             if message.delivery.cluster != cluster:
                 raise _of_another_cluster(message)
             spans.append((message.delivery.flags, message.index, message.index + 1))
-            message = message.id
-        ledger, entry, index, _ = _checked_id(message)
+            ledger, entry, index, _ = message.id
+        else:
+            ledger, entry, index, _ = _checked_id(message)
         rows.append(AckRow(ledger, entry, index, index))
     return rows, spans
 
@@ -379,6 +380,7 @@ def _iterated(messages: Any) -> Iterable[Any]:
 def _checked_id(message_id: Any) -> MessageId:
     if not isinstance(message_id, MessageId):
         raise InvalidArgument(f"ack takes messages and message ids, not {type(message_id).__name__}")
+    message_id.to_bytes()  # refused here: in a frame it would take the others with it
     return message_id
 
 
