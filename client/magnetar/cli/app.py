@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -230,7 +231,7 @@ def consume(
     run(
         command.consume(
             url,
-            command.topics_of(topics, pattern=pattern),
+            parsed("--pattern", partial(command.topics_of, pattern=pattern), topics),
             subscription,
             kind=kind,
             count=count,

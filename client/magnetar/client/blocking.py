@@ -76,7 +76,7 @@ class LoopThread:
             self._loop.run_forever()
         finally:
             # Calls of other threads, such as requests that pause before they are tried again: these threads wait for them.
-            left = asyncio.all_tasks(self._loop)
+            left = sorted(asyncio.all_tasks(self._loop), key=asyncio.Task.get_name)
             for task in left:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))

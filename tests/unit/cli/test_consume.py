@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from magnetar.cli import consume
+from magnetar.cli.app import app
 from magnetar.cli.consume import as_line, as_plain, encoder, topics_of
 from magnetar.client import InvalidArgument, MessageId
 
@@ -151,3 +152,9 @@ def test_what_a_template_shows_on_a_terminal_is_text(monkeypatch: pytest.MonkeyP
     hostile = "\x1b[2J"
     message = Full(hostile.encode() + b"\xff", hostile, a=hostile)
     assert filled("{key} {value} {properties[a]}", message) == rb"\x1b[2J \x1b[2J\xff \x1b[2J"
+
+
+def test_a_pattern_that_is_none_is_one_line_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        app(["consume", "a(", "--pattern", "--subscription", "s"], standalone_mode=False)
+    assert "not a regular expression: 'a('" in capsys.readouterr().err
