@@ -146,11 +146,14 @@ class Rules:
                 raise Violation(f"{name.name} is served by {' and '.join(names)} for {now - since:.2f} s")
 
     def _arrives(self, topic: TopicName, names: Sequence[str]) -> bool:
-        """One of these brokers was to get the topic's bundle, and does not know yet that it does not come."""
+        """One of these brokers was to get the topic's bundle, and does not know yet that it does not come.
+
+        It may have asked for the node already, and wait for an answer that was lost.
+        """
         for machine in self._brokers:
             if machine.name in names and machine.ownership is not None:
                 found = machine.ownership._bundles.holding(topic)
-                if found is not None and found[1].state is State.ARRIVING:
+                if found is not None and found[1].state in (State.ARRIVING, State.ACQUIRING):
                     return True
         return False
 
