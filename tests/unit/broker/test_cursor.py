@@ -100,6 +100,29 @@ async def test_rule_34_a_receipt_comes_only_after_the_change_is_durable() -> Non
         await second
 
 
+async def test_a_receipt_does_not_wait_for_the_deletion_of_what_the_cursor_had_before() -> None:
+    """Regression (simulation seed 449): it came when the metadata store answered at last, and the topic was another's."""
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers, max_cursor_ledger_entries=1) as broker:
+        client = FakeClient(broker)
+        await publish(client, 2)
+        await client.consumer()
+        await client.received(2)
+        await client.ack(client.messages[0].row())
+        deleting, gate, delete = asyncio.Event(), asyncio.Event(), ledgers.delete
+
+        async def delete_late(ledger_id: int) -> None:
+            deleting.set()
+            await gate.wait()
+            await delete(ledger_id)
+
+        ledgers.delete = delete_late  # type: ignore[method-assign]
+        async with asyncio.timeout(5):
+            await client.ack(client.messages[1].row())
+            await deleting.wait()
+        gate.set()
+
+
 async def test_many_acknowledgements_become_one_delta() -> None:
     ledgers = FakeLedgers()
     async with running_broker(ledgers) as broker:

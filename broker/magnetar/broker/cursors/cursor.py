@@ -443,6 +443,7 @@ class Cursor:
             raise
         self._writer = writer
         self._entries, self._delta_rows = 1, 0
+        self._answer(self._writing, None)  # nobody waits for the deletion
         await self._delete_trimmed(old_writer)
 
     async def _create_ledger(self) -> Writer:
@@ -469,6 +470,7 @@ class Cursor:
         snapshot = await self._snapshot()
         assert snapshot is not None
         await self._point(NO_LEDGER, snapshot)
+        self._answer(self._writing, None)
         await self._delete_trimmed(old_writer)
 
     async def _snapshot(self, most_bytes: int | None = None) -> list[bytes] | None:

@@ -397,9 +397,8 @@ class BundleOwnership:
     async def _unload_strays(self, bundle: Bundle) -> None:
         """Topics that were loaded while the bundle seemed to arrive, and does not."""
         error = TopicNotServed(f"bundle {bundle} is not served by broker {self.name}; look the topic up")
-        for name in self.host.loaded():
-            if bundle.holds(name):
-                await self.host.unload(name, error)
+        strays = [name for name in self.host.loaded() if bundle.holds(name)]
+        await asyncio.gather(*(self.host.unload(name, error) for name in strays))
 
     # --- look-ups ----------------------------------------------------------------------------------------------------
 
