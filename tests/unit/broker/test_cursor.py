@@ -186,6 +186,7 @@ async def test_a_degraded_cursor_ledger_is_left_when_there_are_bookies_enough_ag
         assert (await pointer(metadata)).ledger_id == first
         ledgers.writers[first].replaceable = True
         await client.ack(client.messages[3].row())
+        await settle()
         assert (await pointer(metadata)).ledger_id > first
         assert first in ledgers.deleted
         await crash(broker)
