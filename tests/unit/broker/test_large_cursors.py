@@ -246,6 +246,7 @@ async def test_a_ledger_is_left_when_its_deltas_have_more_rows_than_reading_them
     for number in range(300):
         cursor.ack(1, 1_000 + 2 * number, [0], [0], MESSAGES)
         await cursor.flush()
+        await settle()  # the former ledger goes a moment later
         (ledger,) = stage.ledgers.ledgers.values()
         assert cursor._delta_rows <= max(50, cursor.state.range_count // 4)
         entries = max(entries, len(ledger.entries))

@@ -221,6 +221,7 @@ async def test_a_seek_begins_all_counts_anew_also_after_a_restart() -> None:
         await nack(client, client.messages[0].row())
         await until_stored(broker)
         await client.ask(c.Seek, 1, ("earliest", None))
+        await settle()
         await crash(broker)
     async with running_broker(ledgers, metadata) as broker:
         client = FakeClient(broker)
