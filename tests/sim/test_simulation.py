@@ -25,7 +25,10 @@ FAILED_ONCE = [
         "cluster",
         310,
     ),  # a part that was found before the answer to a split was divided, and then held as a whole again
-    ("cluster", 449),  # topics that had not arrived were unloaded one after another; a receipt waited for a deletion
+    (
+        "cluster",
+        449,
+    ),  # topics that had not arrived were unloaded one after another; a receipt waited for a deletion
     ("standalone", 120),  # the checker held a consumer to what a seek had taken back from it
     ("standalone", 156),  # the checker wanted a dead letter that a seek had passed over before it was written
     ("standalone", 112),  # bytes written after a cut of the network arrived behind those that the cut took

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 from magnetar.client import SubscriptionNotFound, connect
@@ -44,7 +45,7 @@ async def topic_stats(url: str, topic: str, *, as_json: bool) -> None:
         return
     print_figures(stats)
     if stats.get("compaction", {}).get("state", "never") != "never":
-        print_figures(stats["compaction"], title="compaction")
+        _print_compaction(stats["compaction"], title="compaction")
     if stats.get("producers"):
         print_table(
             "producers", ("name", "epoch"), [(p["name"], text(p["epoch"])) for p in stats["producers"]]
@@ -61,6 +62,14 @@ def print_figures(stats: dict[str, Any], title: str = "") -> None:
         if value is not None and not isinstance(value, list | dict)
     ]
     print_table(title, ("", ""), figures, right=(1,))
+
+
+def _print_compaction(state: dict[str, Any], title: str = "") -> None:
+    shown = {name: value for name, value in state.items() if name != "compacted_ms"}
+    if at_ms := state.get("compacted_ms"):
+        moment = datetime.fromtimestamp(at_ms / 1000, UTC).astimezone()
+        shown["compacted_at"] = moment.isoformat(timespec="seconds")
+    print_figures(shown, title)
 
 
 async def list_subscriptions(url: str, topic: str, *, as_json: bool) -> None:
@@ -176,7 +185,7 @@ async def compact_topic(url: str, topic: str, *, action: str, wait: bool, as_jso
     if as_json:
         print_json(state)
     else:
-        print_figures(state)
+        _print_compaction(state)
     if wait and state["state"] == "failed":
         fail(f"the compaction of {topic} failed: {state['error']}")
 
@@ -202,7 +211,8 @@ async def expire_messages(url: str, topic: str, subscription: str, before_ms: in
     if as_json:
         print_json({"messages": messages})
     else:
-        print(f"expired {text(messages)} messages of subscription {subscription} of {topic}")
+        what = counted(messages, "message", "messages")
+        print(f"expired {what} of subscription {subscription} of {topic}")
 
 
 def _print_subscriptions(subscriptions: dict[str, dict[str, Any]]) -> None:

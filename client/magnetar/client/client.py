@@ -79,6 +79,13 @@ class Opening(Generic[C]):
 
     if not TYPE_CHECKING:  # a type checker would take every attribute to exist
 
+        def __enter__(self) -> NoReturn:
+            raise TypeError(
+                "use `async with`, or connect from magnetar.client.blocking for code without asyncio"
+            )
+
+        def __exit__(self, *exc_info: Any) -> None: ...
+
         def __getattr__(self, name: str) -> NoReturn:
             # A forgotten `await`: "Opening" means nothing to whoever wrote `connect(url).subscribe(...)`.
             raise AttributeError(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.client import Client, InvalidArgument, MagnetarError, MessageId
+from magnetar.client import Client, InvalidArgument, MagnetarError, MessageId, connect
 from support.fake_broker import FakeBroker
 
 LONE_SURROGATE = "caf\udce9"  # what os.fsdecode makes of a Latin-1 file name: a str that has no UTF-8 form
@@ -143,3 +143,8 @@ async def test_what_cannot_be_encoded_after_all_fails_its_receipts_and_flush(
         await producer.send_many([b"0", b"1"])
     monkeypatch.undo()
     await producer.send(b"again")
+
+
+def test_a_plain_with_names_async_with_and_the_blocking_client() -> None:
+    with pytest.raises(TypeError, match=r"async with.*magnetar\.client\.blocking"), connect("magnetar://localhost"):  # type: ignore[attr-defined]
+        pass
