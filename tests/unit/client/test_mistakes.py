@@ -146,8 +146,6 @@ async def test_what_cannot_be_encoded_after_all_fails_its_receipts_and_flush(
 
 
 def test_a_plain_with_names_async_with_and_the_blocking_client() -> None:
-    with (
-        pytest.raises(TypeError, match=r"async with.*magnetar\.client\.blocking"),
-        connect("magnetar://localhost"),
-    ):  # type: ignore[attr-defined]
+    opening: Any = connect("magnetar://localhost")
+    with pytest.raises(TypeError, match=r"async with.*magnetar\.client\.blocking"), opening:
         pass
