@@ -443,7 +443,6 @@ class Cursor:
             raise
         self._writer = writer
         self._entries, self._delta_rows = 1, 0
-        self._answer(self._writing, None)  # nobody waits for the deletion
         await self._delete_trimmed(old_writer)
 
     async def _create_ledger(self) -> Writer:
@@ -470,7 +469,6 @@ class Cursor:
         snapshot = await self._snapshot()
         assert snapshot is not None
         await self._point(NO_LEDGER, snapshot)
-        self._answer(self._writing, None)
         await self._delete_trimmed(old_writer)
 
     async def _snapshot(self, most_bytes: int | None = None) -> list[bytes] | None:
@@ -513,6 +511,7 @@ class Cursor:
         record = CursorRecord(ledger_id, snapshot, old.created_ms, old.properties, trimmed, deleting)
         await self._put(record)
         self._record = record
+        self._answer(self._writing, None)  # durable; nobody waits for the deletion of what it replaces
 
     async def _put(self, record: CursorRecord) -> None:
         assert self.path is not None
