@@ -14,6 +14,7 @@ import pytest
 from magnetar.client.blocking import connect
 from support.bookie_commands import Run
 from support.offline_kit import entry_logs, flip, trace_of
+from support.running_copy import copy_running
 from support.service import Service
 
 EXIT_CONFIG = 78
@@ -34,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     producer.send(value, key="k")
             with client.subscribe("orders", "billing", start="earliest") as consumer:
                 consumer.ack(consumer.receive(timeout=10), receipt=True)
-            shutil.copytree(directory, directory.with_name("killed"))
+            copy_running(directory, directory.with_name("killed"))
     finally:
         service.stop()
     return directory

@@ -10,13 +10,13 @@ and 2, fences of 2 and 77, and LAC 29 of ledger 1.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from support.bookie_kit import KIB, add_all, entry, open_real
+from support.running_copy import copy_running
 
 __all__ = ["golden_settings"]
 
@@ -48,7 +48,7 @@ async def _make(target: Path) -> None:
             await bookie.fence(2)
             await bookie.fence(77)
             await bookie.write_last_confirmed(1, 29)
-            shutil.copytree(root, target, ignore=shutil.ignore_patterns("LOCK", "LOG", "reserve"))
+            copy_running(root, target, "LOCK", "LOG", "reserve")
         finally:
             await bookie.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from magnetar.bookie import Bookie, BookieSettings
 from magnetar.bookie.offline import StoppedBookie
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import KIB, add_all, entry, open_real, small_settings
+from support.running_copy import copy_running
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ def make_images(directory: Path, **changes: Any) -> tuple[Path, Path]:
         bookie = await open_real(str(stopped), checkpoint_interval_s=CHECKPOINT_S, **changes)
         try:
             await fill(bookie)
-            shutil.copytree(stopped, killed)
+            copy_running(stopped, killed)
         finally:
             await bookie.close()
 

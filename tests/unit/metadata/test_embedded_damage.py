@@ -16,6 +16,7 @@ from magnetar.proto.errors import DataDirectoryError, StorageFailed
 from magnetar.runtime.files import OsFiles
 from magnetar.runtime.rocksdb_guard import RocksDbGuard
 from support.rocksdb_damage import PAGE_BYTES, with_damaged_manifest, with_flipped_bits
+from support.running_copy import copy_running
 
 KEYS = 1200
 TURN_BYTES = 16_384
@@ -47,7 +48,7 @@ async def killed(tmp_path: Path) -> Path:
         await flushed(storage)
     storage._log.note_synced()
     assert storage._log.turn > 2
-    shutil.copytree(tmp_path / "m", tmp_path / "killed", ignore=shutil.ignore_patterns("LOCK"))
+    copy_running(tmp_path / "m", tmp_path / "killed", "LOCK")
     storage.close()
     return tmp_path / "killed"
 

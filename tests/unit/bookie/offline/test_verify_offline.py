@@ -20,6 +20,7 @@ from magnetar.bookie.offline import (
 from support.bookie_kit import add, entry, open_real
 from support.golden_bookie import golden_settings
 from support.offline_kit import entry_logs, fill, flip, trace_of, with_stopped
+from support.running_copy import copy_running
 
 PAGE = 4096
 GOLDEN = Path(__file__).parents[3] / "golden" / "bookie"
@@ -215,12 +216,7 @@ def test_garbage_collection_leaves_it_sound(stopped: Path, tmp_path: Path) -> No
     images: list[Path] = []
 
     def keep(name: str) -> None:
-        while True:
-            try:
-                images.append(Path(shutil.copytree(stopped, tmp_path / name)))
-                return
-            except shutil.Error:  # the index has deleted a file of its own meanwhile
-                shutil.rmtree(tmp_path / name)
+        images.append(copy_running(stopped, tmp_path / name))
 
     async def main() -> None:
         bookie = await open_real(str(stopped))
