@@ -234,7 +234,10 @@ async def test_a_topic_may_be_loaded_at_the_destination_while_the_rest_of_its_bu
         assert target.topics == [TOPICS[0].name]
 
 
-async def test_topics_with_clients_leave_no_faster_than_their_next_owner_loads_them() -> None:
+async def test_topics_with_clients_leave_no_faster_than_their_next_owner_loads_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfers, "_LOADED_WITHIN_S", 60.0)
     async with brokers("a", "b", default_bundles=1) as cluster:
         await load_all(cluster)
         source = await owner(cluster, TOPICS[0])
@@ -311,7 +314,7 @@ async def test_a_broker_that_stops_does_not_wait_for_what_moves_to_it() -> None:
         await until(lambda: TOPICS[0].name not in source.topics)
         await target.ownership.locate(TOPICS[0], authoritative=True, unreachable="")
         await cluster.start("c")
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             await target.ownership.hand_over()
         assert target.ownership._bundles.owned() == []
         gate.set()
