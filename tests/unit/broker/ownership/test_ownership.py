@@ -60,6 +60,13 @@ async def load_all(cluster: Cluster) -> dict[TopicName, str]:
     return found
 
 
+async def loaded_pair(cluster: Cluster) -> tuple[ClusterBroker, ClusterBroker]:
+    """All topics are loaded: the owner of the first one, and another broker."""
+    await load_all(cluster)
+    source = await owner(cluster, TOPICS[0])
+    return source, next(one for one in cluster.brokers.values() if one is not source)
+
+
 def keeps_all_but_one(source: ClusterBroker) -> asyncio.Event:
     """A move closes the first topic; the others stay until this is set."""
     gate = asyncio.Event()
@@ -218,9 +225,7 @@ async def test_a_transfer_moves_every_topic_of_the_bundle_and_clients_are_told_w
 
 async def test_a_topic_may_be_loaded_at_the_destination_while_the_rest_of_its_bundle_still_moves() -> None:
     async with brokers("a", "b", default_bundles=1) as cluster:
-        await load_all(cluster)
-        source = await owner(cluster, TOPICS[0])
-        target = next(one for one in cluster.brokers.values() if one is not source)
+        source, target = await loaded_pair(cluster)
         gate = keeps_all_but_one(source)
         moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
         await until(lambda: TOPICS[0].name not in source.topics)
@@ -239,9 +244,7 @@ async def test_topics_with_clients_leave_no_faster_than_their_next_owner_loads_t
 ) -> None:
     monkeypatch.setattr(transfers, "_LOADED_WITHIN_S", 60.0)
     async with brokers("a", "b", default_bundles=1) as cluster:
-        await load_all(cluster)
-        source = await owner(cluster, TOPICS[0])
-        target = next(one for one in cluster.brokers.values() if one is not source)
+        source, target = await loaded_pair(cluster)
         closed = closed_at(source, at_once=4)
         moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
         await until(lambda: len(closed) == 4 and len(source.topics) == len(TOPICS) - 4)
@@ -275,9 +278,7 @@ async def test_a_move_under_way_does_not_hold_up_a_broker_that_stops(monkeypatch
     monkeypatch.setattr(transfers, "_LOADED_WITHIN_S", 0.5)
     monkeypatch.setattr(transfers, "_PACED_AT_STOP_S", 0.005)
     async with brokers("a", "b", default_bundles=1) as cluster:
-        await load_all(cluster)
-        source = await owner(cluster, TOPICS[0])
-        target = next(one for one in cluster.brokers.values() if one is not source)
+        source, target = await loaded_pair(cluster)
         closed = closed_at(source, at_once=1)
         moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
         await until(lambda: closed)
@@ -291,9 +292,7 @@ async def test_a_move_does_not_wait_for_a_destination_that_is_gone(monkeypatch: 
     """Regression: until all topics were closed, one after another, clients were sent to a broker that had died."""
     monkeypatch.setattr(transfers, "_LOADED_WITHIN_S", 0.5)
     async with brokers("a", "b", default_bundles=1) as cluster:
-        await load_all(cluster)
-        source = await owner(cluster, TOPICS[0])
-        target = next(one for one in cluster.brokers.values() if one is not source)
+        source, target = await loaded_pair(cluster)
         closed = closed_at(source, at_once=1)
         moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
         await until(lambda: closed and not source.broker.has(closed[0]))
@@ -305,9 +304,7 @@ async def test_a_move_does_not_wait_for_a_destination_that_is_gone(monkeypatch: 
 async def test_a_broker_that_stops_does_not_wait_for_what_moves_to_it() -> None:
     """Regression: it waited as long as it may take to stop, and handed over nothing of its own then."""
     async with brokers("a", "b") as cluster:
-        await load_all(cluster)
-        source = await owner(cluster, TOPICS[0])
-        target = next(one for one in cluster.brokers.values() if one is not source)
+        source, target = await loaded_pair(cluster)
         assert target.topics
         gate = keeps_all_but_one(source)
         moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
@@ -324,9 +321,7 @@ async def test_a_broker_that_stops_does_not_wait_for_what_moves_to_it() -> None:
 async def test_a_move_waits_for_no_topic_without_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "_LOADED_WITHIN_S", 60.0)
     async with brokers("a", "b", default_bundles=1) as cluster:
-        await load_all(cluster)
-        source = await owner(cluster, TOPICS[0])
-        target = next(one for one in cluster.brokers.values() if one is not source)
+        source, target = await loaded_pair(cluster)
         async with asyncio.timeout(5):
             await source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name)
         assert source.topics == []
@@ -335,9 +330,7 @@ async def test_a_move_waits_for_no_topic_without_clients(monkeypatch: pytest.Mon
 async def test_two_clients_that_come_from_the_source_at_once_find_one_arrival() -> None:
     """Regression: both began one, and the node that was made belonged to neither."""
     async with brokers("a", "b", default_bundles=1) as cluster:
-        await load_all(cluster)
-        source = await owner(cluster, TOPICS[0])
-        target = next(one for one in cluster.brokers.values() if one is not source)
+        source, target = await loaded_pair(cluster)
         gate = asyncio.Event()
         closing = source.broker.unload
 
@@ -364,9 +357,7 @@ async def test_two_clients_that_come_from_the_source_at_once_find_one_arrival() 
 
 async def test_a_bundle_that_does_not_arrive_is_let_go() -> None:
     async with brokers("a", "b", default_bundles=1) as cluster:
-        await load_all(cluster)
-        source = await owner(cluster, TOPICS[0])
-        target = next(one for one in cluster.brokers.values() if one is not source)
+        source, target = await loaded_pair(cluster)
         gate = keeps_all_but_one(source)
         moving = asyncio.create_task(source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name))
         await until(lambda: TOPICS[0].name not in source.topics)
