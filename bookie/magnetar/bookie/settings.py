@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, fields
 
 from magnetar.proto.errors import InvalidArgument, InvalidSetting
+from magnetar.proto.plain_names import require_plain_name
 from magnetar.proto.policies import PlacementGroup
 
 __all__ = ["BookieSettings"]
@@ -146,12 +147,7 @@ class BookieSettings:
                 f"journal_ring_bytes is {self.journal_ring_bytes}; it must exceed max_entry_bytes by 1 MiB"
             )
         for name in ("bookie_id", "rack", "zone"):
-            label = getattr(self, name)
-            if label != label.strip() or not label.isprintable() or "/" in label or len(label) > 255:
-                raise InvalidSetting(
-                    f"{name} is {label!r:.300}; it must be a plain name of 255 characters at most: no slash, "
-                    "no space around it"
-                )
+            require_plain_name(name, getattr(self, name))
         try:
             plain = PlacementGroup.parse(self.group).name == self.group
         except InvalidArgument:

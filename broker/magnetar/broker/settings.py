@@ -12,6 +12,7 @@ from magnetar.proto.batch import GROUP_OVERHEAD_BYTES
 from magnetar.proto.errors import InvalidArgument, InvalidSetting
 from magnetar.proto.frames import DEFAULT_MAX_MESSAGE_BYTES
 from magnetar.proto.ids import MAX_ENTRY_ID
+from magnetar.proto.plain_names import require_plain_name
 from magnetar.proto.policies import UNLIMITED, PlacementGroup, check_flush, check_retention
 from magnetar.proto.quorums import MAX_ENSEMBLE_SIZE
 
@@ -161,13 +162,9 @@ class BrokerSettings:
                 zero = _ZERO.get(field.name)
                 wanted = "be positive" if zero is None else f"not be negative; 0 {zero}"
                 raise InvalidSetting(f"broker setting {field.name} is {value}: it must {wanted}")
-        # It is that of a node in a cluster's metadata, and shown to people.
-        name = self.name
-        if not name or name != name.strip() or not name.isprintable() or "/" in name or len(name) > 255:
-            raise InvalidSetting(
-                f"broker setting name is {name!r:.300}; it must be a plain name of 255 characters at most: no slash, no "
-                "space around it"
-            )
+        if not self.name:
+            raise InvalidSetting("broker setting name is ''; it must be a plain name")
+        require_plain_name("broker setting name", self.name)
         if self.unreadable_entry_policy not in ("stop", "skip"):
             raise InvalidSetting(
                 f"broker setting unreadable_entry_policy must be 'stop' or 'skip', not {self.unreadable_entry_policy!r}"
