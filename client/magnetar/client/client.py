@@ -259,10 +259,13 @@ class Client(Administration):
             max_pending_bytes=max_pending_bytes,
             block_when_full=block_when_full,
         )
-        full_name = str(TopicName.parse(topic))
+        return self._opening_producer(str(TopicName.parse(topic)), options)
 
+    def _opening_producer(
+        self, topic: str, options: ProducerOptions, *, copies: bool = False
+    ) -> Opening[Producer]:
         def make(producer_id: int, on_closed: OnClosed) -> tuple[TopicProducer, Producer]:
-            producer = TopicProducer(self._pool, full_name, options, producer_id, on_closed)
+            producer = TopicProducer(self._pool, topic, options, producer_id, on_closed, copies=copies)
             return producer, Producer(producer)
 
         return self._opening(make)
@@ -423,7 +426,7 @@ class Client(Administration):
 
     def _letters(self, what: str, subscription: str, policy: DeadLetterPolicy) -> Letters:
         async def open_producer(topic: str) -> Producer:
-            return await self.create_producer(topic)
+            return await self._opening_producer(topic, ProducerOptions(), copies=True)
 
         async def make_subscription(topic: str, name: str) -> None:
             with contextlib.suppress(ConsumerBusy):  # it is there, and somebody consumes it in another way

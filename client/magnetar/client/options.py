@@ -13,6 +13,7 @@ from typing import Any
 from magnetar.proto.compression import Compression
 from magnetar.proto.errors import InvalidArgument
 from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
+from magnetar.proto.message_rules import checked_time_ms
 
 SUBSCRIPTION_TYPES = ("exclusive", "failover", "shared", "key_shared")
 INDIVIDUAL_TYPES = ("shared", "key_shared")  # each message is acknowledged by itself
@@ -251,12 +252,8 @@ def time_in_ms(time: Any) -> int:
     try:
         ms = round(time.timestamp() * 1000) if isinstance(time, datetime) else time
     except (ValueError, OverflowError):  # local time of the year 1 or 9999, which UTC does not have
-        ms = -1
-    if type(ms) is not int or not 0 <= ms < 1 << 63:
-        raise InvalidArgument(
-            f"not a time: {time!r} (want a datetime or whole milliseconds, not before the epoch)"
-        )
-    return ms
+        ms = time
+    return checked_time_ms(ms)
 
 
 def parse_time(text: str) -> int:

@@ -37,6 +37,7 @@ from magnetar.proto.batch import (
 from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MAX_MESSAGES_PER_ENTRY
 from magnetar.proto.ledger_entry import LEDGER_ENTRY_FIELDS, LEDGER_ENTRY_HEADER_BYTES
+from magnetar.proto.message_rules import MAX_TIME_MS
 
 from .archive_files import BATCH_COLUMNS
 from .plan import Range
@@ -220,6 +221,15 @@ class Rows:
     def _nullable(self, column: list[Any], arrow_type: pa.DataType) -> pa.Array:
         return pa.array(column, arrow_type) if column else pa.nulls(self.count, arrow_type)
 
+    def _event_times(self) -> pa.Array:
+        """A time that no reader can show is null: it closes neither the topic nor its archive."""
+        times = self._event_ms
+        if times and (
+            max(filter(None, times), default=0) > MAX_TIME_MS or min(filter(None, times), default=0) < 0
+        ):
+            times = [None if time is None or not 0 <= time <= MAX_TIME_MS else time for time in times]
+        return self._nullable(times, _TIME_MS).cast(_TIME)
+
     def _key_array(self) -> pa.Array:
         keys = self._keys
         if str in {*map(type, keys)}:
@@ -285,7 +295,7 @@ _BUILDERS: dict[str, Callable[[Rows], pa.Array]] = {
     "message_id": Rows._message_ids,
     "offset": lambda rows: pc.add(_longs(rows._indexes), _longs(rows._offset_shifts)),
     "publish_time": lambda rows: _longs(rows._publish_ms, _TIME_MS).cast(_TIME),
-    "event_time": lambda rows: rows._nullable(rows._event_ms, _TIME_MS).cast(_TIME),
+    "event_time": Rows._event_times,
     "append_time": lambda rows: _longs(rows._append_ms, _TIME_MS).cast(_TIME),
     "properties": lambda rows: rows._nullable(rows._properties, COLUMNS["properties"][1]),
     "producer": lambda rows: pa.array(rows._producers, pa.string()),

@@ -34,7 +34,7 @@ For writing: `service_url`, `topic` (without it the column `topic` says where ea
 key_batches            messages of a key stand together, each key in a batch of its own, as subscriptions of type key_shared
                        need it (false)
 compression            none, lz4 or zstd (none)
-max_message_bytes      of a value and its key; not above that of the service (5m)
+max_message_bytes      of a value, its key and its properties; not above that of the service (5m)
 query, batch           `df.write`, also in foreachBatch: name a write that is done once, however often it is run; the
                        numbers of a query rise, and each write of a batch has a query of its own
 staged_ttl_s           for how long what tasks wrote waits for the commit while no task runs; the broker's max_staged_ttl_ms

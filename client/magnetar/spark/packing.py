@@ -22,10 +22,11 @@ import pyarrow.compute as pc
 import xxhash
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
-from magnetar.proto.batch import encode_batch
+from magnetar.proto.batch import Properties, encode_batch
 from magnetar.proto.compression import Compression
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import InvalidArgument
+from magnetar.proto.message_rules import checked_properties, checked_time_ms, properties_bytes
 
 from .optional_avro import derived_schema
 from .options import WriteOptions
@@ -157,22 +158,27 @@ class Packer:
             rows = rows.take(pc.array_sort_indices(keys))  # which keeps the order of rows with one key
         values, keys = rows.column("value"), _keys(rows)
         sizes = _sizes(values) if keys is None else pc.add(_sizes(values), _sizes(keys))
+        properties = _properties(rows)
+        if properties is not None:
+            sizes = pc.add(sizes, pa.array(map(properties_bytes, properties), pa.int64()))
         largest = pc.max(sizes).as_py() or 0
         if largest > self._max_message_bytes:
             raise InvalidArgument(
-                f"a row to write has {largest} bytes of value and key, and a message at most {self._max_message_bytes}, the "
-                "option max_message_bytes; write where large values are stored, or raise it, up to the broker's"
+                f"a row to write has {largest} bytes of value, key and properties, and a message at most "
+                f"{self._max_message_bytes}, the option max_message_bytes; write where large values are stored, or raise "
+                "it, up to the broker's"
             )
         for start, length in _cuts(sizes):
-            yield self._entry(rows.slice(start, length), now_ms)
+            part = properties and properties[start : start + length]
+            yield self._entry(rows.slice(start, length), part, now_ms)
 
-    def _entry(self, rows: pa.RecordBatch, now_ms: int) -> PackedEntry:
-        columns = rows.schema.names
+    def _entry(
+        self, rows: pa.RecordBatch, properties: Sequence[Properties | None] | None, now_ms: int
+    ) -> PackedEntry:
         value_column, key_column = rows.column("value").cast(pa.binary()), _keys(rows)
         values = value_column.to_pylist()
         keys = None if key_column is None else key_column.to_pylist()
-        properties = _properties(rows.column("properties")) if "properties" in columns else None
-        event_times_ms = _times_ms(rows.column("event_time")) if "event_time" in columns else None
+        event_times_ms = _times_ms(rows.column("event_time")) if "event_time" in rows.schema.names else None
         if self._compared:
             self._digest += _digest_of(values, value_column, key_column, (properties, event_times_ms))
         batches: list[bytes] = []
@@ -264,17 +270,31 @@ def _cuts(sizes: pa.Array) -> Iterator[tuple[int, int]]:
         start, before = end, ends[end - 1]
 
 
-def _properties(column: pa.Array) -> Sequence[Any] | None:
-    if column.null_count == len(column):
+def _properties(rows: pa.RecordBatch) -> Sequence[Properties | None] | None:
+    """None if no row has any. By name: a batch that is repeated has its maps in any order. Raises InvalidArgument."""
+    if "properties" not in rows.schema.names or rows.column("properties").null_count == len(rows):
         return None
-    return [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
+    column = rows.column("properties").to_pylist()
+    try:
+        return [None if pairs is None else checked_properties(dict(sorted(pairs))) or {} for pairs in column]
+    except (InvalidArgument, TypeError) as error:
+        raise InvalidArgument(
+            f"{error}; a row to write has a property that is null: leave it out, as by map_filter(properties, (k, v) -> v "
+            "IS NOT NULL)"
+        ) from None
 
 
 def _times_ms(column: pa.Array) -> Sequence[int | None] | None:
     if column.null_count == len(column):
         return None
-    times: list[int | None] = column.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64()).to_pylist()
-    return times
+    times = column.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+    for extreme in pc.min_max(times).as_py().values():
+        try:
+            checked_time_ms(extreme)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"the column event_time of a row to write: {error.message}") from None
+    found: list[int | None] = times.to_pylist()
+    return found
 
 
 __all__ = ["PackedEntry", "Packer", "check_written"]

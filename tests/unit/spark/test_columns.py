@@ -195,3 +195,14 @@ def test_rows_of_several_ledgers_stand_in_one_batch() -> None:
     ids = [MessageId.from_bytes(one).ledger for one in batch.column(0).to_pylist()]
     times = batch.column(2).cast(pa.int64()).to_pylist()
     assert list(zip(ids, batch.column(1).to_pylist(), [one // 1000 for one in times])) == expected
+
+
+def test_a_time_that_no_reader_can_show_is_null() -> None:
+    times = [None, 77, 1_700_000_000_000_000_000, -1, (1 << 64) - 1]
+    batch = encode_batch([b"v"] * 5, sequence_id=0, publish_time_ms=0, event_times_ms=times)
+    entry = encode_entry([batch], [5], [0], ["p"], first_index=0, append_time_ms=0)
+    rows = Rows(["event_time"], *TOPIC)
+    rows.add(encode_ledger_entry(3, 0, -1, 0, entry), SOURCE, Range())
+    assert [time and time.timestamp() for time in rows.take().column(0).to_pylist()] == [
+        None, 0.077, None, None, None
+    ]  # fmt: skip

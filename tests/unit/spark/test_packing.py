@@ -13,6 +13,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from magnetar.proto.batch import decode_batch
 from magnetar.proto.bookie_identity import NOT_KNOWN, BookieIdentity
 from magnetar.proto.entry import Entry
+from magnetar.proto.errors import InvalidArgument
 from magnetar.spark.options import WriteOptions
 from magnetar.spark.packing import CONTENT_MODULUS, Packer
 from magnetar.spark.sink import TopicWriter
@@ -81,6 +82,32 @@ def test_a_digest_is_of_the_rows_and_not_of_their_order_or_tasks() -> None:
     assert digest([[(None, "k")]]) != digest([[(b"k", None)]]) != digest([[(b"k", "")]])
     swapped = [(b"one", "k"), (b"two", "l")]
     assert digest([swapped]) != digest([[(b"two", "k"), (b"one", "l")]])
+
+
+@pytest.mark.parametrize(
+    ("column", "wrong"),
+    [
+        (pa.array([[("a", None)]], pa.map_(pa.string(), pa.string())), "null"),
+        (pa.array([[("a", "x" * 2000)]], pa.map_(pa.string(), pa.string())), "properties"),
+        (pa.array([-1_000_000], pa.timestamp("us", "UTC")), "epoch"),
+        (pa.array([1 << 60], pa.timestamp("us", "UTC")), "year 9999"),
+    ],
+)
+def test_rule_47_rows_keep_the_rules_of_messages(column: pa.Array, wrong: str) -> None:
+    name = "properties" if pa.types.is_map(column.type) else "event_time"
+    rows = pa.record_batch({"value": pa.array([b"v"]), name: column})
+    with pytest.raises(InvalidArgument, match=wrong):
+        list(Packer("p", WriteOptions.parse(GOOD), 1000).pack(rows, 5))
+
+
+def test_a_batch_that_is_repeated_may_have_its_properties_in_another_order() -> None:
+    contents = set()
+    for pairs in ([("a", "1"), ("b", "2")], [("b", "2"), ("a", "1")]):
+        packer = Packer("p", WriteOptions.parse(GOOD), 1000)
+        column = pa.array([pairs], pa.map_(pa.string(), pa.string()))
+        list(packer.pack(pa.record_batch({"value": pa.array([b"v"]), "properties": column}), 5))
+        contents.add(packer.content)
+    assert len(contents) == 1
 
 
 def test_a_digest_that_nobody_compares_is_not_made() -> None:

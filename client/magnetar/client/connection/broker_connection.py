@@ -156,6 +156,11 @@ class BrokerConnection:
         """As negotiated."""
         return self.connection.max_message_bytes
 
+    @property
+    def max_frame_bytes(self) -> int:
+        """As negotiated."""
+        return self.connection.max_frame_bytes
+
     def send(self, header: bytes, payload: bytes = b"") -> None:
         """Sends one frame. Does nothing on a closed connection: its producers and consumers learn of it by `moved`."""
         if not self.closed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import accumulate, repeat
 from operator import add
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from magnetar.proto.batch import Columns, Key, Properties
 from magnetar.proto.errors import InvalidArgument, MessageTooLarge
+from magnetar.proto.message_rules import checked_properties, is_utf8, properties_bytes
 
 from ..options import time_in_ms
 
@@ -82,34 +83,11 @@ def checked_key(key: Any) -> Key:
         return bytes(key)
     if not isinstance(key, str):
         raise InvalidArgument(f"a key is str or bytes, not {type(key).__name__}")
-    if not _is_utf8(key):
+    if not is_utf8(key):
         raise InvalidArgument(
             f"the key {key!r} cannot be written as UTF-8; encode it yourself, keys may be bytes"
         )
     return str.__str__(key)
-
-
-def _is_utf8(text: str) -> bool:
-    """False for a lone surrogate, which file names and JSON can bring into a str."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def checked_properties(properties: Any) -> dict[str, str] | None:
-    """A copy that later changes of the caller's map do not reach. Raises InvalidArgument unless all are strings."""
-    if properties is None:
-        return None
-    if not isinstance(properties, Mapping):
-        raise InvalidArgument(f"properties are a map of str to str, not {type(properties).__name__}")
-    for name, value in properties.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidArgument(f"properties are a map of str to str, not {name!r}: {value!r}")
-        if not _is_utf8(name) or not _is_utf8(value):
-            raise InvalidArgument(f"the property {name!r}: {value!r} cannot be written as UTF-8")
-    return {str.__str__(name): str.__str__(value) for name, value in properties.items()} or None
 
 
 def _checked_time(time: datetime | int | None) -> int | None:
@@ -117,11 +95,8 @@ def _checked_time(time: datetime | int | None) -> int | None:
 
 
 def message_bytes(value: bytes | None, key: Key, properties: Properties | None) -> int:
-    """What a message counts against bounds."""
-    size = MESSAGE_OVERHEAD_BYTES + _length(value) + _length(key)
-    if properties:
-        size += sum(map(len, properties)) + sum(map(len, properties.values()))
-    return size
+    """What a message counts against bounds: its bytes as they are encoded."""
+    return MESSAGE_OVERHEAD_BYTES + _length(value) + _length(key) + properties_bytes(properties)
 
 
 def too_large(size: int, max_message_bytes: int) -> MessageTooLarge:
@@ -143,7 +118,8 @@ def cut_columns(columns: Columns, max_message_bytes: int) -> list[tuple[Columns,
         and None not in (keys or ())
     ):
         # The usual case, 20 ns a message and column.
-        total = sum(map(len, values)) + sum(map(len, keys or ())) + MESSAGE_OVERHEAD_BYTES * len(values)  # type: ignore[arg-type]
+        key_bytes = _joined_length(keys) if keys else 0
+        total = sum(map(len, values)) + key_bytes + MESSAGE_OVERHEAD_BYTES * len(values)  # type: ignore[arg-type]
         if total <= max_bytes:
             return [(columns, total)]
     sizes = list(_sizes(columns))
@@ -169,8 +145,17 @@ def _sizes(columns: Columns) -> Iterable[int]:
         return map(message_bytes, values, keys or repeat(None), properties)
     length: Callable[[Any], int] = len
     sizes = map(add, map(_length if None in values else length, values), repeat(MESSAGE_OVERHEAD_BYTES))
-    return sizes if keys is None else map(add, sizes, map(_length if None in keys else length, keys))
+    return sizes if keys is None else map(add, sizes, map(_length, keys))
+
+
+def _joined_length(keys: Sequence[Key]) -> int:
+    try:
+        return len("".join(keys).encode())  # type: ignore[arg-type]
+    except TypeError:  # not all of them are text
+        return sum(map(_length, keys))
 
 
 def _length(value: str | bytes | None) -> int:
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode())
     return 0 if value is None else len(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from magnetar.proto.errors import MagnetarError, MalformedFrame, SendTimeout
+from magnetar.proto.errors import MagnetarError, MalformedFrame, MessageTooLarge, SendTimeout
 
 from ..receipts import Group
 
@@ -104,6 +104,16 @@ class Outbox:
                 self._fail(group, error)
                 return group
         return None
+
+    def fail_larger(self, max_bytes: int) -> list[Group]:
+        """Fails the unsent groups that are larger, which the broker would refuse; the ones around them are kept."""
+        failed = [group for group in self.unsent if group.encoded and group.encoded.largest > max_bytes]
+        for group in failed:
+            self.unsent.remove(group)
+            self._fail(
+                group, MessageTooLarge(f"a batch of {group.bytes} bytes exceeds what the broker takes now")
+            )
+        return failed
 
     def fail_all(self, error: MagnetarError) -> list[Group]:
         """Fails everything in order; returns what failed."""

@@ -18,7 +18,16 @@ import logging
 from collections.abc import Callable
 from datetime import datetime
 
-from magnetar.proto.batch import Columns, Key, Properties, encode_by_key, encode_columns, encode_singles
+from magnetar.proto.batch import (
+    GROUP_OVERHEAD_BYTES,
+    Columns,
+    EncodedBatches,
+    Key,
+    Properties,
+    encode_by_key,
+    encode_columns,
+    encode_singles,
+)
 from magnetar.proto.commands import (
     RECEIPT_ROW,
     CloseProducer,
@@ -71,7 +80,10 @@ class TopicProducer:
         options: ProducerOptions,
         producer_id: int,
         on_closed: Callable[[], object],
+        *,
+        copies: bool = False,
     ) -> None:
+        """`copies`: of messages that were received, with more properties. They have no limit but the broker's."""
         self.topic = topic
         self.name = options.name or ""  # given by the service unless chosen
         self._pool = pool
@@ -89,6 +101,8 @@ class TopicProducer:
         self._failure: MagnetarError | None = None  # why nothing can be sent any more
         self._next_sequence_id = 0
         self._max_message_bytes = pool.options.max_message_bytes
+        self._max_group_bytes = self._max_message_bytes + GROUP_OVERHEAD_BYTES
+        self._copies = copies
         # The open batch: columns as long as `_values`, or None. One of the three says what still fits into it, the others
         # are -1: `_plain_room` while it has values only, `_keyed_room` while it has values and keys.
         self._group = Group(0)
@@ -165,7 +179,7 @@ class TopicProducer:
         self, value: bytes | None, key: Key, properties: Properties | None, event_time: datetime | int | None
     ) -> Receipt:
         """As send_nowait, after waiting for room."""
-        size = message_bytes(checked_value(value), key, properties)
+        size = message_bytes(checked_value(value), checked_key(key), checked_properties(properties))
         async with self._blocked:
             while True:
                 await self._wait_for_room(size)
@@ -261,7 +275,7 @@ class TopicProducer:
         properties = checked_properties(properties)
         event_time_ms = None if event_time is None else time_in_ms(event_time)
         size = message_bytes(value, key, properties)
-        if size > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES:
+        if size > self._max_message_bytes + MESSAGE_OVERHEAD_BYTES and not self._copies:
             raise too_large(size, self._max_message_bytes)
         if self._values and self._open_room < size:
             self._close_batch()
@@ -282,7 +296,11 @@ class TopicProducer:
         if not self._fits(size):
             raise self._queue_full()
         options = self.options
-        room = min(options.batching_max_bytes, options.max_pending_bytes - self._outbox.bytes)
+        room = min(
+            options.batching_max_bytes,
+            self._max_message_bytes,
+            options.max_pending_bytes - self._outbox.bytes,
+        )
         self._opened_bytes = self._plain_room = max(room, size)
         self._group = Group(self._next_sequence_id)
         if options.batching and self._outbox:
@@ -337,28 +355,36 @@ class TopicProducer:
         self._close_group(self._group, columns, size)
 
     def _close_group(self, group: Group, columns: Columns, size: int) -> None:
-        options = self.options
         group.message_count = len(columns.values)
-        arguments = (columns, group.first_sequence_id, self._pool.clock.now_ms(), self._compression)
         try:
-            if not options.batching:
-                group.encoded = encode_singles(*arguments)
-            elif options.batching_by_key and columns.keys is not None:
-                group.encoded, group.order = encode_by_key(*arguments)
-            else:
-                group.encoded = encode_columns(*arguments)
+            encoded = self._encode(group, columns, self._compression)
+            if encoded.largest > self._max_group_bytes:  # what cannot be compressed has grown
+                encoded = self._encode(group, columns, Compression.NONE)
+            if encoded.largest > self._max_group_bytes:
+                raise too_large(encoded.largest, self._max_message_bytes)
         except Exception as error:
             # Every argument was checked at its call; what is left is, for example, a codec that is not installed.
-            group.fail(FinalError(f"{group.message_count} messages cannot be encoded: {error!r}"))
+            unknown = FinalError(f"{group.message_count} messages cannot be encoded: {error!r}")
+            group.fail(error if isinstance(error, MagnetarError) else unknown)
             self._note_failed(group)
             return
         group.bytes = size
-        group.deadline = self._loop.time() + options.send_timeout
+        group.deadline = self._loop.time() + self.options.send_timeout
         self._next_sequence_id = group.first_sequence_id + group.message_count
         self._outbox.add(group)
         if self._expiry is None:
             self._expiry = self._loop.call_at(group.deadline, self._expire)
         self._write()
+
+    def _encode(self, group: Group, columns: Columns, compression: Compression) -> EncodedBatches:
+        arguments = (columns, group.first_sequence_id, self._pool.clock.now_ms(), compression)
+        if not self.options.batching:
+            group.encoded = encode_singles(*arguments)
+        elif self.options.batching_by_key and columns.keys is not None:
+            group.encoded, group.order = encode_by_key(*arguments)
+        else:
+            group.encoded = encode_columns(*arguments)
+        return group.encoded
 
     # --- bounds ------------------------------------------------------------------------------------------------------
 
@@ -425,10 +451,16 @@ class TopicProducer:
         self._max_message_bytes = min(self._pool.options.max_message_bytes, connection.max_message_bytes)
         self._stop_receipts()
         self._send_header = Send(0, self._id, self._epoch).encode()
+        most = connection.max_frame_bytes - len(self._send_header) - 2
+        self._max_group_bytes = (
+            most if self._copies else min(most, self._max_message_bytes + GROUP_OVERHEAD_BYTES)
+        )
         self._receipt_header = ReceiptCommand(0, self._id, self._epoch).encode()
         self._connection = self._receipts_from = connection
         connection.routes[self._receipt_header] = self._receipts
         self._outbox.rewind()
+        for group in self._outbox.fail_larger(self._max_group_bytes):  # than this broker takes
+            self._note_failed(group)
         self._write()
 
     def moved(self, error: MagnetarError) -> None:

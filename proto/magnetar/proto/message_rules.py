@@ -1,0 +1,59 @@
+"""What a message may have: one set of rules for all that write messages, which the broker checks once more.
+
+* The value, the key and the properties as they are encoded count together against max_message_bytes.
+* Properties are a map of text to text: nothing else, and no null.
+* Times are milliseconds since the epoch, not before it and not after the year 9999: every reader can show them.
+
+Who copies a message (a dead letter) adds where it comes from, at most GROUP_OVERHEAD_BYTES together with the headers of a
+batch: the broker takes groups of max_message_bytes and so much more, and what was let in can be passed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from .errors import InvalidArgument
+
+MAX_TIME_MS = 253_402_300_799_999
+
+_pack = msgspec.msgpack.Encoder().encode
+
+
+def checked_properties(properties: Any) -> dict[str, str] | None:
+    """A copy that later changes of the caller's map do not reach; None if it is empty. Raises InvalidArgument."""
+    if properties is None:
+        return None
+    if not isinstance(properties, Mapping):
+        raise InvalidArgument(f"properties are a map of str to str, not {type(properties).__name__}")
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidArgument(f"properties are a map of str to str, not {name!r}: {value!r}")
+        if not is_utf8(name) or not is_utf8(value):
+            raise InvalidArgument(f"the property {name!r}: {value!r} cannot be written as UTF-8")
+    return {str.__str__(name): str.__str__(value) for name, value in properties.items()} or None
+
+
+def is_utf8(text: str) -> bool:
+    """False for a lone surrogate, which file names and JSON can bring into a str."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def properties_bytes(properties: Mapping[str, str] | None) -> int:
+    """What checked properties count against the limit: their encoded bytes."""
+    return len(_pack(properties)) if properties else 0
+
+
+def checked_time_ms(ms: Any) -> int:
+    """`ms`, or InvalidArgument unless it is such a time."""
+    if type(ms) is not int or not 0 <= ms <= MAX_TIME_MS:
+        raise InvalidArgument(
+            f"not a time: {ms!r} (want a datetime or whole milliseconds, not before the epoch and not after the year 9999)"
+        )
+    return ms

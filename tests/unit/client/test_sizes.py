@@ -1,0 +1,176 @@
+"""Rule 47: a size is the encoded bytes, and one set of rules holds for all who write; what breaks it costs itself only."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from magnetar.client import (
+    Client,
+    DeadLetterPolicy,
+    InvalidArgument,
+    MessageTooLarge,
+    RedeliveryBackoff,
+)
+from magnetar.client.topic import columns
+from magnetar.proto.batch import admit_groups, encode_batch
+from magnetar.proto.compression import Compression
+from support.served_broker import connect_to, serving, take
+
+LIMIT = 256 * 1024
+CHINESE = "消息" * (LIMIT // 5)  # fewer characters than the limit, more bytes
+
+
+def small(server: Any, **options: Any) -> Any:
+    return connect_to(server, max_message_bytes=LIMIT, **options)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"properties": {"text": CHINESE}},
+        {"properties": {f"{n:x}": "" for n in range(LIMIT // 5)}},
+        {"key": CHINESE},
+    ],
+)
+async def test_rule_47_a_size_is_the_encoded_bytes(message: dict[str, Any]) -> None:
+    async with serving(max_message_bytes=LIMIT) as server, small(server) as client:
+        producer = await client.create_producer("t")
+        bystander = await client.create_producer("u")
+        with pytest.raises(MessageTooLarge):
+            producer.send_nowait(b"", **message)
+        with pytest.raises(MessageTooLarge):
+            await producer.send(b"", **message)
+        many = {{"key": "keys"}.get(name, name): [value] for name, value in message.items()}
+        with pytest.raises(MessageTooLarge):
+            await producer.send_many([b""], **many)
+        await asyncio.gather(producer.send(b"after"), bystander.send(b"beside"))
+        assert await connections(client) == 1
+
+
+async def connections(client: Client) -> int:
+    """How often the producers attached: each attachment is an epoch."""
+    return 1 + max([p["epoch"] for topic in "tu" for p in (await client.topic_stats(topic))["producers"]])
+
+
+async def test_a_batch_is_never_larger_than_a_message_may_be() -> None:
+    async with serving(max_message_bytes=LIMIT) as server, small(server) as client:
+        producer = await client.create_producer(
+            "t", batching_max_bytes=64 * LIMIT, batching_max_messages=100_000
+        )
+        receipts = [producer.send_nowait(b"x" * 1000) for _ in range(3 * LIMIT // 1000)]
+        for receipt in receipts:
+            await receipt
+        await producer.send_many([b""] * 1000, keys=[CHINESE[:500]] * 1000)
+        assert await connections_of(client, "t") == 1
+
+
+async def connections_of(client: Client, topic: str) -> int:
+    [producer] = (await client.topic_stats(topic))["producers"]
+    return 1 + int(producer["epoch"])
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+async def test_what_cannot_be_compressed_is_sent_as_it_is(compression: str) -> None:
+    limit = 5 << 20
+    value = random.Random(1).randbytes(limit)
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t", compression=compression)
+        consumer = await client.subscribe("t", "s", start="earliest")
+        await producer.send(value)
+        assert (await take(consumer, 1))[0].value == value
+        assert await connections_of(client, "t") == 1
+
+
+async def test_a_group_that_is_too_large_encoded_fails_alone_and_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last line, should a size be counted wrong: the connection is shared by all, and is not put at risk."""
+    monkeypatch.setattr("magnetar.client.topic.producer.message_bytes", lambda *_: 1)
+    async with serving(max_message_bytes=LIMIT) as server, small(server) as client:
+        producer = await client.create_producer("t")
+        bystander = await client.create_producer("u")
+        receipt = producer.send_nowait(b"", properties={"large": "x" * (4 * LIMIT)})
+        beside = bystander.send_nowait(b"beside")
+        with pytest.raises(MessageTooLarge):
+            await receipt
+        await beside
+        await producer.send(b"next")
+        assert await connections(client) == 1
+
+
+@pytest.mark.parametrize(
+    ("columns_", "name"),
+    [
+        ({"properties": [{"a": None}]}, "properties"),
+        ({"properties": [{"a": 1}]}, "properties"),
+        ({"properties": [{1: "a"}]}, "properties"),
+        ({"event_times_ms": [1_700_000_000_000_000_000]}, "time"),
+        ({"event_times_ms": [-1]}, "time"),
+        ({"event_times_ms": ["noon"]}, "time"),
+        ({"publish_time_ms": 1_700_000_000_000_000_000}, "time"),
+    ],
+)
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_rule_47_the_broker_checks_what_writers_must_keep(
+    columns_: dict[str, Any], name: str, compression: str
+) -> None:
+    good = encode_batch(
+        [b"v"], sequence_id=0, publish_time_ms=0, properties=[{"a": "b"}], event_times_ms=[None]
+    )
+    codec = Compression.parse(compression)
+    fields = {"sequence_id": 1, "publish_time_ms": 0, "compression": codec, **columns_}
+    bad = encode_batch([b"v"], **fields)
+    for payload in (bad, good + bad):
+        with pytest.raises(InvalidArgument, match=name) as refused:
+            admit_groups([good, payload])
+        assert refused.value.details["position"] == 1, "what comes before it is taken"
+
+
+async def test_a_time_in_nanoseconds_is_refused_at_the_call() -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        for call in (producer.send_nowait, producer.send):
+            with pytest.raises(InvalidArgument, match="milliseconds"):
+                await call(b"v", event_time=1_700_000_000_000_000_000)  # type: ignore[operator]
+
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("short", [0, 1, 150])
+@pytest.mark.parametrize("way", ["dead letter", "retry"])
+async def test_rule_47_what_was_let_in_can_be_dead_lettered_and_retried(short: int, way: str) -> None:
+    properties = {f"p{n}": "v" for n in range(100)}
+    value = b"x" * (
+        LIMIT + columns.MESSAGE_OVERHEAD_BYTES - columns.message_bytes(b"", None, properties) - short
+    )
+    policy = DeadLetterPolicy(max_redeliver_count=0 if way == "dead letter" else 1)
+    async with serving(max_message_bytes=LIMIT) as server, small(server) as client:
+        producer = await client.create_producer("t")
+        await producer.send(value, properties=properties)
+        with pytest.raises(MessageTooLarge):
+            await producer.send(value + b"x" * (short + 1), properties=properties)
+        quick = RedeliveryBackoff(min_delay=0.0, max_delay=0.0)
+        async with client.subscribe(
+            "t",
+            "s",
+            type="shared",
+            start="earliest",
+            dead_letter=policy,
+            retry=way == "retry",
+            nack_backoff=quick,
+        ) as consumer:
+            [message] = await take(consumer, 1)
+            if way == "retry":
+                await consumer.reconsume_later(message, delay=0.0)
+                [message] = await take(consumer, 1)
+                assert (message.topic.rpartition("/")[2], message.value) == ("t-s-RETRY", value)
+                await consumer.reconsume_later(message, delay=0.0)
+            else:
+                consumer.nack(message)
+            async with client.create_reader("t-s-DLQ", start="earliest") as reader:
+                letter = await reader.receive(20.0)
+                assert letter.value == value
+                assert properties.items() <= letter.properties.items()
