@@ -38,7 +38,8 @@ from magnetar.broker import Broker, BrokerSettings
 from magnetar.broker.cursors.core.acks import AckState, Position
 from magnetar.broker.cursors.cursor import Cursor
 from magnetar.broker.log.durability import Durability
-from magnetar.proto.batch import admit_groups, encode_batch
+from magnetar.proto.admission import admit_groups
+from magnetar.proto.batch import encode_batch
 from magnetar.proto.errors import TopicNotServed
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import SystemClock

@@ -22,7 +22,8 @@ from typing import Any
 from bench.arguments import console
 from magnetar.broker import Broker, BrokerSettings
 from magnetar.metadata.memory import MemoryMetadataStore
-from magnetar.proto.batch import admit_groups, encode_batch
+from magnetar.proto.admission import admit_groups
+from magnetar.proto.batch import encode_batch
 from magnetar.proto.ids import TopicName
 from magnetar.proto.ledger_entry import encode_ledger_entry
 

@@ -40,7 +40,8 @@ from magnetar.ledger import LedgerClient
 from magnetar.metadata.embedded import EmbeddedMetadataStore
 from magnetar.metadata.identity import cluster_instance
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.proto.batch import admit_groups, encode_batch
+from magnetar.proto.admission import admit_groups
+from magnetar.proto.batch import encode_batch
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import SystemClock
 

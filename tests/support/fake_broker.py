@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from magnetar.proto.batch import admit_groups
+from magnetar.proto.admission import admit_groups
 from magnetar.proto.commands import (
     ACK_ROW,
     ACK_SET_ROW,

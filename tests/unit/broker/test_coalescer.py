@@ -2,7 +2,8 @@
 
 from magnetar.broker.topics.coalescer import Coalescer, GatheredEntry, measure
 from magnetar.broker.topics.producers import ProducerSession
-from magnetar.proto.batch import AdmittedGroups, encode_batch
+from magnetar.proto.admission import AdmittedGroups
+from magnetar.proto.batch import encode_batch
 from magnetar.proto.entry import Entry
 from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY
 

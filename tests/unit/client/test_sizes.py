@@ -14,7 +14,8 @@ from magnetar.client import (
     RedeliveryBackoff,
 )
 from magnetar.client.topic import columns
-from magnetar.proto.batch import admit_groups, encode_batch
+from magnetar.proto.admission import admit_groups
+from magnetar.proto.batch import encode_batch
 from magnetar.proto.compression import Compression
 from support.served_broker import connect_to, serving, take
 

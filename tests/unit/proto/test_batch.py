@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_digest
 
+from magnetar.proto.admission import admit_groups
 from magnetar.proto.batch import (
     META_EVENT_TIMES_MS,
     META_PROPERTIES,
     META_SEQUENCE_IDS,
     Columns,
-    admit_groups,
     decode_batch,
     decode_batch_header,
     encode_batch,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from magnetar.proto.batch import AdmittedGroups
+from magnetar.proto.admission import AdmittedGroups
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.errors import InvalidArgument, MagnetarError, MessageTooLarge
 from magnetar.proto.ids import MAX_BATCHES_PER_ENTRY, MAX_MESSAGES_PER_ENTRY

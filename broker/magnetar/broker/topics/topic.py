@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from magnetar.proto.batch import AdmittedGroups
+from magnetar.proto.admission import AdmittedGroups
 from magnetar.proto.entry import Entry
 from magnetar.proto.errors import (
     DataDirectoryError,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from magnetar.proto import commands as c
-from magnetar.proto.batch import AdmittedGroups, admit_groups
+from magnetar.proto.admission import AdmittedGroups, admit_groups
 from magnetar.proto.errors import (
     DiskFull,
     FrameTooLarge,
