@@ -100,11 +100,12 @@ def _check_rules(data: bytes) -> None:
             f"properties are maps of text to text and event times are numbers, but a batch has others: {error}"
         ) from None
     for number, values in metadata.items():
-        present = [value for value in values if value is not None]
         if len(values) != header.message_count:
             raise MalformedFrame("the columns of a batch differ in length")
-        if {*map(type, present)} - {dict if number == META_PROPERTIES else int}:
+        times = [value for value in values if isinstance(value, int)]
+        expected = 0 if number == META_PROPERTIES else len(values) - values.count(None)
+        if len(times) != expected:
             raise InvalidArgument("properties are maps of text to text, and times are numbers")
-        if number == META_EVENT_TIMES_MS and present:
-            checked_time_ms(min(present))
-            checked_time_ms(max(present))
+        if number == META_EVENT_TIMES_MS and times:
+            checked_time_ms(min(times))
+            checked_time_ms(max(times))

@@ -50,6 +50,7 @@ from magnetar.proto.errors import (
     error_from_wire,
 )
 from magnetar.proto.ids import MessageId
+from magnetar.proto.message_rules import checked_properties
 
 from ..connection.attachment import Attachment
 from ..connection.broker_connection import BrokerConnection
@@ -59,7 +60,6 @@ from ..receipts import Group, Receipt, Settled, copy_of
 from .columns import (
     MESSAGE_OVERHEAD_BYTES,
     checked_key,
-    checked_properties,
     checked_value,
     cut_columns,
     message_bytes,
