@@ -298,7 +298,8 @@ class Client(Administration):
 
         topic: a name, several, or a compiled pattern: then all topics of its namespace (that of `tenant/namespace/...`, else
         public/default) whose names it matches as a whole, also those that are made later, from their beginning: the service
-        tells of them, and they are looked for every discovery_interval seconds. Several topics share the receiver queue.
+        tells of them, and they are looked for every discovery_interval seconds. Topics whose names end in -DLQ or -RETRY
+        belong to it only if the pattern has one of these in it. Several topics share the receiver queue.
 
         type: "exclusive" (one consumer), "failover" (one is active, the others wait for its place), "shared" (messages are
         spread over consumers) or "key_shared" (spread by key, each key in order at one consumer). priority_level (failover,
@@ -347,7 +348,7 @@ class Client(Administration):
 
         def make(consumer_id: int, on_closed: OnClosed) -> tuple[TopicConsumer | TopicsConsumer, Consumer]:
             what = f"consumer {subscription!r} of {wanted if isinstance(wanted, TopicPattern) else ', '.join(wanted[:3])}"
-            letters = None if policy is None else self._letters(what, subscription, policy)
+            letters = None if policy is None else self._letters(what, subscription, policy, wanted)
             if isinstance(wanted, list) and len(wanted) == 1 and not retry:
                 session = ConsumerSession(self._pool, wanted[0], consumer_id, what)
                 consumer = TopicConsumer(session, subscription, options, on_closed, screen=letters)
@@ -424,7 +425,9 @@ class Client(Administration):
         watch = TopicsWatch(self._pool, pattern.namespace, self._last_id)
         return Discovery(watch, select, options.discovery_interval)
 
-    def _letters(self, what: str, subscription: str, policy: DeadLetterPolicy) -> Letters:
+    def _letters(
+        self, what: str, subscription: str, policy: DeadLetterPolicy, wanted: list[str] | TopicPattern
+    ) -> Letters:
         async def open_producer(topic: str) -> Producer:
             return await self._opening_producer(topic, ProducerOptions(), copies=True)
 
@@ -433,7 +436,15 @@ class Client(Administration):
                 async with self.subscribe(topic, name, type="shared", start="earliest"):
                     pass
 
-        return Letters(what, subscription, policy, open_producer, make_subscription, self._pool.await_end)
+        return Letters(
+            what,
+            subscription,
+            policy,
+            open_producer,
+            make_subscription,
+            self._pool.await_end,
+            of_letters=isinstance(wanted, list) or wanted.of_letters,
+        )
 
     def create_reader(
         self,

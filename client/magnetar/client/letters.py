@@ -8,6 +8,12 @@ tried again when the broker delivers it again, after pauses that grow to a minut
 connection breaks between its receipt and the acknowledgement), as with any producer. Properties are those of Pulsar: a copy
 has what the message had, and where it came from.
 
+What these properties say is believed in this subscription's own retry topic alone, and only if LETTER_TOPIC and
+REAL_SUBSCRIPTION say that the copy was written there by it: a letter that somebody sent again begins a new life. A
+message that is a dead letter already (LETTER_TOPIC is where it stands) is not buried once more by a consumer of a
+pattern, and at most MAX_GENERATIONS times by one that names its topics: then it is handed out like any other, so that
+subscriptions that consume each other's letters come to an end.
+
 What is not due in a retry topic is given back and asked for when it is, so that its payload does not wait here. Meanwhile
 the broker counts it as delivered, and a connection that breaks adds one to its redelivery count although nobody has seen it:
 so in a retry topic RECONSUMETIMES alone is held against max_redeliver_count.
@@ -18,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from magnetar.proto.errors import AlreadyClosed, InvalidArgument, MagnetarError
@@ -36,6 +43,13 @@ REAL_SUBSCRIPTION = "REAL_SUBSCRIPTION"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"  # of that publication, as text
 RECONSUMETIMES = "RECONSUMETIMES"  # how often it went through the retry topic
 DELAY_TIME = "DELAY_TIME"  # ms from its publication in the retry topic on
+# Magnetar's own: the topic that a copy was written to, and how often the message became a dead letter.
+LETTER_TOPIC = "LETTER_TOPIC"
+LETTER_GENERATION = "LETTER_GENERATION"
+_OWN_PROPERTIES = {
+    REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID, RECONSUMETIMES, DELAY_TIME, LETTER_TOPIC, LETTER_GENERATION
+}  # fmt: skip
+MAX_GENERATIONS = 3
 
 # Dead letters being written, over all topics of a consumer; what is above is delivered again a little later.
 MAX_LETTERS_IN_FLIGHT = 5_000
@@ -58,14 +72,20 @@ class Letters:
         open_producer: Callable[[str], Awaitable[Producer]],
         make_subscription: Callable[[str, str], Awaitable[None]],
         await_end: Callable[[asyncio.Task[Any]], None],
+        *,
+        of_letters: bool,
     ) -> None:
-        """`make_subscription` makes one at the start of a topic, unless it is there. `await_end` takes cancelled tasks."""
+        """`make_subscription` makes one at the start of a topic, unless it is there. `await_end` takes cancelled tasks.
+
+        `of_letters`: dead letters of others are buried as well, MAX_GENERATIONS times, as their topics were asked for.
+        """
         self._what = what
         self._subscription = subscription
         self._policy = policy
         self._open_producer = open_producer
         self._make_subscription = make_subscription
         self._await_end = await_end
+        self._max_generations = MAX_GENERATIONS if of_letters else 1
         self._loop = asyncio.get_running_loop()
         self._producers: dict[str, asyncio.Task[Producer]] = {}
         self._topics: dict[str, None] = {}  # that are consumed, without retry topics
@@ -103,8 +123,10 @@ class Letters:
             and delivery.topic not in self._origins
         )
 
-    def take(self, consumer: TopicConsumer, messages: list[Message]) -> None:
+    def take(self, consumer: TopicConsumer, messages: list[Message]) -> bool:
         """See topic.consumer.Screen: to the dead-letter topic, in the background."""
+        if any(self._generation(message) >= self._max_generations for message in messages):
+            return False
         room = MAX_LETTERS_IN_FLIGHT - len(self._in_flight)
         new = [message for message in messages if (message.topic, message.id) not in self._in_flight]
         consumer.acknowledger.give_back(new[room:], _BACKOFF.min_delay, counted=True)
@@ -113,6 +135,7 @@ class Letters:
             task = self._loop.create_task(self._bury(consumer, new), name=f"dead letters of {self._what}")
             self._tasks[task] = None
             task.add_done_callback(self._tasks.pop)
+        return True
 
     def shown(self, consumer: TopicConsumer, messages: list[Message]) -> list[Message]:
         """See topic.consumer.Screen: of a retry topic, gives back what is not due yet."""
@@ -121,7 +144,7 @@ class Letters:
         due: list[Message] = []
         now_ms = consumer.now_ms
         for message in messages:
-            wait_ms = message.publish_time + _number(message.properties, DELAY_TIME) - now_ms
+            wait_ms = message.publish_time + _number(self._own_record(message), DELAY_TIME) - now_ms
             if wait_ms > 0:
                 consumer.acknowledger.give_back([message], wait_ms / 1000, counted=False)
             else:
@@ -147,7 +170,7 @@ class Letters:
             consumer.acknowledger.give_back([message for message, _ in failed], pause, counted=True)
 
     async def _bury_one(self, consumer: TopicConsumer, message: Message) -> None:
-        await self._send(self._dead_letter_topic(message), message, self._properties(message))
+        await self._send_dead(message, self._properties(message))
         await consumer.acknowledger.ack(message)
 
     def _warn(self, topic: str, count: int, error: BaseException, pause: float) -> None:
@@ -172,47 +195,69 @@ class Letters:
         check_delay("delay", delay)
         if not self._origins:
             raise InvalidArgument("reconsume_later needs a retry topic: subscribe with retry=True")
-        times = _number(message.properties, RECONSUMETIMES) + 1
-        copied = self._properties(message) | dict(properties or {})
+        times = _number(self._own_record(message), RECONSUMETIMES) + 1
+        copied = self._properties(message, properties or {})
         copied |= {RECONSUMETIMES: str(times), DELAY_TIME: str(round(delay * 1000))}
-        if times > self._policy.max_redeliver_count:
-            topic = self._dead_letter_topic(message)
+        generation = self._generation(message)
+        if times > self._policy.max_redeliver_count and generation < self._max_generations:
+            await self._send_dead(message, copied)
         else:
             topic = self._policy.retry_letter_topic(self._origin(message), self._subscription)
-        await self._send(topic, message, copied)
+            await self._send(
+                topic, message, copied | ({LETTER_GENERATION: str(generation)} if generation else {})
+            )
         await consumer.acknowledger.ack(message)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def _dead_letter_topic(self, message: Message) -> str:
-        return self._policy.dead_letter_topic(self._origin(message), self._subscription)
+    async def _send_dead(self, message: Message, properties: dict[str, str]) -> None:
+        topic = self._policy.dead_letter_topic(self._origin(message), self._subscription)
+        await self._send(topic, message, properties | {LETTER_GENERATION: str(self._generation(message) + 1)})
+
+    def _own_record(self, message: Message) -> Mapping[str, str]:
+        """What this subscription wrote about this life of the message: its properties, or nothing."""
+        found = message.properties
+        if message.topic not in self._origins or found.get(REAL_SUBSCRIPTION) != self._subscription:
+            return {}
+        return found if found.get(LETTER_TOPIC) == message.topic else {}
+
+    @staticmethod
+    def _generation(message: Message) -> int:
+        """How often it was buried before, whoever did."""
+        found = message.properties
+        return _number(found, LETTER_GENERATION) if found.get(LETTER_TOPIC) == message.topic else 0
 
     def _origin(self, message: Message) -> str:
         """The topic that a message was consumed from first."""
-        origin = self._origins.get(message.topic)
-        if origin is None:
-            return message.topic
-        real = message.properties.get(REAL_TOPIC, "")
+        origin = self._origins.get(message.topic, message.topic)
+        real = self._own_record(message).get(REAL_TOPIC, "")
         return real if real in self._topics else origin
 
-    def _properties(self, message: Message) -> dict[str, str]:
-        """Those of the message, and where it came from, unless it came here through a retry topic and says so itself."""
+    def _properties(self, message: Message, more: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+        """Those of the message and `more`, and where it came from."""
+        record = self._own_record(message)
         origin = {
-            REAL_TOPIC: message.topic,
+            REAL_TOPIC: record.get(REAL_TOPIC, message.topic),
             REAL_SUBSCRIPTION: self._subscription,
-            ORIGIN_MESSAGE_ID: str(message.id),
+            ORIGIN_MESSAGE_ID: record.get(ORIGIN_MESSAGE_ID, str(message.id)),
         }
-        return origin | dict(message.properties)
+        if RECONSUMETIMES in record:
+            origin[RECONSUMETIMES] = record[RECONSUMETIMES]
+        own = {name: value for name, value in message.properties.items() if name not in _OWN_PROPERTIES}
+        return own | dict(more) | origin
 
     async def _send(self, topic: str, message: Message, properties: dict[str, str]) -> None:
-        """Durable when it returns. Raises what the service says; then another producer is opened the next time."""
+        """Durable when it returns. Raises what the service says; then the next letter opens another producer."""
         opening = self._producers.get(topic)
         if opening is None:
             opening = self._producers[topic] = self._loop.create_task(self._producer(topic))
         try:
             producer = await asyncio.shield(opening)
             await producer.send(
-                message.value, message.key, properties=properties, event_time=message.event_time
+                message.value,
+                message.key,
+                properties=properties | {LETTER_TOPIC: topic},
+                event_time=message.event_time,
             )
         except MagnetarError:
             # Opening failed, or the service has ended the producer: the next letter opens another one.

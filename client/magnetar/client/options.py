@@ -124,6 +124,10 @@ MIN_ACK_TIMEOUT_S = 1.0
 DEFAULT_MAX_REDELIVER_COUNT = 16
 
 
+# Of the names of dead-letter and retry topics, unless the policy names them.
+LETTER_ENDINGS = ("-DLQ", "-RETRY")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterPolicy:
     """Where messages go that could not be processed. Topics None: `{topic}-{subscription}-DLQ` and `-RETRY`, for each topic.

@@ -28,6 +28,7 @@ from magnetar.proto.ids import MessageId, TopicName
 
 from .connection.pool import ConnectionPool
 from .messages import Message, MessageBatch, SeekTarget
+from .options import LETTER_ENDINGS
 from .topic.acknowledger import Acknowledgeable
 from .topic.consumer import TopicConsumer
 from .topics_watch import TopicsWatch
@@ -53,9 +54,19 @@ class TopicPattern:
         name = TopicName.parse(f"persistent://{parts[0]}/{parts[1]}/x" if len(parts) == 3 else "x")
         self.namespace = name.full_namespace
 
+    @property
+    def of_letters(self) -> bool:
+        """True if it asks for letters of other subscriptions: it has one of their endings in it."""
+        return any(ending in self._names.pattern for ending in LETTER_ENDINGS)
+
     def matches(self, topics: Iterable[str]) -> list[str]:
-        """Those full names whose last part matches as a whole."""
-        return [topic for topic in topics if self._names.fullmatch(TopicName.parse(topic).name)]
+        """Those full names whose last part matches as a whole; retry and dead-letter topics only if it asks for them."""
+        names = {topic: TopicName.parse(topic).name for topic in topics}
+        return [
+            topic
+            for topic, name in names.items()
+            if self._names.fullmatch(name) and (self.of_letters or not name.endswith(LETTER_ENDINGS))
+        ]
 
     def __str__(self) -> str:
         return f"topics {self.namespace}/{self._names.pattern}"

@@ -1,7 +1,9 @@
 """Retry topics and dead-letter topics, through the public client and a real broker."""
 
 import asyncio
+import contextlib
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -82,8 +84,10 @@ async def test_a_message_is_handed_out_so_often_and_then_buried(type: str, limit
         assert dict(bad.properties) == {
             "a": "1",
             "REAL_TOPIC": "persistent://public/default/t",
-            "REAL_SUBSCRIPTION": "mine",  # what a message says of itself stays
+            "REAL_SUBSCRIPTION": "s",  # what others wrote is not believed
             "ORIGIN_MESSAGE_ID": str(first[1]),
+            "LETTER_TOPIC": f"persistent://public/default/{DLQ}",
+            "LETTER_GENERATION": "1",
         }
         assert tombstone.key == b"\xff"
         assert tombstone.properties["REAL_SUBSCRIPTION"] == "s"
@@ -335,6 +339,7 @@ async def test_a_message_comes_again_by_way_of_the_retry_topic_and_is_buried_in_
                 "ORIGIN_MESSAGE_ID": str(origin),
                 "RECONSUMETIMES": str(times),
                 "DELAY_TIME": str(round(delay * 1000)),
+                "LETTER_TOPIC": f"persistent://public/default/{RETRY}",
             }
         await consumer.reconsume_later(message, 1.0)
         (buried,) = await dead(client, count=1)
@@ -417,7 +422,86 @@ async def test_properties_that_are_no_numbers_are_zero() -> None:
         producer = await client.create_producer(RETRY)
         consumer = await client.subscribe("t", "s", type="shared", start="earliest", retry=True)
         for strange in ("", "soon", "-5", "9" * 5000, "٣"):
-            await producer.send(b"m", properties={"DELAY_TIME": strange, "RECONSUMETIMES": strange})
+            own = {"REAL_SUBSCRIPTION": "s", "LETTER_TOPIC": f"persistent://public/default/{RETRY}"}
+            await producer.send(b"m", properties={**own, "DELAY_TIME": strange, "RECONSUMETIMES": strange})
             message = await consumer.receive(5.0)
             await consumer.reconsume_later(message, 0.0)
             assert (await consumer.receive(5.0)).properties["RECONSUMETIMES"] == "1"
+
+
+# --- letters of letters ----------------------------------------------------------------------------------------------
+
+
+async def refuse_all(consumer: Consumer, seconds: float) -> None:
+    """What a service does whose every message is poison."""
+    end = asyncio.get_running_loop().time() + seconds
+    while asyncio.get_running_loop().time() < end:
+        with contextlib.suppress(ReceiveTimeout):
+            consumer.nack(await consumer.receive(0.2))
+
+
+@pytest.mark.parametrize("pattern", [".*", ".*|x-DLQ|x-RETRY"])
+@pytest.mark.parametrize("named", [False, True])
+async def test_services_of_all_topics_make_no_letters_of_letters(pattern: str, named: bool) -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        await producer.send(b"poison")
+        consumers = [
+            await client.subscribe(
+                re.compile(pattern), name, type="shared", start="earliest", nack_backoff=QUICK,
+                dead_letter=DeadLetterPolicy(max_redeliver_count=1, topic=f"dead-{name}" if named else None),
+            )
+            for name in ("a", "b", "c")
+        ]  # fmt: skip
+        await asyncio.gather(*[refuse_all(consumer, 0.6) for consumer in consumers])
+        topics = await client.list_topics("public/default")
+        stored = [(await client.topic_stats(topic))["stored_messages"] for topic in topics]
+        # Of three services with a pattern that asks for letters each may bury what the two others did, three times over.
+        most = 3 + 6 + 12 if "DLQ" in pattern else 3
+        assert sum(stored) - 1 <= most
+        if "DLQ" not in pattern:
+            assert len(topics) == 1 + 3
+
+
+async def test_rule_49_bookkeeping_of_another_life_is_not_believed() -> None:
+    """A letter that was sent again to its topic, with all of its properties, is a new message."""
+    policy = DeadLetterPolicy(max_redeliver_count=2)
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        other = {
+            "LETTER_TOPIC": "x",
+            "LETTER_GENERATION": "9",
+            "REAL_TOPIC": "y",
+            "ORIGIN_MESSAGE_ID": "1:2:3",
+        }
+        properties = {
+            **other,
+            "RECONSUMETIMES": "77",
+            "REAL_SUBSCRIPTION": "s",
+            "DELAY_TIME": "99999999",
+            "own": "1",
+        }
+        first = await producer.send(b"v", properties=properties)
+        async with client.subscribe(
+            "t", "s", type="shared", start="earliest", retry=True, dead_letter=policy
+        ) as consumer:
+            for topic in ("t", RETRY, RETRY):
+                [message] = await take(consumer, 1)
+                assert message.topic.endswith(f"/{topic}")
+                await consumer.reconsume_later(message, delay=0.0)
+            [letter] = await dead(client, count=1)
+            assert letter.properties == {
+                "REAL_TOPIC": "persistent://public/default/t", "REAL_SUBSCRIPTION": "s", "ORIGIN_MESSAGE_ID": str(first),
+                "RECONSUMETIMES": "3", "DELAY_TIME": "0", "own": "1", "LETTER_GENERATION": "1",
+                "LETTER_TOPIC": f"persistent://public/default/{DLQ}",
+            }  # fmt: skip
+        # What a stranger writes into the retry topic is handed out at once, and has its whole life before it.
+        stranger = await client.create_producer(RETRY)
+        await stranger.send(b"v", properties={**properties, "REAL_SUBSCRIPTION": "another"})
+        async with client.subscribe(
+            "t", "s", type="shared", start="earliest", retry=True, dead_letter=policy
+        ) as consumer:
+            [message] = await take(consumer, 1)
+            await consumer.reconsume_later(message, delay=0.0)
+            [message] = await take(consumer, 1)
+            assert message.properties["RECONSUMETIMES"] == "1"

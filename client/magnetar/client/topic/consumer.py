@@ -49,8 +49,8 @@ class Screen(Protocol):
     def takes(self, delivery: Delivery) -> bool:
         """True if it takes all of a delivery that has just come."""
 
-    def take(self, consumer: TopicConsumer, messages: list[Message]) -> None:
-        """Takes the messages of such a delivery."""
+    def take(self, consumer: TopicConsumer, messages: list[Message]) -> bool:
+        """Takes the messages of such a delivery; False if they are to be handed out all the same."""
 
     def shown(self, consumer: TopicConsumer, messages: list[Message]) -> list[Message]:
         """Takes some messages of a delivery that is opened; returns those to be handed out."""
@@ -467,9 +467,9 @@ class TopicConsumer:
             self.acknowledger.forget_nacks()
         if self._screen is not None and isinstance(delivery, Delivery) and self._screen.takes(delivery):
             with contextlib.suppress(MagnetarError):  # what is damaged is received as an error, as always
-                self._screen.take(self, messages_of(delivery))
-                self._grant()
-                return
+                if self._screen.take(self, messages_of(delivery)):
+                    self._grant()
+                    return
         self._queue.append(delivery)
         self._queued_messages += delivery.permits
         self._queued_bytes += delivery.bytes
