@@ -19,6 +19,7 @@ A trigger asks the broker for the ledgers that it reads, not for those before or
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import time
@@ -29,8 +30,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from magnetar.client import Client
-from magnetar.proto.commands import CloseConsumer, Seek, Subscribe
-from magnetar.proto.errors import InvalidArgument, MessageLost, TopicNotFound
+from magnetar.proto.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    MessageLost,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
 from magnetar.proto.ids import MessageId
 
 from .batch_source import OffsetsPiece, TopicPiece, pieces_of, read_partition
@@ -338,20 +344,13 @@ def shares(waiting: Mapping[str, int], most: int | None, done: int) -> dict[str,
     return found
 
 
-# Of a connection that has no other.
-_CONSUMER = 1
-
-
 async def _move(client: Client, topic: str, subscription: str, point: Point) -> None:
-    """Makes the subscription, or moves it: as a consumer that asks for no messages."""
-    connection = await client.connection_of_topic(topic)
-    timeout = client.options.operation_timeout
-    start = ("id", point.id.to_bytes())
-    await connection.request(Subscribe(0, _CONSUMER, topic, subscription, "exclusive", start), timeout)
+    """Moves the subscription, whoever consumes it, or makes it."""
     try:
-        await connection.request(Seek(0, _CONSUMER, start), timeout)
-    finally:
-        await connection.request(CloseConsumer(0, _CONSUMER), timeout)
+        await client.seek_subscription(topic, subscription, point.id)
+    except SubscriptionNotFound:
+        with contextlib.suppress(AlreadyExists):  # an attempt whose answer was lost
+            await client.create_subscription(topic, subscription, start=point.id)
 
 
 def _offset(lease: str, subscription: str, marks: Marks, begins: Marks | None = None) -> Offset:
