@@ -11,7 +11,9 @@ from magnetar.broker.log.records import TOPICS_ROOT
 from magnetar.broker.topics import watches
 from magnetar.broker.topics.watches import TopicWatches
 from magnetar.metadata.memory import MemoryMetadataStore
+from magnetar.proto import commands as c
 from magnetar.proto.errors import ConnectionLost
+from support.broker_kit import FakeClient, running_broker
 
 NAMESPACE = "public/default"
 
@@ -49,3 +51,24 @@ async def test_a_list_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch)
             assert await seen.get() == (f"persistent://{NAMESPACE}/made-elsewhere", True)
     finally:
         found.close()
+
+
+async def test_rule_44_a_watch_that_ends_while_it_begins_leaves_nothing_at_the_broker() -> None:
+    """Regression: what ends a watch was not known yet, so the broker went on telling one that nobody had any more."""
+    async with running_broker() as broker:
+        client = FakeClient(broker)
+        gate, listed = asyncio.Event(), broker.watches.listed
+
+        async def slowly(namespace: str) -> None:
+            await gate.wait()
+            await listed(namespace)
+
+        broker.watches.listed = slowly  # type: ignore[method-assign]
+        begins = client.ask(c.WatchTopics, 1, NAMESPACE)
+        await asyncio.sleep(0)
+        ends = client.ask(c.WatchTopics, 1, "")
+        await ends
+        gate.set()
+        await begins
+        await asyncio.sleep(0)
+        assert not broker.watches._watches

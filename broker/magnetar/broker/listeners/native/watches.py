@@ -30,7 +30,14 @@ class Watch:
         self._changes: dict[str, bool] = {}  # by topic: whether it exists now
         self._list_again = False
         self._flush: asyncio.Handle | None = None
-        self.stop: Callable[[], None] = lambda: None  # what the service gave
+        self._stop: Callable[[], None] | None = None  # what the service gave, once it has begun
+        self._closed = False
+
+    def begun(self, stop: Callable[[], None]) -> None:
+        """The service tells of changes until `stop` is called: at once if the watch was ended meanwhile."""
+        self._stop = stop
+        if self._closed:
+            stop()
 
     def topic_changed(self, topic: str, exists: bool) -> None:
         """Sent at the end of the turn."""
@@ -60,7 +67,9 @@ class Watch:
 
     def close(self) -> None:
         """Nothing is sent any more."""
-        self.stop()
+        self._closed = True
+        if self._stop is not None:
+            self._stop()
         if self._flush is not None:
             self._flush.cancel()
 
@@ -88,9 +97,10 @@ class Watches:
             )
         watch = self._watches[command.watch_id] = Watch(link, command.watch_id)
         try:
-            watch.stop = await self._service.watch_topics(link, command.namespace, watch)
+            watch.begun(await self._service.watch_topics(link, command.namespace, watch))
         except BaseException:
-            del self._watches[command.watch_id]
+            if self._watches.get(command.watch_id) is watch:
+                del self._watches[command.watch_id]
             raise
 
     def writing_resumed(self) -> None:
