@@ -16,7 +16,7 @@ from magnetar.ledger.core.metadata import LedgerMetadata
 from magnetar.ledger.metadata_wait import metadata_in_time
 from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.metadata.store import Versioned
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.runtime.clock import Clock
 
 from .core.fragments import fragments_of
@@ -93,16 +93,22 @@ class LedgerAudit:
         try:
             metadata = LedgerMetadata.decode(node.value, ledger_id)
         except MagnetarError as error:
-            if self.found.unreadable < _MAX_LOGGED:
-                _log.error("ledger %d cannot be audited: %s", ledger_id, error)
-            self.found = self.found._replace(unreadable=self.found.unreadable + 1)
+            self._unreadable(ledger_id, error)
             return
         there = None if registered is None else registered()
         request = request_for(metadata, replaced, there, violates is not None and violates(metadata))
         if request is not None:
             request_now = Request(request.bookies, request.placement, self._clock.now_ms())
-            if await self._queue.add(ledger_id, request_now):
-                self.found = self.found._replace(queued=self.found.queued + 1)
+            try:
+                if await self._queue.add(ledger_id, request_now):
+                    self.found = self.found._replace(queued=self.found.queued + 1)
+            except InvalidArgument as error:  # its node of the queue: other ledgers go on
+                self._unreadable(ledger_id, error)
+
+    def _unreadable(self, ledger_id: int, error: MagnetarError) -> None:
+        if self.found.unreadable < _MAX_LOGGED:
+            _log.error("ledger %d cannot be audited: %s", ledger_id, error)
+        self.found = self.found._replace(unreadable=self.found.unreadable + 1)
 
     async def _read(self, ledger_ids: Sequence[int]) -> list[Versioned | None]:
         reads = asyncio.gather(*(self._ledgers.get(ledger_id) for ledger_id in ledger_ids))

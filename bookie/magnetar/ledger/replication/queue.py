@@ -43,7 +43,10 @@ class RepairQueue:
         self._timeout_s = timeout_s
 
     async def add(self, ledger_id: int, request: Request) -> bool:
-        """The queue asks for this, durably, when this returns; False if it did so before."""
+        """The queue asks for this, durably, when this returns; False if it did so before.
+
+        InvalidArgument, which names the path, if a request is there that cannot be read; it stays as it is.
+        """
         path = _path(ledger_id)
         for _ in range(_MAX_CONFLICTS):
             node = await self._in_time(self._store.get(path))
@@ -51,7 +54,7 @@ class RepairQueue:
                 if node is None:
                     await self._in_time(self._store.create(path, request.encode()))
                     return True
-                known = Request.decode(node.value)
+                known = _decode(path, node.value)
                 merged = known.merged(request)
                 if merged is known:
                     return False
@@ -62,9 +65,10 @@ class RepairQueue:
         raise VersionConflict(f"{path} was changed by others {_MAX_CONFLICTS} times in a row")
 
     async def get(self, ledger_id: int) -> tuple[Request, int] | None:
-        """The request and its version. InvalidArgument for one that cannot be read."""
-        node = await self._in_time(self._store.get(_path(ledger_id)))
-        return None if node is None else (Request.decode(node.value), node.version)
+        """The request and its version. InvalidArgument, which names the path, for one that cannot be read."""
+        path = _path(ledger_id)
+        node = await self._in_time(self._store.get(path))
+        return None if node is None else (_decode(path, node.value), node.version)
 
     async def write_note(self, ledger_id: int, request: Request, version: int, note: str) -> None:
         """Says why the ledger is still in the queue. Another change of the request wins."""
@@ -129,6 +133,13 @@ class RepairQueue:
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         return await metadata_in_time(work, self._timeout_s, "the queue of under-replicated ledgers")
+
+
+def _decode(path: str, value: bytes) -> Request:
+    try:
+        return Request.decode(value)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{path}: {error}") from error
 
 
 def _path(ledger_id: int) -> str:
