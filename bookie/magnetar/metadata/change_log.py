@@ -37,6 +37,7 @@ from magnetar.runtime.files import File, Files
 __all__ = ["ChangeLog"]
 
 TURN_BYTES: Final = 4 << 20
+_PIECE_BYTES: Final = 64 << 10  # a file is read in such pieces: what a start reads at once stays in the heap for ever
 _HEADER = struct.Struct(">8sIQQ")
 _U64 = struct.Struct(">Q")
 _RECORD = struct.Struct(">QQI")
@@ -158,17 +159,16 @@ class ChangeLog:
         return turn, end_before
 
     def _records(self, turn: int) -> Iterator[bytes]:
-        file = self._open[turn % 2]
-        data = file.read_at(0, file.size())
+        pieces = _Pieces(self._open[turn % 2])
         position = _BEGIN
-        while (change := _read_record(data, turn, position)) is not None:
+        while (change := _read_record(pieces, turn, position)) is not None:
             yield change
             position += _record_bytes(change)
         if turn < self.turn:
             durable = self._turns[turn + 1] != position
         else:
             self.position = position
-            durable = _read_synced(data, turn) > position or self._first_good(turn, position) is not None
+            durable = _read_synced(pieces, turn) > position or self._first_good(turn, position) is not None
         if durable:
             raise self._damaged(
                 turn % 2,
@@ -177,14 +177,18 @@ class ChangeLog:
 
     def _first_good(self, turn: int, begin: int) -> int | None:
         """Position of the first good record of a turn from `begin` on; each record has its own position in it. 30 ms."""
-        file = self._open[turn % 2]
-        data = file.read_at(0, file.size())
-        numbers = array("Q", data[: len(data) // 8 * 8])
-        if sys.byteorder == "little":
-            numbers.byteswap()
-        for index in range(begin // 8 + 1, len(numbers)):
-            if numbers[index] == index * 8 - 8 and _read_record(data, turn, index * 8 - 8) is not None:
-                return index * 8 - 8
+        pieces = _Pieces(self._open[turn % 2])
+        for start in range(begin + 8, pieces.size, _PIECE_BYTES):
+            piece = pieces.at(start, min(_PIECE_BYTES, pieces.size - start) // 8 * 8)
+            if not piece.strip(b"\0"):
+                continue
+            numbers = array("Q", piece)
+            if sys.byteorder == "little":
+                numbers.byteswap()
+            for index, number in enumerate(numbers):
+                position = start + index * 8 - 8
+                if number == position and _read_record(pieces, turn, position) is not None:
+                    return position
         return None
 
     def _damaged(self, number: int, what: str) -> DataDirectoryError:
@@ -207,20 +211,35 @@ def _record_bytes(change: bytes) -> int:
     return -(-(_RECORD.size + len(change)) // 8) * 8
 
 
-def _read_record(data: bytes, turn: int, position: int) -> bytes | None:
+class _Pieces:
+    """The bytes of one file of the log, read a piece at a time."""
+
+    def __init__(self, file: File) -> None:
+        self.size = file.size()
+        self._file = file
+        self._start = 0
+        self._piece = b""
+
+    def at(self, position: int, length: int) -> bytes:
+        """The bytes there; fewer at the end of the file."""
+        if not self._start <= position <= position + length <= self._start + len(self._piece):
+            self._start, self._piece = position, self._file.read_at(position, max(length, _PIECE_BYTES))
+        return self._piece[position - self._start : position - self._start + length]
+
+
+def _read_record(pieces: _Pieces, turn: int, position: int) -> bytes | None:
     """The change of the record there; None: there is no good record of this turn."""
     begin = position + _RECORD.size
-    if begin > len(data):
+    if begin > pieces.size:
         return None
-    digest, named, length = _RECORD.unpack_from(data, position)
-    if named != position or begin + length > len(data):
+    digest, named, length = _RECORD.unpack(pieces.at(position, _RECORD.size))
+    if named != position or begin + length > pieces.size:
         return None
-    if xxhash.xxh3_64_intdigest(memoryview(data)[position + 8 : begin + length], turn) != digest:
-        return None
-    return data[begin : begin + length]
+    covered = pieces.at(position + 8, _RECORD.size - 8 + length)
+    return covered[_RECORD.size - 8 :] if xxhash.xxh3_64_intdigest(covered, turn) == digest else None
 
 
-def _read_synced(data: bytes, turn: int) -> int:
+def _read_synced(pieces: _Pieces, turn: int) -> int:
     """0: nothing is noted in this turn."""
-    position, digest = _SYNCED.unpack_from(data, _SYNCED_AT)
+    position, digest = _SYNCED.unpack(pieces.at(_SYNCED_AT, _SYNCED.size))
     return position if xxhash.xxh3_64_intdigest(_U64.pack(position), turn) == digest else 0
