@@ -6,11 +6,18 @@ from typing import Any
 import pytest
 
 from magnetar.broker import Broker, Topic
+from magnetar.broker.cursors.cursor import NO_LEDGER
 from magnetar.broker.dispatch.subscription import Subscription
 from magnetar.broker.log.records import CursorRecord, cursor_path
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
-from magnetar.proto.errors import InvalidArgument, MagnetarError, NotEnoughBookies, TopicNotServed
+from magnetar.proto.errors import (
+    InvalidArgument,
+    MagnetarError,
+    NotEnoughBookies,
+    TopicNotServed,
+    VersionConflict,
+)
 from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
 
@@ -249,6 +256,63 @@ async def test_rule_26_a_pointer_conflict_fences_the_topic() -> None:
             await client.ack(client.messages[0].row())
         await settle()
         assert not broker.topics
+
+
+async def test_rules_34_and_52_a_fenced_cursor_ledger_ends_its_owner_before_it_answers() -> None:
+    ledgers, metadata = FakeLedgers(), new_metadata()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 2)
+        await client.consumer()
+        await client.received(2)
+        await client.ack(client.messages[0].row())
+        before = await metadata.get(cursor_path(TOPIC, "billing"))
+        cursor_ledger = (await pointer(metadata)).ledger_id
+        await ledgers.open(
+            cursor_ledger, recover=True
+        )  # another owner, which has only read the pointer so far
+        with pytest.raises(MagnetarError):
+            await client.ack(client.messages[1].row())
+        await settle()
+        assert not broker.topics
+        assert (await metadata.get(cursor_path(TOPIC, "billing"))).version == before.version
+
+
+async def test_rule_52_a_takeover_writes_each_pointer() -> None:
+    """Also of a cursor that has no ledger to be fenced: its former owner meets the conflict at its next change."""
+    ledgers, metadata = FakeLedgers(), new_metadata()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 1)
+        await client.consumer()
+        await client.received(1)
+        assert (await pointer(metadata)).ledger_id == NO_LEDGER
+        cursor, topology = subscription(broker).cursor, broker.topics[str(TOPIC)].ledger.list
+        taker = broker.topics[str(TOPIC)].ledger.cursor("billing")
+        assert await taker.adopt()
+        await taker.recover(topology)
+        with pytest.raises(MagnetarError):
+            await client.ack(client.messages[0].row())
+        await cursor.close()
+        assert await taker.adopt()  # what the former owner does while it ends is not written either
+
+
+async def test_rule_52_a_pointer_that_is_written_while_it_is_taken_over_is_read_again() -> None:
+    ledgers, metadata = FakeLedgers(), new_metadata()
+    async with running_broker(ledgers, metadata) as broker:
+        client = FakeClient(broker)
+        await publish(client, 1)
+        await client.consumer()
+        await client.received(1)
+        cursor, topology = subscription(broker).cursor, broker.topics[str(TOPIC)].ledger.list
+        taker = broker.topics[str(TOPIC)].ledger.cursor("billing")
+        assert await taker.adopt()
+        await client.ack(client.messages[0].row())  # the former owner's pointer names a ledger now
+        with pytest.raises(VersionConflict):
+            await taker.recover(topology)
+        assert await taker.adopt()
+        await taker.recover(topology)
+        assert taker.state.mark_delete == cursor.state.mark_delete
 
 
 async def test_acknowledgements_of_entries_that_this_broker_did_not_deliver() -> None:

@@ -8,7 +8,11 @@ for each: what is acknowledged while a snapshot is being written may be in it or
 
 Everything is written by one flush task at a time, so a roll-over finds nothing outstanding (rule 26): it writes a full
 snapshot to a new ledger, moves the pointer by compare-and-set, then deletes the old ledger. If no ledger can be written the
-snapshot goes into the pointer itself. A version conflict on the pointer means another owner: the topic fences itself.
+snapshot goes into the pointer itself.
+
+One owner (rule 52): who takes a cursor over fences its ledger and then writes its pointer, so that a former owner can neither
+append nor roll over. Either of these, a fenced ledger or a version conflict, means another owner: nothing is written or
+answered with success any more, and the topic fences itself.
 
 A roll-over leaves its snapshot in the pointer as well (if it is large, the mark-delete position alone). So whatever of a
 cursor ledger cannot be read any more costs the redelivery of what was acknowledged there, and nothing else: every entry
@@ -38,6 +42,7 @@ from magnetar.proto.errors import (
     EntryDamaged,
     EntryNotFound,
     FinalError,
+    LedgerFenced,
     LedgerNotFound,
     MagnetarError,
     ServiceNotReady,
@@ -118,6 +123,7 @@ class Cursor:
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._fenced = False  # another owner has it: final
         self._leaving = False  # its ledger, in a while: see `restore`
         self._durable_mark = state.mark_delete
         # The mark-delete position that `recover` fell back to because of damage; None: everything could be read.
@@ -139,10 +145,10 @@ class Cursor:
             self._version = await self._metadata.create(self.path, self._record.encode())
 
     async def recover(self, topology: Topology) -> None:
-        """After `adopt`: reads the state from the pointer and its ledger, which is fenced and closed on the way.
+        """After `adopt`: takes the cursor over and reads its state; its ledger is fenced and closed on the way.
 
         What is damaged in the ledger is left out, and `recovered_from` set. Raises DataDirectoryError when the pointer is
-        damaged; any other error may pass, and `recover` may be called again.
+        damaged; any other error may pass, and `adopt` and `recover` may be called again.
         """
         await self._delete_trimmed()
         if not self._record.snapshot:
@@ -155,9 +161,16 @@ class Cursor:
             replay(state, self.redeliveries, entry)
         if self._record.ledger_id != NO_LEDGER:
             await self._read_ledger(state)
+        await self._take_pointer()
         self._record.snapshot = []  # the state has it
         self.state = state
         self._durable_mark = state.mark_delete
+
+    async def _take_pointer(self) -> None:
+        """Writes the pointer as it is. Raises VersionConflict if its former owner wrote it since it was read."""
+        assert self.path is not None
+        version, self._version = self._version, -1
+        self._version = await replace(self._metadata, self.path, self._record.encode(), version)
 
     async def _read_ledger(self, state: AckState) -> None:
         """Replays the cursor ledger on the pointer's snapshot, without what is damaged."""
@@ -206,7 +219,7 @@ class Cursor:
             raise DataDirectoryError(f"the cursor at {self.path} has no metadata")
         if self._version not in (-1, stored.version):
             conflict = VersionConflict(f"{self.path} was changed by another owner")
-            self._on_conflict(conflict)
+            self._fence(conflict)
             raise conflict
         self._version = stored.version
         try:
@@ -288,7 +301,7 @@ class Cursor:
 
     def changed(self, done: DurableCallback | None) -> None:
         """Schedules the flush. `done` is called once when everything before this call is durable, or with an error."""
-        if self._closed and self._dirty:
+        if (self._closed or self._fenced) and self._dirty:
             if done is not None:
                 done(ServiceNotReady("the subscription is being closed"))
             return
@@ -317,7 +330,7 @@ class Cursor:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._task is None and not self._closed:
+        if self._task is None and not self._closed and not self._fenced:
             self._task = self._loop.create_task(self._flush())
 
     async def _flush(self) -> None:
@@ -338,7 +351,7 @@ class Cursor:
             self._answer(self._waiting, error)
         finally:
             self._task = None
-            if not self._closed:
+            if not self._closed and not self._fenced:
                 if self._waiting:
                     self._start_flush()
                 elif self._dirty and self._timer is None:
@@ -366,8 +379,10 @@ class Cursor:
         counts.clear_changes()
         try:
             await self._write_state(mark, changed, count_rows, rewinds)
-        except BaseException:  # whether it is durable is not known, and the changes were taken
+        except BaseException as error:  # whether it is durable is not known, and the changes were taken
             self._dirty = self._snapshot_due = True
+            if isinstance(error, LedgerFenced):
+                self._fence(error)
             raise
         self._durable_mark = mark
 
@@ -396,12 +411,14 @@ class Cursor:
                         await self._append(self._writer, encode_rewinds(rewinds))
                     self._delta_rows += changed.count + len(count_rows) + len(rewinds or ())
                     return
+                except LedgerFenced:
+                    raise
                 except MagnetarError as error:
                     _log.warning("cursor %s: its ledger failed: %s", self.path, error)
         self._snapshot_due = False
         try:
             await self._roll_over()
-        except VersionConflict:
+        except (VersionConflict, LedgerFenced):
             raise
         except MagnetarError as error:
             _log.warning(
@@ -518,8 +535,13 @@ class Cursor:
         try:
             self._version = await replace(self._metadata, self.path, record.encode(), self._version)
         except VersionConflict as conflict:
-            self._on_conflict(conflict)
+            self._fence(conflict)
             raise
+
+    def _fence(self, error: MagnetarError) -> None:
+        """Another owner has the cursor: nothing is written any more, and the topic ends."""
+        self._fenced = True
+        self._on_conflict(error)
 
     async def _delete_trimmed(self, writer: Writer | None = None) -> None:
         """Deletes what the pointer no longer names; what fails is tried again at the next change or opening."""
@@ -548,7 +570,7 @@ class Cursor:
 
     async def close(self, *, fenced: bool = False) -> None:
         """Writes what is dirty and closes; a small cursor moves into its pointer, which opens fastest."""
-        if not self.durable or fenced:
+        if not self.durable or fenced or self._fenced:
             await self._stop()
             if self._writer is not None:
                 self._writer.detach()  # the ledger is another owner's, or is about to be deleted
