@@ -3,9 +3,9 @@
 Whoever takes a topic over has fenced its last ledger before it changes the topic's record. A receipt that is sent after
 that change is one of a stale owner.
 
-Acknowledgements are kept apart, and cursors are taken over after the topic: what a broker that was to get the bundle, and
-serves the topic already, writes before that is found by the one that was faster. Its receipts are wrong once the cursor is
-another's. A broker whose session is over sends none in either case.
+Acknowledgements are kept apart, and cursors are taken over after the topic: their ledgers are fenced, their pointers then
+written. What a former owner writes before that is found by the one that takes the cursor over; a receipt that it sends after
+that is wrong. A broker whose session is over sends none in either case.
 """
 
 from __future__ import annotations
