@@ -11,7 +11,7 @@ from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto import commands as c
 from magnetar.proto.batch import decode_batch, encode_batch
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import FrameTooLarge, MagnetarError
 from magnetar.proto.frames import FrameParser, encode_frame
 from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
@@ -87,6 +87,7 @@ class FakeClient:
 
     def __init__(self, broker: Broker) -> None:
         self.writable = True
+        self.max_frame_bytes = 1 << 30
         self.closed: MagnetarError | None = None
         self.paused: set[str] = set()
         self.broker = broker
@@ -107,6 +108,8 @@ class FakeClient:
     def send(self, header: bytes, payload: Any = b"") -> None:
         """The listener sends a frame."""
         body = bytes(payload) if isinstance(payload, (bytes, bytearray, memoryview)) else b"".join(payload)
+        if 2 + len(header) + len(body) > self.max_frame_bytes:
+            raise FrameTooLarge(f"a frame of {len(body)} bytes is larger than agreed")
         command = c.decode_command(header)
         self.frames.append((command, body))
         if isinstance(command, c.Deliver):

@@ -16,7 +16,7 @@ from magnetar.proto.errors import (
     Unsupported,
 )
 from magnetar.proto.frames import encode_frame
-from support.broker_kit import FakeClient, running_broker, settle
+from support.broker_kit import TOPIC, FakeClient, running_broker, settle
 from support.fake_ledger import FakeLedgers
 
 
@@ -252,3 +252,46 @@ async def test_a_producer_that_opens_again_does_not_wait_for_ever_for_what_it_se
         ledgers.confirm()
         await settle()
         assert (await client.producer(name="p", epoch=1))["epoch"] == 1
+
+
+async def test_rule_42_receipts_fit_the_frames_of_a_peer_with_small_ones() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        small, other = FakeClient(broker), FakeClient(broker)
+        small.max_frame_bytes = 4096
+        await small.producer(name="small")
+        await other.producer(name="other")
+        ledgers.hold = True
+        for number in range(300):  # receipts of one wake-up: 300 rows of 32 bytes
+            small.publish(b"%d" % number, first=number)
+            other.publish(b"%d" % number, first=number)
+        await settle()
+        ledgers.hold = False
+        ledgers.confirm()
+        await small.confirmed(300)
+        await other.confirmed(300)
+        assert [row[0] for row in small.receipts] == list(range(300))
+        assert broker.topics[str(TOPIC)].publish_budget.used == 0
+
+
+async def test_rule_48_a_port_that_fails_costs_its_own_producer_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        broken, other = FakeClient(broker), FakeClient(broker)
+        await broken.producer(name="broken")
+        await other.producer(name="other")
+        broken.max_frame_bytes = 30  # not even one row
+        ledgers.hold = True
+        broken.publish(b"0")
+        other.publish(b"0")
+        await settle()
+        ledgers.hold = False
+        ledgers.confirm()
+        await other.confirmed(1)
+        topic = broker.topics[str(TOPIC)]
+        assert topic.publish_budget.used == 0
+        assert [session.name for session in topic.producers] == ["other"]
+        assert isinstance(broken.frames[-1][0], c.CloseProducer)
+    assert "its receipts could not be sent" in caplog.text

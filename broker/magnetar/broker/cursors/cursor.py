@@ -10,7 +10,7 @@ Everything is written by one flush task at a time, so a roll-over finds nothing 
 snapshot to a new ledger, moves the pointer by compare-and-set, then deletes the old ledger. If no ledger can be written the
 snapshot goes into the pointer itself.
 
-One owner (rule 52): who takes a cursor over fences its ledger and then writes its pointer, so that a former owner can neither
+One owner (rule 52): who takes a cursor over fences its ledger, then writes its pointer, so that a former owner can neither
 append nor roll over. Either of these, a fenced ledger or a version conflict, means another owner: nothing is written or
 answered with success any more, and the topic fences itself.
 
@@ -301,7 +301,7 @@ class Cursor:
 
     def changed(self, done: DurableCallback | None) -> None:
         """Schedules the flush. `done` is called once when everything before this call is durable, or with an error."""
-        if (self._closed or self._fenced) and self._dirty:
+        if self._fenced or (self._closed and self._dirty):
             if done is not None:
                 done(ServiceNotReady("the subscription is being closed"))
             return
@@ -541,6 +541,7 @@ class Cursor:
     def _fence(self, error: MagnetarError) -> None:
         """Another owner has the cursor: nothing is written any more, and the topic ends."""
         self._fenced = True
+        self._answer(self._waiting, error)
         self._on_conflict(error)
 
     async def _delete_trimmed(self, writer: Writer | None = None) -> None:

@@ -11,7 +11,9 @@ confirmed or failed. A session that is alive on another connection gives way onl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
+import logging
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -22,6 +24,8 @@ from magnetar.proto.errors import (
     TopicNotServed,
     Unsupported,
 )
+
+_log = logging.getLogger(__name__)
 
 ReceiptFields = tuple[int, int, int, int, int]
 
@@ -82,6 +86,16 @@ class ProducerSession:
                 self._drained = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._drained], timeout=timeout_ms / 1000)
         return not self.outstanding
+
+    def receipts(self, rows: list[ReceiptFields]) -> None:
+        """Sends receipts. A port that fails costs its own producer only: it opens again, and sends again (rule 48)."""
+        try:
+            self.port.receipts(rows)
+        except Exception as failure:
+            _log.exception("producer %s: its receipts could not be sent, so that it is closed", self.name)
+            self.close()
+            with contextlib.suppress(Exception):
+                self.port.producer_closed(TopicNotServed(f"receipts could not be sent: {failure!r}"))
 
     def delay(self, error: MagnetarError) -> None:
         """Tells the producer why it has no receipts yet, if it waits for any."""

@@ -262,10 +262,9 @@ class Topic:
         closed = False
         for session in sessions.values():
             rows, session.rows = session.rows, []
-            if session.state is SessionState.CLOSED:
-                closed = True
-            else:
-                session.port.receipts(rows)
+            if session.state is not SessionState.CLOSED:
+                session.receipts(rows)
+            closed |= session.state is SessionState.CLOSED
             session.finished(len(rows))
         if closed:
             self.producers.sweep()

@@ -73,9 +73,16 @@ class ProducerPort:
         self._receipt_header = c.Receipt(0, producer_id, epoch).encode()
 
     def receipts(self, rows: list[ReceiptFields]) -> None:
-        """One frame for all of them."""
+        """One frame for all of them, or as many as the peer's frames are small (rule 42)."""
         pack = _RECEIPT_PACK
-        self._link.send(self._receipt_header, b"".join([pack(*row) for row in rows]))
+        try:
+            self._link.send(self._receipt_header, b"".join([pack(*row) for row in rows]))
+        except FrameTooLarge:
+            middle = len(rows) // 2
+            if not middle:
+                raise
+            self.receipts(rows[:middle])
+            self.receipts(rows[middle:])
 
     def send_failed(self, sequence_id: int, error: MagnetarError) -> None:
         """SEND_FAILED."""
