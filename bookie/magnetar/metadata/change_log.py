@@ -37,7 +37,8 @@ from magnetar.runtime.files import File, Files
 __all__ = ["ChangeLog"]
 
 TURN_BYTES: Final = 4 << 20
-_PIECE_BYTES: Final = 64 << 10  # a file is read in such pieces: what a start reads at once stays in the heap for ever
+# Files are read in such pieces: what a start reads at once stays in the heap for ever.
+_PIECE_BYTES: Final = 64 << 10
 _HEADER = struct.Struct(">8sIQQ")
 _U64 = struct.Struct(">Q")
 _RECORD = struct.Struct(">QQI")
