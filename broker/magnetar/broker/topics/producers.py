@@ -178,15 +178,16 @@ class Producers:
         ]:
             del self._by_name[name]
 
-    def stop(self) -> None:
-        """Nothing more is taken from anybody; what is queued still lands and is receipted."""
+    def stop(self, error: MagnetarError) -> None:
+        """Nothing more is taken from anybody, nor anybody let in; what is queued still lands and is receipted."""
+        self._closed = error if error.retryable else TopicNotServed(error.message)
         for session in self._by_name.values():
             if session.state is SessionState.OPEN:
                 session.state = SessionState.FAILED
 
     def close_all(self, error: MagnetarError) -> None:
         """The topic ends here: every producer has to look it up again."""
-        self._closed = error if error.retryable else TopicNotServed(error.message)
+        self.stop(error)
         for session in list(self._by_name.values()):
             if session.state is not SessionState.CLOSED:
                 session.close()

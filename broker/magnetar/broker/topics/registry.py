@@ -90,10 +90,9 @@ class Broker:
         self.watches = TopicWatches(None if self.ownership.alone else metadata)
         self._loading: dict[str, _Load] = {}
         self._failed_loads: dict[str, MagnetarError] = {}  # of the last moment
-        # By topic that is being deleted or unloaded: whoever asks for it waits.
+        # By topic that is being deleted or unloaded, or that fenced itself and lets go: whoever asks for it waits.
         self._ending: dict[str, asyncio.Task[None]] = {}
-        self._closing_topics: dict[str, Topic] = {}  # those of `_ending` that are unloaded
-        self._leaving: dict[int, asyncio.Task[None]] = {}  # fenced topics that are letting go
+        self._closing_topics: dict[str, Topic] = {}  # those of `_ending` that are not deleted
         self._load_slots = asyncio.Semaphore(_LOADS_AT_ONCE)
         self._rounds: list[asyncio.Task[None]] = []
         self._jobs = Jobs("broker")
@@ -123,6 +122,9 @@ class Broker:
         """
         key = str(name)
         while True:
+            if key in self._ending:
+                await asyncio.wait([self._ending[key]])
+                continue
             topic = self.topics.get(key)
             if topic is not None:
                 topic.used_at = asyncio.get_running_loop().time()
@@ -131,9 +133,6 @@ class Broker:
                 raise TopicNotServed("the broker is stopping; look the topic up again")
             if name.domain != "persistent":
                 raise Unsupported("non-persistent topics are not offered yet; use persistent://...")
-            if key in self._ending:
-                await asyncio.wait([self._ending[key]])
-                continue
             if (error := self._failed_loads.get(key)) is not None:
                 raise _copy_of(error)
             load = self._loading.get(key)
@@ -178,12 +177,8 @@ class Broker:
 
     def _fenced(self, topic: Topic) -> None:
         """A topic fenced itself: the next call loads it anew, once it has let go."""
-        key = str(topic.name)
-        if self.topics.get(key) is topic:
-            del self.topics[key]
-            task = asyncio.get_running_loop().create_task(topic.close())
-            self._leaving[id(task)] = task
-            task.add_done_callback(lambda done: self._leaving.pop(id(done), None))
+        if self.topics.get(str(topic.name)) is topic:
+            self._begin_closing(topic)
 
     # --- for ownership: see Host -------------------------------------------------------------------------------------
 
@@ -287,7 +282,8 @@ class Broker:
                 await topic.delete(force=force)
                 self.watches.changed(name, exists=False)
             finally:
-                del self._ending[key]
+                if self._ending.get(key) is asyncio.current_task():  # else it fenced itself just before
+                    del self._ending[key]
                 if topic.not_served is not None and self.topics.get(key) is topic:
                     del self.topics[key]
 
@@ -394,8 +390,6 @@ class Broker:
             self._begin_closing(topic, drain_seconds=drain_seconds)
         if self._ending:
             await asyncio.wait(list(self._ending.values()))
-        if self._leaving:
-            await asyncio.wait(list(self._leaving.values()))
         await self.ownership.close()
 
     async def _hand_over(self, seconds: float) -> None:

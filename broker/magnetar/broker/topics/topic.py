@@ -467,7 +467,7 @@ class Topic:
         if already is None:
             error = error or TopicNotServed(f"topic {self.name} is being closed here; look it up again")
             self._not_served = error
-            self.producers.stop()
+            self.producers.stop(error)
             if self.publish_budget.used:
                 self._drained = self._loop.create_future()
                 await asyncio.wait([self._drained], timeout=drain_seconds)

@@ -1,0 +1,93 @@
+"""A topic that ends here lets nobody in any more, and its successor begins when nothing of it is left."""
+
+import asyncio
+
+import pytest
+
+from magnetar.proto import commands as c
+from magnetar.proto.errors import TopicNotFound, TopicNotServed
+from support.broker_kit import TOPIC, FakeClient, running_broker, settle
+from support.fake_ledger import FakeLedgers
+
+
+async def test_a_closing_topic_does_not_admit_a_producer_that_waited_for_its_predecessor() -> None:
+    ledgers = FakeLedgers()
+    async with running_broker(ledgers) as broker:
+        old, new = FakeClient(broker), FakeClient(broker)
+        await old.producer(name="p")
+        ledgers.hold = True
+        old.publish(b"1")
+        await settle()
+        opening = new.ask(c.CreateProducer, 1, "orders", "p", 1)
+        await settle()
+        moved = TopicNotServed("the topic moves")
+        unloading = asyncio.create_task(broker.unload(TOPIC, moved))
+        await settle()
+        ledgers.hold = False
+        ledgers.confirm()
+        with pytest.raises(TopicNotServed):
+            await opening
+        await unloading
+        assert not broker.publish_budget.used
+
+
+async def test_a_fenced_topic_has_let_go_before_its_successor_is_loaded() -> None:
+    async with running_broker() as broker:
+        await FakeClient(broker).producer()
+        fenced = broker.topics[str(TOPIC)]
+        gate = asyncio.Event()
+        fenced.in_background(_wait(gate))
+        fenced.fence(TopicNotServed("another owner"))
+        successor = asyncio.create_task(broker.topic(TOPIC, create=False))
+        await settle()
+        assert not broker.topics, "one instance at a time"
+        assert broker.has(TOPIC)
+        gate.set()
+        assert await successor is not fenced
+        assert broker.loaded() == [TOPIC]
+
+
+async def test_who_asks_for_a_topic_while_it_is_being_deleted_waits() -> None:
+    async with running_broker() as broker:
+        await FakeClient(broker).producer()
+        deleted = broker.topics[str(TOPIC)]
+        gate = asyncio.Event()
+        mark_deleting = deleted.ledger.mark_deleting
+
+        async def gated() -> None:
+            await gate.wait()
+            await mark_deleting()
+
+        deleted.ledger.mark_deleting = gated  # type: ignore[method-assign]
+        deleting = asyncio.create_task(broker.delete_topic(TOPIC, force=True))
+        await settle()
+        producer = asyncio.create_task(FakeClient(broker).producer())
+        known = asyncio.create_task(broker.topic(TOPIC, create=False))
+        await settle()
+        assert not producer.done()
+        assert not known.done()
+        gate.set()
+        await deleting
+        await producer  # the topic is made anew
+        if (error := (await asyncio.gather(known, return_exceptions=True))[0]) is not broker.topics[
+            str(TOPIC)
+        ]:
+            assert isinstance(error, TopicNotFound)
+        assert broker.topics[str(TOPIC)] is not deleted
+
+
+async def test_a_topic_that_fences_itself_just_before_it_is_deleted_is_closed_all_the_same() -> None:
+    async with running_broker() as broker:
+        await FakeClient(broker).producer()
+        fenced = broker.topics[str(TOPIC)]
+        deleting = asyncio.create_task(broker.delete_topic(TOPIC, force=True))
+        while not broker.has(TOPIC) or not broker._ending:
+            await asyncio.sleep(0)
+        fenced.fence(TopicNotServed("another owner"))
+        with pytest.raises(TopicNotServed):
+            await deleting
+        assert await broker.topic(TOPIC, create=False) is not fenced
+
+
+async def _wait(gate: asyncio.Event) -> None:
+    await gate.wait()
