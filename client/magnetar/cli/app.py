@@ -239,7 +239,8 @@ def consume(
             timeout=timeout,
             follow=follow,
             encode=parsed("--format", command.encoder, "json" if as_json else format),
-        )
+        ),
+        warnings=True,
     )
 
 
@@ -259,7 +260,10 @@ def tail(
 
     exclusive({"--format": format is not None, "--json": as_json})
     encode = parsed("--format", command.encoder, "json" if as_json else format)
-    run(command.tail(url, topic, count=count, start=start_of(start), timeout=timeout, encode=encode))
+    run(
+        command.tail(url, topic, count=count, start=start_of(start), timeout=timeout, encode=encode),
+        warnings=True,
+    )
 
 
 Size = Annotated[int, typer.Option("--size", min=1, help="Bytes of a message.", metavar="N")]
@@ -320,7 +324,8 @@ def perf_consume(
     run(
         perf.consume(
             url, topic, subscription, kind=kind, start=start_of(start), messages=messages, as_json=as_json
-        )
+        ),
+        warnings=True,
     )
 
 
@@ -336,7 +341,7 @@ def perf_tail(
     from . import perf
     from .session import run, start_of
 
-    run(perf.tail(url, topic, start=start_of(start), messages=messages, as_json=as_json))
+    run(perf.tail(url, topic, start=start_of(start), messages=messages, as_json=as_json), warnings=True)
 
 
 @topics_app.command("list")

@@ -32,12 +32,24 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
     raise SystemExit(code)
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
-    """Runs a command on the fast loop where there is one; turns errors into one line and an exit code."""
+class _Warnings(logging.Handler):
+    """What the client warns of, as lines on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"magnetar: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+def run(main: Coroutine[Any, Any, None], *, warnings: bool = False) -> None:
+    """Runs a command on the fast loop where there is one; turns errors into one line and an exit code.
+
+    `warnings`: the command may wait for ever, so what the client warns of is said. Else that ends the command anyway, with
+    one line of its own.
+    """
     client_log = logging.getLogger("magnetar.client")
     level = client_log.level
-    # What the client warns of ends the command anyway, with one line of its own.
-    client_log.setLevel(logging.ERROR)
+    client_log.setLevel(logging.WARNING if warnings else logging.ERROR)
+    handler = _Warnings()
+    client_log.addHandler(handler)
     try:
         if sys.platform == "win32":
             asyncio.run(main)
@@ -59,6 +71,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise SystemExit(EXIT_INTERRUPTED) from None
     finally:
+        client_log.removeHandler(handler)
         client_log.setLevel(level)
 
 

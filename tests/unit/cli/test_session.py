@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from magnetar.cli import consume
 from magnetar.cli.app import app
 from magnetar.cli.session import run
+from magnetar.client import connect
+from magnetar.proto.commands import Subscribe
 from magnetar.proto.errors import SendTimeout
+from support.client_kit import until
+from support.fake_broker import FakeBroker
 
 
 def test_one_line_for_one_failure(
@@ -82,3 +90,33 @@ def test_a_command_leaves_the_log_of_the_client_as_it_was() -> None:
 
     run(command())
     assert levels == [client_log.level, logging.ERROR]
+
+
+@pytest.mark.parametrize("line", ["consume t -s s -n 1", "tail t -n 1"])
+def test_rule_45_a_command_that_waits_for_a_broker_says_so(
+    line: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = line.split()[0]
+    real = getattr(consume, name)
+    monkeypatch.setattr(consume, "connect", partial(connect, operation_timeout=0.2, backoff_max=0.2))
+
+    async def while_the_broker_goes_and_comes(url: str, *arguments: Any, **named: Any) -> None:
+        broker = await FakeBroker.start()
+        command = asyncio.ensure_future(real(broker.url, *arguments, **named))
+        await until(lambda: broker.received(Subscribe))
+        port = broker.port
+        await broker.close()
+        await until(lambda: caplog.records)
+        await broker.listen(port)
+        await until(lambda: len(broker.received(Subscribe)) > 1)
+        async with connect(broker.url) as client, client.create_producer("t") as producer:
+            await producer.send(b"0")
+        await command
+        await broker.close()
+
+    monkeypatch.setattr(consume, name, while_the_broker_goes_and_comes)
+    ended = CliRunner().invoke(app, line.split())
+    assert ended.exit_code == 0, ended.stderr
+    assert ended.stdout == "0\n"
+    assert "has waited 0.2 s for a broker that serves it, and goes on waiting: " in ended.stderr
+    assert all(told.startswith("magnetar: ") for told in ended.stderr.splitlines())

@@ -9,7 +9,7 @@ An attempt that is given up on the way sends a close behind its opening, on the 
 place for nobody. Pauses start anew once an attachment has held for twice the last pause.
 
 The first attach (`open`) ends with an error after operation_timeout; later ones are tried until they succeed, are refused
-for good, or the owner is closed.
+for good, or the owner is closed, and once they take longer than operation_timeout one warning says what is waited for.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class Attachment:
         self._pause = 0.0  # the last one
         self._attached_at = -math.inf  # loop time
         self._cluster = pool.cluster  # the one that it was attached to last
+        self._reason = ""  # why it is not attached
 
     async def open(self) -> None:
         """Attaches for the first time. Raises the last error when operation_timeout is over or a retry cannot help."""
@@ -107,7 +108,16 @@ class Attachment:
             # The pauses go on growing: whatever broke it, a delivery that is too large perhaps, does so every time.
             level, follow = logging.WARNING, False
         log.log(level, "%s: %s; attaching again", self._what, error or "connection closed")
+        self._reason = str(error or "connection closed")
         self._task = loop.create_task(self._attach_again(follow), name=f"attach {self._what}")
+        warning = loop.call_later(self._pool.options.operation_timeout, self._warn)
+        self._task.add_done_callback(lambda _: warning.cancel())
+
+    def _warn(self) -> None:
+        log.warning(
+            "%s: has waited %g s for a broker that serves it, and goes on waiting: %s",
+            self._what, self._pool.options.operation_timeout, self._reason,
+        )  # fmt: skip
 
     def give_up(self, error: MagnetarError) -> None:
         """No further attempt: tells the owner."""
@@ -167,7 +177,8 @@ class Attachment:
                     log.info("%s: attached again", self._what)
                     return
             except TimeoutError:
-                log.info("%s: no answer within %g s", self._what, options.operation_timeout)
+                self._reason = f"no answer within {options.operation_timeout:g} s"
+                log.info("%s: %s", self._what, self._reason)
             except MagnetarError as error:
                 held = isinstance(error, _STALE_HOLDER_ERRORS) and loop.time() < held_until
                 if not error.retryable and not held:
@@ -175,4 +186,5 @@ class Attachment:
                     self._task = None
                     self.give_up(error)
                     return
+                self._reason = str(error)
                 log.info("%s: %s; trying again", self._what, error)

@@ -1,0 +1,54 @@
+"""Rule 45: no wait of the client is silent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from magnetar.client import connect
+from magnetar.proto.commands import CreateProducer, Subscribe
+from support.client_kit import until
+from support.fake_broker import FakeBroker
+from support.virtual_time import in_virtual_time
+
+
+@in_virtual_time
+@pytest.mark.parametrize("kind", ["consumer", "reader", "producer"])
+async def test_rule_45_a_broker_that_is_away_longer_than_a_timeout_is_waited_for_with_one_warning(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = await FakeBroker.start()
+    async with connect(broker.url, operation_timeout=10.0) as client:
+        if kind == "producer":
+            producer = await client.create_producer("t", send_timeout=3600.0)
+        elif kind == "consumer":
+            consumer = await client.subscribe("t", "s")
+        else:
+            reader = await client.create_reader("t")
+        port = broker.port
+        await broker.close()
+        caplog.set_level(logging.WARNING)
+        call = {
+            "producer": lambda: producer.send(b"0"),
+            "consumer": lambda: consumer.receive(),
+            "reader": lambda: reader.read_next(),
+        }[kind]
+        waiting = asyncio.ensure_future(call())
+        await asyncio.sleep(9)
+        assert not caplog.records
+        await asyncio.sleep(300)
+        [record] = caplog.records
+        text = record.getMessage()
+        assert "has waited 10 s for a broker that serves it, and goes on waiting: " in text
+        assert kind in text and str(port) in text
+        await broker.listen(port)
+        opening = CreateProducer if kind == "producer" else Subscribe
+        await until(lambda: len(broker.received(opening)) == 2)
+        if kind != "producer":
+            await (await client.create_producer("t")).send(b"0")
+        await asyncio.wait_for(waiting, 60)
+        await asyncio.sleep(60)
+        assert len(caplog.records) == 1
+    await broker.close()
