@@ -70,7 +70,7 @@ demo: $(DEMO_STAMP) ## start a service, play real flight data through it and sho
 
 test: $(SPARK_STAMP) $(DEMO_STAMP) ## run every test in WORKERS processes (default: cores + 1); ends with pytest's "N passed" and the time
 	@echo "make test: pytest over tests/ (unit, scenarios, simulation, crash, integration)"
-	@$(call timed,$(PY) -m pytest -q --no-header -n $(WORKERS) tests $(ARGS))
+	@$(call timed,$(PY) -m pytest -q --no-header --second-try -n $(WORKERS) tests $(ARGS))
 
 check: $(SPARK_STAMP) ## ruff, formatting, mypy --strict, import contracts, determinism lint, house style
 	@echo "make check: ruff"                  && $(VENV)/bin/ruff check .

@@ -13,6 +13,10 @@ signal handler never leaves the loop. So an async test is cancelled from inside 
 it will not be cancelled, its process ends with every stack printed, BACKSTOP_S later: the whole run, or under
 pytest-xdist (`-n`) one worker, which counts as a failure of that test and is replaced.
 
+A test of processes carries the marker `real` (support.real_tests); with `--second-try` one or two of them that failed run
+once more, alone (support.second_try). All others decide the same each time: Hypothesis tries the same examples in every run,
+and others only where MAGNETAR_EXAMPLES asks for more.
+
 What runs in one worker is decided in support.workers.
 """
 
@@ -30,6 +34,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.real_tests import RealTests
+from support.second_try import SecondTry
 from support.workers import starts_early
 
 DEFAULT_SIM_SEEDS = 10
@@ -38,7 +44,12 @@ LIMIT_S = pytest.StashKey[float]()
 STANDARD_ERROR = pytest.StashKey[int]()
 
 # An example takes what the neighbours of its worker leave; how long says nothing about what is tested.
-settings.register_profile("shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "shared cores",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="MAGNETAR_EXAMPLES" not in os.environ,
+)
 settings.load_profile("shared cores")
 
 
@@ -49,10 +60,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--sim-seeds", type=int, default=DEFAULT_SIM_SEEDS, help="run simulations with seeds 0..N-1"
     )
     group.addoption("--sim-seed", type=int, default=None, help="run simulations with this one seed")
+    group.addoption(
+        "--second-try", action="store_true", help="run one or two `real` tests that failed once more, alone"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """PySpark before 4.2 leaves sockets of its driver open, and says so in the test that comes after."""
+    """Register the plugins of tests/support; ignore what PySpark before 4.2 leaves open.
+
+    It says so, of the sockets of its driver, in the test that comes after.
+    """
+    config.pluginmanager.register(RealTests())
+    if config.getoption("--second-try") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SecondTry(config))
     found = importlib.util.find_spec("pyspark")
     if found is not None and tuple(map(int, version("pyspark").split(".")[:2])) < (4, 2):
         config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")

@@ -22,6 +22,9 @@ from magnetar.proto.frames import encode_frame
 from magnetar.proto.ledger_entry import encode_ledger_entry
 from support.service import Service, resident_bytes
 
+pytestmark = pytest.mark.real
+
+
 FRAMES = int(os.environ.get("MAGNETAR_FRAMES", "20000"))
 # Few: a frame whose border is lost ends its connection, and what follows it there is not read.
 FRAMES_PER_CONNECTION = 5

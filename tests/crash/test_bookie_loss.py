@@ -45,6 +45,9 @@ from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_fleet import BookieFleet
 from support.ledger_load import LedgerLoad, LoadedLedger, payload_of
 
+pytestmark = pytest.mark.real
+
+
 LOSSES = int(os.environ.get("MAGNETAR_BOOKIE_LOSSES", "0"))
 SEED = int(os.environ.get("MAGNETAR_SEED", "1"))
 RATE = 5000

@@ -10,7 +10,7 @@ import pytest
 from magnetar.cli.service_process import ServiceProcess
 from magnetar.client import Client, connect
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.real]
 
 ENTRIES, MESSAGES = 50, 400
 

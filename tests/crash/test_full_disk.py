@@ -34,7 +34,7 @@ TIMES = int(os.environ.get("MAGNETAR_FULL_DISKS", "1"))
 READ_ONLY_WITHIN_S = 5.0
 BACK_WITHIN_S = 30.0
 BOOKIE = "small"
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(120 * TIMES)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(120 * TIMES), pytest.mark.real]
 
 
 class Refused(Exception):

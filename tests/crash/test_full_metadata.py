@@ -4,7 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.storage_small_disk import SmallDisk
+
+pytestmark = pytest.mark.real
+
 
 # Commits until the disk refuses; then everything is read, the store is opened again while the disk is full, and read again.
 CHILD = """

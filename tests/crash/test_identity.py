@@ -29,7 +29,7 @@ REFUSED = re.compile(r"bookie (\S+) is refused: ")
 DECLARE = re.compile(r"--accept-new-disk (\S+?)\)")
 PATIENCE_S = 60.0
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.real]
 
 
 def broker_of(fleet: BookieFleet, directory: Path) -> ServiceProcess:

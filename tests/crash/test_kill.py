@@ -26,6 +26,9 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.proto.ids import MessageId
 from support.service import Service
 
+pytestmark = pytest.mark.real
+
+
 # 50 kills of each kind in the long form: `make crash`.
 KILLS = int(os.environ.get("MAGNETAR_KILLS", "4"))
 SEED = int(os.environ.get("MAGNETAR_SEED", "1"))

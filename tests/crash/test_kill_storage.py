@@ -25,7 +25,7 @@ from support.storage_load_child import DeletedLedgers, open_loaded_bookie, paylo
 
 TESTS = Path(__file__).parents[1]
 KILLS = int(os.environ.get("MAGNETAR_KILLS", "1"))
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(60 + 20 * KILLS)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(60 + 20 * KILLS), pytest.mark.real]
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 from magnetar.client import Client, DeadLetterPolicy, ReceiveTimeout, connect
 from support.service import Service
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.real]
 
 MESSAGES = 300
 LIMIT = 3

@@ -215,6 +215,7 @@ async def real_bookie(directory: Path) -> list[bytes]:
     return entries
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("what", ["all of it", "its files"])
 async def test_rule_09_a_lost_index_refuses_to_start(tmp_path: Path, what: str) -> None:
     """RocksDB made a new one, and every acknowledged entry was said not to exist."""
@@ -233,6 +234,7 @@ async def test_rule_09_a_lost_index_refuses_to_start(tmp_path: Path, what: str) 
     await bookie.close()
 
 
+@pytest.mark.real
 async def test_a_bit_in_every_page_of_the_real_index(tmp_path: Path) -> None:
     """RocksDB's checksums or the guard find it when it is opened, or when it is read; never as an absent entry.
 

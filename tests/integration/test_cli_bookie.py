@@ -54,6 +54,7 @@ def ledger_ids(data: Path) -> list[int]:
     return [row["ledger_id"] for row in Run("ledgers", "--json", data=data).lines if row["ranges"]]
 
 
+@pytest.mark.real
 def test_ledgers_and_their_messages(data: Path) -> None:
     for directory in (data, data.with_name("killed")):
         contents = list(contents_of(directory))
@@ -80,6 +81,7 @@ def values(contents: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+@pytest.mark.real
 def test_the_same_for_people(data: Path) -> None:
     table = Run("ledgers", data=data)
     assert table.code == 0
@@ -92,6 +94,7 @@ def test_the_same_for_people(data: Path) -> None:
     assert "last add confirmed" in detail.out
 
 
+@pytest.mark.real
 def test_payloads_as_hex_and_raw(data: Path, tmp_path: Path) -> None:
     for ledger in ledger_ids(data):
         raw = tmp_path / "raw"
@@ -104,6 +107,7 @@ def test_payloads_as_hex_and_raw(data: Path, tmp_path: Path) -> None:
         assert hexed == raw.read_bytes()
 
 
+@pytest.mark.real
 def test_info_verify_and_dumps(data: Path) -> None:
     info = Run("info", "--json", data=data).lines[0]
     assert info["problem"] == ""
@@ -129,6 +133,7 @@ def documented(command: str) -> set[str]:
     return set(re.findall(r"`(\w+)`", row.split("|")[2]))
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     "command",
     [
@@ -165,6 +170,7 @@ def test_the_keys_of_json_are_the_documented_ones(data: Path, command: list[str]
         assert not missing, command
 
 
+@pytest.mark.real
 def test_looking_leaves_no_trace(data: Path) -> None:
     before = trace_of(data / "bookie")
     first = str(ledger_ids(data)[0])
@@ -183,6 +189,7 @@ def test_looking_leaves_no_trace(data: Path) -> None:
         assert trace_of(data / "bookie") == before, command
 
 
+@pytest.mark.real
 def test_damage_is_found_and_told_with_exit_code_1(data: Path) -> None:
     log = entry_logs(data / "bookie")[0]
     record = next(
@@ -207,6 +214,7 @@ def test_damage_is_found_and_told_with_exit_code_1(data: Path) -> None:
         flip(log, record["position"] + 70)
 
 
+@pytest.mark.real
 def test_the_index_is_made_anew(data: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(data, tmp_path / "copy"))
     before = Run("ledgers", "--json", data=copy).lines
@@ -224,6 +232,7 @@ def test_the_index_is_made_anew(data: Path, tmp_path: Path) -> None:
     assert [row["state"] for row in after] == [row["state"] for row in before]
 
 
+@pytest.mark.real
 def test_rule_01_what_a_killed_service_acknowledged_is_there(tmp_path: Path) -> None:
     service = Service(tmp_path / "data")
     service.start()
@@ -252,6 +261,7 @@ def test_a_lost_bookie_is_replaced(tmp_path: Path) -> None:
     assert (again.code, "did not lose its disks" in again.complaint) == (1, True)
 
 
+@pytest.mark.real
 def test_read_only_and_back(data: Path) -> None:
     assert Run("convert-to-read-only", "--reason", "its disk makes noises", data=data).code == 0
     assert Run("info", "--json", data=data).lines[0]["read_only_reason"] == "its disk makes noises"
@@ -259,6 +269,7 @@ def test_read_only_and_back(data: Path) -> None:
     assert Run("info", "--json", data=data).lines[0]["read_only"] is False
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
@@ -282,6 +293,7 @@ def test_bad_input_is_one_clear_line(data: Path, arguments: list[str], code: int
     assert complaint in run.complaint
 
 
+@pytest.mark.real
 def test_what_is_no_data_directory_is_one_clear_line(data: Path, tmp_path: Path) -> None:
     assert "does not exist" in Run("ledgers", data=tmp_path / "nothing").complaint
     (tmp_path / "bookie").mkdir()
@@ -290,6 +302,7 @@ def test_what_is_no_data_directory_is_one_clear_line(data: Path, tmp_path: Path)
     assert sorted(os.listdir(tmp_path / "bookie")) == []
 
 
+@pytest.mark.real
 def test_a_subcommand_behind_the_flags_is_told_where_it_belongs(data: Path) -> None:
     late = Run("--data", str(data), "ledgers", as_process=True)
     assert late.code == 2

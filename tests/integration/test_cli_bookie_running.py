@@ -16,6 +16,9 @@ from magnetar.runtime.file_lock import lock_file
 from support.bookie_commands import Run
 from support.service import Service, held_port
 
+pytestmark = pytest.mark.real
+
+
 READING = ("info", "cookie", "ledgers", "journal dump", "verify")
 
 

@@ -23,7 +23,7 @@ import pytest
 from magnetar.client.blocking import Message, connect
 from support.service import Service
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.real]
 
 MAGNETAR = [sys.executable, "-m", "magnetar.cli.main"]
 

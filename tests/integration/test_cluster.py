@@ -23,7 +23,7 @@ from support.zookeeper import Ensemble, open_store, zookeeper
 
 __all__ = ["zookeeper"]
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.real]
 SESSION_S = 2.0
 
 

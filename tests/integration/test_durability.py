@@ -27,7 +27,7 @@ from magnetar.runtime.connection import ConnectionOptions
 from support.bookie_fleet import MIB, BookieFleet
 from support.broker_kit import FakeClient, running_broker
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.real]
 
 ADD_TIMEOUT_S = 20.0  # no bookie that hangs for a few seconds is replaced
 # What a bookie that hangs would make of a send is ADD_TIMEOUT_S; what a busy machine makes of it is less than this.

@@ -12,7 +12,7 @@ import pytest
 from magnetar.client import connect
 from support.local_cluster import LocalCluster
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow, pytest.mark.real]
 
 
 async def test_it_serves_comes_back_and_leaves_nothing(tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ def terminals(tmp_path: Path) -> Iterator[Terminals]:
     opened.close()
 
 
+@pytest.mark.real
 def test_the_readme_works_as_it_is_written(terminals: Terminals) -> None:
     for name in SOURCES:
         source = REPOSITORY / name
@@ -173,18 +174,21 @@ def test_the_readme_works_as_it_is_written(terminals: Terminals) -> None:
     assert found.startswith(str(terminals.folder / ".venv"))
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(("page", "least"), [("operations.md", 26), ("ledgers.md", 4)])
 def test_a_page_works_as_it_is_written(terminals: Terminals, page: str, least: int) -> None:
     terminals.follow(DOCS / page)
     assert terminals.ran >= least
 
 
+@pytest.mark.real
 def test_the_client_page_works_as_it_is_written(terminals: Terminals) -> None:
     terminals.type("magnetar standalone")
     terminals.follow(DOCS / "client.md")
     assert terminals.ran >= 10
 
 
+@pytest.mark.real
 def test_the_durability_page_works_as_it_is_written(terminals: Terminals) -> None:
     terminals.type("magnetar standalone")
     terminals.type("magnetar produce orders --message hello")
@@ -192,6 +196,7 @@ def test_the_durability_page_works_as_it_is_written(terminals: Terminals) -> Non
     assert terminals.ran >= 5
 
 
+@pytest.mark.real
 def test_looking_after_a_stopped_bookie_works_as_it_is_written(terminals: Terminals) -> None:
     """After the README's first two commands, on the data of that service."""
     terminals.type("magnetar standalone")

@@ -27,7 +27,7 @@ from support.zookeeper import Ensemble, open_store, zookeeper
 
 __all__ = ["zookeeper"]
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.real]
 # One of two bookies confirms: without the other one the end of an open ledger cannot be proved.
 SETTINGS = ("broker.ensemble_size=2", "broker.write_quorum=2", "broker.ack_quorum=1")
 NO_REPAIR = ("repair.auditor=false", "repair.workers=false", "daemon.session_timeout_s=2")

@@ -20,6 +20,9 @@ from magnetar.metadata.ledgers import StoredLedgers
 from magnetar.runtime.files import OsFiles
 from support.service import held_port
 
+pytestmark = pytest.mark.real
+
+
 MIB = 1024 * 1024
 
 

@@ -106,6 +106,7 @@ async def restarted_under_load(local: LocalCluster, names: list[str]) -> None:
     assert max(stalls.values()) < 10
 
 
+@pytest.mark.real
 async def test_nothing_is_lost_while_every_daemon_is_restarted(tmp_path: Path) -> None:
     with LocalCluster(tmp_path) as local:
         planned = await asyncio.to_thread(rolling_restart, local, *restart_command(), "--dry-run")
@@ -114,6 +115,7 @@ async def test_nothing_is_lost_while_every_daemon_is_restarted(tmp_path: Path) -
         await restarted_under_load(local, names)
 
 
+@pytest.mark.real
 async def test_the_bookie_and_the_broker_of_each_zone_are_restarted_together_under_load(
     tmp_path: Path,
 ) -> None:
@@ -177,6 +179,7 @@ def environment_of(local: LocalCluster, name: str) -> str:
     return next((text for text in variables if text.startswith("PYTHONPATH=")), "")
 
 
+@pytest.mark.real
 async def test_it_stops_at_what_does_not_come_back(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, brokers=1) as local:
         stop = restart_command()[1].replace(" restart ", " stop ")

@@ -30,6 +30,9 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.connection import ConnectionOptions
 from support.service import Service
 
+pytestmark = pytest.mark.real
+
+
 TOPIC = "persistent://public/default/orders"
 
 

@@ -29,6 +29,7 @@ MOST_SEEDS = 40  # for a defect
 Patch = pytest.MonkeyPatch
 
 
+@pytest.mark.real
 def test_same_seed_has_the_same_trace_in_two_processes() -> None:
     wrong = judge("deferred", play_all("deferred", [0, 1], twice=True))
     assert not wrong, "\n\n".join(wrong)

@@ -7,7 +7,7 @@ import pytest
 
 from sim.runner import judge, play_all
 
-pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.real]
 
 FAILED_ONCE = [
     ("cluster", 41),  # a broker whose session could not be closed did not stop

@@ -50,6 +50,7 @@ SCENARIO_PLANTS = {
 SEEDS = 40
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("scenario", "defect"),
     [(scenario, defect) for scenario, plants in SCENARIO_PLANTS.items() for defect in plants],

@@ -54,12 +54,14 @@ def test_every_room_is_typed_and_watched_by_the_import_linter() -> None:
             assert (package.parent / "py.typed").exists()
 
 
+@pytest.mark.real
 def test_client_loads_no_server_library() -> None:
     loaded = set(python("import sys, magnetar.client; print(*sys.modules)").split())
     assert "magnetar.client" in loaded
     assert not loaded & {*SERVER_LIBRARIES, *SERVER_ROOMS}
 
 
+@pytest.mark.real
 def test_command_without_the_server_extra_names_the_cure() -> None:
     # -S leaves out site-packages, as an environment without typer would; the sources are put on the path.
     roots = [str(REPOSITORY / root) for root in ROOTS]
@@ -71,6 +73,7 @@ def test_command_without_the_server_extra_names_the_cure() -> None:
     assert line.endswith("pip install '.[server]' in Magnetar's folder  (missing: typer)")
 
 
+@pytest.mark.real
 def test_command_is_installed() -> None:
     command = Path(sysconfig.get_path("scripts")) / "magnetar"
     version = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout
@@ -84,6 +87,7 @@ def test_core_dependencies_stay_few() -> None:
     assert names == {"msgpack", "msgspec", "xxhash", "lz4", "zstandard", "uvloop"}
 
 
+@pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_wheel_holds_the_rooms_and_nothing_else(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ EVERY_S = 2.0
 ADD_TIMEOUT_S = 1.0
 
 
+@pytest.mark.real
 async def test_row_09_kill_9_of_a_random_daemon_every_two_seconds(
     one_server: Ensemble, directory: Path, scorecard: Recorder
 ) -> None:
@@ -122,6 +123,7 @@ async def test_row_11_the_loss_of_a_bookie_stalls_producers_for_a_moment(
         played.check()
 
 
+@pytest.mark.real
 async def test_row_23_a_rolling_restart_under_load(
     one_server: Ensemble, directory: Path, scorecard: Recorder
 ) -> None:

@@ -38,6 +38,7 @@ STORM_EVERY_S = 4.0
 STALE_GOAL = "0 lost, 0 confirmed by a stale owner"
 
 
+@pytest.mark.real
 async def test_row_12_an_owner_that_is_paused_past_its_session_confirms_nothing(
     one_server: Ensemble, directory: Path, scorecard: Recorder
 ) -> None:

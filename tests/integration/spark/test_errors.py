@@ -11,7 +11,7 @@ from magnetar.cli.service_process import ServiceProcess
 from support.service import Service
 from support.spark_topics import Topics
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120, func_only=True)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120, func_only=True), pytest.mark.real]
 
 Read = Callable[..., Any]
 

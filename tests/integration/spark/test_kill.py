@@ -32,6 +32,7 @@ pytestmark = [
     pytest.mark.crash,
     pytest.mark.slow,
     pytest.mark.timeout(400, func_only=True),
+    pytest.mark.real,
 ]
 
 # What nobody renews is swept soon, and bookies forget soon what is not in the metadata.

@@ -25,7 +25,7 @@ from magnetar.spark.versions import ReadAllAvailable, ReadLimit, ReadMaxBytes, R
 from support.service import Service
 from support.spark_topics import Sent, Topics, full
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120), pytest.mark.real]
 
 COLUMNS = ("topic", "offset", "message_id", "append_time", "value")
 STEPS = 40

@@ -22,7 +22,12 @@ from magnetar.spark.sink import WrittenByTask, attach, discard, write_task
 from support.service import Service
 from support.spark_topics import Topics
 
-pytestmark = [pytest.mark.integration, pytest.mark.crash, pytest.mark.timeout(180, func_only=True)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.crash,
+    pytest.mark.timeout(180, func_only=True),
+    pytest.mark.real,
+]
 
 Start = Callable[..., Service]
 

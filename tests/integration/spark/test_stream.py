@@ -20,7 +20,7 @@ from magnetar.spark.versions import STREAMS_ARE_BOUNDED, ReadAllAvailable
 from support.service import Service
 from support.spark_topics import Topics, full
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180, func_only=True)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180, func_only=True), pytest.mark.real]
 
 Stream = Callable[..., Any]
 

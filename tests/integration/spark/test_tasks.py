@@ -21,7 +21,7 @@ from support.spark_topics import Topics
 
 from .conftest import arguments
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60), pytest.mark.real]
 
 TTL_S = 1.5
 

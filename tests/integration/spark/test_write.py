@@ -21,7 +21,7 @@ from support.broken_line import BrokenLine
 from support.service import Service
 from support.spark_topics import Topics
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120, func_only=True)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120, func_only=True), pytest.mark.real]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from magnetar.spark.archive_files import ArchiveFolder
 from magnetar.spark.jobs import archive, read_archive, replay
 from support.spark_kit import topic_frame
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.real]
 
 FULL = "persistent://public/default/"
 

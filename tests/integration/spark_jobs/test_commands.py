@@ -30,7 +30,7 @@ from support.service import Service
 from support.spark_command import QUICK, Ended, SparkCommand
 from support.spark_topics import Topics, full
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180), pytest.mark.real]
 
 MINUTE_MS = 60_000
 START_MS = 1_700_000_000_000 // MINUTE_MS * MINUTE_MS

@@ -13,7 +13,7 @@ from magnetar.proto.errors import InvalidArgument, TopicNotFound
 from magnetar.spark.jobs import compact
 from support.spark_kit import topic_frame
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.real]
 
 Message = tuple[Any, ...]
 

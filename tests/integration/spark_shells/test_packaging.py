@@ -162,15 +162,18 @@ print("worker's magnetar:", spark.sparkContext.parallelize([1], 1).mapPartitions
 """
 
 
+@pytest.mark.real
 def test_an_environment_as_an_archive(submit: Callable[..., None]) -> None:
     submit("An environment as an archive", "env-orders")
 
 
+@pytest.mark.real
 @in_the_long_form
 def test_packages_as_an_archive(submit: Callable[..., None], worker: Path) -> None:
     submit("Packages as an archive", "deps-orders", ("/usr/bin/python3", str(worker / "bin" / "python")))
 
 
+@pytest.mark.real
 @in_the_long_form
 def test_py_files(submit: Callable[..., None], worker: Path, programs: Path) -> None:
     names = "msgpack msgspec xxhash lz4 zstandard uvloop pyarrow"

@@ -13,7 +13,12 @@ from support.service import Service
 from support.spark_programs import Program, only_the_spark_extra, spark_environment
 from support.spark_topics import Topics
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300, func_only=False)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(300, func_only=False),
+    pytest.mark.real,
+]
 
 BIN = Path(sys.executable).parent
 README = Path(__file__).parents[3] / "README.md"

@@ -16,7 +16,7 @@ from magnetar.broker.ownership.records import BALANCER_PATH
 from support.balance_kit import Counting, StoreFacts
 from support.zookeeper import Ensemble, opened
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.real]
 
 FAST = BalanceSettings(balance_interval_s=0.2, report_interval_s=0.1, load_settle_s=0.1, move_cooldown_s=60)
 BUNDLES = [f"t/n/0x{number:08x}_0x{number + 9:08x}" for number in range(0, 60, 10)]

@@ -13,7 +13,7 @@ from magnetar.proto.errors import AlreadyClosed, AlreadyExists, ConnectionLost, 
 from magnetar.runtime.clock import elapsed_s
 from support.zookeeper import Ensemble, ZooKeeperServer, ensemble_or_skip, open_store, opened
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.real]
 
 
 @pytest.fixture

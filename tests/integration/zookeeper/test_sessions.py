@@ -23,7 +23,7 @@ from magnetar.runtime.clock import elapsed_s
 from support.zookeeper import Ensemble, open_store, opened
 from support.zookeeper_line import ZooKeeperLine
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.real]
 
 SHORT = ZooKeeperSettings(session_timeout_s=1.0, open_timeout_s=5, request_timeout_s=10)
 

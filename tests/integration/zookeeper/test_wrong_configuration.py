@@ -103,6 +103,7 @@ async def test_a_server_that_answers_nonsense(nonsense: bytes) -> None:
     assert connections < 10 + (elapsed_s() - before) * 20
 
 
+@pytest.mark.real
 async def test_a_host_that_says_nothing(zookeeper: Ensemble, line: ZooKeeperLine) -> None:
     line.hold()
     with pytest.raises(ServiceNotReady, match=rf"{line.port}: (no answer yet|it did not answer in time)"):
@@ -111,6 +112,7 @@ async def test_a_host_that_says_nothing(zookeeper: Ensemble, line: ZooKeeperLine
         assert await store.get("/a") is None, "one of two is enough"
 
 
+@pytest.mark.real
 async def test_a_root_that_is_not_there(zookeeper: Ensemble) -> None:
     with pytest.raises(
         InvalidSetting, match=r"setting metadata: .* has no node /not/there; .*magnetar cluster init"
@@ -118,6 +120,7 @@ async def test_a_root_that_is_not_there(zookeeper: Ensemble) -> None:
         await open_store(f"{zookeeper.url}/not/there")
 
 
+@pytest.mark.real
 async def test_credentials(zookeeper: Ensemble) -> None:
     """Nodes of a store with credentials are nobody else's."""
     hosts = zookeeper.hosts
@@ -141,6 +144,7 @@ async def test_credentials(zookeeper: Ensemble) -> None:
     await mine.close()
 
 
+@pytest.mark.real
 async def test_a_store_without_any_connection_says_that_nothing_was_sent(
     root: str, line: ZooKeeperLine
 ) -> None:
@@ -158,6 +162,7 @@ async def test_a_store_without_any_connection_says_that_nothing_was_sent(
     await store.close()
 
 
+@pytest.mark.real
 async def test_a_tree_without_a_root_of_its_own(zookeeper: Ensemble) -> None:
     async with opened(zookeeper.url) as store:
         await store.create("/top/below", b"1")
@@ -167,6 +172,7 @@ async def test_a_tree_without_a_root_of_its_own(zookeeper: Ensemble) -> None:
         assert "top" not in await store.children("/")
 
 
+@pytest.mark.real
 async def test_ipv6(zookeeper: Ensemble, root: str) -> None:
     try:
         line = ZooKeeperLine(zookeeper.servers[0].port, "::1")
@@ -178,6 +184,7 @@ async def test_ipv6(zookeeper: Ensemble, root: str) -> None:
     await line.__aexit__()
 
 
+@pytest.mark.real
 async def test_tls(zookeeper: Ensemble, root: str, tmp_path: Path) -> None:
     """A line with a certificate of its own in front of the server, as an ensemble with TLS has."""
     if shutil.which("openssl") is None:
@@ -204,6 +211,7 @@ async def test_tls(zookeeper: Ensemble, root: str, tmp_path: Path) -> None:
         await open_store(f"zk+tls://{plain}{root}", settings=IMPATIENT, tls=trusted)
 
 
+@pytest.mark.real
 async def test_a_session_of_another_store(zookeeper: Ensemble, root: str) -> None:
     async with opened(zookeeper.url + root) as one, opened(zookeeper.url + root) as two:
         session = await one.open_session(4)

@@ -27,6 +27,7 @@ def benchmark(folder: Path, code: str) -> Drivers:
     return Drivers(folder, quick=True, settle_s=0.5)
 
 
+@pytest.mark.real
 def test_a_run_is_one_round_of_one_workload(tmp_path: Path) -> None:
     drivers = benchmark(
         tmp_path,
@@ -39,6 +40,7 @@ def test_a_run_is_one_round_of_one_workload(tmp_path: Path) -> None:
     assert drivers.run(SIDE, Part("", "a")).figures["a"].label.startswith("--rounds 1")
 
 
+@pytest.mark.real
 def test_a_benchmark_that_fails_is_quoted(tmp_path: Path) -> None:
     drivers = benchmark(tmp_path, "sys.exit('bench: no such setting: broker.new')\n")
     with pytest.raises(
@@ -47,6 +49,7 @@ def test_a_benchmark_that_fails_is_quoted(tmp_path: Path) -> None:
         drivers.run(SIDE, Part("", "a"))
 
 
+@pytest.mark.real
 def test_a_benchmark_that_writes_nothing_or_nonsense_is_named(tmp_path: Path) -> None:
     drivers = benchmark(tmp_path, "if '--only' in sys.argv and 'b' in sys.argv: out.write_text('{')\n")
     for part in (Part("", "a"), Part("", "b")):
@@ -54,6 +57,7 @@ def test_a_benchmark_that_writes_nothing_or_nonsense_is_named(tmp_path: Path) ->
             drivers.run(SIDE, part)
 
 
+@pytest.mark.real
 def test_a_report_of_the_run_before_is_not_read_again(tmp_path: Path) -> None:
     drivers = benchmark(
         tmp_path, "if 'a' in sys.argv: out.write_text(json.dumps(dict(figures={}, others=0)))\n"
@@ -63,6 +67,7 @@ def test_a_report_of_the_run_before_is_not_read_again(tmp_path: Path) -> None:
         drivers.run(SIDE, Part("", "b"))
 
 
+@pytest.mark.real
 def test_a_base_that_lacks_what_the_benchmarks_import_is_told_before_anything_runs(tmp_path: Path) -> None:
     drivers = benchmark(tmp_path, "from magnetar.client import what_a_later_revision_has\n")
     with pytest.raises(
@@ -71,6 +76,7 @@ def test_a_base_that_lacks_what_the_benchmarks_import_is_told_before_anything_ru
         drivers.check(SIDE)
 
 
+@pytest.mark.real
 def test_one_side_does_not_see_the_code_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
     drivers = benchmark(
@@ -99,6 +105,7 @@ finally:
 """
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("manner", ["listening", "deaf"])
 def test_an_interrupt_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manner: str) -> None:
     monkeypatch.setattr(driver, "STOP_S", 20.0 if manner == "listening" else 0.1)

@@ -70,10 +70,12 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return labels
 
 
+@pytest.mark.real
 def test_the_root_is_found_from_within(checkout: Checkout, repository: Repository) -> None:
     assert repository.root == checkout.root
 
 
+@pytest.mark.real
 def test_revisions_are_named_as_git_knows_them(checkout: Checkout, repository: Repository) -> None:
     short = checkout.git("rev-parse", "--short", "HEAD")
     assert repository.revision("main").label == f"main ({short})"
@@ -84,23 +86,27 @@ def test_revisions_are_named_as_git_knows_them(checkout: Checkout, repository: R
             repository.revision(wrong)
 
 
+@pytest.mark.real
 def test_outside_of_a_repository_there_is_nothing_to_compare(tmp_path: Path) -> None:
     with pytest.raises(CompareFailed, match="not a git repository"):
         Repository(tmp_path)
 
 
+@pytest.mark.real
 def test_without_git_the_error_names_it(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(CompareFailed, match="git is not installed"):
         Repository(checkout.root)
 
 
+@pytest.mark.real
 def test_a_clean_working_tree_is_the_commit(checkout: Checkout, repository: Repository) -> None:
     ours = repository.working_tree()
     assert ours.tree == repository.revision("HEAD").tree
     assert ours.label == f"working tree ({checkout.git('rev-parse', '--short', 'HEAD')})"
 
 
+@pytest.mark.real
 def test_the_working_tree_has_changed_new_and_deleted_files(
     checkout: Checkout, repository: Repository, tmp_path: Path
 ) -> None:
@@ -120,11 +126,13 @@ def test_the_working_tree_has_changed_new_and_deleted_files(
     assert checkout.git("worktree", "list").count("\n") == 0
 
 
+@pytest.mark.real
 def test_an_export_of_nothing_says_so(repository: Repository, tmp_path: Path) -> None:
     with pytest.raises(CompareFailed, match="has none of spark"):
         repository.export(repository.revision("HEAD"), ("spark",), tmp_path)
 
 
+@pytest.mark.real
 def test_a_revision_is_installed_once(
     repository: Repository, checkout: Checkout, tmp_path: Path, installed: list[str]
 ) -> None:
@@ -148,6 +156,7 @@ def test_a_revision_is_installed_once(
     assert len(installed) == 2
 
 
+@pytest.mark.real
 def test_an_installation_that_failed_or_was_interrupted_is_done_again(
     repository: Repository, tmp_path: Path, installed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +180,7 @@ def test_an_installation_that_failed_or_was_interrupted_is_done_again(
     assert not (environments.path(head) / "half").exists()
 
 
+@pytest.mark.real
 @pytest.mark.slow
 def test_what_pip_says_is_in_the_error(checkout: Checkout, repository: Repository, tmp_path: Path) -> None:
     checkout.write("pyproject.toml", "[project\n")
@@ -180,6 +190,7 @@ def test_what_pip_says_is_in_the_error(checkout: Checkout, repository: Repositor
     assert not environments.path(ours).exists()
 
 
+@pytest.mark.real
 def test_environments_used_least_recently_go_first(repository: Repository, tmp_path: Path) -> None:
     folder = tmp_path / "compare"
     for number in range(KEPT + 3):
@@ -194,6 +205,7 @@ def test_environments_used_least_recently_go_first(repository: Repository, tmp_p
     assert left == {"run-1", *(f"env-{number}" for number in (8, 6, 5, 4, 3, 2))}
 
 
+@pytest.mark.real
 def test_an_environment_in_use_is_none_of_the_oldest(
     repository: Repository, tmp_path: Path, installed: list[str]
 ) -> None:

@@ -104,6 +104,7 @@ async def test_rule_09_a_known_cookie_with_a_missing_disk_refuses_to_start(tmp_p
         await open_inline(str(tmp_path), storage)
 
 
+@pytest.mark.real
 async def test_rule_08_a_lost_index_refuses_to_start_instead_of_denying_everything(tmp_path: Path) -> None:
     bookie = await open_real(str(tmp_path))
     assert await add(bookie, entry(1, 0)) == 0

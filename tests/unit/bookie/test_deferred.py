@@ -261,6 +261,7 @@ async def test_a_setting_of_nothing_is_refused(tmp_path: Path) -> None:
         BookieSettings(data_directory=str(tmp_path), journal_deferred_sync_s=0)
 
 
+@pytest.mark.real
 async def test_the_writer_process_syncs_deferred_adds_too(tmp_path: Path) -> None:
     bookie = await open_real(str(tmp_path / "bookie"), journal_deferred_sync_s=NEVER_S)
     await add(bookie, entry(9, 0))

@@ -390,6 +390,7 @@ def test_a_directory_below_the_data_directory_moves_with_it(tmp_path: Path) -> N
     assert [layout.directory(layout.name_of(path)) for path in layout.journals] == list(layout.journals)
 
 
+@pytest.mark.real
 async def test_real_processes_on_several_directories(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "journal_directories": (str(tmp_path / "j1"), str(tmp_path / "j2")),

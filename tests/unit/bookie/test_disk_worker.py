@@ -14,6 +14,9 @@ from magnetar.proto.errors import DataDirectoryError, DiskFull, StorageFailed
 from magnetar.runtime.files import OsFiles
 from support.inline_devices import InlineDiskWorker
 
+pytestmark = pytest.mark.real
+
+
 SLOT = 4096
 
 

@@ -616,6 +616,7 @@ async def test_a_journal_that_fails_before_the_bookie_is_open_fails_the_start(
     assert await add(bookie, entry(1, 0)) == 0
 
 
+@pytest.mark.real
 async def test_a_start_that_fails_at_its_end_lets_go_of_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

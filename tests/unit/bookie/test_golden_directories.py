@@ -16,6 +16,9 @@ from magnetar.runtime.files import OsFiles
 from support.bookie_kit import add, entry, open_real
 from support.golden_bookie import golden_settings
 
+pytestmark = pytest.mark.real
+
+
 GOLDEN = Path(__file__).parents[2] / "golden" / "bookie"
 FILES = OsFiles()
 

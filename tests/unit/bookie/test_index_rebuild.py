@@ -30,6 +30,9 @@ from magnetar.proto.errors import (
 from magnetar.runtime.files import OsFiles
 from support.bookie_kit import add, add_all, entry, open_real
 
+pytestmark = pytest.mark.real
+
+
 LEDGERS = (1, 2, 3)
 COUNT = 60
 

@@ -5,8 +5,12 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from magnetar.bookie.journal.device import JournalDevice
 from support.bookie_kit import add, add_all, entry, open_real, until
+
+pytestmark = pytest.mark.real
 
 
 def writer_pid(device: JournalDevice) -> int:

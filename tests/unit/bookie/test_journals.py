@@ -81,6 +81,7 @@ def journal_path(bookie: Bookie) -> Path:
     return Path(bookie.layout.journal_file(0, bookie.journals.all[0].files[-1]))
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("real", [False, True])
 async def test_each_alignment_is_read_back_whatever_the_next_start_has(tmp_path: Path, real: bool) -> None:
     storage = ModelStorage()
@@ -136,6 +137,7 @@ def test_a_group_waits_for_company_no_longer_than_it_is_told() -> None:
     simulate(main)
 
 
+@pytest.mark.real
 async def test_a_real_group_waits_for_company(tmp_path: Path) -> None:
     bookie = await open_real(str(tmp_path), journal_group_max_wait_ms=150.0, journal_group_max_bytes=20_000)
     journal = bookie.journals.all[0]
@@ -155,6 +157,7 @@ async def test_a_real_group_waits_for_company(tmp_path: Path) -> None:
     await bookie.close()
 
 
+@pytest.mark.real
 async def test_a_real_group_ends_when_it_is_large(tmp_path: Path) -> None:
     device = RingJournalDevice(str(tmp_path / "j-%d"), ring_bytes=1 << 20, group_max_bytes=10_000)
     (tmp_path / "j-1").write_bytes(bytes(1 << 20))
@@ -312,6 +315,7 @@ def test_rule_12_a_bookie_closes_while_its_journal_waits_for_space() -> None:
     simulate(main)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("real", [False, True])
 async def test_rule_12_a_close_on_a_full_disk_refuses_what_it_cannot_store(
     tmp_path: Path, real: bool
@@ -446,6 +450,7 @@ def test_rule_04_a_full_disk_that_shows_in_a_sync_stops_the_bookie() -> None:
 # --- unsafe, and figures ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.real
 async def test_without_syncs_everything_works_and_is_called_unsafe(tmp_path: Path) -> None:
     bookie = await open_real(str(tmp_path), journal_sync_data=False)
     assert not any(await add_all(bookie, [entry(1, n) for n in range(10)]))
@@ -458,6 +463,7 @@ async def test_without_syncs_everything_works_and_is_called_unsafe(tmp_path: Pat
     await bookie.close()
 
 
+@pytest.mark.real
 async def test_figures_of_the_journal(tmp_path: Path) -> None:
     bookie = await open_real(str(tmp_path))
     assert not any(await add_all(bookie, [entry(1, n) for n in range(10)]))
@@ -478,6 +484,7 @@ async def test_a_start_without_syncs_warns(tmp_path: Path, caplog: pytest.LogCap
     await bookie.close()
 
 
+@pytest.mark.real
 async def test_a_stop_does_not_wait_for_a_journal_that_hangs_with_a_full_ring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

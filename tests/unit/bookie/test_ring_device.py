@@ -17,7 +17,7 @@ from magnetar.runtime.files import OsFiles
 from support.bookie_kit import until
 from support.inline_devices import InlineDiskWorker
 
-pytestmark = pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
+pytestmark = [pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"]), pytest.mark.real]
 RING = 64 * 1024
 
 

@@ -240,6 +240,7 @@ async def test_a_log_that_is_cut_short_or_gone_is_damage(tmp_path: Path) -> None
     await bookie.close()
 
 
+@pytest.mark.real
 async def test_rule_08_bits_of_the_real_index_are_found_by_the_scrub(tmp_path: Path) -> None:
     """Also those that RocksDB does not look at."""
     bookie = await open_real(str(tmp_path), scrub_interval_s=0)
@@ -273,6 +274,7 @@ async def test_rule_08_bits_of_the_real_index_are_found_by_the_scrub(tmp_path: P
     await bookie.close()
 
 
+@pytest.mark.real
 async def test_a_manifest_may_grow_and_tables_may_come_and_go(tmp_path: Path) -> None:
     bookie = await open_real(str(tmp_path), scrub_interval_s=0)
     bookie.scrubber._pace._needed = bookie.scrubber._pace._bound = 1e9

@@ -27,6 +27,7 @@ async def asked(bookie: Bookie, command: str, **arguments: Any) -> list[dict[str
     return [found async for found in known[command]({name: str(value) for name, value in arguments.items()})]
 
 
+@pytest.mark.real
 async def test_what_is_in_memory_and_what_was_flushed(tmp_path: Path) -> None:
     bookie = await open_real(str(tmp_path), checkpoint_interval_s=1000.0)
     assert not any(await add_all(bookie, [entry(1, number) for number in range(10)]))
@@ -56,6 +57,7 @@ async def test_what_is_in_memory_and_what_was_flushed(tmp_path: Path) -> None:
     await bookie.close()
 
 
+@pytest.mark.real
 async def test_journals_that_are_released_and_written_meanwhile_are_not_called_damaged(
     tmp_path: Path,
 ) -> None:
@@ -89,6 +91,7 @@ async def test_journals_that_are_released_and_written_meanwhile_are_not_called_d
     await bookie.close()
 
 
+@pytest.mark.real
 async def test_damage_is_told(tmp_path: Path) -> None:
     bookie = await open_real(str(tmp_path), checkpoint_interval_s=1000.0)
     assert not any(await add_all(bookie, [entry(1, number) for number in range(3)]))

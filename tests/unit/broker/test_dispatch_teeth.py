@@ -12,7 +12,7 @@ from unit.broker.test_dispatch_scenarios import SCENARIOS
 pytestmark = pytest.mark.timeout(180)
 
 EXAMPLES = settings(
-    max_examples=1500,
+    max_examples=60,
     stateful_step_count=100,
     deadline=None,
     database=None,
@@ -20,18 +20,18 @@ EXAMPLES = settings(
     suppress_health_check=list(HealthCheck),
 )
 
-# The seed of Hypothesis with which the state machine soon meets a defect, where that is not 0: after ten examples and not
-# hundreds. A change of the machine may make it another one; the search then takes longer, and finds it all the same.
-SEEDS = dict.fromkeys(
-    (
-        "owner_not_settled",
-        "forgotten_waker",
-        "takeover_does_not_go_back",
-        "pending_acks_survive_a_seek",
-        "replay_survives_a_seek",
-    ),
-    1,
-)
+# The seed of Hypothesis with which the state machine soon meets a defect, where that is not 0: after some examples and not
+# hundreds. A change of the machine may make it another one: the test then says which to write here.
+SEEDS = {
+    "forgotten_waker": 1,
+    "pending_acks_survive_a_seek": 1,
+    "replay_survives_a_seek": 6,
+    "timer_forgotten": 1,
+    "owner_not_settled": 6,
+    "two_active_consumers": 3,
+    "takeover_does_not_go_back": 7,
+    "due_nack_forgotten_at_unload": 1,
+}
 
 # These take the state machine too many examples to wait for; nobody skips in it.
 RARE = (
@@ -65,10 +65,23 @@ def differs(text: str) -> bool:
 def test_the_state_machine_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTS[name](monkeypatch)
 
-    @seed(SEEDS.get(name, 0))
+    pinned = SEEDS.get(name, 0)
+    noticed = next((number for number in (*range(pinned, pinned + 3), *range(20)) if notices(number)), None)
+    assert noticed is not None, f"{name} is not noticed by the seeds 0 to 19: try others, or list it in RARE"
+    assert noticed in range(pinned, pinned + 3), (
+        f"{name} is noticed later than it was: write {noticed} in SEEDS"
+    )
+
+
+def notices(number: int) -> bool:
+    """Whatever it is that goes wrong: a broken invariant, a message that never comes, an exception."""
+
+    @seed(number)
     class Seeded(DispatchMachine):
         pass
 
-    # Whatever it is that goes wrong: a broken invariant, a message that never comes, an exception.
-    with pytest.raises(Exception):  # noqa: B017
+    try:
         run_state_machine_as_test(Seeded, settings=EXAMPLES)
+    except Exception:
+        return True
+    return False

@@ -132,6 +132,7 @@ COMMANDS: list[tuple[list[str], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("arguments", "said"), COMMANDS, ids=[" ".join(arguments) for arguments, _ in COMMANDS]
 )

@@ -160,6 +160,7 @@ async def test_nothing_is_stopped_when_a_group_may_not_be() -> None:
     assert found == "zone a cannot be restarted together: no broker would be left to take over its topics"
 
 
+@pytest.mark.real
 async def test_a_zone_is_stopped_when_its_brokers_have_handed_over_and_gets_topics_back_afterwards(
     tmp_path: Path,
 ) -> None:
@@ -235,6 +236,7 @@ def test_a_command_is_filled_in_safely() -> None:
             Commands((wrong,))
 
 
+@pytest.mark.real
 async def test_the_next_one_waits_until_the_one_before_is_registered_anew_and_nothing_is_to_repair(
     tmp_path: Path,
 ) -> None:
@@ -269,6 +271,7 @@ async def test_the_next_one_waits_until_the_one_before_is_registered_anew_and_no
     assert [line.partition(":")[0] for line in said[1:-1]] == ["[2/2] bookie b2"]
 
 
+@pytest.mark.real
 async def test_it_ends_at_what_is_not_well() -> None:
     store = await cluster()
     chosen = plan(await read_members(store), [])

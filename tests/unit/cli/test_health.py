@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from magnetar.cli.health import HttpPages, Started, bookie_reasons, broker_reasons
 from magnetar.cli.lazy_imports import LazyHttp
@@ -79,6 +80,7 @@ async def test_a_daemon_answers_from_before_its_start_to_the_end_of_its_stop() -
     assert await run == 0
 
 
+@pytest.mark.real
 async def test_a_bookie_is_ready_while_it_is_registered_and_its_journal_syncs(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -110,6 +112,7 @@ async def test_a_bookie_is_ready_while_it_is_registered_and_its_journal_syncs(
     assert not registered.standing
 
 
+@pytest.mark.real
 async def test_a_read_only_bookie_is_ready_and_says_so(tmp_path: Path) -> None:
     bookie = await open_real(str(tmp_path))
     try:

@@ -112,6 +112,7 @@ async def test_closed_before_anybody_asked() -> None:
     await http.close()
 
 
+@pytest.mark.real
 def test_a_daemon_starts_without_the_libraries_of_people_and_scrapers() -> None:
     code = "import sys, magnetar.cli.daemons, magnetar.cli.production, magnetar.cli.standalone; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

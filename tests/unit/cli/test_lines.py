@@ -16,6 +16,7 @@ async def read(descriptor: int) -> list[bytes]:
     return [line async for group in read_lines(descriptor) for line in group]
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

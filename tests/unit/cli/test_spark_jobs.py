@@ -43,6 +43,7 @@ def test_without_the_extra_one_line_names_the_cure(
     )
 
 
+@pytest.mark.real
 def test_the_command_tree_imports_no_spark() -> None:
     code = "import sys, magnetar.cli.app; print(sorted({'pyspark', 'pyarrow', 'magnetar.spark'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -107,6 +108,7 @@ def java_that_says(path: Path, version: str) -> None:
     java.chmod(0o755)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("version", "told"),
     [

@@ -138,6 +138,7 @@ def test_calls_of_other_threads_end_when_the_client_is_closed(url: str) -> None:
     assert outcomes == ["the client was closed meanwhile; connect again"]
 
 
+@pytest.mark.real
 def test_in_a_forked_process_every_call_says_that_it_cannot_be_used_there(url: str) -> None:
     with connect(url) as client:
         producer = client.create_producer("t")

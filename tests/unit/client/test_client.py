@@ -47,6 +47,7 @@ def test_public_names() -> None:
         assert getattr(magnetar.client, name).__doc__, name
 
 
+@pytest.mark.real
 def test_importing_the_client_imports_nothing_of_the_server() -> None:
     code = "import magnetar.client, magnetar.client.blocking, sys; print(*sorted(sys.modules))"
     modules = subprocess.run(

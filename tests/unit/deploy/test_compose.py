@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from support.daemon_lines import daemon_settings
@@ -28,6 +29,7 @@ def check_schema(path: Path) -> int:
     return subprocess.run(line, capture_output=True, timeout=60).returncode
 
 
+@pytest.mark.real
 def test_it_fits_the_schema_of_compose_files(tmp_path: Path) -> None:
     assert check_schema(COMPOSE) == 0
     wrong = tmp_path / "compose.yaml"

@@ -50,6 +50,7 @@ def test_all_fit_the_schemas(version: str) -> None:
         )
 
 
+@pytest.mark.real
 def test_kustomize_builds_them() -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl")

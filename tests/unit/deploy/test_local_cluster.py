@@ -83,6 +83,7 @@ def refusal(data: Path, offset: int, **environment: str) -> str:
     return line
 
 
+@pytest.mark.real
 def test_what_is_in_the_way_is_said_in_one_line(tmp_path: Path) -> None:
     if shutil.which("java") is None:
         pytest.skip("no Java")
@@ -96,6 +97,7 @@ def test_what_is_in_the_way_is_said_in_one_line(tmp_path: Path) -> None:
     assert "there is no Java on this machine" in refusal(tmp_path, 20_000, PATH="/nowhere")
 
 
+@pytest.mark.real
 def test_a_daemon_that_is_not_there_cannot_be_stopped(tmp_path: Path) -> None:
     for name, words in (("bookie-9", "there is no daemon bookie-9"), ("bookie-2", "start the cluster")):
         line = [sys.executable, str(DEPLOY / "local.py"), "stop", name]
@@ -104,6 +106,7 @@ def test_a_daemon_that_is_not_there_cannot_be_stopped(tmp_path: Path) -> None:
         assert (done.returncode, words in done.stderr) == (78, True)
 
 
+@pytest.mark.real
 def test_a_daemon_is_found_from_a_shell_that_knows_no_numbers(tmp_path: Path) -> None:
     """Regression: of a cluster of three brokers, or on other ports, some daemons could not be stopped."""
     if shutil.which("java") is None:

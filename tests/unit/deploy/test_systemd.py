@@ -80,6 +80,7 @@ def test_daemons_of_one_machine_have_data_and_http_ports_of_their_own() -> None:
     assert data[0] != data[1]
 
 
+@pytest.mark.real
 def test_systemd_is_told_when_a_daemon_serves_and_when_it_stops(tmp_path: Path) -> None:
     assert all(unit(name)["Service"]["Type"] == "notify" for name in DAEMONS)
     path = str(tmp_path / "notify")
@@ -108,6 +109,7 @@ def verify(*paths: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.real
 def test_systemd_accepts_them(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze")

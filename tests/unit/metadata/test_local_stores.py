@@ -101,6 +101,7 @@ def test_the_model_equals_rocksdb(
     real.close()
 
 
+@pytest.mark.real
 def test_the_interface_loads_no_rocksdb() -> None:
     code = "import sys, magnetar.metadata; sys.exit('rocksdict' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

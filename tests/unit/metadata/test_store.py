@@ -40,7 +40,7 @@ async def local_store(reopen: Reopen) -> AsyncIterator[LocalMetadataStore]:
     await opened.close()
 
 
-@pytest_asyncio.fixture(params=["memory", "embedded", "zookeeper"])
+@pytest_asyncio.fixture(params=["memory", "embedded", pytest.param("zookeeper", marks=pytest.mark.real)])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MetadataStore]:
     """Every store. On ZooKeeper a root of its own on the server that the tests share."""
     opened: MetadataStore

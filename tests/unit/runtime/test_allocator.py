@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.real
+
+
 PROGRAM = """
 import resource, sys
 from magnetar.runtime.allocator import keep_large_buffers

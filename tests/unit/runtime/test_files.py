@@ -263,6 +263,7 @@ def test_a_lock_on_a_read_only_file_system_excludes_as_well(
     lock.release()
 
 
+@pytest.mark.real
 async def test_rule_12b_a_helper_that_inherited_the_lock_still_holds_it(
     files: OsFiles, tmp_path: Path
 ) -> None:

@@ -130,6 +130,7 @@ async def test_a_component_that_hangs_or_fails_does_not_keep_the_others(
     assert "stopping fails failed" in caplog.text
 
 
+@pytest.mark.real
 async def test_rule_04_a_failure_ends_the_process_without_draining() -> None:
     program = (
         "import sys\n"
@@ -159,6 +160,7 @@ async def test_failure_is_reported_once_and_exits_now(caplog: pytest.LogCaptureF
     assert caplog.messages == ["test stops: StorageFailed: disk"]
 
 
+@pytest.mark.real
 async def test_what_a_client_loads_has_no_server_library() -> None:
     program = (
         "import json, sys\n"

@@ -12,7 +12,7 @@ import pytest
 from magnetar.proto.errors import StorageFailed
 from magnetar.runtime.processes import HelperProcess, spawn_helper
 
-pytestmark = pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"])
+pytestmark = [pytest.mark.asyncio(loop_factories=["uvloop", "asyncio"]), pytest.mark.real]
 
 HELPER = """
 import os, sys

@@ -16,6 +16,7 @@ from sim.worker import TESTS, Worker
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.real
 def test_runner_finds_what_goes_wrong_and_nothing_else() -> None:
     wrong = judge("selftest", play_all("selftest", range(9), twice=True))
     assert [text.split("\n")[0] for text in wrong] == [
@@ -29,6 +30,7 @@ def test_runner_finds_what_goes_wrong_and_nothing_else() -> None:
     assert "seed 7 is not deterministic" in wrong[2]
 
 
+@pytest.mark.real
 def test_runner_wants_every_fault_to_fire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sim.scenarios.selftest.EXPECTED_FAULTS", ("selftest", "never"))
     results = play_all("selftest", [0] * 20)
@@ -42,23 +44,27 @@ def test_one_seed_can_be_replayed_with_its_trace(capsys: pytest.CaptureFixture[s
     assert "an invariant that does not hold" in printed
 
 
+@pytest.mark.real
 def test_each_seed_finds_modules_that_no_other_seed_has_used() -> None:
     reports = [report for (report,) in play_all("selftest", range(10, 22))]
     assert [report.counts["earlier"] for report in reports] == [0] * 12
 
 
+@pytest.mark.real
 def test_seed_that_takes_too_much_memory_fails_alone() -> None:
     (wrong,) = judge("selftest", play_all("selftest", [9, 10]))
     assert wrong.startswith("seed 9 failed:")
     assert "MemoryError" in wrong
 
 
+@pytest.mark.real
 def test_seed_that_hangs_fails_alone_and_tells_where() -> None:
     (wrong,) = judge("selftest", play_all("selftest", [-1, 10]))
     assert wrong.startswith("seed -1 failed:\nTimeout (")
     assert "selftest.py" in wrong
 
 
+@pytest.mark.real
 def test_replay_has_the_trace_of_the_run_whatever_the_hash_seed() -> None:
     ((report,),) = play_all("selftest", [3])
     for hash_seed in ("11", "12"):
@@ -68,6 +74,7 @@ def test_replay_has_the_trace_of_the_run_whatever_the_hash_seed() -> None:
         assert f"trace {report.trace_hash}\n" in again.stdout
 
 
+@pytest.mark.real
 def test_failures_are_printed_at_once_and_kept_with_the_figures(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -91,6 +98,7 @@ def test_failures_are_printed_at_once_and_kept_with_the_figures(
 BACKGROUND_JOB = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_soak_tells_what_it_has_and_leaves_no_process(
     number: signal.Signals, tmp_path: Path
@@ -120,12 +128,14 @@ def test_interrupted_soak_tells_what_it_has_and_leaves_no_process(
     assert [child for child in children if Path(f"/proc/{child}").exists()] == []
 
 
+@pytest.mark.real
 def test_seeds_that_are_not_asked_for_any_more_are_given_up() -> None:
     results = played("selftest", range(10, 1_000_000))
     assert len([next(results) for _ in range(5)]) == 5
     results.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.real
 def test_worker_that_is_killed_fails_its_seed_and_the_next_goes_to_another() -> None:
     worker = Worker("selftest", 1)
     try:

@@ -23,6 +23,9 @@ from magnetar.spark import archive_reader
 from magnetar.spark.archive_reader import ArchiveProcesses
 from support.archive_kit import ledger_of, write_archive
 
+pytestmark = pytest.mark.real
+
+
 TOPIC = "persistent://public/default/orders"
 COUNT = 30
 

@@ -376,6 +376,7 @@ async def test_each_ledger_directory_is_compacted_by_itself(gc: Collected, tmp_p
     await gc.check(5, range(5))
 
 
+@pytest.mark.real
 async def test_with_the_real_processes_and_rocksdb(tmp_path: Path) -> None:
     directory = str(tmp_path / "bookie")
     changes: dict[str, Any] = {"entry_log_bytes": 16 * KIB, "compaction_bytes_per_s": 0, "gc_interval_s": 0.0}

@@ -24,6 +24,9 @@ from magnetar.proto.errors import DataDirectoryError, StorageFailed
 from magnetar.runtime.files import File, OsFiles
 from support.offline_kit import entry_logs, flip, settings_of, with_stopped
 
+pytestmark = pytest.mark.real
+
+
 PAGE = 4096
 
 

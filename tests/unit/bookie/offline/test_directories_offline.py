@@ -30,6 +30,8 @@ from magnetar.runtime.files import OsFiles
 from support.bookie_kit import open_real
 from support.offline_kit import entries_of, make_images, settings_of, trace_of, with_stopped
 
+pytestmark = pytest.mark.real
+
 
 def places(directory: Path) -> dict[str, Any]:
     return {

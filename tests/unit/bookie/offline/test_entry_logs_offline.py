@@ -20,6 +20,9 @@ from magnetar.proto.errors import DataDirectoryError
 from support.bookie_kit import add, entry, open_real
 from support.offline_kit import entry_logs, flip, with_stopped
 
+pytestmark = pytest.mark.real
+
+
 Item = LogHeader | LogRecord | LogBroken | LogEnd
 
 

@@ -26,6 +26,9 @@ from magnetar.proto.errors import DataDirectoryError, EntryNotFound
 from support.bookie_kit import entry, open_real
 from support.offline_kit import LATER, flip, journals, with_stopped
 
+pytestmark = pytest.mark.real
+
+
 Item = JournalDirectory | JournalFileReport | JournalRecord | JournalGap
 
 

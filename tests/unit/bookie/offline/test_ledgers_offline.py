@@ -16,6 +16,7 @@ def summaries(bookie: StoppedBookie, ledger_id: int | None = None) -> dict[int, 
     return {found.ledger_id: found for found in list_ledgers(bookie, Journaled.read(bookie), ledger_id)}
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("image", ["stopped", "killed"])
 def test_every_ledger_is_listed_with_all_that_is_known(image: str, request: pytest.FixtureRequest) -> None:
     found = with_stopped(request.getfixturevalue(image), summaries)
@@ -32,12 +33,14 @@ def test_every_ledger_is_listed_with_all_that_is_known(image: str, request: pyte
     assert found[2].logs == sorted(found[2].logs)
 
 
+@pytest.mark.real
 def test_what_only_the_journals_have_is_told_apart(killed: Path) -> None:
     found = with_stopped(killed, summaries)
     assert (found[1].entries, found[1].journaled_entries) == (LEDGERS[1][0], 15)
     assert (found[6].entries, found[6].journaled_entries, found[6].logs) == (0, 5, [])
 
 
+@pytest.mark.real
 def test_one_ledger_alone_says_the_same(killed: Path) -> None:
     everything = with_stopped(killed, summaries)
     for ledger_id, summary in everything.items():
@@ -46,11 +49,13 @@ def test_one_ledger_alone_says_the_same(killed: Path) -> None:
         }
 
 
+@pytest.mark.real
 def test_an_unknown_ledger_is_named(stopped: Path) -> None:
     with pytest.raises(LedgerNotFound, match="nothing is known of ledger 99"):
         with_stopped(stopped, lambda bookie: summaries(bookie, 99))
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("image", ["stopped", "killed"])
 def test_entries_are_read_from_where_they_stand(image: str, request: pytest.FixtureRequest) -> None:
     directory = request.getfixturevalue(image)
@@ -66,6 +71,7 @@ def test_entries_are_read_from_where_they_stand(image: str, request: pytest.Fixt
         assert with_stopped(directory, read) == entries_of(ledger_id)
 
 
+@pytest.mark.real
 def test_a_range_is_read_from_log_and_journal(killed: Path) -> None:
     def read(bookie: StoppedBookie) -> list[tuple[int, str]]:
         places = Journaled.read(bookie, places_of=1).places
@@ -79,6 +85,7 @@ def test_a_range_is_read_from_log_and_journal(killed: Path) -> None:
     ]
 
 
+@pytest.mark.real
 def test_rule_08_a_damaged_entry_is_shown_as_damaged(stopped: Path) -> None:
     first = with_stopped(stopped, lambda bookie: next(read_entries(bookie, {}, 2)))
     flip(Path(first.path), first.position + 500)
@@ -87,6 +94,7 @@ def test_rule_08_a_damaged_entry_is_shown_as_damaged(stopped: Path) -> None:
     assert len(found) == LEDGERS[2][0]
 
 
+@pytest.mark.real
 def test_entries_of_a_lost_log_are_damaged_not_absent(stopped: Path) -> None:
     for log in entry_logs(stopped):
         log.unlink()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from magnetar.bookie.layout import DataLayout
 from magnetar.bookie.read_only import clear_read_only, marker_path, read_only_reason, set_read_only
 from magnetar.proto.errors import BookieReadOnly
@@ -27,6 +29,7 @@ def test_the_marker_is_durable_text_whatever_stands_in_it(tmp_path: Path) -> Non
         assert read_only_reason(files, layout) == ""
 
 
+@pytest.mark.real
 def test_rule_12_it_takes_no_adds_until_the_marker_is_gone(killed: Path) -> None:
     files, layout = OsFiles(), DataLayout.at(str(killed))
 

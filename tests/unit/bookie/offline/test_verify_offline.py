@@ -34,6 +34,7 @@ def verdicts(result: Verification, part: str) -> set[str]:
     return {check.verdict for check in result.checks if check.part == part}
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("image", ["stopped", "killed"])
 def test_an_undamaged_bookie_is_sound(image: str, request: pytest.FixtureRequest) -> None:
     result = verified(request.getfixturevalue(image))
@@ -53,6 +54,7 @@ def test_an_undamaged_bookie_is_sound(image: str, request: pytest.FixtureRequest
     assert located.records == (120 if image == "stopped" else 100)
 
 
+@pytest.mark.real
 def test_a_bookie_that_was_repaired_is_sound(stopped: Path) -> None:
     async def repair() -> None:
         bookie = await open_real(str(stopped))
@@ -65,6 +67,7 @@ def test_a_bookie_that_was_repaired_is_sound(stopped: Path) -> None:
     assert result.sound, result.findings
 
 
+@pytest.mark.real
 def test_rule_05_a_torn_tail_is_sound(killed: Path) -> None:
     with entry_logs(killed)[-1].open("ab") as file:
         file.write(b"half of a flush" * 50)
@@ -73,6 +76,7 @@ def test_rule_05_a_torn_tail_is_sound(killed: Path) -> None:
     assert "torn tail" in verdicts(result, "entry log")
 
 
+@pytest.mark.real
 def test_every_page_of_an_entry_log(stopped: Path) -> None:
     log = entry_logs(stopped)[0]
     good = log.read_bytes()
@@ -84,6 +88,7 @@ def test_every_page_of_an_entry_log(stopped: Path) -> None:
     assert log.read_bytes() == good
 
 
+@pytest.mark.real
 def test_damage_is_told_by_ledger_and_entry(stopped: Path) -> None:
     log = entry_logs(stopped)[0]
     flip(log, 64 + 40)
@@ -93,6 +98,7 @@ def test_damage_is_told_by_ledger_and_entry(stopped: Path) -> None:
     assert found[0].path == str(log)
 
 
+@pytest.mark.real
 def test_rule_08_a_lost_log_damages_every_entry_of_it(stopped: Path) -> None:
     before = next(one.records for one in verified(stopped).checks if one.part == "index")
     for log in entry_logs(stopped):
@@ -101,6 +107,7 @@ def test_rule_08_a_lost_log_damages_every_entry_of_it(stopped: Path) -> None:
     assert len([one for one in result.findings if one.part == "entry"]) == before
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("name", ["cookie", "mark", "log-ids"])
 def test_a_damaged_cookie_or_mark(killed: Path, name: str) -> None:
     flip(killed / name, 20)
@@ -109,6 +116,7 @@ def test_a_damaged_cookie_or_mark(killed: Path, name: str) -> None:
     assert verdicts(result, name.replace("-", " ")) == {"damage"}
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("name", ["cookie", "mark", "log-ids", "index", "journal", "ledgers"])
 def test_what_is_missing(killed: Path, name: str) -> None:
     path = killed / name
@@ -119,6 +127,7 @@ def test_what_is_missing(killed: Path, name: str) -> None:
     assert not verified(killed).sound
 
 
+@pytest.mark.real
 def test_a_damaged_journal(killed: Path) -> None:
     adds = with_stopped(
         killed,
@@ -136,6 +145,7 @@ def test_a_damaged_journal(killed: Path) -> None:
     assert 0 <= adds[0].position - result.findings[0].position < PAGE  # the padding before it is no record
 
 
+@pytest.mark.real
 def test_a_damaged_index(stopped: Path) -> None:
     tables = sorted((stopped / "index").glob("*.sst"), key=lambda path: path.stat().st_size)
     flip(tables[-1], 200)
@@ -144,6 +154,7 @@ def test_a_damaged_index(stopped: Path) -> None:
     assert "damage" in verdicts(result, "index")
 
 
+@pytest.mark.real
 def test_another_bookies_index(stopped: Path, killed: Path, tmp_path: Path) -> None:
     from support.offline_kit import make_images
 
@@ -158,12 +169,14 @@ def test_another_bookies_index(stopped: Path, killed: Path, tmp_path: Path) -> N
     assert any("another bookie" in finding.text for finding in result.findings)
 
 
+@pytest.mark.real
 def test_it_leaves_no_trace(killed: Path) -> None:
     before = trace_of(killed)
     verified(killed)
     assert trace_of(killed) == before
 
 
+@pytest.mark.real
 def test_a_table_of_the_index_that_the_scrub_knows(stopped: Path) -> None:
     """A byte that no walk reads: the scrub's checksum tells."""
     import xxhash
@@ -182,6 +195,7 @@ def test_a_table_of_the_index_that_the_scrub_knows(stopped: Path) -> None:
     assert any(one.path.endswith(name) for one in verified(stopped).findings)
 
 
+@pytest.mark.real
 def test_a_log_in_two_directories(stopped: Path) -> None:
     (stopped / "l2").mkdir()
     shutil.copy(entry_logs(stopped)[0], stopped / "l2")
@@ -212,6 +226,7 @@ def test_directories_that_the_settings_forget_are_looked_at(tmp_path: Path) -> N
     assert "ledger_directories no longer names" in result.findings[0].text
 
 
+@pytest.mark.real
 def test_garbage_collection_leaves_it_sound(stopped: Path, tmp_path: Path) -> None:
     images: list[Path] = []
 
@@ -242,6 +257,7 @@ def test_garbage_collection_leaves_it_sound(stopped: Path, tmp_path: Path) -> No
         assert bool(found[0].ranges) == (image.name in ("deleted", "flushed"))
 
 
+@pytest.mark.real
 def test_entries_of_a_deleted_ledger_may_be_gone(tmp_path: Path) -> None:
     """A flush that was under way when the ledger left the index puts some of its places back; the logs go all the same."""
     directory = tmp_path / "one"
@@ -261,6 +277,7 @@ def test_entries_of_a_deleted_ledger_may_be_gone(tmp_path: Path) -> None:
     assert next(check.records for check in result.checks if check.part == "index") == 1
 
 
+@pytest.mark.real
 def test_a_crash_between_the_two_halves_of_an_index_flush_is_sound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +303,7 @@ def test_a_crash_between_the_two_halves_of_an_index_flush_is_sound(
     assert result.sound, result.findings
 
 
+@pytest.mark.real
 def test_an_entry_log_of_which_nothing_was_synced_is_sound(stopped: Path) -> None:
     log = entry_logs(stopped)[-1]
     unsynced = log.with_name(f"entrylog-{int(log.stem[-8:], 16) + 1:08x}.log")
