@@ -114,8 +114,8 @@ crash: $(SPARK_STAMP) ## kill -9 the service KILLS times (default 50) in six way
 		tests/crash/test_bookie_loss.py tests/crash/test_bad_bytes.py tests/crash/cluster $(ARGS)
 
 spark: $(SPARK_STAMP) $(DEMO_STAMP) ## run the commands of the data pipeline, and every way of packaging it, each in Java machines of its own
-	@MAGNETAR_SPARK_LONG=1 MAGNETAR_SPARK_SEEDS=10 $(PY) -m pytest -q --no-header tests/integration/spark_jobs/test_commands.py \
-		tests/integration/spark_shells tests/integration/spark/test_random_histories.py tests/integration/spark/test_random_losses.py $(ARGS)
+	@MAGNETAR_JVM=1 MAGNETAR_SPARK_LONG=1 MAGNETAR_SPARK_SEEDS=10 $(PY) -m pytest -q --no-header \
+		tests/integration/spark_jobs/test_commands.py tests/integration/spark_shells tests/integration/spark/test_kill.py tests/integration/spark/test_random_histories.py tests/integration/spark/test_random_losses.py $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks: tables on the screen, JSON under bench/out
 	@$(PY) -m bench $(ARGS)

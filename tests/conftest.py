@@ -17,6 +17,8 @@ A test of processes carries the marker `real` (support.real_tests); with `--seco
 once more, alone (support.second_try). All others decide the same each time: Hypothesis tries the same examples in every run,
 and others only where MAGNETAR_EXAMPLES asks for more.
 
+A test that starts Java machines of its own carries the marker `jvm`, and is left out unless MAGNETAR_JVM is set.
+
 What runs in one worker is decided in support.workers.
 """
 
@@ -130,6 +132,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the long units first; bound every async test from inside its loop; see the module docstring."""
+    if not os.environ.get("MAGNETAR_JVM"):
+        left_out = [item for item in items if item.get_closest_marker("jvm")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: not starts_early(item.nodeid))
     chosen = config.getoption("timeout", None)  # --timeout
     default = float(config.getini("timeout") if chosen is None else chosen)

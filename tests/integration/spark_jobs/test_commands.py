@@ -111,6 +111,7 @@ def table(out: str) -> dict[str, str]:
     return {row[0]: row[1] for row in cells if len(row) == 2}
 
 
+@pytest.mark.jvm
 def test_compact_into_a_topic_and_as_parquet(
     start: Start, run: Run, topics: Topics, produce: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_compact_into_a_topic_and_as_parquet(
     assert again.cpu_s < 1.5
 
 
+@pytest.mark.jvm
 def test_archive_and_back_and_a_range_of_the_topic_marked(
     run: Run, topics: Topics, produce: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -177,6 +179,7 @@ def test_archive_and_back_and_a_range_of_the_topic_marked(
     ]
 
 
+@pytest.mark.jvm
 def test_an_audit_that_finds_something_ends_with_1(
     run: Run, service: Service, topics: Topics, produce: Callable[..., None]
 ) -> None:
@@ -213,6 +216,7 @@ def event_times(minutes: range) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.jvm
 def test_a_rollup_that_is_interrupted_goes_on_from_its_checkpoint(
     start: Start, run: Run, topics: Topics, produce: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -238,6 +242,7 @@ def test_a_rollup_that_is_interrupted_goes_on_from_its_checkpoint(
     assert all(row["messages"] in (3, 4) for row in figures)
 
 
+@pytest.mark.jvm
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )

@@ -162,17 +162,20 @@ print("worker's magnetar:", spark.sparkContext.parallelize([1], 1).mapPartitions
 """
 
 
+@pytest.mark.jvm
 @pytest.mark.real
 def test_an_environment_as_an_archive(submit: Callable[..., None]) -> None:
     submit("An environment as an archive", "env-orders")
 
 
+@pytest.mark.jvm
 @pytest.mark.real
 @in_the_long_form
 def test_packages_as_an_archive(submit: Callable[..., None], worker: Path) -> None:
     submit("Packages as an archive", "deps-orders", ("/usr/bin/python3", str(worker / "bin" / "python")))
 
 
+@pytest.mark.jvm
 @pytest.mark.real
 @in_the_long_form
 def test_py_files(submit: Callable[..., None], worker: Path, programs: Path) -> None:
