@@ -131,7 +131,7 @@ class FakeCluster:
             for producer_id, (stored, _, _) in list(handler.producers.items()):
                 if stored is self.topics[topic]:
                     del handler.producers[producer_id]
-                    handler.connection.send(CloseProducer(0, producer_id, url).encode())
+                    handler.connection.send(CloseProducer(0, producer_id, url=url).encode())
             for consumer_id, consumer in list(handler.consumers.items()):
                 if consumer.topic is self.topics[topic]:
                     del handler.consumers[consumer_id]

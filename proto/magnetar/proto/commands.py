@@ -21,7 +21,7 @@ import msgspec
 from .bookie_identity import BookieIdentity
 from .cluster_commands import *  # noqa: F403  (its commands are read under this name as well)
 from .command import Command as Command
-from .errors import Action, MagnetarError, MalformedFrame, UnknownCommand, error_from_wire
+from .errors import Action, MagnetarError, MalformedFrame, TopicNotServed, UnknownCommand, error_from_wire
 from .topic_commands import *  # noqa: F403  (its commands are read under this name as well)
 
 PROTOCOL_VERSION = 1
@@ -161,13 +161,21 @@ class SendFailed(Command, tag=21):
 
 
 class CloseProducer(Command, tag=22):
-    """Either way; from the broker (request id 0): the topic moved, look up again. Ok: null.
+    """Either way; from the broker (request id 0) with an error, which says whether to look the topic up again. Ok: null.
 
     `url`: where it moved to, if that is known; to be asked with an authoritative Lookup.
     """
 
     producer_id: int
+    code: int = TopicNotServed.code
+    action: int = int(Action.LOOK_UP)
+    message: str = ""
     url: str = ""
+
+    @classmethod
+    def of(cls, producer_id: int, error: MagnetarError) -> CloseProducer:
+        """The frame that carries `error`."""
+        return cls(0, producer_id, *_closing(error))
 
 
 class Subscribe(Command, tag=23):
@@ -254,18 +262,23 @@ class Seek(Command, tag=29):
 
 
 class CloseConsumer(Command, tag=30):
-    """Either way, as CloseProducer. From the broker with a code: an error that ends the consumer for good."""
+    """Either way, as CloseProducer."""
 
     consumer_id: int
-    code: int = 0
-    action: int = 0
+    code: int = TopicNotServed.code
+    action: int = int(Action.LOOK_UP)
     message: str = ""
     url: str = ""
 
     @classmethod
     def of(cls, consumer_id: int, error: MagnetarError) -> CloseConsumer:
         """The frame that carries `error`."""
-        return cls(0, consumer_id, error.code, int(error.action), error.message[:_MAX_ERROR_CHARS])
+        return cls(0, consumer_id, *_closing(error))
+
+
+def _closing(error: MagnetarError) -> tuple[int, int, str, str]:
+    message = error.message[:_MAX_ERROR_CHARS]
+    return error.code, int(error.action), message, str(error.details.get("url", ""))
 
 
 class EndOfTopic(Command, tag=31):

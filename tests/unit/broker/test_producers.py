@@ -10,6 +10,7 @@ from magnetar.proto import commands as c
 from magnetar.proto.batch import GROUP_OVERHEAD_BYTES, encode_batch
 from magnetar.proto.errors import (
     ChecksumMismatch,
+    FrameTooLarge,
     MessageTooLarge,
     ProducerBusy,
     ProducerFenced,
@@ -282,7 +283,14 @@ async def test_rule_48_a_port_that_fails_costs_its_own_producer_only(
         broken, other = FakeClient(broker), FakeClient(broker)
         await broken.producer(name="broken")
         await other.producer(name="other")
-        broken.max_frame_bytes = 30  # not even one row
+        send = broken.send
+
+        def send_no_receipt(header: bytes, payload: Any = b"") -> None:
+            if isinstance(c.decode_command(header), c.Receipt):
+                raise FrameTooLarge("not even one row fits")
+            send(header, payload)
+
+        broken.send = send_no_receipt  # type: ignore[method-assign]
         ledgers.hold = True
         broken.publish(b"0")
         other.publish(b"0")

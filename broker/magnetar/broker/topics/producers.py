@@ -43,7 +43,7 @@ class ProducerPort(Protocol):
         """What was sent waits for this reason."""
 
     def producer_closed(self, error: MagnetarError) -> None:
-        """The broker ended the session: look the topic up again."""
+        """The broker ended the session; if the error may pass, to be opened again where the topic is then."""
 
 
 class SessionState(enum.Enum):

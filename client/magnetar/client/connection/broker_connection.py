@@ -24,7 +24,7 @@ from magnetar.proto.commands import (
     TopicsChanged,
     decode_command,
 )
-from magnetar.proto.errors import ConnectionLost, MagnetarError, TopicNotServed, error_from_wire
+from magnetar.proto.errors import ConnectionLost, MagnetarError, error_from_wire
 from magnetar.proto.frames import Run
 from magnetar.runtime.connection import Connection, ConnectionOptions, open_connection
 from magnetar.runtime.connection.addresses import format_address
@@ -57,6 +57,10 @@ class ProducerPort(Protocol):
 
     def moved(self, error: MagnetarError) -> None:
         """The connection broke, or the topic moves."""
+        ...
+
+    def refused(self, error: MagnetarError) -> None:
+        """The broker ended the producer for good."""
         ...
 
     def writing_resumed(self) -> None:
@@ -230,22 +234,28 @@ class BrokerConnection:
                 if producer is not None:
                     producer.send_delayed(command)
             case CloseProducer():
-                producer = self.producers.get(command.producer_id)
-                if producer is not None:
-                    producer.moved(_moved("producer", command.url))
+                self._ended(self.producers.get(command.producer_id), command)
             case ActiveConsumer():
                 consumer = self.consumers.get(command.consumer_id)
                 if consumer is not None:
                     consumer.active_changed(command.active)
             case CloseConsumer():
-                consumer = self.consumers.get(command.consumer_id)
-                if consumer is not None and command.code:
-                    consumer.refused(error_from_wire(command.code, command.action, command.message))
-                elif consumer is not None:
-                    consumer.moved(_moved("consumer", command.url))
+                self._ended(self.consumers.get(command.consumer_id), command)
             case _:
                 # Late receipts of an old epoch, and news of later versions that this one can do without.
                 log.debug("%s ignored", type(command).__name__)
+
+    def _ended(
+        self, user: ProducerPort | ConsumerPort | None, command: CloseProducer | CloseConsumer
+    ) -> None:
+        """The broker has closed it: whether it looks for another place depends on why."""
+        if user is not None:
+            error = error_from_wire(command.code, command.action, command.message)
+            error.details["url"] = command.url
+            if error.retryable:
+                user.moved(error)
+            else:
+                user.refused(error)
 
     def connection_closed(self, error: MagnetarError | None) -> None:
         """Everything that lived here looks for another place."""
@@ -261,9 +271,3 @@ class BrokerConnection:
         """The write buffer is low again."""
         for producer in list(self.producers.values()):
             producer.writing_resumed()
-
-
-def _moved(what: str, url: str) -> TopicNotServed:
-    """The broker has closed it; `url`: where the topic goes, if the broker says so."""
-    where = f" to {url}" if url else ""
-    return TopicNotServed(f"the broker closed the {what}: the topic moves{where}", url=url)

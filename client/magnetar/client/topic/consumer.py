@@ -27,7 +27,7 @@ from magnetar.proto.commands import (
     Subscribe,
     Unsubscribe,
 )
-from magnetar.proto.errors import InvalidArgument, MagnetarError, TopicNotServed
+from magnetar.proto.errors import InvalidArgument, MagnetarError
 from magnetar.proto.ids import MessageId
 
 from ..connection.attachment import Attachment
@@ -98,7 +98,6 @@ class TopicConsumer:
         self.trimmed_gaps = 0  # how often messages that were to come next had been trimmed
         self._gap: TrimmedGap | None = None  # the last one
         self._seeking = 0  # seeks under way; no delivery is opened meanwhile
-        self._unsubscribing = False
         self._arrived = asyncio.Event()  # wakes who waits for messages; also set when nothing more will come
         self._closing = asyncio.Lock()
         self._look_timer: asyncio.TimerHandle | None = None  # for ack_timeout, from the first attachment on
@@ -296,11 +295,7 @@ class TopicConsumer:
     async def unsubscribe(self) -> None:
         """Deletes the subscription; the consumer is still to be closed."""
         self._session.check_open()
-        self._unsubscribing = True
-        try:
-            await self._session.call(Unsubscribe(0, self._session.id))
-        finally:
-            self._unsubscribing = False
+        await self._session.call(Unsubscribe(0, self._session.id))
         self.acknowledger.forget()
 
     async def last_message_id(self) -> bytes | None:
@@ -394,9 +389,8 @@ class TopicConsumer:
         self._session.attached.set()
 
     def moved(self, error: MagnetarError) -> None:
-        """The connection broke or the topic moves; that the broker ends the consumer is no surprise while unsubscribing."""
-        if not (self._unsubscribing and isinstance(error, TopicNotServed)):
-            self._attachment.lost(error)
+        """The connection broke or the topic moves."""
+        self._attachment.lost(error)
 
     def active_changed(self, active: bool) -> None:
         """Failover: this consumer takes over, or another one did, which gets what was not handed out here."""

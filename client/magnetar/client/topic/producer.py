@@ -47,6 +47,7 @@ from magnetar.proto.errors import (
     ProducerFenced,
     ProducerQueueFull,
     SendTimeout,
+    TopicNotFound,
     error_from_wire,
 )
 from magnetar.proto.ids import MessageId
@@ -467,6 +468,10 @@ class TopicProducer:
         """The connection broke or the topic moves."""
         self._attachment.lost(error)
 
+    def refused(self, error: MagnetarError) -> None:
+        """The broker ended the producer for good."""
+        self._attachment.give_up(error)
+
     def detached(self) -> None:
         """Nothing more is written; Attachment goes on trying. Receipts of what was written may still come, if it was not
         the connection that broke: the broker opens the next epoch when they all have."""
@@ -523,7 +528,7 @@ class TopicProducer:
         if command.epoch != self._epoch or self._connection is None:
             return
         error = error_from_wire(command.code, command.action, command.message)
-        if isinstance(error, ProducerFenced):
+        if isinstance(error, ProducerFenced | TopicNotFound):
             self._attachment.give_up(error)
             return
         if error.action in (Action.FIX_CALL, Action.GIVE_UP):

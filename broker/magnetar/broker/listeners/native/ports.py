@@ -97,7 +97,7 @@ class ProducerPort:
     def producer_closed(self, error: MagnetarError) -> None:
         """The topic ended the session."""
         self._on_closed(self)
-        self._link.send(c.CloseProducer(0, self.producer_id, error.details.get("url", "")).encode())
+        self._link.send(c.CloseProducer.of(self.producer_id, for_client(error)).encode())
 
 
 class OpenProducer:
@@ -226,7 +226,7 @@ class ConsumerPort:
     def consumer_closed(self, error: MagnetarError) -> None:
         """The topic ended the consumer."""
         self._on_closed(self)
-        self._link.send(c.CloseConsumer(0, self.consumer_id, url=error.details.get("url", "")).encode())
+        self._link.send(c.CloseConsumer.of(self.consumer_id, for_client(error)).encode())
 
 
 def first_sequence_id(payload: bytes) -> int:
