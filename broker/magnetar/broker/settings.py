@@ -75,7 +75,7 @@ class BrokerSettings:
 
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES  # bookies must take entries of max_group_bytes
     max_entry_bytes: int = 768 * 1024  # coalescing stops here; a larger single group is an entry of its own
-    # How long a producer that opens again waits until what it sent before is stored or refused; then ProducerBusy.
+    # How long a producer that opens again waits until what it sent before is stored or refused; then QuorumLost.
     producer_drain_timeout_ms: int = 10_000
     max_outstanding_entries: int = 4  # appended and not confirmed, per topic
     max_outstanding_bytes: int = 4 * MIB

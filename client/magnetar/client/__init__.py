@@ -25,6 +25,7 @@ from magnetar.proto.errors import (
     MagnetarError,
     MessageLost,
     MessageTooLarge,
+    ProducerBusy,
     ProducerFenced,
     ProducerQueueFull,
     ReceiveTimeout,
@@ -32,6 +33,7 @@ from magnetar.proto.errors import (
     RetryableError,
     SendTimeout,
     SubscriptionNotFound,
+    TopicInUse,
     TopicNotFound,
 )
 from magnetar.proto.ids import MessageId
@@ -71,6 +73,7 @@ __all__ = [
     "Policies",
     "PolicyInForce",
     "Producer",
+    "ProducerBusy",
     "ProducerFenced",
     "ProducerQueueFull",
     "Reader",
@@ -82,6 +85,7 @@ __all__ = [
     "SendTimeout",
     "SubscriptionNotFound",
     "TableView",
+    "TopicInUse",
     "TopicNotFound",
     "connect",
 ]

@@ -72,7 +72,7 @@ class Administration(AbstractAsyncContextManager[Any]):
         await self.request(CreateTopic(0, name), topic=name)
 
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:
-        """Deletes a topic and all its messages; while producers or consumers are connected only with `force`."""
+        """Deletes a topic and all its messages; TopicInUse while producers or consumers are connected, unless `force`."""
         name = str(TopicName.parse(topic))
         await self.request(DeleteTopic(0, name, force), topic=name)
 

@@ -3,17 +3,18 @@
     MagnetarError
     ├── RetryableError        try again, the same call may succeed (action RETRY)
     │   └── ServiceNotReady, TooManyRequests, BookieUnavailable (WrongBookie), NotEnoughBookies, TopicBusy,
-    │       RequestTimeout (SendTimeout), ConnectionLost, VersionConflict, QuorumLost, ProducerBusy,
-    │       ReceiveTimeout, ProducerQueueFull, ArchiveUnavailable
+    │       RequestTimeout (SendTimeout), ConnectionLost, VersionConflict, QuorumLost, ReceiveTimeout,
+    │       ProducerQueueFull, ArchiveUnavailable
     ├── LookupAgainError      ask where the topic lives, then try there (action LOOK_UP)
     │   └── TopicNotServed
     ├── InvalidCallError      the call is wrong, fix it (action FIX_CALL)
     │   └── InvalidTopicName, InvalidArgument, FrameTooLarge, MalformedFrame, UnknownCommand, UnsupportedVersion,
     │       Unsupported, ChecksumMismatch, MessageTooLarge, NotAuthorized, AuthenticationFailed, InvalidSetting
     └── FinalError            nothing the caller does helps (action GIVE_UP)
-        └── TopicNotFound, SubscriptionNotFound, ConsumerBusy, ProducerFenced, LedgerNotFound, EntryNotFound, LedgerFenced,
-            LedgerClosed, EntryDamaged, UnknownLedgerState, BookieReadOnly, StorageFailed (DiskFull), AlreadyExists,
-            AlreadyClosed, DataDirectoryError, MessageLost, NotFoundInStore, NodeNotEmpty, EntriesNotForced
+        └── TopicNotFound, TopicInUse, SubscriptionNotFound, ConsumerBusy, ProducerBusy, ProducerFenced, LedgerNotFound,
+            EntryNotFound, LedgerFenced, LedgerClosed, EntryDamaged, UnknownLedgerState, BookieReadOnly,
+            StorageFailed (DiskFull), AlreadyExists, AlreadyClosed, DataDirectoryError, MessageLost, NotFoundInStore,
+            NodeNotEmpty, EntriesNotForced
 
 Codes are part of the wire protocol (WIRE.md): they are never reused. A code that a peer does not know is decoded as the
 class of its action, which travels with it.
@@ -133,10 +134,6 @@ class ArchiveUnavailable(RetryableError, code=19):
     """An archived ledger cannot be read now; it may be again later."""
 
 
-class ProducerBusy(RetryableError, code=31):
-    """The producer name is in use by a producer that is connected."""
-
-
 class TopicNotServed(LookupAgainError, code=40):
     """This broker does not own the topic."""
 
@@ -193,12 +190,20 @@ class TopicNotFound(FinalError, code=80):
     """The topic does not exist."""
 
 
+class TopicInUse(FinalError, code=102):
+    """The topic has producers or consumers."""
+
+
 class SubscriptionNotFound(FinalError, code=81):
     """The subscription does not exist."""
 
 
 class ConsumerBusy(FinalError, code=82):
     """The subscription is held by another consumer or has another type."""
+
+
+class ProducerBusy(FinalError, code=31):
+    """The producer name is in use by a producer that is connected."""
 
 
 class ProducerFenced(FinalError, code=83):

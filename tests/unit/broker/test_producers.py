@@ -14,6 +14,7 @@ from magnetar.proto.errors import (
     MessageTooLarge,
     ProducerBusy,
     ProducerFenced,
+    QuorumLost,
     Unsupported,
 )
 from magnetar.proto.frames import encode_frame
@@ -247,7 +248,7 @@ async def test_a_producer_that_opens_again_does_not_wait_for_ever_for_what_it_se
         ledgers.hold = True
         client.publish(b"1", first=1)
         await settle()
-        with pytest.raises(ProducerBusy, match="producer_drain_timeout_ms=20"):
+        with pytest.raises(QuorumLost, match="producer_drain_timeout_ms=20"):
             await client.producer(name="p", epoch=1)
         ledgers.hold = False
         ledgers.confirm()

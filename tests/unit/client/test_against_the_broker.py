@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from magnetar.client import Client, ConsumerBusy, ReceiveTimeout, SubscriptionNotFound
+from magnetar.client import (
+    Client,
+    ConsumerBusy,
+    ProducerBusy,
+    ReceiveTimeout,
+    SubscriptionNotFound,
+    TopicInUse,
+)
 from magnetar.metadata.memory import MemoryMetadataStore
 from magnetar.proto.errors import MessageTooLarge
 from magnetar.runtime.connection import FramedServer
@@ -65,6 +72,18 @@ async def test_permits_of_both_sides_agree_after_partial_acks(client: Client) ->
         [one] = stats["subscriptions"]["s"]["consumers"]
         assert 15 < one["permits"] <= 30
         await consumer.close()
+
+
+async def test_rule_50_conflicts_with_others_are_answered_at_once(client: Client) -> None:
+    """What others hold is not waited for until operation_timeout, after which it would be a RequestTimeout."""
+    producer = await client.create_producer("t", name="p")
+    with pytest.raises(ProducerBusy, match="'p' is in use"):
+        await client.create_producer("t", name="p")
+    with pytest.raises(TopicInUse, match=r"1 producer\(s\) and 0 consumer"):
+        await client.delete_topic("t")
+    await producer.close()
+    await (await client.create_producer("t", name="p")).close()
+    await client.delete_topic("t")
 
 
 async def test_a_subscription_that_is_not_durable_ends_with_its_last_consumer(client: Client) -> None:

@@ -71,7 +71,7 @@ class BrokerService:
     ) -> ProducerOpened:
         """A session to publish with; `new_port` makes its port for the epoch. The topic is made if settings allow it.
 
-        Waits until nothing can land that an older session of the name sent. Raises ProducerBusy, TopicNotFound,
+        Waits until nothing can land that an older session of the name sent. Raises ProducerBusy, QuorumLost, TopicNotFound,
         Unsupported, InvalidArgument.
         """
         if producer_name is not None and not 0 < len(producer_name) <= 255:
@@ -208,7 +208,7 @@ class BrokerService:
 
     @on_topic("delete_topic")
     async def delete_topic(self, name: TopicName, *, force: bool = False) -> None:
-        """Deletes it with all it holds. Raises TopicNotFound, and TopicBusy while somebody is connected unless `force`."""
+        """Deletes it with all it holds. Raises TopicNotFound, and TopicInUse while somebody is connected unless `force`."""
         await self._broker.delete_topic(name, force=force)
 
     @on_topic("delete_subscription")

@@ -21,6 +21,7 @@ from magnetar.proto.errors import (
     MagnetarError,
     ProducerBusy,
     ProducerFenced,
+    QuorumLost,
     TopicNotServed,
     Unsupported,
 )
@@ -132,7 +133,7 @@ class Producers:
     async def open(
         self, name: str, epoch: int, access_mode: str, new_port: Callable[[int], ProducerPort]
     ) -> ProducerSession:
-        """A session under `name`; `new_port` gets its epoch. Raises ProducerBusy, Unsupported; waits as rule 33 wants."""
+        """A session under `name`; `new_port` gets its epoch. Raises ProducerBusy, QuorumLost, Unsupported; see rule 33."""
         if access_mode != "shared":
             raise Unsupported(
                 f"access mode {access_mode!r} is not offered yet; create the producer with access_mode='shared'"
@@ -150,7 +151,7 @@ class Producers:
                     ProducerFenced(f"producer {name!r} was opened again with epoch {epoch}")
                 )
             if not await old.drained(self._drain_timeout_ms):
-                raise ProducerBusy(
+                raise QuorumLost(
                     f"what producer {name!r} of topic {self._topic} sent under epoch {old.epoch} was neither stored nor "
                     f"refused within producer_drain_timeout_ms={self._drain_timeout_ms}: look whether enough bookies can be "
                     "written to, and try again; a producer of another name does not wait"

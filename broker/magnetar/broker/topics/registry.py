@@ -271,7 +271,7 @@ class Broker:
         return found
 
     async def delete_topic(self, name: TopicName, *, force: bool) -> None:
-        """Deletes it with its subscriptions and ledgers. Raises TopicNotFound, TopicBusy."""
+        """Deletes it with its subscriptions and ledgers. Raises TopicNotFound, TopicInUse."""
         topic = await self.topic(name, create=False)
         key = str(name)
         if key in self._ending:

@@ -22,6 +22,7 @@ from magnetar.proto.errors import (
     DataDirectoryError,
     MagnetarError,
     TopicBusy,
+    TopicInUse,
     TopicNotFound,
     TopicNotServed,
 )
@@ -170,7 +171,7 @@ class Topic:
     ) -> ProducerSession:
         """A session to publish with; `new_port` makes its port, given the epoch. Waits as rule 33 wants.
 
-        Raises ProducerBusy, Unsupported, TopicNotServed.
+        Raises ProducerBusy, QuorumLost, Unsupported, TopicNotServed.
         """
         self.check_served()
         return await self.producers.open(name, epoch, access_mode, new_port)
@@ -509,7 +510,7 @@ class Topic:
         self.check_served()
         consumers = sum(len(subscription.consumers) for subscription in self.subscriptions.values())
         if not force and (len(self.producers) or consumers):
-            raise TopicBusy(
+            raise TopicInUse(
                 f"topic {self.name} has {len(self.producers)} producer(s) and {consumers} consumer(s); "
                 "close them or use force"
             )

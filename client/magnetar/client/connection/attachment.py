@@ -25,6 +25,7 @@ from magnetar.proto.errors import (
     InvalidArgument,
     LookupAgainError,
     MagnetarError,
+    ProducerBusy,
     RetryableError,
 )
 
@@ -37,7 +38,7 @@ log = logging.getLogger("magnetar.client")
 # After a connection broke the broker may take two ping intervals to notice, and holds the exclusive place till then.
 STALE_HOLDER_INTERVALS = 3
 # What a broker answers while it still holds the place, or is still opening it. The same call succeeded before.
-_STALE_HOLDER_ERRORS = (ConsumerBusy, AlreadyExists, InvalidArgument)
+_STALE_HOLDER_ERRORS = (ConsumerBusy, ProducerBusy, AlreadyExists, InvalidArgument)
 
 
 class Attached(Protocol):
