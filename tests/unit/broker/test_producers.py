@@ -219,17 +219,17 @@ async def test_rule_33_of_several_that_wait_for_one_name_a_single_session_is_ope
 
     producers = Producers("orders", 10_000)
     ports = [Port() for _ in range(4)]
-    oldest = await producers.open("p", 0, "shared", lambda _: ports[0])
+    oldest = await producers.open("p", 0, lambda _: ports[0])
     oldest.outstanding = 1
-    first = asyncio.create_task(producers.open("p", 1, "shared", lambda _: ports[1]))
-    second = asyncio.create_task(producers.open("p", 2, "shared", lambda _: ports[2]))
+    first = asyncio.create_task(producers.open("p", 1, lambda _: ports[1]))
+    second = asyncio.create_task(producers.open("p", 2, lambda _: ports[2]))
     await settle()
     oldest.finished(1)
     while (session := next(iter(producers))) is oldest:
         await asyncio.sleep(0)
     session.outstanding = 1  # sent something at once, so that who comes next has to wait for it
     await settle()
-    third = asyncio.create_task(producers.open("p", 3, "shared", lambda _: ports[3]))
+    third = asyncio.create_task(producers.open("p", 3, lambda _: ports[3]))
     await settle()
     session.finished(1)
     sessions = [await first, await second, await third]

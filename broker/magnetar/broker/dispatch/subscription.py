@@ -173,8 +173,7 @@ class Subscription:
         priority_level: int = 0,
         hash_ranges: Sequence[Range] = (),
     ) -> Consumer:
-        """Attaches a consumer. Raises ConsumerBusy, InvalidArgument; nothing is delivered before `flow`."""
-        check_type(type)
+        """Attaches a consumer that `check_consumer` lets pass. Raises ConsumerBusy; nothing is delivered before `flow`."""
         if self._closed is not None:
             raise self._closed
         if self.consumers and (type != self.type or not SELECTORS[type].several):
@@ -182,8 +181,6 @@ class Subscription:
                 f"subscription {self.name!r} is held by {len(self.consumers)} consumer(s) of type {self.type}; "
                 "close them, choose another subscription, or subscribe with type='shared' on all of them"
             )
-        if hash_ranges and type != "key_shared":
-            raise InvalidArgument(f"hash_ranges are for key_shared subscriptions, not for a {type} one")
         if type == "key_shared":
             check_hash_ranges(hash_ranges, self.consumers)
         self.type = type
@@ -431,8 +428,8 @@ class Subscription:
         return await self.dispatcher.close(error if tell else None)
 
 
-def check_type(type: str, *, read_compacted: bool = False) -> None:
-    """Raises InvalidArgument."""
+def check_consumer(type: str, hash_ranges: Sequence[Range], *, read_compacted: bool) -> None:
+    """Raises InvalidArgument for what no subscription takes, whatever it has."""
     if type not in SELECTORS:
         raise InvalidArgument(
             f"unknown subscription type {type!r} (want {' or '.join(map(repr, SELECTORS))})"
@@ -441,3 +438,6 @@ def check_type(type: str, *, read_compacted: bool = False) -> None:
         raise InvalidArgument(
             f"read_compacted is for exclusive and failover subscriptions and for readers, not for a {type} one"
         )
+    if hash_ranges and type != "key_shared":
+        raise InvalidArgument(f"hash_ranges are for key_shared subscriptions, not for a {type} one")
+    check_hash_ranges(hash_ranges, ())

@@ -25,19 +25,27 @@ ReadEntry = Callable[[EntryKey], Awaitable[Entry]]
 
 
 async def find_position(ledgers: LedgerList, read_entry: ReadEntry, start: Start) -> Position:
-    """Raises InvalidArgument for what is none of the forms."""
+    """Raises as check_start."""
+    check_start(start)
     kind, value = start
     if kind == "earliest":
         return ledgers.start
     if kind == "latest":
         return ledgers.end
-    if kind == "id" and isinstance(value, bytes):
+    if kind == "id":
         return _at_id(ledgers, MessageId.from_bytes(value))
-    if kind == "time" and isinstance(value, int):
-        return await _at_time(ledgers, read_entry, value)
-    raise InvalidArgument(
-        f"not a place to start: {kind!r} (want earliest, latest, an id of 24 bytes, or a time in ms since the epoch)"
-    )
+    return await _at_time(ledgers, read_entry, value)
+
+
+def check_start(start: Start) -> None:
+    """Raises InvalidArgument for what is none of the forms."""
+    kind, value = start
+    if kind == "id" and isinstance(value, bytes):
+        MessageId.from_bytes(value)
+    elif kind not in ("earliest", "latest") and not (kind == "time" and isinstance(value, int)):
+        raise InvalidArgument(
+            f"not a place to start: {kind!r} (want earliest, latest, an id of 24 bytes, or a time in ms since the epoch)"
+        )
 
 
 def _at_id(ledgers: LedgerList, message_id: MessageId) -> Position:

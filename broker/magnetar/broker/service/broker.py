@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from magnetar.proto.errors import InvalidArgument, Unsupported
-from magnetar.proto.ids import MessageId, TopicName
+from magnetar.proto.ids import MessageId, TopicName, check_subscription_name
 from magnetar.proto.policies import Policies
 
 from ..compaction.topic_compaction import CompactionStats
 from ..dispatch.core.consumer import ConsumerPort
-from ..dispatch.subscription import Sought, Subscription
-from ..log.positions import Start
+from ..dispatch.subscription import Sought, Subscription, check_consumer
+from ..log.positions import Start, check_start
 from ..ownership.ownership import DrainState, Located
 from ..settings import BrokerSettings
 from ..topics.backlog import peek, skip
@@ -78,11 +78,14 @@ class BrokerService:
             raise InvalidArgument("a producer name has 1 to 255 characters")
         if not 0 <= epoch < _MAX_EPOCH:
             raise InvalidArgument(f"a producer epoch of {epoch} is not allowed")
+        if access_mode != "shared":
+            raise Unsupported(
+                f"access mode {access_mode!r} is not offered yet; create the producer with access_mode='shared'"
+            )
         topic = await self._broker.find(name)
         session = await topic.open_producer(
             producer_name or self._broker.generate_name(),
             epoch=epoch,
-            access_mode=access_mode,
             new_port=new_port,
         )
         return ProducerOpened(topic, session)
@@ -114,6 +117,10 @@ class BrokerService:
             raise InvalidArgument(
                 f"a priority level of {priority_level} is not allowed; want 0, the highest, to {MAX_PRIORITY_LEVEL}"
             )
+        check_consumer(type, hash_ranges, read_compacted=read_compacted)
+        if subscription or durable:
+            check_subscription_name(subscription)
+        check_start(start)
         topic = await (self._broker.find(name) if create else self._broker.known(name))
         subscribed = await topic.subscribing.subscribe(
             subscription,
@@ -251,6 +258,8 @@ class BrokerService:
         self, name: TopicName, subscription: str, *, start: Start = ("latest", None)
     ) -> None:
         """A durable subscription without a consumer; the topic is made if settings allow it. Raises AlreadyExists."""
+        check_subscription_name(subscription)
+        check_start(start)
         await (await self._broker.find(name)).subscribing.create(subscription, start)
 
     @on_topic("seek_subscription")

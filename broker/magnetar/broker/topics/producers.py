@@ -23,7 +23,6 @@ from magnetar.proto.errors import (
     ProducerFenced,
     QuorumLost,
     TopicNotServed,
-    Unsupported,
 )
 
 _log = logging.getLogger(__name__)
@@ -130,14 +129,8 @@ class Producers:
     def __iter__(self) -> Iterator[ProducerSession]:
         return iter(list(self._by_name.values()))
 
-    async def open(
-        self, name: str, epoch: int, access_mode: str, new_port: Callable[[int], ProducerPort]
-    ) -> ProducerSession:
-        """A session under `name`; `new_port` gets its epoch. Raises ProducerBusy, QuorumLost, Unsupported; see rule 33."""
-        if access_mode != "shared":
-            raise Unsupported(
-                f"access mode {access_mode!r} is not offered yet; create the producer with access_mode='shared'"
-            )
+    async def open(self, name: str, epoch: int, new_port: Callable[[int], ProducerPort]) -> ProducerSession:
+        """A session under `name`; `new_port` gets its epoch. Raises ProducerBusy, QuorumLost; waits as rule 33 wants."""
         # Several may wait for one old session: the first of them is the old session of the next.
         while (old := self._by_name.get(name)) is not None:
             if old.state is not SessionState.CLOSED:

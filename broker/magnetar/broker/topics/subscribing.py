@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
 from magnetar.proto.errors import AlreadyExists, ConsumerBusy, InvalidArgument, SubscriptionNotFound
-from magnetar.proto.ids import TopicName, check_subscription_name
+from magnetar.proto.ids import TopicName
 from magnetar.runtime.clock import Clock
 
 from ..compaction.topic_compaction import TopicCompaction
@@ -25,7 +25,7 @@ from ..cursors.core.ranges import Range
 from ..cursors.cursor import Cursor
 from ..cursors.recovery import CursorRecovery
 from ..dispatch.core.consumer import Consumer, ConsumerPort
-from ..dispatch.subscription import Sought, Subscribed, Subscription, check_type
+from ..dispatch.subscription import Sought, Subscribed, Subscription
 from ..log.managed_ledger import ManagedLedger
 from ..log.positions import Start, skips_trimmed
 
@@ -72,16 +72,15 @@ class Subscribing:
         hash_ranges: Sequence[Range] = (),
         read_compacted: bool = False,
     ) -> Subscribed:
-        """Attaches a consumer; makes the subscription at `start` if there is none. Raises ConsumerBusy, InvalidArgument.
+        """Attaches a consumer; makes the subscription at `start` if there is none. Raises ConsumerBusy.
 
+        The request was checked as a whole before anything is made, as the topic may be.
         `read_compacted`: of what was compacted it gets what is left; for types where one consumer gets everything in order.
         """
-        check_type(type, read_compacted=read_compacted)
         topic = self._topic
         if not name and not durable:
             self._reader_number += 1
             name = f"reader-{self._reader_number}"
-        check_subscription_name(name)
         self._check(name)
         compacted: CompactedLog | None = None
         if read_compacted:
@@ -137,7 +136,6 @@ class Subscribing:
 
     async def create(self, name: str, start: Start) -> None:
         """Makes a durable subscription without a consumer; it is durable when this returns. Raises AlreadyExists."""
-        check_subscription_name(name)
         position = await self._topic.find(start)
         async with self._changing:
             self._check(name)

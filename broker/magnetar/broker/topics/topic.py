@@ -167,14 +167,14 @@ class Topic:
     # --- publishing --------------------------------------------------------------------------------------------------
 
     async def open_producer(
-        self, name: str, *, epoch: int, access_mode: str, new_port: Callable[[int], ProducerPort]
+        self, name: str, *, epoch: int, new_port: Callable[[int], ProducerPort]
     ) -> ProducerSession:
         """A session to publish with; `new_port` makes its port, given the epoch. Waits as rule 33 wants.
 
-        Raises ProducerBusy, QuorumLost, Unsupported, TopicNotServed.
+        Raises ProducerBusy, QuorumLost, TopicNotServed.
         """
         self.check_served()
-        return await self.producers.open(name, epoch, access_mode, new_port)
+        return await self.producers.open(name, epoch, new_port)
 
     def close_producer(self, session: ProducerSession) -> None:
         """The session ends; what it queued still lands."""

@@ -207,7 +207,7 @@ async def test_a_transfer_moves_every_topic_of_the_bundle_and_clients_are_told_w
                 told.append(error)
 
         topic = await source.broker.topic(TOPICS[3], create=False)
-        await topic.open_producer("p", epoch=0, access_mode="shared", new_port=lambda _: Port())
+        await topic.open_producer("p", epoch=0, new_port=lambda _: Port())
         await source.ownership.transfer(str(TOPICS[0]), target.broker.settings.name)
         assert source.topics == []
         assert [row.broker for row in await source.ownership.bundles(NAMESPACE)] == [
