@@ -10,7 +10,7 @@ from magnetar.broker.cursors.core.acks import AckState, EntryKey, Position
 from magnetar.broker.cursors.core.redeliveries import RedeliveryCounts
 from magnetar.broker.settings import BrokerSettings
 from magnetar.broker.topics import backlog
-from magnetar.broker.topics.backlog import find_skip, peek, skip
+from magnetar.broker.topics.backlog import AcknowledgedBeyond, find_skip, peek, skip
 from magnetar.proto import commands as c
 from magnetar.proto.batch import encode_batch
 from magnetar.proto.commands import ACK_SET_ROW, Deliver, encode_rows
@@ -258,3 +258,44 @@ async def test_a_message_of_the_largest_size_can_be_peeked() -> None:
         await client.skip_messages("t", "s", 1)
         (message,) = await client.peek_messages("t", "s", 2)
         assert message.value == bytes(largest)
+
+
+async def test_what_is_acknowledged_one_by_one_is_counted_exactly_with_bounded_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = random.Random(5)
+    for _ in range(40):
+        shape = [
+            [[rng.randint(1, 4) for _ in range(rng.randint(1, 3))] for _ in range(rng.randint(1, 8))]
+            for _ in range(rng.randint(1, 3))
+        ]
+        log: Any = Log(shape)
+        log.archived = lambda ledger: None
+        messages = log.messages()
+        state = AckState(log, (1, 0, 0))
+        for message in rng.sample(messages, rng.randrange(len(messages))):
+            acknowledge(log, state, message)
+        wanted = sum(message >= state.mark_delete for message in messages) - len(unacked(log, state))
+        assert await AcknowledgedBeyond(log, state, log.read_entry, lambda key: True).count() == wanted
+        log.reads = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(backlog, "MAX_COUNTING_READS", 1)
+            count = await AcknowledgedBeyond(log, state, log.read_entry, lambda key: None).count()
+        assert 0 <= count <= wanted
+        assert log.reads <= 1
+        log.damaged = {key for key in log.entries if rng.random() < 0.2}
+        assert 0 <= await AcknowledgedBeyond(log, state, log.read_entry, lambda key: None).count() <= wanted
+
+
+async def test_the_backlog_is_without_what_was_acknowledged_one_by_one() -> None:
+    async with serving() as server, connect_to(server) as client:
+        producer = await client.create_producer("t")
+        for _ in range(3):
+            await producer.send_many([b"%d" % number for number in range(10)])
+        consumer = await client.subscribe("t", "s", type="shared", start="earliest")
+        messages = [await consumer.receive(10.0) for _ in range(30)]
+        await consumer.ack([messages[3], *messages[10:20], messages[25], messages[29]], receipt=True)
+        stats = (await client.topic_stats("t"))["subscriptions"]["s"]
+        assert stats["backlog_messages"] == 30 - 13
+        await consumer.ack(messages, receipt=True)
+        assert (await client.topic_stats("t"))["subscriptions"]["s"]["backlog_messages"] == 0

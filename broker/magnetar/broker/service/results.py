@@ -118,9 +118,9 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     mark_delete: list[int]  # [ledger, entry, index]
     # Where it went on when a part of its cursor was lost; None: nothing was.
     recovered_from: list[int] | None
-    # An upper bound: what was acknowledged out of order beyond the mark-delete position is still in it.
+    # Not acknowledged. An upper bound where more than 100 entries would have to be read to count what was acknowledged.
     backlog_messages: int
-    backlog_bytes: int  # of the entries that these are in
+    backlog_bytes: int  # of all that lies behind the mark-delete position
     acknowledged_ranges: int
     acknowledged_messages: int
     redelivery_messages: int

@@ -14,6 +14,7 @@ from magnetar.proto.ledger_entry import LEDGER_ENTRY_HEADER_BYTES, decode_ledger
 from ..cursors.core.acks import Position
 from ..dispatch.subscription import Subscription
 from ..log.managed_ledger import ManagedLedger
+from ..topics.backlog import AcknowledgedBeyond
 from ..topics.producers import SessionState
 from ..topics.topic import Topic
 from .results import (
@@ -32,7 +33,7 @@ MAX_UNREADABLE_ENTRIES = 100  # that the figures of a subscription name; the met
 
 
 async def topic_stats(topic: Topic) -> TopicStats:
-    """Reads at most one entry per subscription, to tell its backlog; of an archived ledger none."""
+    """Reads few entries per subscription, to tell its backlog (`AcknowledgedBeyond`); of an archived ledger none."""
     ledger = topic.ledger.list
     total = ledger.message_count
     kept, archived = ledger.ledgers, ledger.archived_ledgers
@@ -101,10 +102,13 @@ def _open_ledger_stats(ledger: ManagedLedger[Any]) -> OpenLedgerStats | None:
 
 
 async def backlog(topic: Topic, subscription: Subscription, offsets: TopicOffsets) -> Offset:
-    """What lies behind the mark-delete position; of that, some may be acknowledged. Reads at most one entry."""
-    mark = topic.ledger.list.normalise(subscription.cursor.state.mark_delete)
+    """What is not acknowledged; `size`: of what lies behind the mark-delete position. Reads few entries."""
+    ledgers, state = topic.ledger.list, subscription.cursor.state
+    beyond = AcknowledgedBeyond(ledgers, state, topic.read_entry, topic.cached)
+    mark = ledgers.normalise(state.mark_delete)
     before = await offsets.of(mark, subscription.dispatcher.core.source.get(mark[:2]))
-    return Offset(max(offsets.end.messages - before.messages, 0), max(offsets.end.size - before.size, 0))
+    left = offsets.end.messages - before.messages - await beyond.count()
+    return Offset(max(left, 0), max(offsets.end.size - before.size, 0))
 
 
 async def _subscription_stats(

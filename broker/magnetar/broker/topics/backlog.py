@@ -12,14 +12,15 @@ whole lie *gaps*, and each entry stores the ledger-wide index of its first messa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterator
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, islice
 from operator import itemgetter
 from typing import NamedTuple
 
 from magnetar.proto.entry import Entry
-from magnetar.proto.errors import MagnetarError
+from magnetar.proto.errors import EntryNotFound, MagnetarError
 
 from ..cursors.core.acks import INDEX_BITS, AckState, EntryKey, Position
 from ..cursors.core.ranges import IndexRanges, Range, RangeBlocks, complement
@@ -28,11 +29,15 @@ from ..dispatch.subscription import Subscription
 from ..log.ledger_list import LedgerList
 
 ReadEntry = Callable[[EntryKey], Awaitable[Entry]]
+IsCached = Callable[[EntryKey], object]
 
 MAX_PEEKED_MESSAGES = 1_000
 # Of slices, of which one may be larger alone: as a delivery, it fits into a frame.
 MAX_PEEKED_BYTES = 1024 * 1024
+MAX_COUNTING_READS = 100
+MAX_COUNTED_RANGES = 10_000
 _GAPS_PER_TURN = 64
+_RANGES_PER_TURN = 1_000
 _LAST_INDEX = (1 << INDEX_BITS) - 1
 
 
@@ -90,6 +95,46 @@ async def find_skip(ledgers: LedgerList, state: AckState, read_entry: ReadEntry,
         if position == end_of_ledger:  # of the last one, whatever was confirmed meanwhile
             break
     return Skip(position, count - left)
+
+
+class AcknowledgedBeyond:
+    """What is acknowledged beyond the mark-delete position when this is made; `count` tells how many messages it is.
+
+    Exact within entries and where entries are in memory. Of what is not, at most MAX_COUNTING_READS entries are read, none
+    of an archived ledger, and MAX_COUNTED_RANGES of a ledger are looked at; what is unknown counts as not acknowledged.
+    """
+
+    def __init__(self, ledgers: LedgerList, state: AckState, read_entry: ReadEntry, cached: IsCached) -> None:
+        self._ledgers = ledgers
+        self._read_entry = read_entry
+        self._cached = cached
+        self._reads = 0
+        self._rows = [
+            (
+                _GapCounter(state, self._read, ledger, info.entries, info.messages),
+                list(islice(ranges, MAX_COUNTED_RANGES)),
+            )
+            for ledger, ranges in state.acked.by_ledger.items()
+            if (info := ledgers.info(ledger)) is not None
+        ]
+
+    async def count(self) -> int:
+        """In messages."""
+        found = 0
+        for counter, ranges in self._rows:
+            for number, (first, last) in enumerate(ranges, 1):
+                with contextlib.suppress(MagnetarError):
+                    found += await counter.members(first, last)
+                if number % _RANGES_PER_TURN == 0:
+                    await asyncio.sleep(0)
+        return found
+
+    async def _read(self, key: EntryKey) -> Entry:
+        if not self._cached(key):
+            if self._reads == MAX_COUNTING_READS or self._ledgers.archived(key[0]) is not None:
+                raise EntryNotFound(f"{key} is not read to count")
+            self._reads += 1
+        return await self._read_entry(key)
 
 
 class _GapCounter:
@@ -163,6 +208,14 @@ class _GapCounter:
         first, last = (bisect_left(self._partial, entry) for entry in (start, end))
         acknowledged = self._acknowledged[last] - self._acknowledged[first]
         return await self._first_index(end) - await self._first_index(start) - index - acknowledged
+
+    async def members(self, first: int, last: int) -> int:
+        """Messages of a range of numbers that are acknowledged."""
+        entry, behind = first >> INDEX_BITS, last + 1  # that of the next entry, if it ends with an entry
+        if behind >> INDEX_BITS == entry:
+            return behind - first
+        before = await self._first_index(entry) + (first & _LAST_INDEX)
+        return await self._first_index(behind >> INDEX_BITS) + (behind & _LAST_INDEX) - before
 
     async def _first_index(self, entry: int) -> int:
         known = self._first_indexes.get(entry)
