@@ -73,7 +73,7 @@ class BookieHealth:
 
         First without suspects, whose connection may not even be tried again yet; those in quarantine come last.
         """
-        suspects = self._suspected()
+        suspects = self.suspects()
         for number, names in enumerate(self._quarantine.offers(writable, self._now())):
             if number == 0:
                 well = tuple(bookie for bookie in names if bookie not in suspects)
@@ -82,13 +82,15 @@ class BookieHealth:
             self._readmissions += number > 0
             yield names
 
-    def _suspected(self) -> dict[str, tuple[float, int]]:
-        """Those that failed within `suspect_bookie_s` and did not come back since."""
+    def suspects(self) -> tuple[str, ...]:
+        """Those that failed within `suspect_bookie_s` and did not come back since. Cheap while there are none."""
+        if not self._suspects:
+            return ()
         since = self._now() - self._settings.suspect_bookie_s
         for bookie, (failed_at, returns) in list(self._suspects.items()):
             if failed_at <= since or self._bookies.returns(bookie) > returns:
                 del self._suspects[bookie]
-        return self._suspects
+        return tuple(self._suspects)
 
     def quarantined(self) -> dict[str, float]:
         """Bookies in quarantine, and the seconds that are left of it."""

@@ -80,7 +80,8 @@ class LedgerWriter:
         self._stuck: tuple[int, float] | None = None  # last_add_confirmed at the last pause, and since when
         # What was asked for, when too few bookies were left for it; None: this ledger is what was asked for.
         self._full = asked_for(metadata.properties.get(DEGRADED_PROPERTY, ""))
-        self._writable: Sequence[str] | None = None  # for which `_replaceable` was found
+        self._writable: Sequence[str] | None = None  # for which, and `_suspects`, `_replaceable` was found
+        self._suspects: tuple[str, ...] = ()
         self._replaceable = False
 
     def _make_core(self, metadata: LedgerMetadata, version: int) -> WriterCore:
@@ -96,12 +97,12 @@ class LedgerWriter:
         """A better ledger could be made now: the owner should close this one and make the next.
 
         It is degraded and there are bookies for a full one, or it is on a bookie that is drained and there are others.
-        Cheap enough to ask at every append: it looks again only after the writable bookies have changed.
+        Cheap enough to ask at every append: it looks again when the writable bookies, or those that failed, have changed.
         """
         bookies = self._components.bookies
-        writable = bookies.writable()
-        if writable is not self._writable:
-            self._writable = writable
+        writable, suspects = bookies.writable(), self._components.health.suspects()
+        if writable is not self._writable or suspects != self._suspects:
+            self._writable, self._suspects = writable, suspects
             metadata = self.metadata
             wanted = self._full
             if wanted is None and any(map(bookies.draining, metadata.last_ensemble.bookies)):

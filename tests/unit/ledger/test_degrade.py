@@ -1,5 +1,6 @@
 """Ledgers of fewer bookies, when fewer are left, and back to full ones."""
 
+import asyncio
 import itertools
 import logging
 import random
@@ -17,8 +18,9 @@ from magnetar.ledger import (
 from magnetar.ledger.core.degrade import DEGRADED_PROPERTY, asked_for, degraded_striping, describe
 from magnetar.ledger.core.quorum import Striping
 from magnetar.metadata.ledgers import StoredLedgers
-from magnetar.proto.errors import NotEnoughBookies
+from magnetar.proto.errors import BookieUnavailable, NotEnoughBookies
 from support.bookies import Bookies, Confirmations
+from support.virtual_time import in_virtual_time
 
 
 def test_every_striping_over_every_number_of_bookies() -> None:
@@ -110,6 +112,29 @@ async def test_degraded_and_back(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(NotEnoughBookies, match=r"1 writable bookies are known \(c\).*minimum_write_quorum=2"):
         await cluster.client.create()
     assert not replaceable(writers[0])
+    await cluster.client.close()
+
+
+@in_virtual_time
+async def test_a_bookie_that_was_seen_to_fail_takes_no_new_ledger_though_its_session_lives() -> None:
+    cluster = Cluster(minimum_write_quorum=2, suspect_bookie_s=10.0)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    full = await cluster.client.create()
+    cluster.bookies["b"].fail(BookieUnavailable("connection refused"))
+    confirmed = Confirmations()
+    full.append(b"x", confirmed)
+    while "b" not in cluster.client.health.suspects():
+        await asyncio.sleep(0.001)
+    assert cluster.directory.writable() == ("a", "b", "c"), "its session has not ended"
+    writers = [await cluster.client.create() for _ in range(5)]
+    for writer in writers:
+        assert sorted(writer.metadata.last_ensemble.bookies) == ["a", "c"]
+        assert not replaceable(writer), "else the next ledger is begun on the dead one"
+    assert loop.time() - begun < 1.0
+    await asyncio.sleep(10.0)
+    assert replaceable(writers[0]), "it may be well again"
+    assert not (await cluster.client.create()).degraded
     await cluster.client.close()
 
 

@@ -65,8 +65,9 @@ class BookieChooser:
 
     def ensemble(self, asked: Striping, minimum_write_quorum: int) -> NewEnsemble:
         """For a new ledger; `minimum_write_quorum`: see `core.degrade`; 0 refuses if there are too few. NotEnoughBookies."""
-        writable = self._allowed()
-        striping = degraded_striping(asked, len(writable), minimum_write_quorum) or asked
+        writable, well = self._allowed(), self._well()
+        # Bookies that just failed count at once: the end of their sessions, by which they leave the list, comes later.
+        striping = degraded_striping(asked, len(well), minimum_write_quorum) or asked
         degraded = striping is not asked
         if len(writable) < striping.ensemble_size and minimum_write_quorum:
             raise NotEnoughBookies(
@@ -81,8 +82,8 @@ class BookieChooser:
                 self._degraded[describe(asked)] = None
                 _log.warning(
                     "only %d bookies are writable (%s): new ledgers are %s instead of %s (E/Qw/Qa; minimum_write_quorum=%d)",
-                    len(writable),
-                    ", ".join(writable),
+                    len(well),
+                    ", ".join(well),
                     describe(striping),
                     describe(asked),
                     minimum_write_quorum,
@@ -96,7 +97,7 @@ class BookieChooser:
 
     def can_place(self, striping: Striping) -> bool:
         """Whether a new ledger of this size could be made now. Draws nothing from the generator of the others."""
-        if len(self._allowed()) < striping.ensemble_size:
+        if len(self._well()) < striping.ensemble_size:
             return False
         try:
             self._ask(lambda candidates: self._placement.ensemble(striping, candidates, random.Random(0)))
@@ -156,6 +157,11 @@ class BookieChooser:
         """Writable bookies that the ledger may be on."""
         writable = self._bookies.writable()
         return members(self._group, self._bookies, writable) if self._group.strict else writable
+
+    def _well(self) -> Sequence[str]:
+        """Of these, those that did not just fail."""
+        suspects = self._health.suspects()
+        return [bookie for bookie in self._allowed() if bookie not in suspects]
 
     def _preferred(self, names: Sequence[str]) -> list[Sequence[str]]:
         """Those of the group, if it is preferred, then all."""
