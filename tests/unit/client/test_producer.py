@@ -191,6 +191,32 @@ async def test_at_the_memory_bound_send_nowait_raises_and_send_waits_in_order(
     assert producer.pending_bytes == 0
 
 
+@pytest.mark.parametrize("many", [False, True])
+async def test_a_smaller_message_does_not_overtake_one_that_waits_for_room(
+    broker: FakeBroker, client: Client, many: bool
+) -> None:
+    producer = await client.create_producer("t", max_pending_bytes=1000)
+    broker.hold_receipts = True
+    first = producer.send_nowait(b"0" * 700)
+    large = b"1" * 500
+    waiting = asyncio.create_task(producer.send_many([large]) if many else producer.send(large))  # type: ignore[arg-type]
+    await until(lambda: broker.held)
+    with pytest.raises(ProducerQueueFull):
+        producer.send_nowait(b"2")
+    later = [
+        asyncio.create_task(producer.send(b"2")),
+        asyncio.create_task(producer.send_many([b"3"])),
+        asyncio.create_task(producer.send(b"4", "key")),
+    ]
+    await client.list_topics()  # a while
+    assert broker.frames_of_sends == 1
+    broker.release_receipts()
+    broker.hold_receipts = False
+    await asyncio.gather(first, waiting, *later)  # type: ignore[arg-type]
+    assert stored(broker) == [b"0" * 700, large, b"2", b"3", b"4"]
+    assert await producer.send_nowait(b"5")  # nobody waits any more
+
+
 async def test_block_when_full_false_raises(broker: FakeBroker, client: Client) -> None:
     producer = await client.create_producer("t", max_pending_bytes=200, block_when_full=False)
     broker.hold_receipts = True
@@ -297,6 +323,32 @@ async def test_flush_tells_what_nobody_awaited(broker: FakeBroker, client: Clien
     with pytest.raises(StorageFailed):
         await producer.flush()
     await producer.flush()
+
+
+async def test_flush_tells_what_nobody_awaited_though_another_failure_was_seen(
+    broker: FakeBroker, client: Client
+) -> None:
+    producer = await client.create_producer("t", send_timeout=0.05, batching_max_messages=1)
+    broker.hold_receipts = True
+    receipts = [producer.send_nowait(b"%d" % i) for i in range(3)]
+    await until(lambda: receipts[2].done)
+    with pytest.raises(SendTimeout):
+        await receipts[0]
+    with pytest.raises(SendTimeout):
+        await producer.flush()
+    await producer.flush()
+
+
+async def test_closing_a_fenced_producer_tells_what_nobody_awaited(
+    broker: FakeBroker, client: Client
+) -> None:
+    producer = await client.create_producer("t")
+    broker.fail_next_send = ProducerFenced("another one took over")
+    second = [producer.send_nowait(b"0"), producer.send_nowait(b"1")][1]
+    await until(lambda: second.done)
+    with pytest.raises(ProducerFenced):
+        await producer.close()
+    await producer.close()
 
 
 async def test_a_fenced_producer_is_done(broker: FakeBroker, client: Client) -> None:

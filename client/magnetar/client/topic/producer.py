@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from datetime import datetime
 
@@ -70,6 +71,8 @@ from .outbox import Outbox
 
 log = logging.getLogger("magnetar.client")
 
+MAX_FAILED_GROUPS = 10_000  # remembered for `flush`: of more, the oldest are forgotten
+
 
 class TopicProducer:
     """Attached to the broker of its topic. What users call is described in `Producer`."""
@@ -95,7 +98,10 @@ class TopicProducer:
         self._compression = Compression.parse(options.compression)
         self._closed = False
         self._closing = asyncio.Lock()
-        self._blocked = asyncio.Lock()  # `send`s that wait for room, first come first served
+        self._blocked = asyncio.Lock()  # who waits for room, first come first served
+        self._waiting = (
+            0  # how many do; until they have sent, nobody else sends and `_other_room` is the room
+        )
         self._room = (
             asyncio.Event()
         )  # set when pending bytes fall, and when there is nothing to wait for any more
@@ -117,8 +123,8 @@ class TopicProducer:
         self._flush_handle: asyncio.Handle | None = None
         # Closed groups.
         self._outbox = Outbox()
-        # The first that failed; `flush` raises its error, unless somebody has seen it.
-        self._unreported: Group | None = None
+        # Those that failed since the last `flush`, which raises the first error that nobody has seen.
+        self._failed: deque[Group] = deque(maxlen=MAX_FAILED_GROUPS)
         self._expiry: asyncio.TimerHandle | None = None
         # The attachment.
         self._attachment = Attachment(pool, topic, self, f"producer of {topic}")
@@ -174,6 +180,9 @@ class TopicProducer:
                     if index == self._last_index:
                         self._close_batch()
                     return Receipt(group, index)
+        if self._waiting:
+            self._check_open()
+            raise self._queue_full()  # what is smaller than a message that waits must not overtake it
         return self._send_slowly(value, key, properties, event_time)
 
     async def send_when_room(
@@ -181,23 +190,17 @@ class TopicProducer:
     ) -> Receipt:
         """As send_nowait, after waiting for room."""
         size = message_bytes(checked_value(value), checked_key(key), checked_properties(properties))
-        async with self._blocked:
-            while True:
-                await self._wait_for_room(size)
-                try:
-                    return self.send_nowait(value, key, properties=properties, event_time=event_time)
-                except ProducerQueueFull:
-                    continue
+        await self._wait_for_room(size)
+        return self._send_slowly(value, key, properties, event_time)
 
     async def send_columns(self, columns: Columns) -> list[MessageId]:
         """See Producer.send_many, which has checked them."""
         groups: list[Group] = []
         for chunk, size in cut_columns(columns, self._max_message_bytes):
-            while not self._fits(size):
+            if self._waiting or not self._fits(size):
                 if not self.options.block_when_full:
                     raise self._queue_full()
-                async with self._blocked:
-                    await self._wait_for_room(size)
+                await self._wait_for_room(size)
             self._check_open()
             self._close_batch()
             group = Group(self._next_sequence_id)
@@ -218,9 +221,10 @@ class TopicProducer:
         group = self._outbox.last
         if group is not None:
             await Settled(group)
-        failed, self._unreported = self._unreported, None
-        if failed is not None and not failed.error_seen:
-            raise failed.raisable_error()
+        unseen = [failed for failed in self._failed if not failed.error_seen]
+        self._failed.clear()
+        if unseen:
+            raise unseen[0].raisable_error()
 
     async def close(self) -> None:
         """See Member.close. Cancelled, it leaves without flushing."""
@@ -228,8 +232,7 @@ class TopicProducer:
             if self._closed:
                 return
             try:
-                if self._failure is None:
-                    await self.flush()
+                await self.flush()
             except MagnetarError:
                 await self._leave()
                 raise
@@ -334,7 +337,7 @@ class TopicProducer:
             self._event_times_ms.append(event_time_ms)
         room = self._open_room - size
         self._plain_room = self._keyed_room = self._other_room = -1
-        if self._properties is not None or self._event_times_ms is not None:
+        if self._properties is not None or self._event_times_ms is not None or self._waiting:
             self._other_room = room
         elif self._keys is not None:
             self._keyed_room = room
@@ -401,8 +404,12 @@ class TopicProducer:
         )
 
     async def _wait_for_room(self, size: int) -> None:
+        """Behind those who wait already. The caller takes the room in the same step, before anybody else can."""
+        self._waiting += 1
+        self._other_room = self._open_room
+        self._plain_room = self._keyed_room = -1
         try:
-            async with asyncio.timeout(self.options.send_timeout):
+            async with self._blocked, asyncio.timeout(self.options.send_timeout):
                 while not self._fits(size) and not self._closed and self._failure is None:
                     self._room.clear()
                     await self._room.wait()
@@ -411,6 +418,8 @@ class TopicProducer:
                 f"no room came free within send_timeout={self.options.send_timeout:g} s: {self._queue_full().message}"
                 + self._outbox.why_delayed
             ) from None
+        finally:
+            self._waiting -= 1
 
     @property
     def ended(self) -> bool:
@@ -560,6 +569,7 @@ class TopicProducer:
         log.warning(
             "%d messages to %s failed: %s", group.message_count - group.confirmed, self.topic, group.error
         )
-        if self._unreported is None or self._unreported.error_seen:
-            self._unreported = group
+        while self._failed and self._failed[0].error_seen:
+            self._failed.popleft()
+        self._failed.append(group)
         self._room.set()
