@@ -199,7 +199,7 @@ async def test_a_smaller_message_does_not_overtake_one_that_waits_for_room(
     broker.hold_receipts = True
     first = producer.send_nowait(b"0" * 700)
     large = b"1" * 500
-    waiting = asyncio.create_task(producer.send_many([large]) if many else producer.send(large))  # type: ignore[arg-type]
+    waiting = asyncio.create_task(producer.send_many([large]) if many else producer.send(large))
     await until(lambda: broker.held)
     with pytest.raises(ProducerQueueFull):
         producer.send_nowait(b"2")
@@ -212,7 +212,7 @@ async def test_a_smaller_message_does_not_overtake_one_that_waits_for_room(
     assert broker.frames_of_sends == 1
     broker.release_receipts()
     broker.hold_receipts = False
-    await asyncio.gather(first, waiting, *later)  # type: ignore[arg-type]
+    await asyncio.gather(first, waiting, *later)
     assert stored(broker) == [b"0" * 700, large, b"2", b"3", b"4"]
     assert await producer.send_nowait(b"5")  # nobody waits any more
 
